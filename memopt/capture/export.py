@@ -1,0 +1,82 @@
+"""An inference program from torch.export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._export.utils import _is_cia_op
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind as ExportInputKind
+from torch.export.graph_signature import OutputKind as ExportOutputKind
+
+from memopt.program import Input, InputKind, Output, OutputKind, Program
+
+_INPUT_KINDS = {
+    ExportInputKind.PARAMETER: InputKind.PARAMETER,
+    ExportInputKind.BUFFER: InputKind.BUFFER,
+    ExportInputKind.CONSTANT_TENSOR: InputKind.CONSTANT,
+    ExportInputKind.USER_INPUT: InputKind.USER,
+}
+_OUTPUT_KINDS = {
+    ExportOutputKind.USER_OUTPUT: OutputKind.USER,
+    ExportOutputKind.BUFFER_MUTATION: OutputKind.MUTATION,
+    ExportOutputKind.USER_INPUT_MUTATION: OutputKind.MUTATION,
+    ExportOutputKind.PARAMETER_MUTATION: OutputKind.MUTATION,
+}
+
+
+class CaptureError(RuntimeError):
+    """The model cannot be captured as a program; the message says where and what to do."""
+
+
+def from_module(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Program:
+    """Capture `model(*args, **kwargs)` in its present mode, without gradients, at the given shapes.
+
+    Raises:
+        CaptureError: torch.export cannot capture the model (data-dependent control flow, say).
+    """
+    try:
+        with torch.no_grad():
+            exported = torch.export.export(model, tuple(args), dict(kwargs or {}), strict=False)
+    except Exception as error:
+        raise CaptureError(f"torch.export cannot capture {type(model).__name__}: {error}") from error
+    return from_exported_program(exported)
+
+
+def from_exported_program(exported: ExportedProgram) -> Program:
+    """Lower an ExportedProgram to functional ATen operations and name the roles of its inputs and outputs.
+
+    Composite operators are decomposed as eager PyTorch would; fused ones (addmm, layer norm, attention) stay whole.
+
+    Raises:
+        CaptureError: the program has inputs or outputs of a kind that memopt does not know (tokens, custom objects).
+    """
+    table = torch.export.default_decompositions()
+    for operation in list(table):
+        if not _is_cia_op(operation):
+            table.pop(operation)
+    lowered = exported.run_decompositions(table)
+    signature, graph = lowered.graph_signature, lowered.graph
+    inputs, state = [], {}
+    for spec in signature.input_specs:
+        name = getattr(spec.arg, "name", None)
+        if spec.kind not in _INPUT_KINDS or name is None:
+            raise CaptureError(f"input {name} is of kind {spec.kind.name}, which memopt does not support")
+        inputs.append(Input(name, _INPUT_KINDS[spec.kind], spec.target))
+        if spec.target is not None:
+            found = lowered.state_dict.get(spec.target, lowered.constants.get(spec.target))
+            if isinstance(found, torch.Tensor):
+                state[name] = found.detach()
+    names = {entry.target: entry.name for entry in inputs if entry.target is not None}
+    outputs = []
+    for output in signature.output_specs:
+        if output.kind not in _OUTPUT_KINDS:
+            raise CaptureError(f"an output is of kind {output.kind.name}, which memopt does not support")
+        kind = _OUTPUT_KINDS[output.kind]
+        target = output.target if kind is OutputKind.MUTATION else None
+        outputs.append(Output(kind, names.get(target, target) if target is not None else None))
+    module = fx.GraphModule(lowered.graph_module, graph)
+    return Program(module, tuple(inputs), tuple(outputs), state).copy().finish()

@@ -1,0 +1,147 @@
+"""Pass, PassResult and PassManager: rewrites run in order, each checked and each with its evidence."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import ClassVar
+
+from memopt.evidence import Evidence, EvidenceError, Verification, prove
+from memopt.program import Program, ProgramError
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One rewrite that was made.
+
+    Attributes:
+        summary: what was done, in one line.
+        before: names of the nodes of the old program that it replaced or changed.
+        after: names of the nodes of the new program that stand for them; empty when nothing does.
+    """
+
+    summary: str
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """One rewrite that was considered and not made: the node, and the reason in plain words."""
+
+    node: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class PassResult:
+    """What a pass returns: a program (the one it was given when nothing changed), and what it did and did not do."""
+
+    program: Program
+    changes: tuple[Change, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+
+class Pass(abc.ABC):
+    """One rewrite. Subclasses state the algebra, the numbered cases and the refusals in their docstring.
+
+    Attributes:
+        name: the pass's name in reports and on the command line, in snake case.
+        tolerance: 0.0 when results are bitwise equal; else how many times the float64 error of the program before the
+            error of the program after may reach (a floor of a few units in the last place is always allowed).
+    """
+
+    name: ClassVar[str]
+    tolerance: ClassVar[float] = 0.0
+
+    @abc.abstractmethod
+    def run(self, program: Program) -> PassResult:
+        """Return the rewritten program. The one given is never edited: edit `program.copy()`, return its `finish()`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PassRecord:
+    """What one pass did in one compilation: the material of the report.
+
+    Attributes:
+        seconds: wall time of the rewrite alone, without checks and evidence.
+        nodes_before, nodes_after: call nodes in the program.
+        evidence: the numerical proof; None when nothing changed or verification is off.
+    """
+
+    name: str
+    seconds: float
+    nodes_before: int
+    nodes_after: int
+    changes: tuple[Change, ...]
+    refusals: tuple[Refusal, ...]
+    evidence: Evidence | None
+
+
+class PassError(RuntimeError):
+    """A pass failed, broke the program's specification, or changed the numbers beyond what it declares."""
+
+    def __init__(self, name: str, earlier: Sequence[str], cause: str) -> None:
+        ran = f" (after {', '.join(earlier)})" if earlier else ""
+        super().__init__(f"pass {name}{ran}: {cause}")
+        self.pass_name = name
+
+
+class PassManager:
+    """Runs passes in order. After each one that changed something the program is checked and the change is proved."""
+
+    def __init__(self, passes: Sequence[Pass], verify: Verification = True) -> None:
+        """Take the passes in order.
+
+        Args:
+            passes: instances of Pass.
+            verify: True proves each change on its own region, "full" on the whole program as well, False not at all.
+
+        Raises:
+            TypeError: something in `passes` is not a Pass instance.
+        """
+        for item in passes:
+            if not isinstance(item, Pass):
+                raise TypeError(f"passes must hold memopt.Pass instances, not {item!r}")
+        self.passes = tuple(passes)
+        self.verify = verify
+
+    def run(self, program: Program) -> tuple[Program, tuple[PassRecord, ...]]:
+        """Return the rewritten program and one record per pass.
+
+        Raises:
+            PassError: a pass failed, returned a program that breaks the specification, or changed the numbers.
+        """
+        program.check()
+        records: list[PassRecord] = []
+        for item in self.passes:
+            earlier = [record.name for record in records]
+            started = time.perf_counter()
+            try:
+                result = item.run(program)
+            except Exception as error:
+                raise PassError(item.name, earlier, f"{type(error).__name__}: {error}") from error
+            seconds = time.perf_counter() - started
+            evidence = None
+            if result.program is not program:
+                try:
+                    result.program.check()
+                    if self.verify:
+                        evidence = prove(program, result.program, item.tolerance, self.verify)
+                except (ProgramError, EvidenceError) as error:
+                    raise PassError(item.name, earlier, str(error)) from error
+            records.append(
+                PassRecord(
+                    item.name,
+                    seconds,
+                    len(program.calls),
+                    len(result.program.calls),
+                    result.changes,
+                    result.refusals,
+                    evidence,
+                )
+            )
+            program = result.program
+        return program, tuple(records)
