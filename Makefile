@@ -1,0 +1,41 @@
+# `make demo` and `make test` do all of their own set-up in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu spares the gigabytes of CUDA libraries.
+TORCH_INDEX ?=
+PIP_INSTALL := $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# One thread per process: xdist already uses every core.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.PHONY: demo test test-slow test-gpu lint clean
+.DELETE_ON_ERROR:
+
+demo: $(STAMP)
+	$(BIN)/memopt demo
+
+test: $(STAMP) lint
+	$(PYTEST) -n auto --maxprocesses 16 -m "not slow and not gpu"
+
+test-slow: $(STAMP)
+	$(PYTEST) -n auto --maxprocesses 16 -m "slow and not gpu" --timeout 7200
+
+test-gpu: $(STAMP)
+	$(PYTEST) -m gpu
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p memopt
+
+# Set-up is repeated only when what is to be installed changes.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) -c constraints.txt -e ".[dev,hf]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist memopt.egg-info memopt-report .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
