@@ -1,0 +1,6 @@
+"""Records of a compilation as text, JSON and one self-contained HTML page."""
+
+from memopt.report.files import load, render, write_whole
+from memopt.report.record import Environment, ProgramReport, Report, TensorRow
+
+__all__ = ["Environment", "ProgramReport", "Report", "TensorRow", "load", "render", "write_whole"]

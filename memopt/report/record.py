@@ -1,0 +1,117 @@
+"""Report: what one compilation did, predicted and measured, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Literal
+
+from memopt.memory.breakdown import MemoryBreakdown
+from memopt.pass_manager import PassRecord
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """What the report's figures were taken on."""
+
+    torch: str
+    device: str
+    threads: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorRow:
+    """One tensor that backward needs: kept, or computed again.
+
+    Attributes:
+        name: the node that makes it.
+        bytes: of its storage.
+        source: the user's source line as `file:line, code`; empty when it is not known.
+        seconds: the estimated time to compute it once more; None when it was not estimated.
+    """
+
+    name: str
+    bytes: int
+    source: str = ""
+    seconds: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramReport:
+    """One captured graph.
+
+    Attributes:
+        name: tells the graphs of one model apart.
+        kind: whether the graph holds backward as well.
+        nodes: call nodes after all passes.
+        timeline_before: bytes on the device at each step before the plan, all that is resident included.
+        timeline_after: the same for what is executed.
+        saved: the tensors that cross from forward to backward, largest first.
+        recomputed: the tensors that backward computes again, largest first.
+        forward_steps: how many leading steps of `timeline_after` are forward.
+    """
+
+    name: str
+    kind: Literal["inference", "training"]
+    nodes: int
+    timeline_before: tuple[int, ...] = ()
+    timeline_after: tuple[int, ...] = ()
+    saved: tuple[TensorRow, ...] = ()
+    recomputed: tuple[TensorRow, ...] = ()
+    forward_steps: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What one compilation did. All sizes are bytes on the device, whole step, everything resident included.
+
+    Attributes:
+        passes: one record per pass and program, in order.
+        peak_bytes: the predicted peak of a step.
+        measured_peak_bytes: the measured peak; None before a step was measured.
+        minimum_bytes: the least budget that some plan meets; None when it was not computed.
+        budget_bytes: the limit that was asked for; None without one.
+        unconstrained_bytes: the predicted peak without a budget.
+        breakdown: where the bytes of the predicted peak go.
+        programs: one entry per captured graph.
+        notes: what the user should know, one line each (a fallback, say).
+        environment: what the figures were taken on.
+        model: the model's class or name.
+        backend: the engine that runs the programs.
+    """
+
+    passes: tuple[PassRecord, ...]
+    peak_bytes: int
+    measured_peak_bytes: int | None
+    minimum_bytes: int | None
+    budget_bytes: int | None
+    unconstrained_bytes: int
+    breakdown: MemoryBreakdown
+    programs: tuple[ProgramReport, ...]
+    notes: tuple[str, ...]
+    environment: Environment
+    model: str = ""
+    backend: str = ""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as JSON, as one self-contained HTML page or as text, by the path's suffix.
+
+        The file is written whole or not at all; an existing one is replaced.
+
+        Raises:
+            ValueError: the suffix is none of .json, .html and .txt.
+            OSError: the file cannot be written.
+        """
+        from memopt.report.files import render, write_whole
+
+        suffix = Path(path).suffix.lower()
+        if suffix not in (".json", ".html", ".txt"):
+            raise ValueError(f"cannot save a report as {Path(path).name!r}: the name must end in .json, .html or .txt")
+        write_whole(path, render(self, suffix.removeprefix(".")))
+
+    def __str__(self) -> str:
+        """The report as text."""
+        from memopt.report.text import to_text
+
+        return to_text(self)

@@ -1,0 +1,126 @@
+"""The text form of a report."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from memopt.budget import format_bytes
+from memopt.evidence import Evidence
+from memopt.memory.breakdown import align
+from memopt.report.record import ProgramReport, Report, TensorRow
+
+_BARS = "▁▂▃▄▅▆▇█"
+_REFUSALS_SHOWN = 3
+_ROWS_SHOWN = 5
+
+
+def to_text(report: Report) -> str:
+    """The whole report as lines that fit a terminal; lists are cut, and say by how much."""
+    lines = [title(report), *_indent(align(headline(report), right=())), ""]
+    lines += [f"note: {note}" for note in report.notes]
+    if report.notes:
+        lines.append("")
+    lines += ["where the bytes of the predicted peak go:", *_indent(str(report.breakdown).splitlines()), ""]
+    for program in report.programs:
+        lines += [*_program(program), ""]
+    if report.passes:
+        lines += ["passes:", *_indent(_passes(report))]
+    return "\n".join(lines).rstrip()
+
+
+def title(report: Report) -> str:
+    """One line: the model, the engine, and what the figures were taken on."""
+    environment = report.environment
+    model, backend = report.model or "model", f", backend {report.backend}" if report.backend else ""
+    return f"{model}{backend}: {environment.device}, torch {environment.torch}, {environment.threads} threads"
+
+
+def headline(report: Report) -> list[tuple[str, str]]:
+    """The figures that decide, as (what, value in words); what is not known is left out or says so."""
+    rows = [("without a plan", format_bytes(report.unconstrained_bytes))]
+    if report.budget_bytes is not None:
+        rows.append(("budget", format_bytes(report.budget_bytes)))
+    rows.append(("predicted peak", format_bytes(report.peak_bytes)))
+    rows.append(("measured peak", measured(report)))
+    if report.minimum_bytes is not None:
+        rows.append(("least possible", format_bytes(report.minimum_bytes)))
+    return rows
+
+
+def measured(report: Report) -> str:
+    """The measured peak, and whether it keeps the budget."""
+    if report.measured_peak_bytes is None:
+        return "not measured"
+    text = format_bytes(report.measured_peak_bytes)
+    if report.budget_bytes is None:
+        return text
+    over = report.measured_peak_bytes - report.budget_bytes
+    return f"{text}: {'within the budget' if over <= 0 else 'OVER THE BUDGET'}"
+
+
+def describe_evidence(evidence: Evidence | None) -> str:
+    """The proof of one pass in one phrase."""
+    if evidence is None:
+        return ""
+    if evidence.max_abs_error == 0:
+        error = "bitwise equal"
+    else:
+        error = f"max abs error {evidence.max_abs_error:.1e}, {evidence.error_ratio:.2g}x the error before"
+    return f"{error} ({evidence.scope}, {evidence.regions} {'region' if evidence.regions == 1 else 'regions'})"
+
+
+def sparkline(values: Sequence[int], width: int = 72) -> str:
+    """One bar per step, from zero to the largest; more steps than `width` are drawn as the largest of each group."""
+    groups = largest_of_groups(values, width)
+    top = max(groups, default=0) or 1
+    return "".join(_BARS[round(value / top * (len(_BARS) - 1))] for value in groups)
+
+
+def largest_of_groups(values: Sequence[int], count: int) -> list[int]:
+    """At most `count` values: the largest of each of `count` groups of neighbours, so that no peak is lost."""
+    if len(values) <= count:
+        return list(values)
+    edges = [index * len(values) // count for index in range(count + 1)]
+    return [max(values[start:end]) for start, end in itertools.pairwise(edges)]
+
+
+def summed(rows: Iterable[TensorRow]) -> str:
+    """How many tensors, and their bytes together."""
+    rows = list(rows)
+    return f"{len(rows)} {'tensor' if len(rows) == 1 else 'tensors'}, {format_bytes(sum(row.bytes for row in rows))}"
+
+
+def _program(program: ProgramReport) -> list[str]:
+    lines = [f"{program.name} ({program.kind}): {program.nodes} nodes"]
+    if program.kind == "training":
+        lines.append(f"  kept for backward: {summed(program.saved)}; computed again: {summed(program.recomputed)}")
+    for label, values in (("before", program.timeline_before), ("after", program.timeline_after)):
+        if values:
+            lines.append(f"  {label:6}  {sparkline(values)}  {format_bytes(max(values))}")
+    for label, rows in (("largest kept", program.saved), ("largest computed again", program.recomputed)):
+        if rows:
+            shown = sorted(rows, key=lambda row: -row.bytes)[:_ROWS_SHOWN]
+            table = [(row.name, format_bytes(row.bytes), row.source) for row in shown]
+            lines += [f"  {label}:", *_indent(_indent(align(table, right=(1,))))]
+    return lines
+
+
+def _passes(report: Report) -> list[str]:
+    rows = [("pass", "nodes", "changes", "refusals", "seconds", "evidence")]
+    for record in report.passes:
+        nodes = f"{record.nodes_before} → {record.nodes_after}"
+        counts = (str(len(record.changes)), str(len(record.refusals)), f"{record.seconds:.2f}")
+        rows.append((record.name, nodes, *counts, describe_evidence(record.evidence)))
+    lines = align(rows, right=(1, 2, 3, 4))
+    for record in report.passes:
+        for refusal in record.refusals[:_REFUSALS_SHOWN]:
+            lines.append(f"{record.name} refused {refusal.node}: {refusal.reason}")
+        hidden = len(record.refusals) - _REFUSALS_SHOWN
+        if hidden > 0:
+            lines.append(f"{record.name} refused {hidden} more: see the JSON or HTML report")
+    return lines
+
+
+def _indent(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}".rstrip() for line in lines]
