@@ -1,0 +1,1 @@
+"""Solvers: plain numbers in, plain numbers out, no torch; beside each one an independent checker of its answers."""

@@ -1,0 +1,139 @@
+"""Rollout: from decisions about storages to a schedule, and its exact bytes and seconds, fast enough for a search."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from memopt.solve.problem import StepProblem
+
+FOREVER = 1 << 40  # a hold that no step outlasts
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A decision played out.
+
+    Attributes:
+        steps: the schedule's operations, in order.
+        peak_bytes, peak_step: the most bytes, and the first step that reaches them; 0 and -1 without steps.
+        seconds: sum of all costs.
+        live: bytes per step.
+        copies: per copy, its storage; copy i < number of storages is the first copy of storage i.
+        born, last: per copy, first and last step of its life (0 and 0 for what is never counted).
+    """
+
+    steps: list[int]
+    peak_bytes: int
+    peak_step: int
+    seconds: float
+    live: Ints
+    copies: Ints
+    born: Ints
+    last: Ints
+
+
+class Rollout:
+    """Plays decisions out: walks backward in order and recomputes what is missing just before it is read.
+
+    A decision has two parts. `saved` says per storage whether its forward copy waits for its first read in backward.
+    `hold` says per storage for how many backward operations a copy waits after each touch before it counts as dropped.
+    """
+
+    def __init__(self, problem: StepProblem) -> None:
+        self.problem = problem
+        forward, operations = problem.forward, len(problem.reads)
+        self.sizes: Ints = np.array(
+            [
+                size if maker >= 0 or (storage in problem.arriving and forward < operations) else 0
+                for storage, (size, maker) in enumerate(zip(problem.sizes, problem.producer, strict=True))
+            ],
+            dtype=np.int64,
+        )
+        self.workspace: Ints = np.array(problem.workspace, dtype=np.int64)
+        self.costs = np.array(problem.costs, dtype=np.float64)
+        # What is always there when it is read: never dropped, so never recomputed.
+        self.fixed = [
+            maker < 0 or not problem.recomputable[maker] or storage in problem.pinned
+            for storage, maker in enumerate(problem.producer)
+        ]
+        self.kept: Ints = np.array(sorted((problem.pinned | problem.arriving) - problem.resident), dtype=np.int64)
+        self._born = [0] * len(problem.sizes)
+        self._last = [0] * len(problem.sizes)
+        for operation in range(forward):
+            for storage in problem.writes[operation]:
+                self._born[storage] = self._last[storage] = operation
+            for storage in problem.reads[operation]:
+                self._last[storage] = operation
+        for storage in problem.arriving:
+            self._born[storage] = self._last[storage] = min(forward, max(operations - 1, 0))
+        self._made = [0 <= maker < forward for maker in problem.producer]
+
+    def play(self, saved: list[bool], hold: list[int]) -> Outcome:
+        """Return the schedule that a decision leads to, with its exact bytes and seconds."""
+        problem, fixed = self.problem, self.fixed
+        reads, writes, producer = problem.reads, problem.writes, problem.producer
+        until = [
+            FOREVER if always or (made and wait) else -1
+            for always, made, wait in zip(fixed, self._made, saved, strict=True)
+        ]
+        current = list(range(len(until)))
+        copies, born, last = list(current), list(self._born), list(self._last)
+        steps = list(range(problem.forward))
+        step = problem.forward
+        for base in range(problem.forward, len(reads)):
+            for needed in reads[base]:
+                if until[needed] >= base:
+                    continue
+                stack = [producer[needed]]
+                while stack:
+                    operation = stack[-1]
+                    for read in reads[operation]:
+                        if until[read] < base:
+                            stack.append(producer[read])
+                            break
+                    else:
+                        stack.pop()
+                        for read in reads[operation]:
+                            last[current[read]] = step
+                            if not fixed[read]:
+                                until[read] = base + hold[read]
+                        for write in writes[operation]:
+                            current[write] = len(copies)
+                            copies.append(write)
+                            born.append(step)
+                            last.append(step)
+                            if not fixed[write]:
+                                until[write] = base + hold[write]
+                        steps.append(operation)
+                        step += 1
+            for read in reads[base]:
+                last[current[read]] = step
+                if not fixed[read]:
+                    until[read] = base + hold[read]
+            for write in writes[base]:
+                born[write] = last[write] = step
+                if not fixed[write]:
+                    until[write] = base + hold[write]
+            steps.append(base)
+            step += 1
+        return self._measure(steps, copies, born, last)
+
+    def _measure(self, steps: list[int], copies: list[int], born: list[int], last: list[int]) -> Outcome:
+        order, storages = np.array(steps, dtype=np.int64), np.array(copies, dtype=np.int64)
+        begins, ends = np.array(born, dtype=np.int64), np.array(last, dtype=np.int64)
+        if not steps:
+            return Outcome(steps, 0, -1, 0.0, order, storages, begins, ends)
+        ends[self.kept] = len(steps) - 1
+        change = np.zeros(len(steps) + 1, dtype=np.int64)
+        sizes = self.sizes[storages]
+        np.add.at(change, begins, sizes)
+        np.subtract.at(change, ends + 1, sizes)
+        live = np.cumsum(change[:-1]) + self.workspace[order]
+        peak = int(live.argmax())
+        seconds = float(self.costs[order].sum())
+        return Outcome(steps, int(live[peak]), peak, seconds, live, storages, begins, ends)

@@ -1,0 +1,42 @@
+"""Random training steps for the planner's tests."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from memopt.solve.problem import StepProblem
+
+
+@st.composite
+def step_problems(draw, operations: int = 14, all_recomputable: bool = False) -> StepProblem:
+    """Draw a step: random reads, operations with 0 to 3 outputs, pinned, resident and arriving storages, workspace."""
+    forward = draw(st.integers(0, operations))
+    backward = draw(st.integers(0, operations - forward))
+    resident = draw(st.integers(0, 2))
+    arriving = draw(st.integers(0, 2))
+    small = st.integers(0, 9)
+    sizes = [draw(small) for _ in range(resident + arriving)]
+    known = list(range(resident))
+    reads, writes = [], []
+    for operation in range(forward + backward):
+        if operation == forward:
+            known += range(resident, resident + arriving)
+        reads.append(tuple(draw(st.lists(st.sampled_from(known), unique=True, max_size=4))) if known else ())
+        made = tuple(range(len(sizes), len(sizes) + draw(st.sampled_from((1, 1, 1, 1, 2, 3, 0)))))
+        writes.append(made)
+        sizes += [draw(small) for _ in made]
+        known += made
+    count = forward + backward
+    flags = st.just(True) if all_recomputable else st.sampled_from((True, True, True, False))
+    return StepProblem(
+        sizes=tuple(sizes),
+        reads=tuple(reads),
+        writes=tuple(writes),
+        costs=tuple(float(draw(st.integers(0, 5))) for _ in range(count)),
+        workspace=tuple(draw(st.sampled_from((0, 0, 0, 3))) for _ in range(count)),
+        forward=forward,
+        recomputable=tuple(draw(flags) for _ in range(count)),
+        pinned=frozenset(draw(st.sets(st.sampled_from(range(len(sizes))), max_size=2))) if sizes else frozenset(),
+        resident=frozenset(range(resident)),
+        arriving=frozenset(range(resident, resident + arriving)),
+    )
