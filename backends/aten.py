@@ -1,0 +1,148 @@
+"""The aten backend: the program itself as straight-line Python that frees each value after its last use.
+
+What was planned is what runs, byte for byte: operations in the order of the graph, in-place overloads where the graph
+is annotated, items of multiple results unpacked at once, so that unused ones die with the operation.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+
+from memopt.capture.dynamo import Hooks, Watched
+from memopt.memory.aliasing import owner
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+class AtenBackend:
+    """Runs a graph operation by operation with PyTorch's own kernels."""
+
+    name = "aten"
+
+    def compile_captured(
+        self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks
+    ) -> Callable[..., Any]:
+        """Lower one Dynamo graph: AOTAutograd with the session's partition, each half emitted as it stands."""
+
+        def half(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+            return emit(module)
+
+        def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+            program, rewrite = hooks.inference(module)
+            return Watched(program, rewrite, emit)
+
+        lower = aot_autograd(
+            fw_compiler=half, bw_compiler=half, inference_compiler=inference, partition_fn=hooks.partition
+        )
+        return lower(graph_module, example_inputs)  # type: ignore[no-any-return]
+
+
+def emit(graph_module: fx.GraphModule) -> Boxed:
+    """Generate the straight-line function of a graph.
+
+    The function has `_boxed_call` set, AOTAutograd's sign that it empties its list of arguments, so that an argument
+    can be freed before the function ends. Its source is kept as `source`.
+    """
+    graph = graph_module.graph
+    names: dict[fx.Node, str] = {}
+    constants: dict[str, Any] = {}
+
+    def literal(value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return names[value]
+        if isinstance(value, slice):
+            return f"slice({literal(value.start)}, {literal(value.stop)}, {literal(value.step)})"
+        if isinstance(value, (list, tuple)):
+            items = "".join(literal(item) + ", " for item in value)
+            return f"[{items}]" if isinstance(value, list) else f"({items})"
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{key!r}: {literal(item)}" for key, item in value.items()) + "}"
+        if value is None or type(value) in (bool, int, str):
+            return repr(value)
+        name = f"_c{len(constants)}"
+        constants[name] = value
+        return name
+
+    steps = [node for node in graph.nodes if node.op in ("call_function", "get_attr") and not _is_item(node)]
+    items = {node: [user for user in node.users if _is_item(user)] for node in steps}
+    position = {node: index for index, node in enumerate(steps)}
+    last = _last_uses(graph, steps, position)
+    lines = ["def run(args):"]
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for index, node in enumerate(placeholders):
+        names[node] = f"a{index}"
+    if placeholders:
+        lines.append("    " + "".join(names[node] + ", " for node in placeholders) + "= args")
+    lines.append("    args.clear()")
+    free_at: dict[int, list[str]] = {}
+    for node, index in last.items():
+        free_at.setdefault(index, []).append(node)  # type: ignore[arg-type]
+    lines += _frees(free_at.get(-1, []), names)
+    for index, node in enumerate(steps):
+        names[node] = f"v{index}"
+        lines.append(f"    {names[node]} = {_call(node, literal, constants, graph_module)}")
+        for item in items[node]:
+            names[item] = f"{names[node]}_{item.args[1]}"
+            lines.append(f"    {names[item]} = {names[node]}[{item.args[1]}]")
+        if items[node]:
+            lines.append(f"    del {names[node]}")
+        lines += _frees(free_at.get(index, []), names)
+    lines.append(f"    return {literal(list(graph.output_node().args[0]))}")  # type: ignore[arg-type]
+    source = "\n".join(lines) + "\n"
+    namespace: dict[str, Any] = dict(constants)
+    exec(compile(source, "<memopt aten program>", "exec"), namespace)
+    run: Any = namespace["run"]
+    run._boxed_call = True
+    run.source = source
+    return run  # type: ignore[no-any-return]
+
+
+def _is_item(node: fx.Node) -> bool:
+    return node.target is operator.getitem and node.args[0].target is not operator.getitem  # type: ignore[union-attr]
+
+
+def _last_uses(graph: fx.Graph, steps: Sequence[fx.Node], position: dict[fx.Node, int]) -> dict[fx.Node, int]:
+    """The step after which each name is deleted; -1 for arguments that nobody reads; outputs have none."""
+    last: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        if node.op == "output" or (node in position and any(_is_item(user) for user in node.users)):
+            continue  # a multiple result is deleted as soon as it is unpacked
+        users = list(node.users)
+        if any(user.op == "output" for user in users):
+            continue
+        born = position.get(owner(node), -1)
+        last[node] = max([born, *(position[user] if user in position else position[owner(user)] for user in users)])
+    return last
+
+
+def _frees(nodes: Sequence[Any], names: dict[fx.Node, str]) -> list[str]:
+    return ["    del " + ", ".join(names[node] for node in nodes)] if nodes else []
+
+
+def _call(
+    node: fx.Node, literal: Callable[[Any], str], constants: dict[str, Any], graph_module: fx.GraphModule
+) -> str:
+    if node.op == "get_attr":
+        name = f"_attr_{node.name}"
+        constants[name] = getattr(graph_module, str(node.target))
+        return name
+    target: Any = node.target
+    if "inplace" in node.meta:
+        from memopt.passes.inplace import inplace_overload
+        overload = inplace_overload(target)
+        if overload is None:
+            raise RuntimeError(f"{node.name} is annotated in place, but {target} has no in-place overload")
+        target = overload
+    name = "_f_" + "".join(c if c.isalnum() else "_" for c in str(target))
+    while constants.get(name, target) is not target:
+        name += "_"
+    constants[name] = target
+    arguments = [literal(argument) for argument in node.args]
+    arguments += [f"{key}={literal(value)}" for key, value in node.kwargs.items()]
+    return f"{name}({', '.join(arguments)})"
+

@@ -1,0 +1,180 @@
+"""The front door: graphs from torch.compile's machinery become programs, go through a session, and run on an engine.
+
+Whatever torch.compile runs, memopt runs: graph breaks, keyword arguments, dict and dataclass outputs, tied weights,
+frozen parameters, buffers and plain Python arguments are handled by Dynamo and AOTAutograd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+from torch._functorch import partitioners
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._ordered_set import OrderedSet
+
+from memopt.capture.joint import Origin, constants_to_attributes, from_joint, program_of_graph, split
+from memopt.program import InputKind, Program
+
+Names = Mapping[int, tuple[InputKind, str]]
+
+
+class Session(Protocol):
+    """Decides what becomes of each captured program; `memopt.session.Session` is the one that compiles."""
+
+    def names(self) -> Names:
+        """Roles and qualified names of the model's tensors, by `id`; empty when the model is not known."""
+
+    def inference(self, program: Program) -> Program:
+        """Return the rewritten inference program."""
+
+    def training(self, program: Program, graph_break: bool) -> Program:
+        """Return the rewritten joint program, planned."""
+
+    def engine(self) -> Engine:
+        """The backend that runs the result."""
+
+
+class Engine(Protocol):
+    """A backend seen from the front door: `compile_captured` gets Dynamo's graph and the hooks into its lowering."""
+
+    name: str
+
+    def compile_captured(
+        self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks
+    ) -> Callable[..., Any]:
+        """Return the callable that Dynamo installs."""
+
+
+class Hooks:
+    """What an engine calls while it lowers one Dynamo graph."""
+
+    def __init__(self, session: Session, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+        self.session = session
+        names = session.names()
+        placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+        self.origins = [
+            _origin_of(node, value, names) for node, value in zip(placeholders, example_inputs, strict=True)
+        ]
+        reason = getattr(graph_module, "compile_subgraph_reason", None)
+        self.graph_break = bool(reason is not None and reason.graph_break)
+        self.needs_gradients = torch.is_grad_enabled() and any(
+            isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
+        )
+
+    def partition(
+        self, joint: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **options: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """AOTAutograd's partition function: plan the joint graph and cut it where the plan says."""
+        with _outside_tracing():
+            program = self.session.training(from_joint(joint, num_fwd_outputs, self.origins), self.graph_break)
+
+        def extract(module: fx.GraphModule, saved: list[fx.Node]) -> tuple[fx.GraphModule, fx.GraphModule]:
+            arguments: dict[str, Any] = {
+                "saved_sym_nodes": [],
+                "num_fwd_outputs": num_fwd_outputs,
+                "static_lifetime_input_nodes": _static_nodes(module, options.get("static_lifetime_input_indices")),
+            }
+            known = inspect.signature(partitioners._extract_fwd_bwd_modules).parameters
+            return partitioners._extract_fwd_bwd_modules(  # type: ignore[no-any-return]
+                module, saved, **{name: value for name, value in arguments.items() if name in known}
+            )
+
+        forward, backward = split(program, extract)
+        return forward, backward
+
+    def inference(self, graph_module: fx.GraphModule) -> tuple[Program, Callable[[Mapping[str, torch.Tensor]], Program]]:
+        """Rewrite an inference graph.
+
+        Returns:
+            The rewritten program, and a function that rewrites it anew for new values of its parameters and buffers.
+        """
+        captured = program_of_graph(graph_module, self.origins).copy()
+
+        def rewrite(state: Mapping[str, torch.Tensor]) -> Program:
+            with _outside_tracing():
+                return self.session.inference(dataclasses.replace(captured, state={**captured.state, **state}))
+
+        return rewrite({}), rewrite
+
+
+class Watched:
+    """An inference function that notices when a weight folded into its program has changed, and folds anew.
+
+    A change is seen by the tensor's version counter and address: `optimizer.step()`, `load_state_dict`, in-place
+    arithmetic and a replaced storage are noticed; writes through `tensor.data` are invisible to PyTorch itself.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        rewrite: Callable[[Mapping[str, torch.Tensor]], Program],
+        build: Callable[[fx.GraphModule], Callable[[list[Any]], Sequence[Any]]],
+    ) -> None:
+        self._rewrite, self._build = rewrite, build
+        self._arguments = [entry for entry in program.inputs if entry.kind is not InputKind.CONSTANT]
+        self._boxed_call = True
+        self._stamp: list[tuple[int, int]] = []
+        self._install(program)
+
+    def _install(self, program: Program) -> None:
+        self._baked = [index for index, entry in enumerate(self._arguments) if entry.name in program.baked]
+        self._run = self._build(constants_to_attributes(program))
+        self._stamp = [_stamp(program.state[self._arguments[index].name]) for index in self._baked]
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if self._baked and [_stamp(args[index]) for index in self._baked] != self._stamp:
+            state = {
+                entry.name: value.detach()
+                for entry, value in zip(self._arguments, args, strict=True)
+                if entry.kind in (InputKind.PARAMETER, InputKind.BUFFER)
+            }
+            self._install(self._rewrite(state))
+        return self._run(args)
+
+
+@contextlib.contextmanager
+def _outside_tracing() -> Iterator[None]:
+    """Real tensors behave as real again: no fake mode, no autocast, no gradients."""
+    with unset_fake_temporarily(), torch._C._DisableAutocast(), torch.no_grad():
+        yield
+
+
+def _stamp(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor._version, tensor.data_ptr()
+
+
+def _origin_of(node: fx.Node, value: Any, names: Names) -> Origin:
+    if not isinstance(value, torch.Tensor):
+        return Origin(InputKind.USER, None, None)
+    known = value.detach() if not value.is_inference() else None
+    if id(value) in names:
+        kind, target = names[id(value)]
+        return Origin(kind, target, known)
+    argument = node.meta.get("grapharg")
+    source = argument.source.name if argument is not None and argument.source is not None else ""
+    source = source() if callable(source) else source
+    if isinstance(value, torch.nn.Parameter):
+        return Origin(InputKind.PARAMETER, _qualified(source) or node.name, known)
+    if "._buffers[" in source:
+        return Origin(InputKind.BUFFER, _qualified(source), known)
+    return Origin(InputKind.USER, None, None)
+
+
+def _qualified(source: str) -> str:
+    """`L['self']._modules['conv']._parameters['weight']` → `conv.weight`."""
+    parts = []
+    for piece in source.split("._")[1:]:
+        if "['" in piece:
+            parts.append(piece.split("['", 1)[1].split("']", 1)[0])
+    return ".".join(parts)
+
+
+def _static_nodes(module: fx.GraphModule, indices: Sequence[int] | None) -> Any:
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return OrderedSet(placeholders[index] for index in indices or ())

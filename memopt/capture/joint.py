@@ -1,0 +1,217 @@
+"""A training program from AOTAutograd's joint graph, and back to the two halves that AOTAutograd wants."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch._aot_autograd import descriptors as roles
+
+from memopt.memory.aliasing import owner
+from memopt.program import (
+    Input,
+    InputKind,
+    Output,
+    OutputKind,
+    Phase,
+    Program,
+    fake_mode,
+    is_effectful,
+    is_random,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """What an input of a captured graph is: its role, its qualified name and its real value where they are known."""
+
+    kind: InputKind
+    target: str | None
+    value: torch.Tensor | None
+
+
+def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Origin]) -> Program:
+    """Turn a joint forward and backward graph into a training program.
+
+    Forward is what the forward outputs need, and every random or effectful node that autograd traced before the
+    backward; all else is backward, in the order in which it was traced.
+
+    Args:
+        joint: the graph as a partitioner receives it.
+        forward_outputs: how many leading outputs belong to forward.
+        origins: one entry per input of the graph that AOTAutograd was given.
+    """
+    outputs = list(joint.graph.output_node().args[0])  # type: ignore[arg-type]
+    forward = _ancestors([value for value in outputs[:forward_outputs] if isinstance(value, fx.Node)])
+    late = _descendants([node for node in joint.graph.nodes if _is_tangent(node)])
+    for node in joint.graph.nodes:
+        if node.op == "call_function" and node not in forward and node not in late:
+            traced_in_forward = node.meta.get("partitioner_tag") != "is_backward"
+            if traced_in_forward and (is_random(node) or is_effectful(node)):
+                forward |= _ancestors([node])
+    graph = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    for wanted in (True, False):
+        for node in joint.graph.nodes:
+            if node.op == "output" or node in mapping:
+                continue
+            is_forward = node.op in ("placeholder", "get_attr") or owner(node) in forward
+            if is_forward is not wanted:
+                continue
+            mapping[node] = copied = graph.node_copy(node, lambda n: mapping[n])
+            copied.meta = dict(node.meta)
+            if node.op == "call_function":
+                copied.meta["phase"] = Phase.FORWARD if is_forward else Phase.BACKWARD
+    result = graph.output(fx.map_arg(joint.graph.output_node().args[0], lambda n: mapping[n]))
+    result.meta = dict(joint.graph.output_node().meta)
+    module = fx.GraphModule(joint, graph)
+    return program_of_graph(module, origins, training=True, forward_outputs=forward_outputs)
+
+
+def program_of_graph(
+    module: fx.GraphModule, origins: Sequence[Origin], *, training: bool = False, forward_outputs: int = 0
+) -> Program:
+    """Name the roles in a graph that AOTAutograd made (the module is taken over) and return it as a program."""
+    inputs, state = [], {}
+    for node in [node for node in module.graph.nodes if node.op == "placeholder"]:
+        origin = _origin(node, origins)
+        inputs.append(Input(node.name, origin.kind, origin.target))
+        if origin.value is not None and origin.kind is not InputKind.USER:
+            state[node.name] = origin.value
+    by_position = _placeholder_by_position(module, origins)
+    output_node = module.graph.output_node()
+    outputs_args = list(output_node.args[0])  # type: ignore[arg-type]
+    outputs = [
+        _output_role(desc, by_position)
+        for desc in output_node.meta.get("desc") or [None] * len(outputs_args)
+    ]
+    program = Program(module, tuple(inputs), tuple(outputs), state, training, forward_outputs)
+    return _constants_to_inputs(program).finish()
+
+
+def split(program: Program, extract: Callable[..., tuple[fx.GraphModule, fx.GraphModule]]) -> Any:
+    """Cut a training program where forward ends; what crosses is saved.
+
+    Args:
+        program: a training program.
+        extract: torch's `_extract_fwd_bwd_modules`, bound to the arguments that this version of torch wants.
+
+    Returns:
+        The forward and the backward graph module.
+    """
+    module = constants_to_attributes(program)
+    saved = [
+        node
+        for node in module.graph.nodes
+        if node.op in ("call_function", "placeholder")
+        and node.meta.get("phase") is not Phase.BACKWARD
+        and not _is_tangent(node)
+        and any(user.meta.get("phase") is Phase.BACKWARD for user in node.users)
+    ]
+    return extract(module, saved)
+
+
+def crossing(program: Program) -> list[fx.Node]:
+    """The forward call nodes whose values backward reads."""
+    return [
+        node
+        for node in program.calls
+        if node.meta["phase"] is Phase.FORWARD
+        and any(user.meta.get("phase") is Phase.BACKWARD for user in node.users)
+    ]
+
+
+def constants_to_attributes(program: Program) -> fx.GraphModule:
+    """A copy of the graph in which CONSTANT inputs are attributes, so that its placeholders are the call's arguments."""
+    module = program.copy().graph_module
+    constants = {entry.name for entry in program.inputs if entry.kind is InputKind.CONSTANT}
+    for node in list(module.graph.nodes):
+        if node.op == "placeholder" and node.name in constants:
+            attribute = f"_memopt_{node.name}"
+            setattr(module, attribute, program.state[node.name])
+            with module.graph.inserting_before(node):
+                replacement = module.graph.get_attr(attribute)
+            replacement.meta = dict(node.meta)
+            if program.training:
+                replacement.meta.pop("phase", None)
+            node.replace_all_uses_with(replacement)
+            module.graph.erase_node(node)
+    module.recompile()
+    return module
+
+
+def _constants_to_inputs(program: Program) -> Program:
+    """Turn tensor attributes of the graph into CONSTANT inputs."""
+    module, inputs, state = program.graph_module, list(program.inputs), dict(program.state)
+    mode = fake_mode(module)
+    for node in [node for node in module.graph.nodes if node.op == "get_attr"]:
+        value = getattr(module, str(node.target))
+        if not isinstance(value, torch.Tensor):
+            continue
+        anchor = next(iter(module.graph.nodes))
+        with module.graph.inserting_before(anchor):
+            placeholder = module.graph.placeholder(node.name + "_constant")
+        placeholder.meta = {**node.meta, "val": mode.from_tensor(value.detach(), static_shapes=True)}
+        node.replace_all_uses_with(placeholder)
+        module.graph.erase_node(node)
+        inputs.insert(0, Input(placeholder.name, InputKind.CONSTANT))
+        state[placeholder.name] = value.detach()
+    return dataclasses.replace(program, inputs=tuple(inputs), state=state)
+
+
+def _is_tangent(node: fx.Node) -> bool:
+    return node.op == "placeholder" and (
+        isinstance(node.meta.get("desc"), roles.TangentAOTInput) or str(node.target).startswith("tangents")
+    )
+
+
+def _origin(node: fx.Node, origins: Sequence[Origin]) -> Origin:
+    if _is_tangent(node):
+        return Origin(InputKind.TANGENT, None, None)
+    desc = node.meta.get("desc")
+    if isinstance(desc, roles.PlainAOTInput) and desc.idx < len(origins):
+        return origins[desc.idx]
+    return Origin(InputKind.USER, None, None)
+
+
+def _placeholder_by_position(module: fx.GraphModule, origins: Sequence[Origin]) -> dict[int, str]:
+    return {
+        node.meta["desc"].idx: node.name
+        for node in module.graph.nodes
+        if node.op == "placeholder" and isinstance(node.meta.get("desc"), roles.PlainAOTInput)
+    }
+
+
+def _output_role(desc: Any, placeholders: dict[int, str]) -> Output:
+    if isinstance(desc, roles.InputMutationAOTOutput):
+        return Output(OutputKind.MUTATION, _name_of(desc.mutated_input, placeholders))
+    if isinstance(desc, roles.GradAOTOutput):
+        return Output(OutputKind.GRADIENT, _name_of(desc.grad_of, placeholders))
+    return Output(OutputKind.USER)
+
+
+def _name_of(desc: Any, placeholders: dict[int, str]) -> str | None:
+    return placeholders.get(desc.idx) if isinstance(desc, roles.PlainAOTInput) else None
+
+
+def _ancestors(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    seen, queue = set(nodes), list(nodes)
+    while queue:
+        for argument in queue.pop().all_input_nodes:
+            if argument not in seen:
+                seen.add(argument)
+                queue.append(argument)
+    return seen
+
+
+def _descendants(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    seen, queue = set(nodes), list(nodes)
+    while queue:
+        for user in queue.pop().users:
+            if user not in seen:
+                seen.add(user)
+                queue.append(user)
+    return seen

@@ -1,0 +1,84 @@
+"""Which storages the values of a program live in: the unit in which memory is counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from memopt.program import Program, run_fake
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """One block of memory.
+
+    Attributes:
+        index: its position in `Aliasing.storages`.
+        producer: the node that creates it: a placeholder, or the call that allocates it.
+        nbytes: its bytes.
+    """
+
+    index: int
+    producer: fx.Node
+    nbytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Aliasing:
+    """The storages of a program.
+
+    Attributes:
+        storages: every storage, in order of creation.
+        of: per node, the storages that its value refers to, one per tensor in the value, in order.
+    """
+
+    storages: tuple[Storage, ...]
+    of: dict[fx.Node, tuple[int, ...]]
+
+    def created_by(self, node: fx.Node) -> list[int]:
+        """The storages that this node allocates."""
+        return [index for index in dict.fromkeys(self.of.get(node, ())) if self.storages[index].producer is node]
+
+
+def analyse(program: Program) -> Aliasing:
+    """Find the storages of every value by running the program on fake tensors.
+
+    A view shares the storage of its base, an operation with several results has several storages, and a node that is
+    annotated `meta["inplace"] = k` takes over the storage of its argument k.
+    """
+    values = run_fake(program.graph_module)
+    storages: list[Storage] = []
+    index_of: dict[int, int] = {}
+    of: dict[fx.Node, tuple[int, ...]] = {}
+    for node in program.graph.nodes:
+        if node not in values:
+            continue
+        indices = []
+        for position, leaf in enumerate(pytree.tree_leaves(values[node])):
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            if leaf.layout is not torch.strided:
+                key, nbytes = id(leaf), leaf.numel() * leaf.element_size()
+            else:
+                key, nbytes = leaf.untyped_storage()._cdata, leaf.untyped_storage().nbytes()
+            if key not in index_of:
+                reused = node.meta.get("inplace") if position == 0 and node.op == "call_function" else None
+                if reused is not None:
+                    index_of[key] = of[node.args[reused]][0]
+                else:
+                    index_of[key] = len(storages)
+                    storages.append(Storage(len(storages), node, int(nbytes)))
+            indices.append(index_of[key])
+        of[node] = tuple(indices)
+    return Aliasing(tuple(storages), of)
+
+
+def owner(node: fx.Node) -> fx.Node:
+    """The operation that makes the node's value: for an item of a multiple result the operation, else the node."""
+    while node.target is operator.getitem:
+        node = node.args[0]  # type: ignore[assignment]
+    return node

@@ -1,0 +1,145 @@
+"""The bytes alive at every step of a program, as the aten backend executes it: each value freed after its last use."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Mapping
+
+from torch import fx
+
+from memopt.memory.aliasing import Aliasing, analyse, owner
+from memopt.program import InputKind, OutputKind, Phase, Program
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """Bytes above the program's resident inputs (weights, buffers, user inputs), step by step.
+
+    Attributes:
+        steps: names of the call nodes in order of execution (items of multiple results left out).
+        live_bytes: per step, the bytes alive while it runs: inputs still needed, results, and its workspace.
+        workspace_bytes: per step, the part of it that is workspace.
+        forward_steps: how many leading steps are the forward half (all of them in an inference program).
+        peak_bytes: the largest of `live_bytes`; 0 for a program without steps.
+        live_at_peak: the storages alive at that step, as (name of the producing node, bytes), largest first.
+        end_bytes: bytes that stay alive after the last step (outputs, gradients).
+        saved_bytes: bytes of the storages that cross from forward to backward, outputs of forward included.
+    """
+
+    steps: tuple[str, ...]
+    live_bytes: tuple[int, ...]
+    workspace_bytes: tuple[int, ...]
+    forward_steps: int
+    peak_bytes: int
+    live_at_peak: tuple[tuple[str, int], ...]
+    end_bytes: int
+    saved_bytes: int
+
+    @property
+    def peak_step(self) -> int:
+        """Index of the first step at which the peak is reached; -1 without steps."""
+        return self.live_bytes.index(self.peak_bytes) if self.live_bytes else -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Lifetimes:
+    """First and last step at which each storage is alive; None for storages that are resident all the time."""
+
+    steps: tuple[fx.Node, ...]
+    forward_steps: int
+    spans: tuple[tuple[int, int] | None, ...]
+
+
+def lifetimes(program: Program, aliasing: Aliasing) -> Lifetimes:
+    """Compute the half-open span [first, last + 1) of steps of every storage that is not resident."""
+    steps = [node for node in program.calls if node.target is not operator.getitem]
+    position = {node: index for index, node in enumerate(steps)}
+    forward = len(steps)
+    if program.training:
+        forward = sum(node.meta["phase"] is Phase.FORWARD for node in steps)
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    tangents = {entry.name for entry in program.inputs if entry.kind is InputKind.TANGENT}
+    for node, indices in aliasing.of.items():
+        if node.op == "placeholder":
+            if node.name in tangents:
+                # Autograd's frame holds the tangents until backward returns.
+                for index in indices:
+                    first.setdefault(index, forward)
+                    last[index] = len(steps) - 1
+            continue
+        if node.op != "call_function":
+            continue
+        uses = [position[owner(node)]]
+        uses += [position[owner(user)] for user in node.users if user.op == "call_function"]
+        for index in indices:
+            producer = aliasing.storages[index].producer
+            if producer.op == "call_function":
+                first.setdefault(index, position[owner(producer)])
+            if index in first:
+                last[index] = max(last.get(index, -1), *uses)
+    for number, (output, value) in enumerate(zip(program.outputs, program.output_nodes, strict=True)):
+        if not isinstance(value, fx.Node):
+            continue
+        end = len(steps) - 1
+        if program.training and number < program.forward_outputs and output.kind is OutputKind.MUTATION:
+            end = forward - 1  # copied back and dropped when forward returns
+        for index in aliasing.of[value]:
+            if index in first:
+                last[index] = max(last.get(index, -1), end)
+    spans = tuple((first[i], last[i] + 1) if i in first else None for i in range(len(aliasing.storages)))
+    return Lifetimes(tuple(steps), forward, spans)
+
+
+def timeline(
+    program: Program, workspace: Mapping[str, int] | None = None, aliasing: Aliasing | None = None
+) -> Timeline:
+    """Simulate the program's memory.
+
+    Args:
+        program: any program; `meta["inplace"]` annotations are honoured.
+        workspace: bytes that a node needs only while it runs, by node name.
+        aliasing: the program's storages, where they are known already.
+    """
+    aliasing = aliasing or analyse(program)
+    workspace = workspace or {}
+    life = lifetimes(program, aliasing)
+    count = len(life.steps)
+    delta = [0] * (count + 1)
+    saved = end = 0
+    for storage, span in zip(aliasing.storages, life.spans, strict=True):
+        if span is None:
+            continue
+        delta[min(span[0], count)] += storage.nbytes
+        if span[1] < count:
+            delta[span[1]] -= storage.nbytes
+        else:
+            end += storage.nbytes
+        if span[0] < life.forward_steps < span[1]:
+            saved += storage.nbytes
+    live, scratch, current = [], [], 0
+    for index, node in enumerate(life.steps):
+        current += delta[index]
+        scratch.append(workspace.get(node.name, 0))
+        live.append(current + scratch[-1])
+    peak = max(live, default=0)
+    at = live.index(peak) if live else -1
+    at_peak = sorted(
+        (
+            (storage.producer.name, storage.nbytes)
+            for storage, span in zip(aliasing.storages, life.spans, strict=True)
+            if span is not None and span[0] <= at < span[1]
+        ),
+        key=lambda item: -item[1],
+    )
+    return Timeline(
+        tuple(node.name for node in life.steps),
+        tuple(live),
+        tuple(scratch),
+        life.forward_steps,
+        peak,
+        tuple(at_peak),
+        end,
+        saved,
+    )

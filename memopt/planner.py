@@ -1,0 +1,228 @@
+"""Choose what to recompute, for all graphs of one training step together, so that the whole step keeps a limit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from memopt.memory.timeline import Timeline
+from memopt.program import InputKind, OutputKind, Program
+from memopt.recompute import Cost, Lowering, apply_schedule, lower
+from memopt.solve.recompute import Curve, Plan, curve
+from memopt.solve.schedule import simulate
+
+# Rounds in which the solver's limit is corrected by what the finished program really needs.
+_ROUNDS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphPeaks:
+    """What one graph of a step holds, in bytes above what is resident.
+
+    Attributes:
+        forward: the most during its forward half.
+        backward: the most during its backward half, its saved tensors included.
+        saved: alive between the halves: saved tensors, and outputs that the caller holds.
+        left: alive after backward: gradients of parameters, and outputs that the caller holds.
+    """
+
+    forward: int
+    backward: int
+    saved: int
+    left: int
+
+
+def step_peak(graphs: Sequence[GraphPeaks]) -> int:
+    """The most bytes during a step that runs the graphs forward in order and backward in reverse order."""
+    peak = held = 0
+    left = sum(graph.left for graph in graphs)
+    for graph in graphs:
+        left -= graph.left
+        peak = max(peak, held + graph.forward, held + graph.backward + left)
+        held += graph.saved
+    return peak
+
+
+def peaks_of(program: Program, timeline: Timeline) -> GraphPeaks:
+    """The peaks of a training program from its timeline."""
+    cut = timeline.forward_steps
+    return GraphPeaks(
+        forward=max(timeline.live_bytes[:cut], default=0),
+        backward=max(timeline.live_bytes[cut:], default=0),
+        saved=timeline.saved_bytes,
+        left=_left_bytes(program, timeline.end_bytes),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The plan of one graph.
+
+    Attributes:
+        lowering: the graph in numbers.
+        plan: the schedule taken, with the solver's own figures.
+        curve: everything that the solver found.
+        program: the planned program, finished.
+        timeline: the finished program's memory.
+    """
+
+    lowering: Lowering
+    plan: Plan
+    curve: Curve
+    program: Program
+    timeline: Timeline
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPlan:
+    """The plans of all graphs of a step.
+
+    Attributes:
+        choices: one per graph.
+        peak_bytes: the step's peak above what is resident.
+        minimum_bytes: the least such peak that was found.
+        feasible: whether the peak keeps the limit.
+    """
+
+    choices: tuple[Choice, ...]
+    peak_bytes: int
+    minimum_bytes: int
+    feasible: bool
+
+
+Finish = Callable[[Program], tuple[Program, Timeline]]
+
+
+def plan_step(
+    programs: Sequence[Program],
+    costs: Sequence[Mapping[str, Cost]],
+    limit: int | None,
+    finish: Finish,
+    *,
+    seconds: float = 20.0,
+) -> StepPlan:
+    """Choose a plan for each graph so that the step keeps the limit at the least time.
+
+    Args:
+        programs: the training programs of the step, in the order of their forward halves.
+        costs: per program, seconds and workspace by node name.
+        limit: bytes above what is resident; None: recompute only what costs no time.
+        finish: what happens to a planned program afterwards (in-place conversion, say), and the resulting timeline.
+            The solver does not know of it, so its limit is corrected until the finished programs just fit.
+        seconds: time for the search, all graphs together.
+    """
+    planner = _Planner(programs, costs, finish, seconds)
+    deepest = planner.build(planner.deepest())
+    minimum = planner.peak(deepest)
+    if limit is None:
+        choices = planner.build(planner.free())
+        return StepPlan(tuple(choices), planner.peak(choices), min(minimum, planner.peak(choices)), True)
+    best, best_seconds = deepest, planner.seconds(planner.deepest())
+    feasible = minimum <= limit
+    target = limit
+    for _ in range(_ROUNDS):
+        picked = planner.pick(target)
+        if picked is None:
+            target = limit + (limit - target) // 2 if target > limit else target + max(1, limit // 10)
+            continue
+        choices = planner.build(picked)
+        peak = planner.peak(choices)
+        minimum = min(minimum, peak)
+        if peak <= limit and (not feasible or planner.seconds(picked) < best_seconds):
+            best, best_seconds, feasible = choices, planner.seconds(picked), True
+        if limit * 0.98 <= peak <= limit:
+            break
+        target += limit - peak
+    return StepPlan(tuple(best), planner.peak(best), minimum, feasible)
+
+
+class _Planner:
+    def __init__(
+        self, programs: Sequence[Program], costs: Sequence[Mapping[str, Cost]], finish: Finish, seconds: float
+    ) -> None:
+        self.programs, self.finish = programs, finish
+        self.lowerings = [lower(program, cost) for program, cost in zip(programs, costs, strict=True)]
+        weight = [len(lowering.operations) for lowering in self.lowerings]
+        self.curves = [
+            curve(lowering.problem, seconds=seconds * share / max(1, sum(weight)))
+            for lowering, share in zip(self.lowerings, weight, strict=True)
+        ]
+        self.figures = [
+            [self._figures(index, point) for point in found.points] for index, found in enumerate(self.curves)
+        ]
+        self.built: dict[tuple[int, int], Choice] = {}
+
+    def _figures(self, index: int, plan: Plan) -> GraphPeaks:
+        problem = self.lowerings[index].problem
+        trace = simulate(problem, plan.schedule)
+        outputs = {s for s in problem.pinned if problem.producer[s] < problem.forward}
+        saved = sum(problem.sizes[s] for s in outputs.union(trace.saved))
+        end = sum(problem.sizes[s] for s in problem.pinned)
+        return GraphPeaks(
+            forward=max(trace.live_bytes[: problem.forward], default=0),
+            backward=max(trace.live_bytes[problem.forward :], default=0),
+            saved=saved,
+            left=_left_bytes(self.programs[index], end),
+        )
+
+    def deepest(self) -> list[int]:
+        """The plans with the least peak of each graph."""
+        return [len(found.points) - 1 for found in self.curves]
+
+    def free(self) -> list[int]:
+        """The plans with the least peak among those that add at most 1 % of time."""
+        result = []
+        for lowering, found in zip(self.lowerings, self.curves, strict=True):
+            allowed = lowering.problem.base_seconds * 1.01
+            result.append(max(i for i, point in enumerate(found.points) if i == 0 or point.seconds <= allowed))
+        return result
+
+    def seconds(self, picked: Sequence[int]) -> float:
+        return sum(found.points[i].seconds for found, i in zip(self.curves, picked, strict=True))
+
+    def pick(self, limit: int) -> list[int] | None:
+        """From the fastest plans, step down the curve that lowers the excess most per second, until the step fits."""
+        picked = [0] * len(self.curves)
+        while (peak := self._solver_peak(picked)) > limit:
+            moves = []
+            for graph, found in enumerate(self.curves):
+                for further in range(picked[graph] + 1, len(found.points)):
+                    trial = [*picked[:graph], further, *picked[graph + 1 :]]
+                    gain = peak - max(limit, self._solver_peak(trial))
+                    if gain > 0:
+                        added = found.points[further].seconds - found.points[picked[graph]].seconds
+                        moves.append((gain / (added + 1e-12), trial))
+                        if peak - gain <= limit:
+                            break
+            if not moves:
+                return None
+            picked = max(moves, key=lambda move: move[0])[1]
+        return picked
+
+    def _solver_peak(self, picked: Sequence[int]) -> int:
+        return step_peak([figures[i] for figures, i in zip(self.figures, picked, strict=True)])
+
+    def build(self, picked: Sequence[int]) -> list[Choice]:
+        for graph, point in enumerate(picked):
+            if (graph, point) not in self.built:
+                plan = self.curves[graph].points[point]
+                planned = apply_schedule(self.programs[graph], self.lowerings[graph], plan.schedule)
+                program, timeline = self.finish(planned)
+                self.built[graph, point] = Choice(
+                    self.lowerings[graph], plan, self.curves[graph], program, timeline
+                )
+        return [self.built[graph, point] for graph, point in enumerate(picked)]
+
+    def peak(self, choices: Sequence[Choice]) -> int:
+        return step_peak([peaks_of(choice.program, choice.timeline) for choice in choices])
+
+
+def _left_bytes(program: Program, end_bytes: int) -> int:
+    """Of the bytes at the end of backward, those that stay: a user input's gradient is another graph's tangent."""
+    kinds = {entry.name: entry.kind for entry in program.inputs}
+    passed_on = 0
+    for output, value in zip(program.outputs, program.output_nodes, strict=True):
+        if output.kind is OutputKind.GRADIENT and kinds.get(output.target or "") is InputKind.USER:
+            found = value.meta["val"] if value is not None else None
+            passed_on += found.numel() * found.element_size() if found is not None else 0
+    return max(0, end_bytes - passed_on)

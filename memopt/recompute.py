@@ -1,0 +1,221 @@
+"""A training program as plain numbers for the solvers, and a solver's schedule as a training program again."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from memopt.memory.aliasing import Aliasing, analyse, owner
+from memopt.program import InputKind, OutputKind, Phase, Program, is_effectful, is_random
+from memopt.solve.problem import StepProblem
+from memopt.solve.schedule import Schedule
+
+_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
+_BATCH_NORM_AGAIN = torch.ops.aten._native_batch_norm_legit.no_stats
+
+
+class Cost(Protocol):
+    """What one run of an operation takes."""
+
+    @property
+    def seconds(self) -> float:
+        """Time of one run."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes needed only while it runs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowering:
+    """A program's StepProblem, and what its numbers stand for.
+
+    Attributes:
+        problem: the numbers.
+        operations: per operation of the problem, its node. Views are no operations: they are rebuilt where needed.
+        aliasing: the program's storages, with the problem's numbering.
+    """
+
+    problem: StepProblem
+    operations: tuple[fx.Node, ...]
+    aliasing: Aliasing
+
+
+def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
+    """Describe a training program's step in plain numbers.
+
+    Args:
+        program: a training program without `inplace` annotations.
+        costs: seconds and workspace by node name; nodes that are missing cost nothing.
+    """
+    aliasing = analyse(program)
+    operations = [node for node in program.calls if _is_operation(node, aliasing)]
+    mutated = {output.target for output in program.outputs if output.kind is OutputKind.MUTATION}
+    fragile = {
+        index
+        for node in program.placeholders
+        if node.name in mutated
+        for index in aliasing.of[node]
+    }
+    reads, writes, recomputable = [], [], []
+    for node in operations:
+        created = set(aliasing.created_by(node))
+        needed: dict[int, None] = {}
+        for argument in node.all_input_nodes:
+            needed.update(dict.fromkeys(aliasing.of.get(argument, ())))
+        reads.append(tuple(index for index in needed if index not in created))
+        writes.append(tuple(aliasing.created_by(node)))
+        recomputable.append(_again(node) is not None and not (set(_reads_again(node, aliasing)) & fragile))
+    resident, arriving = set(), set()
+    for entry, node in zip(program.inputs, program.placeholders, strict=True):
+        (arriving if entry.kind is InputKind.TANGENT else resident).update(aliasing.of.get(node, ()))
+    pinned = {
+        index
+        for value in program.output_nodes
+        if isinstance(value, fx.Node)
+        for index in aliasing.of[value]
+        if aliasing.storages[index].producer.op == "call_function"
+    }
+    found = [costs.get(node.name) for node in operations]
+    problem = StepProblem(
+        sizes=tuple(storage.nbytes for storage in aliasing.storages),
+        reads=tuple(reads),
+        writes=tuple(writes),
+        costs=tuple(cost.seconds if cost else 0.0 for cost in found),
+        workspace=tuple(cost.workspace_bytes if cost else 0 for cost in found),
+        forward=sum(node.meta["phase"] is Phase.FORWARD for node in operations),
+        recomputable=tuple(recomputable),
+        pinned=frozenset(pinned),
+        resident=frozenset(resident - arriving),
+        arriving=frozenset(arriving),
+    )
+    return Lowering(problem, tuple(operations), aliasing)
+
+
+def apply_schedule(program: Program, lowering: Lowering, schedule: Schedule) -> Program:
+    """Return the program in the schedule's order, each recomputation a node of its own in the backward half.
+
+    The forward half stays as it is. In the backward half a copy `x_again` of each recomputed node stands where the
+    schedule runs it, and views are rebuilt next to their first use from the tensor that owns the storage, so that only
+    whole storages cross from forward to backward.
+    """
+    return _Emitter(program, lowering).emit(schedule)
+
+
+class _Emitter:
+    def __init__(self, program: Program, lowering: Lowering) -> None:
+        self.program, self.lowering = program, lowering
+        self.graph = fx.Graph()
+        self.current: dict[fx.Node, fx.Node] = {}
+        self.views: dict[tuple[fx.Node, tuple[fx.Node, ...]], fx.Node] = {}
+        self.operations = set(lowering.operations)
+
+    def emit(self, schedule: Schedule) -> Program:
+        program = self.program
+        for node in program.graph.nodes:
+            if node.op in ("placeholder", "get_attr") or node.meta.get("phase") is Phase.FORWARD:
+                self.current[node] = self._copy(node, lambda n: self.current[n])
+        forward = dict(self.current)
+        done = {node for node in forward if node in self.operations}
+        for step in schedule.steps[schedule.forward :]:
+            node = self.lowering.operations[step]
+            self._run(node, again=node in done)
+            done.add(node)
+        outputs = []
+        for number, value in enumerate(program.output_nodes):
+            if isinstance(value, fx.Node):
+                value = forward[value] if number < program.forward_outputs else self._resolve(value)
+            outputs.append(value)
+        result = self.graph.output(outputs)
+        result.meta = dict(program.graph.output_node().meta)
+        self._drop_unused()
+        module = fx.GraphModule(program.graph_module, self.graph)
+        return dataclasses.replace(program, graph_module=module).finish()
+
+    def _copy(self, node: fx.Node, resolve: Any) -> fx.Node:
+        copied = self.graph.node_copy(node, resolve)
+        copied.meta = dict(node.meta)
+        return copied
+
+    def _run(self, node: fx.Node, *, again: bool) -> None:
+        if again:
+            form = _again(node)
+            assert form is not None, f"{node.name} must not run again"
+            target, arguments = form
+            args, kwargs = fx.map_arg((arguments, node.kwargs), self._resolve)
+            copied = self.graph.create_node("call_function", target, args, kwargs, name=f"{node.name}_again")
+            copied.meta = {**node.meta, "recomputes": node.name}
+        else:
+            copied = self._copy(node, self._resolve)
+        copied.meta["phase"] = Phase.BACKWARD
+        self._set(node, copied)
+        for item in node.users:
+            if item.target is operator.getitem:
+                if again and not self._has_item(copied, item):
+                    continue
+                piece = self.graph.create_node(
+                    "call_function", operator.getitem, (copied, item.args[1]), name=f"{item.name}_again" if again else item.name
+                )
+                piece.meta = {**item.meta, "phase": Phase.BACKWARD}
+                self._set(item, piece)
+
+    def _has_item(self, copied: fx.Node, item: fx.Node) -> bool:
+        return copied.target is not _BATCH_NORM_AGAIN or item.args[1] < 3  # type: ignore[operator]
+
+    def _set(self, node: fx.Node, copied: fx.Node) -> None:
+        # The first copy of what the caller holds is the one that is returned; a later copy dies at once.
+        pinned = set(self.lowering.aliasing.of.get(node, ())) & self.lowering.problem.pinned
+        if node not in self.current or not pinned:
+            self.current[node] = copied
+
+    def _resolve(self, node: fx.Node) -> fx.Node:
+        """The present copy of a value in backward; a view is built anew from its base."""
+        if node.op != "call_function" or owner(node) in self.operations:
+            return self.current[node]
+        arguments = tuple(self._resolve(argument) for argument in node.all_input_nodes)
+        key = (node, arguments)
+        if key not in self.views:
+            mapping = dict(zip(node.all_input_nodes, arguments, strict=True))
+            self.views[key] = copied = self._copy(node, lambda n: mapping[n])
+            copied.meta["phase"] = Phase.BACKWARD
+        return self.views[key]
+
+    def _drop_unused(self) -> None:
+        for node in reversed(list(self.graph.nodes)):
+            unused = node.op == "call_function" and not node.users
+            if unused and (node.target is operator.getitem or "recomputes" in node.meta or node.meta["phase"] is Phase.BACKWARD):
+                if is_random(node) or is_effectful(node):
+                    continue
+                self.graph.erase_node(node)
+
+
+def _is_operation(node: fx.Node, aliasing: Aliasing) -> bool:
+    """Whether the node does work of its own: it allocates, draws, has effects, or yields no tensor at all."""
+    if node.target is operator.getitem:
+        return False
+    return bool(aliasing.created_by(node)) or not aliasing.of.get(node) or is_random(node) or is_effectful(node)
+
+
+def _again(node: fx.Node) -> tuple[Any, tuple[Any, ...]] | None:
+    """The operator and the arguments that compute the node's value once more, or None where that is not allowed."""
+    if is_random(node) or is_effectful(node) or not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    if node.target is _BATCH_NORM:
+        data, weight, bias, _, _, training, momentum, epsilon = node.args
+        # The running statistics must move once only, and in training the result does not depend on them.
+        return (_BATCH_NORM_AGAIN, (data, weight, bias, True, momentum, epsilon)) if training is True else None
+    return node.target, node.args
+
+
+def _reads_again(node: fx.Node, aliasing: Aliasing) -> list[int]:
+    form = _again(node)
+    if form is None:
+        return []
+    found: list[int] = []
+    fx.map_arg(form[1], lambda n: found.extend(aliasing.of.get(n, ())))
+    return found
