@@ -72,7 +72,7 @@ class Attention(nn.Module):
         key = _rotate(self.key(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2), cos, sin)
         value = self.value(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
         if self.kv_heads < self.heads:
-            # Repeated by hand: with enable_gqa the CPU may fall back to attention that materialises all weights.
+            # Repeated, as in the original: not every fused kernel of every version of torch takes enable_gqa.
             key, value = (part.repeat_interleave(self.heads // self.kv_heads, 1) for part in (key, value))
         dropout = self.attention_dropout if self.training else 0.0
         x = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
