@@ -1,0 +1,185 @@
+"""What the demo measures: a training step of one model, plain and under budgets."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import memopt
+from memopt import models
+
+Verdict = Literal["baseline", "ok", "over budget", "numbers differ"]
+
+SHARES = (0.6, 0.4)
+TIMED_STEPS = 3
+# Single precision in another order of summation stays far below; a wrong mask or a stale tensor lies far above.
+LARGEST_ERROR = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model, as `memopt.models.build` makes it, and the inputs of its step."""
+
+    label: str
+    name: str
+    options: Mapping[str, Any]
+    batch: int
+    inputs: Mapping[str, Any]
+
+    def build(self) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+        """A new model in train mode, and a batch with labels."""
+        model = models.build(self.name, **self.options)
+        return model.train(), model.example_inputs(self.batch, labels=True, **self.inputs)
+
+
+GPT = Case(
+    "GPT, 6 layers, 8x256 tokens, dropout",
+    "gpt2",
+    {"layers": 6, "width": 256, "heads": 4, "vocabulary": 2048, "positions": 256},
+    batch=8,
+    inputs={},
+)
+RESNET = Case("ResNet-18, 64 images of 128x128", "resnet18", {"classes": 100}, batch=64, inputs={"resolution": 128})
+CASES = (GPT, RESNET)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the demo's table. Sizes are bytes on the device, whole step, everything resident included.
+
+    Attributes:
+        setting: `eager`, `60 %`, or the least budget where a share cannot be met.
+        seconds: median time of a step.
+        gradient_error: see `gradient_error`, against eager's gradients; None for eager.
+    """
+
+    model: str
+    setting: str
+    budget_bytes: int | None
+    predicted_bytes: int | None
+    measured_bytes: int
+    seconds: float
+    gradient_error: float | None
+    verdict: Verdict
+
+
+def run_case(case: Case, seed: int, folder: Path) -> Iterator[Row]:
+    """Measure the eager step, then the step under each share of its peak; save each report in the folder.
+
+    Yields:
+        A row as soon as it is measured, the eager one first.
+    """
+    torch.manual_seed(seed)
+    model, inputs = case.build()
+    plain = copy.deepcopy(model)
+    expected = gradients(plain, inputs, seed)
+    peak, seconds = measure_steps(plain, torch.optim.AdamW(plain.parameters()), inputs, seed)
+    yield Row(case.label, "eager", None, None, peak, seconds, None, "baseline")
+    del plain
+    for share in SHARES:
+        yield _budgeted(case, model, inputs, expected, share, int(share * peak), seed, folder)
+
+
+def _budgeted(
+    case: Case,
+    model: torch.nn.Module,
+    inputs: Mapping[str, torch.Tensor],
+    expected: Mapping[str, torch.Tensor],
+    share: float,
+    budget: int,
+    seed: int,
+    folder: Path,
+) -> Row:
+    own = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(own.parameters())
+    setting = f"{share:.0%}"
+
+    def compile_for(limit: int) -> memopt.CompiledModule:
+        return memopt.compile(own, limit, example_inputs=inputs, optimizer=optimizer, backend="aten")
+
+    try:
+        compiled = compile_for(budget)
+    except memopt.BudgetError as error:
+        setting, budget = f"least ({share:.0%} cannot be met)", error.minimum_bytes
+        compiled = compile_for(budget)
+    error_found = gradient_error(expected, gradients(compiled, inputs, seed))
+    peak, seconds = measure_steps(compiled, optimizer, inputs, seed)
+    verdict: Verdict = "ok"
+    if not error_found <= LARGEST_ERROR:
+        verdict = "numbers differ"
+    elif peak > budget:
+        verdict = "over budget"
+    for suffix in ("html", "json"):
+        compiled.report.save(folder / f"{case.name}-{share * 100:.0f}.{suffix}")
+    return Row(case.label, setting, budget, compiled.report.peak_bytes, peak, seconds, error_found, verdict)
+
+
+def gradients(model: torch.nn.Module, inputs: Mapping[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    """The gradients of the loss by parameter name; the model's own are left empty."""
+    torch.manual_seed(seed)
+    model(**inputs).backward()
+    found = {
+        name: parameter.grad.detach().clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def gradient_error(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> float:
+    """The largest difference over the largest entry, of all gradients; infinite where one is missing or not finite."""
+    if expected.keys() != found.keys():
+        return float("inf")
+    worst = 0.0
+    for name, value in expected.items():
+        scale = value.double().abs().max().item() or 1.0
+        error = (found[name].double() - value.double()).abs().max().item() / scale
+        if not error < float("inf"):
+            return float("inf")
+        worst = max(worst, error)
+    return worst
+
+
+def measure_steps(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: Mapping[str, torch.Tensor],
+    seed: int,
+) -> tuple[int, float]:
+    """The peak of a whole training step in bytes, what is resident included, and the median seconds of a step."""
+
+    def step() -> None:
+        torch.manual_seed(seed)
+        model(**inputs).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    step()  # the first one makes the optimizer's state and fills caches
+    resident = resident_bytes(model, optimizer, inputs)
+    peak = resident + memopt.measure(step).peak_bytes
+    return peak, statistics.median(_timed(step) for _ in range(TIMED_STEPS))
+
+
+def _timed(step: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
+
+
+def resident_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: Mapping[str, torch.Tensor]) -> int:
+    """Bytes of parameters, buffers, optimizer state and inputs, each storage counted once."""
+    state = [value for entry in optimizer.state.values() for value in entry.values()]
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in (*model.parameters(), *model.buffers(), *state, *inputs.values())
+        if isinstance(tensor, torch.Tensor)
+    }
+    return sum(storages.values())

@@ -1,0 +1,112 @@
+"""The command group: every failure becomes one line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from typing import IO, Any
+
+import click
+
+from memopt.budget import BudgetError
+
+FAILED, USAGE, BUDGET, DIFFERENT = 1, 2, 3, 4
+
+_VERBOSITY = "memopt.verbosity"
+_LONGEST = 600
+
+
+class CommandError(click.ClickException):
+    """A failure that is shown as one line; `exit_code` is one of FAILED, USAGE, BUDGET and DIFFERENT."""
+
+    def __init__(self, message: str, exit_code: int = FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]  # click means a default, and reads the instance's
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the line to stderr."""
+        click.echo(f"error: {one_line(self.message)}", file=file, err=True)
+
+
+class Group(click.Group):
+    """Turns exceptions into one line and an exit code; with -vv the traceback precedes it."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Parse the group's own options."""
+        with _usage_in_one_line(None):
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb."""
+        # Libraries' warnings are noise on a command line, unless asked for.
+        with warnings.catch_warnings(), _usage_in_one_line(ctx):
+            try:
+                return super().invoke(ctx)
+            except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+                raise
+            except BudgetError as error:
+                raise CommandError(str(error), BUDGET) from error
+            except Exception as error:
+                if verbosity(ctx) >= 2:
+                    traceback.print_exc(file=sys.stderr)
+                raise CommandError(f"{type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _usage_in_one_line(ctx: click.Context | None) -> Iterator[None]:
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        where = (error.ctx or ctx).command_path if error.ctx or ctx else "memopt"  # type: ignore[union-attr]
+        raise CommandError(f"{error.format_message()} (see {where} --help)", USAGE) from error
+
+
+def one_line(message: str) -> str:
+    """The first line of a message, cut where it is too long for a terminal."""
+    lines = [line.strip() for line in message.strip().splitlines() if line.strip()] or ["unknown"]
+    first = lines[0] if len(lines[0]) <= _LONGEST else f"{lines[0][:_LONGEST]}…"
+    return first if len(lines) == 1 else f"{first} (-vv shows more)"
+
+
+def verbosity(ctx: click.Context) -> int:
+    """How often -v was given, less how often -q was, on the group and on the verb together."""
+    return int(ctx.meta.get(_VERBOSITY, 0))
+
+
+def _add_verbosity(ctx: click.Context, option: click.Parameter, count: int) -> None:
+    ctx.meta[_VERBOSITY] = verbosity(ctx) + (count if option.name == "verbose" else -count)
+    set_up_logging(ctx)
+
+
+def verbosity_options(command: Any) -> Any:
+    """Add -v/--verbose and -q/--quiet, each repeatable, to a command."""
+    for names, text in (
+        (("-v", "--verbose"), "Say more; -vv: all, with tracebacks."),
+        (("-q", "--quiet"), "Say less."),
+    ):
+        command = click.option(
+            *names, count=True, expose_value=False, callback=_add_verbosity, is_eager=True, help=text
+        )(command)
+    return command
+
+
+def set_up_logging(ctx: click.Context) -> None:
+    """Send memopt's log to stderr at the level asked for, for as long as the command runs."""
+    level = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}.get(max(-1, min(verbosity(ctx), 2)), logging.DEBUG)
+    logger, root = logging.getLogger("memopt"), ctx.find_root()
+    logger.setLevel(level)
+    warnings.simplefilter("ignore" if verbosity(ctx) < 1 else "default")
+    if "memopt.log" not in root.meta:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+        root.meta["memopt.log"] = handler
+        logger.addHandler(handler)
+        root.call_on_close(lambda: logger.removeHandler(handler))

@@ -1,0 +1,187 @@
+"""From what the user typed as MODEL to a module and example inputs; each failure is one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memopt import models
+from memopt.cli import hugging_face
+from memopt.cli.group import USAGE, CommandError
+
+Inputs = tuple[Any, ...] | Mapping[str, Any]
+_STATE_DICTS = (".safetensors", ".pt", ".pth", ".bin")
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A model ready to be planned: `model(*inputs)` or, when inputs is a mapping, `model(**inputs)` runs it."""
+
+    name: str
+    model: torch.nn.Module
+    inputs: Inputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the user asked to load.
+
+    Attributes:
+        spec: a name of memopt.models, `package.module:factory`, a Hugging Face folder, a `.pt2` or a state dict.
+        batch: how many examples in the inputs.
+        tiny: the tiny size of a model of memopt.models.
+        training: inputs with labels, so that the model returns its loss, and the model in train mode.
+        factory: `package.module:factory` that makes the module a state dict is for.
+        trust_pickle: whether files that run code when they are read may be read.
+    """
+
+    spec: str
+    batch: int = 2
+    tiny: bool = False
+    training: bool = True
+    factory: str | None = None
+    trust_pickle: bool = False
+
+
+def load(request: Request) -> Loaded:
+    """Load the model.
+
+    Raises:
+        CommandError: in one line, what is wrong and what to do.
+    """
+    path = Path(request.spec)
+    suffix = path.suffix.lower()
+    if request.factory is not None and suffix not in _STATE_DICTS:
+        raise CommandError("--model goes with a .safetensors or .pt state dict", USAGE)
+    if request.spec.partition(":")[0] in models.names():
+        found = _built_in(request)
+    elif path.is_dir():
+        found = Loaded(path.name, *hugging_face.load(path, request.batch, request.training, request.trust_pickle))
+    elif suffix == ".pt2" or suffix in _STATE_DICTS:
+        if not path.is_file():
+            raise CommandError(f"no file {path}", USAGE)
+        found = _exported(path) if suffix == ".pt2" else _from_state_dict(path, request)
+    elif ":" in request.spec:
+        found = _from_factory(request.spec, request)
+    else:
+        close = difflib.get_close_matches(request.spec, models.names(), n=1, cutoff=0.5)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise CommandError(
+            f"no model {request.spec!r}{hint}: give package.module:factory, a folder, a .pt2, or one of "
+            + ", ".join(models.names()),
+            USAGE,
+        )
+    if suffix != ".pt2":
+        found.model.train(request.training)
+    return found
+
+
+def _built_in(request: Request) -> Loaded:
+    try:
+        model = models.build(request.spec, tiny=request.tiny)
+    except ValueError as error:
+        raise CommandError(str(error), USAGE) from error
+    return Loaded(request.spec, model, model.example_inputs(request.batch, labels=request.training))
+
+
+def _call_factory(spec: str) -> Any:
+    """Import `package.module:factory` with the working folder on the path, and call it."""
+    module_name, _, attribute = spec.partition(":")
+    if not module_name or not attribute:
+        raise CommandError(f"{spec!r} is no package.module:factory", USAGE)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise CommandError(f"cannot import {module_name}: {error}", USAGE) from error
+    factory: Callable[[], Any] | None = getattr(module, attribute, None)
+    if not callable(factory):
+        raise CommandError(f"{module_name} has no callable {attribute}", USAGE)
+    try:
+        return factory()
+    except Exception as error:
+        raise CommandError(f"{spec} raised {type(error).__name__}: {error}") from error
+
+
+def _from_factory(spec: str, request: Request) -> Loaded:
+    made = _call_factory(spec)
+    if isinstance(made, torch.nn.Module):
+        return Loaded(spec, made, _example_inputs(made, spec, request))
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module):
+        model, inputs = made
+        return Loaded(spec, model, inputs if isinstance(inputs, tuple | Mapping) else (inputs,))
+    raise CommandError(f"{spec} returned {type(made).__name__}: it must return (model, inputs) or a model", USAGE)
+
+
+def _example_inputs(model: torch.nn.Module, spec: str, request: Request) -> Inputs:
+    method = getattr(model, "example_inputs", None)
+    if not callable(method):
+        raise CommandError(
+            f"{spec} returned a model without example_inputs(batch, labels=…): return (model, inputs) instead", USAGE
+        )
+    inputs: Inputs = method(request.batch, labels=request.training)
+    return inputs
+
+
+def _exported(path: Path) -> Loaded:
+    try:
+        program = torch.export.load(path)
+    except Exception as error:
+        raise CommandError(f"{path} is no program of torch.export: {error}") from error
+    if program.example_inputs is None:
+        raise CommandError(f"{path} was saved without example inputs: export it again", USAGE)
+    args, kwargs = program.example_inputs
+    if args and kwargs:
+        raise CommandError(f"{path} takes both positional and keyword arguments: export it with one kind", USAGE)
+    return Loaded(path.name, program.module(), dict(kwargs) if kwargs else tuple(args))
+
+
+def _from_state_dict(path: Path, request: Request) -> Loaded:
+    state = _read_state(path, request.trust_pickle)
+    if isinstance(state, torch.nn.Module):
+        return Loaded(path.name, state, _example_inputs(state, str(path), request))
+    if request.factory is None:
+        raise CommandError(
+            f"{path} holds weights only: say which module they are for, --model package.module:factory", USAGE
+        )
+    if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise CommandError(f"{path} holds no state dict (names and tensors)")
+    found = _from_factory(request.factory, request)
+    try:
+        found.model.load_state_dict(dict(state))
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise CommandError(f"{path} does not fit {request.factory}: {reason}") from error
+    return dataclasses.replace(found, name=path.name)
+
+
+def _read_state(path: Path, trust_pickle: bool) -> Any:
+    if path.suffix.lower() == ".safetensors":
+        try:
+            from safetensors.torch import load_file
+        except ImportError as error:
+            raise CommandError("reading .safetensors needs: pip install memopt[hf]") from error
+        try:
+            return load_file(path)
+        except Exception as error:
+            raise CommandError(f"{path} is no safetensors file: {error}") from error
+    try:
+        return torch.load(path, map_location="cpu", weights_only=not trust_pickle)
+    except pickle.UnpicklingError as error:
+        if trust_pickle:
+            raise CommandError(f"{path} is no file of torch.save: {error}") from error
+        raise CommandError(
+            f"{path} is not a plain state dict: reading it may run code; if you trust it, add --trust-pickle", USAGE
+        ) from error
+    except (RuntimeError, EOFError) as error:
+        raise CommandError(f"{path} is no file of torch.save: {error}") from error

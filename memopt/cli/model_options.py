@@ -1,0 +1,67 @@
+"""The options that say which model, at which size, in which kind of step: shared by `plan` and `inspect`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+import torch
+
+from memopt.cli.loading import Request
+
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOptions:
+    """What was asked for: the model, the optimizer's name, and the device."""
+
+    request: Request
+    optimizer_name: str
+    device: str | None
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> ModelOptions:
+        """Read what `model_options` parsed."""
+        spec = options["model"]
+        request = Request(
+            spec=spec,
+            batch=options["batch"],
+            tiny=options["tiny"],
+            # torch.export keeps forward only.
+            training=not options["inference"] and not spec.lower().endswith(".pt2"),
+            factory=options["factory"],
+            trust_pickle=options["trust_pickle"],
+        )
+        return cls(request, options["optimizer"], options["device"])
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer | None:
+        """The optimizer over the model's trainable parameters; None for inference, `none`, and nothing to train."""
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not self.request.training or self.optimizer_name == "none" or not parameters:
+            return None
+        return _OPTIMIZERS[self.optimizer_name](parameters, lr=1e-3)
+
+
+def model_options(command: Any) -> Any:
+    """Add the MODEL argument and the options that go with it to a verb."""
+    for option in (
+        click.option("--trust-pickle", is_flag=True, help="Read files that may run code when read."),
+        click.option("--model", "factory", metavar="PACKAGE.MODULE:FACTORY", help="The module a state dict is for."),
+        click.option("--device", metavar="DEVICE", help="The device to plan for; default: where the model is."),
+        click.option("--inference", is_flag=True, help="A forward pass in eval mode, not a training step."),
+        click.option(
+            "--optimizer",
+            type=click.Choice([*_OPTIMIZERS, "none"]),
+            default="adamw",
+            show_default=True,
+            help="Whose state a training step holds.",
+        ),
+        click.option("--tiny", is_flag=True, help="The tiny size of a model of memopt.models."),
+        click.option("--batch", type=click.IntRange(min=1), default=2, show_default=True, help="Examples in a step."),
+        click.argument("model", metavar="MODEL"),
+    ):
+        command = option(command)
+    return command

@@ -1,0 +1,65 @@
+"""Where a verb's words go: data to stdout or to a file, progress to stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from memopt.cli.group import USAGE, CommandError, verbosity
+from memopt.report import write_whole
+
+FORMATS = ("text", "json", "html")
+_SUFFIXES = {".json": "json", ".html": "html", ".txt": "text"}
+
+
+def output_options(command: Any) -> Any:
+    """Add --format, -o/--output and --overwrite to a verb."""
+    for option in (
+        click.option("--overwrite", is_flag=True, help="Replace the output file if it exists."),
+        click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write here, not stdout."),
+        click.option(
+            "--format", "form", type=click.Choice(FORMATS), help="Default: what the output's suffix says, else text."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def chosen_format(form: str | None, output: Path | None) -> str:
+    """The format asked for, or the one that the output's suffix means, or text."""
+    return form or (_SUFFIXES.get(output.suffix.lower(), "text") if output else "text")
+
+
+def refuse_existing(output: Path | None, overwrite: bool) -> None:
+    """Raise CommandError, before any work is done, where the output could not be written."""
+    if output is None:
+        return
+    if output.exists() and not overwrite:
+        raise CommandError(f"{output} exists: choose another name or add --overwrite", USAGE)
+    if not output.parent.is_dir():
+        raise CommandError(f"the folder of {output} does not exist", USAGE)
+
+
+def emit(text: str, output: Path | None) -> None:
+    """Print the data, or write it to the file, whole or not at all; then say where on stderr."""
+    if output is None:
+        click.echo(text, nl=not text.endswith("\n"))
+        return
+    write_whole(output, text)
+    click.echo(f"written to {output}", err=True)
+
+
+@contextlib.contextmanager
+def progress(ctx: click.Context, what: str) -> Iterator[None]:
+    """A spinner on stderr while a block runs; nothing where stderr is no terminal, or with -q."""
+    if not sys.stderr.isatty() or verbosity(ctx) < 0:
+        yield
+        return
+    with Console(stderr=True).status(what):
+        yield

@@ -1,0 +1,53 @@
+"""memopt plan: what would be done to fit a budget, and whether it fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+import memopt
+from memopt.budget import parse_budget
+from memopt.cli.group import USAGE, CommandError, verbosity_options
+from memopt.cli.loading import load
+from memopt.cli.model_options import ModelOptions, model_options
+from memopt.cli.output import chosen_format, emit, output_options, progress, refuse_existing
+from memopt.report import render
+
+
+@click.command()
+@model_options
+@click.option("--budget", required=True, metavar="SIZE", help="The limit: 8GB, 8GiB, or a share of the peak: 60%.")
+@output_options
+@verbosity_options
+@click.pass_context
+def plan(
+    ctx: click.Context,
+    /,
+    budget: str,
+    form: str | None,
+    output: Path | None,
+    overwrite: bool,
+    **options: object,
+) -> None:
+    """Say what would be done to run a step of MODEL within a budget, without running one.
+
+    MODEL is a name of memopt.models (gpt2, resnet50:tiny, …), package.module:factory, where factory() returns
+    (model, inputs), a Hugging Face folder, or with --model a .safetensors or .pt state dict.
+    """
+    wanted = ModelOptions.from_options(options)
+    try:
+        limit = parse_budget(budget)
+    except ValueError as error:
+        raise CommandError(str(error), USAGE) from error
+    refuse_existing(output, overwrite)
+    with progress(ctx, f"planning {wanted.request.spec} for {limit.text}"):
+        loaded = load(wanted.request)
+        report = memopt.plan(
+            loaded.model,
+            loaded.inputs,
+            budget,
+            optimizer=wanted.optimizer(loaded.model),
+            device=wanted.device,
+        )
+    emit(render(report, chosen_format(form, output)), output)
