@@ -153,7 +153,7 @@ class BudgetError(ValueError):
         breakdown: the parts of that least peak; None when they are not known.
     """
 
-    def __init__(self, *, minimum_bytes: int, budget_bytes: int, breakdown: Parts | Any | None = None) -> None:
+    def __init__(self, minimum_bytes: int, budget_bytes: int, breakdown: Parts | Any | None = None) -> None:
         super().__init__(_explain(minimum_bytes, budget_bytes, breakdown))
         self.minimum_bytes = minimum_bytes
         self.budget_bytes = budget_bytes
