@@ -59,12 +59,16 @@ def from_exported_program(exported: ExportedProgram) -> Program:
         if not _is_cia_op(operation):
             table.pop(operation)
     lowered = exported.run_decompositions(table)
-    signature, graph = lowered.graph_signature, lowered.graph
+    signature = lowered.graph_signature
+    program = Program(fx.GraphModule(lowered.graph_module, lowered.graph), (), ()).copy()
+    # torch.fx renames a placeholder that is called like a Python builtin ("input", which nn.Sequential takes).
+    exported_names = [node.name for node in lowered.graph.nodes if node.op == "placeholder"]
+    renamed = dict(zip(exported_names, (node.name for node in program.placeholders), strict=True))
     inputs, state = [], {}
     for spec in signature.input_specs:
-        name = getattr(spec.arg, "name", None)
+        name = renamed.get(getattr(spec.arg, "name", ""))
         if spec.kind not in _INPUT_KINDS or name is None:
-            raise CaptureError(f"input {name} is of kind {spec.kind.name}, which memopt does not support")
+            raise CaptureError(f"input {spec.arg} is of kind {spec.kind.name}, which memopt does not support")
         inputs.append(Input(name, _INPUT_KINDS[spec.kind], spec.target))
         if spec.target is not None:
             found = lowered.state_dict.get(spec.target, lowered.constants.get(spec.target))
@@ -77,6 +81,5 @@ def from_exported_program(exported: ExportedProgram) -> Program:
             raise CaptureError(f"an output is of kind {output.kind.name}, which memopt does not support")
         kind = _OUTPUT_KINDS[output.kind]
         target = output.target if kind is OutputKind.MUTATION else None
-        outputs.append(Output(kind, names.get(target, target) if target is not None else None))
-    module = fx.GraphModule(lowered.graph_module, graph)
-    return Program(module, tuple(inputs), tuple(outputs), state).copy().finish()
+        outputs.append(Output(kind, names.get(target, renamed.get(target)) if target is not None else None))
+    return program.finish(inputs=tuple(inputs), outputs=tuple(outputs), state=state)
