@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ def load(folder: Path, batch: int, training: bool, trust_pickle: bool) -> tuple[
         import transformers
     except ImportError as error:
         raise CommandError("reading a Hugging Face folder needs: pip install memopt[hf]") from error
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     except (ValueError, OSError, KeyError, json.JSONDecodeError) as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from memopt import models
 from memopt.cli import hugging_face
@@ -42,6 +43,7 @@ class Request:
         training: inputs with labels, so that the model returns its loss, and the model in train mode.
         factory: `package.module:factory` that makes the module a state dict is for.
         trust_pickle: whether files that run code when they are read may be read.
+        device: where model and inputs are moved to; None leaves them where they are made.
     """
 
     spec: str
@@ -50,6 +52,7 @@ class Request:
     training: bool = True
     factory: str | None = None
     trust_pickle: bool = False
+    device: str | None = None
 
 
 def load(request: Request) -> Loaded:
@@ -58,6 +61,7 @@ def load(request: Request) -> Loaded:
     Raises:
         CommandError: in one line, what is wrong and what to do.
     """
+    device = None if request.device is None else _device(request.device)
     path = Path(request.spec)
     suffix = path.suffix.lower()
     if request.factory is not None and suffix not in _STATE_DICTS:
@@ -82,7 +86,24 @@ def load(request: Request) -> Loaded:
         )
     if suffix != ".pt2":
         found.model.train(request.training)
-    return found
+    return found if device is None else _moved(found, device)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise CommandError(f"unknown device {name!r}: use cpu, cuda or cuda:N", USAGE) from error
+    if device.type not in ("cpu", "cuda"):
+        raise CommandError(f"device {name!r} is not supported: use cpu, cuda or cuda:N", USAGE)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise CommandError(f"no device {name!r} on this machine: {torch.cuda.device_count()} CUDA devices", USAGE)
+    return device
+
+
+def _moved(found: Loaded, device: torch.device) -> Loaded:
+    inputs: Inputs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), found.inputs)
+    return dataclasses.replace(found, model=found.model.to(device), inputs=inputs)
 
 
 def _built_in(request: Request) -> Loaded:

@@ -16,11 +16,10 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adamw": torch.o
 
 @dataclasses.dataclass(frozen=True)
 class ModelOptions:
-    """What was asked for: the model, the optimizer's name, and the device."""
+    """What was asked for: the model, and the optimizer's name."""
 
     request: Request
     optimizer_name: str
-    device: str | None
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> ModelOptions:
@@ -34,8 +33,9 @@ class ModelOptions:
             training=not options["inference"] and not spec.lower().endswith(".pt2"),
             factory=options["factory"],
             trust_pickle=options["trust_pickle"],
+            device=options["device"],
         )
-        return cls(request, options["optimizer"], options["device"])
+        return cls(request, options["optimizer"])
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer | None:
         """The optimizer over the model's trainable parameters; None for inference, `none`, and nothing to train."""
@@ -50,7 +50,7 @@ def model_options(command: Any) -> Any:
     for option in (
         click.option("--trust-pickle", is_flag=True, help="Read files that may run code when read."),
         click.option("--model", "factory", metavar="PACKAGE.MODULE:FACTORY", help="The module a state dict is for."),
-        click.option("--device", metavar="DEVICE", help="The device to plan for; default: where the model is."),
+        click.option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N; default: cpu."),
         click.option("--inference", is_flag=True, help="A forward pass in eval mode, not a training step."),
         click.option(
             "--optimizer",

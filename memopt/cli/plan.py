@@ -43,11 +43,5 @@ def plan(
     refuse_existing(output, overwrite)
     with progress(ctx, f"planning {wanted.request.spec} for {limit.text}"):
         loaded = load(wanted.request)
-        report = memopt.plan(
-            loaded.model,
-            loaded.inputs,
-            budget,
-            optimizer=wanted.optimizer(loaded.model),
-            device=wanted.device,
-        )
+        report = memopt.plan(loaded.model, loaded.inputs, budget, optimizer=wanted.optimizer(loaded.model))
     emit(render(report, chosen_format(form, output)), output)

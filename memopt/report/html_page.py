@@ -144,6 +144,12 @@ def _passes(records: Sequence[PassRecord]) -> str:
         if refusals:
             table = _table(("node", "why not"), refusals, code=(0,))
             parts.append(f"<details><summary>{_text(record.name)}: {len(refusals)} refusals</summary>{table}</details>")
+        unproved = record.evidence.unproved if record.evidence else ()
+        if unproved:
+            table = _table(("region, and why it was not run",), [(line,) for line in unproved])
+            parts.append(
+                f"<details><summary>{_text(record.name)}: {len(unproved)} not proved</summary>{table}</details>"
+            )
     return "\n".join(parts)
 
 

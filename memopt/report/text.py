@@ -67,13 +67,20 @@ def describe_evidence(evidence: Evidence | None) -> str:
         error = "bitwise equal"
     else:
         error = f"max abs error {evidence.max_abs_error:.1e}, {evidence.error_ratio:.2g}x the error before"
-    return f"{error} ({evidence.scope}, {evidence.regions} {'region' if evidence.regions == 1 else 'regions'})"
+    unproved = f", {len(evidence.unproved)} not proved" if evidence.unproved else ""
+    return f"{error} ({evidence.scope}: {evidence.proved} run of {evidence.regions}{unproved})"
 
 
-def sparkline(values: Sequence[int], width: int = 72) -> str:
-    """One bar per step, from zero to the largest; more steps than `width` are drawn as the largest of each group."""
+def sparkline(values: Sequence[int], width: int = 72, top: int | None = None) -> str:
+    """One bar per step, from zero to `top`; more steps than `width` are drawn as the largest of each group.
+
+    Args:
+        values: bytes at each step.
+        width: the most characters.
+        top: bytes that a full bar stands for; the largest value by default.
+    """
     groups = largest_of_groups(values, width)
-    top = max(groups, default=0) or 1
+    top = top or max(groups, default=0) or 1
     return "".join(_BARS[round(value / top * (len(_BARS) - 1))] for value in groups)
 
 
@@ -95,9 +102,11 @@ def _program(program: ProgramReport) -> list[str]:
     lines = [f"{program.name} ({program.kind}): {program.nodes} nodes"]
     if program.kind == "training":
         lines.append(f"  kept for backward: {summed(program.saved)}; computed again: {summed(program.recomputed)}")
+    # Both lines on one scale: the plan's gain is to be seen.
+    top = max((*program.timeline_before, *program.timeline_after), default=0)
     for label, values in (("before", program.timeline_before), ("after", program.timeline_after)):
         if values:
-            lines.append(f"  {label:6}  {sparkline(values)}  {format_bytes(max(values))}")
+            lines.append(f"  {label:6}  {sparkline(values, top=top)}  {format_bytes(max(values))}")
     for label, rows in (("largest kept", program.saved), ("largest computed again", program.recomputed)):
         if rows:
             shown = sorted(rows, key=lambda row: -row.bytes)[:_ROWS_SHOWN]

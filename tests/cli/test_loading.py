@@ -42,6 +42,9 @@ def test_factory_of_a_model_with_example_inputs(folder):
         (Request("gpt2", factory="factories:pair"), "--model goes with"),
         (Request("absent.pt2"), "no file absent.pt2"),
         (Request("absent.safetensors", factory="factories:pair"), "no file absent.safetensors"),
+        (Request("gpt2:tiny", device="warp"), "unknown device 'warp': use cpu"),
+        (Request("gpt2:tiny", device="meta"), "device 'meta' is not supported"),
+        (Request("gpt2:tiny", device="cuda:99"), "no device 'cuda:99' on this machine"),
         (Request("."), "no Hugging Face folder: it has no config.json"),
     ],
 )

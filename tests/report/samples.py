@@ -13,7 +13,7 @@ NASTY = "<script>alert(\"1\")</script> & 'ü'"
 
 
 def report() -> Report:
-    proof = Evidence("region", 3, 1.5e-7, 2.0, math.inf)
+    proof = Evidence("regions", 3, 2, 1.5e-7, 2.0, math.inf, (f"relu: {NASTY}",))
     refusals = tuple(Refusal(f"conv_{index}", NASTY) for index in range(5))
     return Report(
         passes=(

@@ -32,7 +32,7 @@ def test_evidence_says_bitwise_or_how_far():
     sample = report()
     first = sample.passes[0]
     exact = dataclasses.replace(first, evidence=dataclasses.replace(first.evidence, max_abs_error=0.0))
-    assert "max abs error 1.5e-07" in str(sample)
+    assert "max abs error 1.5e-07, infx the error before (regions: 2 run of 3, 1 not proved)" in str(sample)
     assert "bitwise equal" in str(dataclasses.replace(sample, passes=(exact,)))
 
 
@@ -48,3 +48,9 @@ def test_sparkline_runs_from_zero_to_the_largest():
     assert sparkline([0, 7, 14]) == "▁▅█"
     assert sparkline([0, 0]) == "▁▁"
     assert sparkline([]) == ""
+    assert sparkline([7], top=14) == "▅"
+
+
+def test_timelines_before_and_after_share_a_scale():
+    before, after = (line.split()[1] for line in str(report()).splitlines() if line.startswith(("  before", "  after")))
+    assert (before, after) == ("▁█▂", "▁▅▂▁")
