@@ -1,0 +1,532 @@
+"""Random recipes for hypothesis: each step is drawn among those that fit the values at hand, and is run as it is drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import reject
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.instructions import DTYPES, FLOATS, INPLACE, LEAVES, UNARY, Recipe, Step, apply_step, leaf_value
+
+MAX_NUMEL, MAX_ABS, MAX_VALUES = 512, 30.0, 40
+_SHAPES = [(3,), (2, 3), (4, 4), (2, 4, 4), (1, 4), (2, 1, 3), (2, 4, 4, 4), (1, 6), ()]
+_PARAMS: dict[str, list[tuple[Any, ...]]] = {
+    "gelu": [("none",), ("tanh",)],
+    "hand_silu_scaled": [(1.0,), (1.702,)],
+    "hand_gelu": [(math.sqrt(2.0),), (1.5,)],
+    "hand_gelu_half_first": [(math.sqrt(0.5),), (0.7071067811865475,), (0.7,)],
+    "hand_gelu_tanh": [(math.sqrt(2 / math.pi), 0.044715), (0.8, 0.044715), (math.sqrt(2 / math.pi), 0.05)],
+    "hand_hardswish": [(3.0, 6.0), (3, 6), (3.0, 5.0), (2.0, 6.0)],
+    "hand_hardswish_clamp": [(3.0, 6.0), (3.0, 5.0)],
+    "hand_hardsigmoid": [(3.0, 6.0), (2.0, 6.0)],
+    "clamp": [(-1.0, 1.0), (0.0, 6.0), (-0.5, 2.0), (1.0, -1.0), (0, 1), (0.0, None), (None, 0.5)],
+    "clamp_min": [(0.0,), (-0.5,), (0.25,), (1,)],
+    "clamp_max": [(6.0,), (0.5,), (-0.25,), (1,)],
+}
+# Results that a rewrite, or other strides, may round differently: nothing discrete is computed from them.
+_ROUNDED_UNARY = {name for name in UNARY if name.startswith("hand_")}
+
+
+class Builder:
+    """The recipe so far, and the values that eager PyTorch gives it.
+
+    Attributes:
+        draw: hypothesis's draw.
+        training: parameters require gradients, and steps that autograd refuses are left out.
+        random: steps may draw random numbers.
+        rounded: storages that hold rounded results; `owned`: storages of leaves, which no in-place step may write.
+    """
+
+    def __init__(self, draw: Callable[..., Any], training: bool, random: bool) -> None:
+        self.draw, self.training, self.random = draw, training, random
+        self.steps: list[Step] = []
+        self.values: list[Tensor] = []
+        self.rounded: set[int] = set()
+        self.owned: set[int] = set()
+        self.floats = ["float32"]
+
+    # -- drawing ------------------------------------------------------------------------------------------------
+
+    def choose(self, options: Any) -> Any:
+        return options[self.draw(st.integers(0, len(options) - 1))]
+
+    def chance(self, one_in: int) -> bool:
+        return self.draw(st.integers(0, one_in - 1)) == one_in - 1
+
+    def pick(self, fits: Callable[[Tensor], bool]) -> int | None:
+        """The number of a value that fits, the latest first; None when there is none."""
+        found = [i for i in reversed(range(len(self.values))) if fits(self.values[i])]
+        return self.choose(found) if found else None
+
+    def dim(self, x: Tensor) -> int:
+        return self.draw(st.integers(0, x.dim() - 1))
+
+    def is_rounded(self, x: Tensor) -> bool:
+        return x.untyped_storage()._cdata in self.rounded
+
+    # -- adding -------------------------------------------------------------------------------------------------
+
+    def leaf(self, kind: str, shape: tuple[int, ...], dtype: str = "float32", style: Any = "signed") -> int:
+        step = Step(kind, (), (tuple(shape), dtype, style, self.draw(st.integers(0, 7))))
+        value = leaf_value(step)
+        if self.training and kind == "parameter" and value.is_floating_point():
+            value.requires_grad_()
+        self.owned.add(value.untyped_storage()._cdata)
+        self.steps.append(step)
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def weight(self, shape: tuple[int, ...], like: Tensor, style: str = "weight") -> int:
+        kind = self.choose(["parameter", "parameter", "parameter", "buffer", "constant"])
+        return self.leaf(kind, shape, name_of(like), style)
+
+    def add(self, op: str, operands: tuple[int, ...], params: tuple[Any, ...] = (), rounds: bool = False) -> int | None:
+        """Run one step and keep it if its results are tame; the number of its first result, or None."""
+        step = Step(op, operands, params)
+        try:
+            if op in INPLACE:
+                written = self.values[operands[0]]
+                spare = {operands[0]: written.detach().clone()}
+                with torch.no_grad():
+                    result = apply_step(step, _Overlay(self.values, spare))
+                if not tame(result):
+                    return None
+            result = apply_step(step, self.values)
+        except (RuntimeError, IndexError, ValueError):
+            return None
+        results = list(result) if isinstance(result, (tuple, list)) else [result]
+        if not all(tame(value) for value in results):
+            return None
+        rounds = rounds or any(self.is_rounded(self.values[i]) for i in operands)
+        if rounds:
+            self.rounded.update(value.untyped_storage()._cdata for value in results)
+        self.steps.append(step)
+        self.values.extend(results)
+        return len(self.values) - len(results)
+
+
+class _Overlay:
+    def __init__(self, values: list[Tensor], replaced: dict[int, Tensor]) -> None:
+        self.values, self.replaced = values, replaced
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.replaced.get(index, self.values[index])
+
+
+def name_of(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def tame(x: Tensor) -> bool:
+    """Whether later steps may build on the value: small enough, finite, of few elements and dimensions."""
+    if x.numel() > MAX_NUMEL or x.dim() > 5:
+        return False
+    return x.numel() == 0 or x.dtype == torch.bool or bool(x.detach().abs().max() <= MAX_ABS)
+
+
+def is_float(x: Tensor) -> bool:
+    return x.dtype.is_floating_point
+
+
+def is_number(x: Tensor) -> bool:
+    return x.dtype != torch.bool
+
+
+# -- families of steps --------------------------------------------------------------------------------------------
+
+
+def _leaf(b: Builder) -> None:
+    kind = b.choose(["user", "parameter", "constant"])
+    dtype = b.choose([*b.floats, *b.floats, "int64", "bool"])
+    style: Any = 4 if dtype == "int64" else b.choose(["signed", "strided", "positive"])
+    b.leaf(kind, b.choose(_SHAPES), dtype, style)
+
+
+def _unary(b: Builder) -> None:
+    x = b.pick(is_float)
+    if x is not None:
+        op = b.choose(list(UNARY))
+        b.add(op, (x,), b.choose(_PARAMS.get(op, [()])), op in _ROUNDED_UNARY)
+
+
+def _clamp_chain(b: Builder) -> None:
+    x = b.pick(is_number)
+    for _ in range(b.draw(st.integers(1, 3))):
+        if x is None:
+            return
+        op = b.choose(["clamp", "clamp_min", "clamp_max", "relu", "relu6", "hardtanh"])
+        x = b.add(op, (x,), b.choose(_PARAMS.get(op, [()])))
+
+
+def _binary(b: Builder) -> None:
+    x = b.pick(is_number)
+    if x is None:
+        return
+    shape = b.values[x].shape
+    y = b.pick(lambda v: is_number(v) and broadcasts(v.shape, shape))
+    op = b.choose(["add", "sub", "mul", "maximum", "minimum", "div", "gate", "add_scaled", "add_scalar", "mul_scalar"])
+    if op in ("add_scalar", "mul_scalar"):
+        b.add(op, (x,), (b.choose([0, 1, 0.5, -2, 3.0]),))
+    else:
+        b.add(op, (x, y) if b.chance(2) else (y, x), (2,) if op == "add_scaled" else ())
+
+
+def _rsub(b: Builder) -> None:
+    x = b.pick(is_number)
+    if x is not None:
+        b.add("rsub", (x,), (b.choose([0, 1, 1.5]),))
+
+
+def _select(b: Builder) -> None:
+    mask = b.pick(lambda v: v.dtype == torch.bool)
+    if mask is None:
+        return
+    op = b.choose(["where", "masked_fill", "logical_not", "logical_and"])
+    x = b.pick(lambda v: is_number(v) and broadcasts(v.shape, b.values[mask].shape))
+    if op == "logical_not":
+        b.add(op, (mask,))
+    elif op == "logical_and":
+        other = b.pick(lambda v: v.dtype == torch.bool and broadcasts(v.shape, b.values[mask].shape))
+        b.add(op, (mask, other))
+    elif x is not None and op == "where":
+        y = b.pick(lambda v: v.dtype == b.values[x].dtype and broadcasts(v.shape, b.values[mask].shape))
+        b.add(op, (mask, x, y))
+    elif x is not None:
+        b.add(op, (x, mask), (b.choose([0, 1, -2]),))
+
+
+def _join(b: Builder) -> None:
+    x = b.pick(lambda v: v.dim() > 0)
+    if x is None:
+        return
+    shape, dtype = b.values[x].shape, b.values[x].dtype
+    many = [x, *(b.pick(lambda v: v.shape == shape and v.dtype == dtype) for _ in range(b.draw(st.integers(1, 2))))]
+    b.add(b.choose(["cat", "stack"]), tuple(many), (b.dim(b.values[x]),))
+
+
+def _discrete(b: Builder) -> None:
+    x = b.pick(lambda v: is_number(v) and not b.is_rounded(v))
+    if x is None:
+        return
+    op = b.choose(["less", "greater", "equal", "argmax", "topk", "max_dim", "sort"])
+    value = b.values[x]
+    if op in ("less", "equal"):
+        y = b.pick(lambda v: is_number(v) and not b.is_rounded(v) and broadcasts(v.shape, value.shape))
+        b.add(op, (x, y))
+    elif op == "greater":
+        b.add(op, (x,), (b.choose([0, 0.5, 1]),))
+    elif value.dim() > 0:
+        dim = b.dim(value)
+        b.add(op, (x,), (min(2, value.shape[dim]), dim) if op == "topk" else (dim,))
+
+
+def _cast(b: Builder) -> None:
+    x = b.pick(lambda v: True)
+    if x is None:
+        return
+    dtype = b.choose([*FLOATS, *FLOATS, "int64", "bool"])
+    if dtype in FLOATS:
+        if b.chance(4) and is_float(b.values[x]):
+            b.add("there_and_back", (x,), (dtype, name_of(b.values[x])))
+        else:
+            b.add("to", (x,), (dtype,))
+    elif not b.is_rounded(b.values[x]):
+        b.add("to", (x,), (dtype,))
+
+
+def _index(b: Builder) -> None:
+    index = b.pick(lambda v: v.dtype == torch.int64 and v.numel() > 0 and bool((v >= 0).all()))
+    if index is None:
+        return
+    ids = b.values[index]
+    need = int(ids.max()) + 1
+    if b.chance(2):
+        b.add("embedding", (index, b.weight((need, 4), torch.empty(0, dtype=DTYPES[b.choose(b.floats)]))))
+        return
+    x = b.pick(lambda v: v.dim() > 0 and v.shape[0] >= need)
+    if x is not None and ids.dim() == 1:
+        b.add("index_select", (x, index), (0,))
+    elif x is not None and ids.dim() == b.values[x].dim():
+        b.add("gather", (x, index), (0,))
+
+
+def _fresh(b: Builder) -> None:
+    op = b.choose(["full", "arange", "zeros_like", "ones_like"])
+    x = b.pick(is_number)
+    if op == "full":
+        b.add(op, (), (b.choose(_SHAPES), b.choose([0, 1, 0.5, -1.5]), b.choose(b.floats)))
+    elif op == "arange":
+        b.add(op, (), (b.choose([1, 3, 4]), b.choose([*b.floats, "int64"])))
+    elif x is not None:
+        b.add(op, (x,))
+
+
+def _view(b: Builder) -> None:
+    x = b.pick(lambda v: True)
+    if x is None:
+        return
+    value = b.values[x]
+    ops = ["view", "reshape", "flatten", "squeeze", "unsqueeze", "clone", "contiguous", "same_dtype", "eval_dropout"]
+    if b.training:
+        ops.append("detach")
+    if value.dim() > 0:
+        ops += ["slice", "narrow", "select", "expand", "flip", "pad", "repeat", "split", "unbind", "chunk"]
+    if value.dim() > 1:
+        ops += ["transpose", "permute", "transpose", "cancelling_permutes", "diagonal"]
+    if value.dim() == 4:
+        ops.append("channels_last")
+    op = b.choose(ops)
+    b.add(op, (x,), _VIEW_PARAMS[op](b, value) if op in _VIEW_PARAMS else ())
+
+
+def _shape_like(b: Builder, x: Tensor) -> tuple[int, ...]:
+    """Another shape of as many elements."""
+    numel = x.numel()
+    options = [(numel,), (-1,), tuple(x.shape), (1, numel), (numel, 1)]
+    options += [(d, numel // d) for d in (2, 3, 4, 6) if numel % d == 0] if numel else []
+    options += [(2, 2, numel // 4)] if numel and numel % 4 == 0 else []
+    return b.choose(options)
+
+
+def _slice_params(b: Builder, x: Tensor) -> tuple[Any, ...]:
+    dim = b.dim(x)
+    length = x.shape[dim]
+    start = b.draw(st.integers(0, max(0, length - 1)))
+    stop = b.draw(st.integers(start if b.chance(12) else min(length, start + 1), length))
+    return dim, start, stop, b.choose([1, 1, 1, 2])
+
+
+def _narrow_params(b: Builder, x: Tensor) -> tuple[Any, ...]:
+    dim, start, stop, _ = _slice_params(b, x)
+    return dim, start, stop - start
+
+
+def _expand_params(b: Builder, x: Tensor) -> tuple[Any, ...]:
+    kept = tuple(b.choose([2, 3]) if size == 1 and b.chance(2) else size for size in x.shape)
+    return ((b.choose([1, 2]), *kept) if b.chance(2) else kept,)
+
+
+_VIEW_PARAMS: dict[str, Callable[[Builder, Tensor], tuple[Any, ...]]] = {
+    "view": lambda b, x: (_shape_like(b, x),),
+    "reshape": lambda b, x: (_shape_like(b, x),),
+    "unsqueeze": lambda b, x: (b.draw(st.integers(0, x.dim())),),
+    "slice": _slice_params,
+    "narrow": _narrow_params,
+    "select": lambda b, x: (b.dim(x), b.choose([0, -1])),
+    "expand": _expand_params,
+    "flip": lambda b, x: ((b.dim(x),),),
+    "pad": lambda b, x: (b.choose([0, 1]), b.choose([0, 1, -1]), b.choose([0.0, 1.0])),
+    "repeat": lambda b, x: ((2, *[1] * (x.dim() - 1)),),
+    "split": lambda b, x: (b.choose([1, 2, 3]), b.dim(x)),
+    "unbind": lambda b, x: (b.dim(x),),
+    "chunk": lambda b, x: (2, b.dim(x)),
+    "transpose": lambda b, x: (b.dim(x), b.dim(x)),
+    "permute": lambda b, x: (tuple(b.draw(st.permutations(range(x.dim())))),),
+    "cancelling_permutes": lambda b, x: (tuple(b.draw(st.permutations(range(x.dim())))),),
+}
+
+
+def _inplace(b: Builder) -> None:
+    def writable(v: Tensor) -> bool:
+        if b.training and is_float(v) and v.requires_grad and v.is_leaf:
+            return False
+        return v.untyped_storage()._cdata not in b.owned and torch._debug_has_internal_overlap(v) != 1
+
+    x = b.pick(lambda v: is_number(v) and writable(v))
+    if x is None:
+        return
+    value = b.values[x]
+    op = b.choose([name for name in INPLACE if name != "dropout_" or (b.random and is_float(value) and value.is_contiguous())])
+    y = b.pick(lambda v: is_number(v) and v.dim() <= value.dim() and broadcasts_to(v.shape, value.shape))
+    if op in ("add_", "mul_", "copy_", "sub_scaled_"):
+        if y is not None and (op != "copy_" or not is_float(b.values[y]) or is_float(value)):
+            b.add(op, (x, y), (2,) if op == "sub_scaled_" else ())
+    elif op == "masked_fill_":
+        mask = b.pick(lambda v: v.dtype == torch.bool and broadcasts_to(v.shape, value.shape))
+        if mask is not None:
+            b.add(op, (x, mask), (b.choose([0, 1]),))
+    elif op == "fill_row_":
+        if value.dim():
+            b.add(op, (x,), (0, b.choose([0, 1])))
+    elif op == "dropout_":
+        b.add(op, (x,), (0.5, name_of(value)), rounds=True)
+    else:
+        choices: dict[str, list[tuple[Any, ...]]] = {
+            "add_scalar_": [(1,), (-2,)],
+            "mul_scalar_": [(2,), (-1,)],
+            "clamp_": [(-1, 1), (0, 6)],
+            "fill_": [(0,), (2,)],
+        }
+        b.add(op, (x,), b.choose(choices.get(op, [()])))
+
+
+def _random(b: Builder) -> None:
+    x = b.pick(is_float)
+    if x is not None:
+        op = b.choose(["dropout", "dropout", "rand_like", "bernoulli"])
+        dtype = name_of(b.values[x])
+        b.add(op, (x,), {"dropout": (b.choose([0.5, 0.1]), dtype), "rand_like": (dtype,)}.get(op, (0.5, dtype)), True)
+
+
+def _reduce(b: Builder) -> None:
+    x = b.pick(lambda v: is_float(v) and v.dim() > 0 and v.numel() > 0)
+    if x is None:
+        return
+    value = b.values[x]
+    op = b.choose(
+        ["sum", "mean", "amax", "var", "sum_all", "cumsum", "softmax", "log_softmax", "hand_softmax", "logsumexp"]
+    )
+    keep = (b.choose([False, True]),) if op in ("sum", "mean", "amax", "var") else ()
+    b.add(op, (x,), (b.dim(value), *keep) if op != "sum_all" else (), rounds=True)
+
+
+def _product(b: Builder) -> None:
+    x = b.pick(lambda v: is_float(v) and v.dim() in (2, 3) and v.numel() > 0)
+    if x is None:
+        return
+    value = b.values[x]
+    rows, width = value.shape[-2:]
+    if value.dim() == 3:
+        op = b.choose(["bmm", "bmm_add", "baddbmm", "matmul", "linear", "linear_bias", "attention"])
+        right = b.pick(lambda v: v.dim() == 3 and v.dtype == value.dtype and v.shape[:2] == (value.shape[0], width))
+    else:
+        op = b.choose(["mm", "mm_add", "add_mm", "mm_sub", "addmm", "mm_add", "linear", "linear_bias"])
+        right = b.pick(lambda v: v.dim() == 2 and v.dtype == value.dtype and v.shape[0] == width)
+    if op == "attention":
+        b.add(op, (x, x, x), rounds=True)
+        return
+    if op.startswith("linear") or op == "matmul":
+        size = b.choose([3, 4])
+        weight = b.weight((width, size) if op == "matmul" else (size, width), value)
+        more = (b.weight((size,), value),) if op == "linear_bias" else ()
+        b.add(op, (x, weight, *more), rounds=True)
+        return
+    if right is None:
+        shape = (value.shape[0], width, 4) if value.dim() == 3 else (width, 4)
+        right = b.weight(shape, value)
+    if op in ("mm", "bmm"):
+        b.add(op, (x, right), rounds=True)
+        return
+    shape = torch.Size((*value.shape[:-1], b.values[right].shape[-1]))
+    addend = b.pick(lambda v: is_number(v) and broadcasts(v.shape, shape))
+    if addend is None or b.chance(2):
+        addend = b.weight(b.choose([shape[-1:], shape, (1, shape[-1]), (rows, 1), ()]), value)
+    b.add(op, (x, right, addend), (b.choose([1, 2, 0]), b.choose([1, 0.5])) if op == "addmm" else (), rounds=True)
+
+
+def _layer(b: Builder) -> None:
+    x = b.pick(lambda v: is_float(v) and v.dim() in (2, 3, 4) and 0 not in v.shape)
+    if x is None:
+        return
+    value = b.values[x]
+    channels, size = value.shape[1], b.choose([4, 2])
+    groups = 2 if channels % 2 == 0 and b.chance(3) else 1
+    ops = ["layer_norm", "layer_norm_affine", "batch_norm", "batch_norm", "group_norm"]
+    if value.dim() == 3:
+        ops += ["conv1d"] * 3
+    if value.dim() == 4:
+        ops += ["conv2d", "conv2d_bias", "conv_transpose2d"] * 2 + ["max_pool2d", "avg_pool2d", "global_pool"]
+    op = b.choose(ops)
+    if op == "batch_norm":
+        _batch_norm(b, x)
+    elif op == "layer_norm_affine":
+        b.add(op, (x, b.weight(value.shape[-1:], value), b.weight(value.shape[-1:], value)), rounds=True)
+    elif op == "group_norm":
+        b.add(op, (x,), (groups,), rounds=True)
+    elif op.startswith("conv"):
+        kernel = (b.choose([1, 2, 3]),) * (value.dim() - 2)
+        if op == "conv_transpose2d":
+            shape, params = (channels, size, *kernel), (b.choose([1, 2]), groups)
+            bias = (b.weight((size * groups,), value),)
+        else:
+            shape = (size, channels // groups, *kernel)
+            params = (b.choose([1, 2]), b.choose([0, 1]), groups)
+            bias = (b.weight((size,), value),) if op == "conv2d_bias" else ()
+        reused = b.pick(lambda v: v.shape == shape and v.dtype == value.dtype) if b.chance(4) else None
+        result = b.add(op, (x, b.weight(shape, value) if reused is None else reused, *bias), params, rounds=True)
+        if result is not None and b.chance(2):
+            _batch_norm(b, result)
+    else:
+        b.add(op, (x,), rounds=True)
+
+
+def _batch_norm(b: Builder, x: int) -> None:
+    value = b.values[x]
+    size, style = (value.shape[1],), "positive"
+    dtype = name_of(value)
+    statistics = (b.leaf("buffer", size, dtype), b.leaf("buffer", size, dtype, style))
+    affine = (b.leaf("parameter", size, dtype, style), b.leaf("parameter", size, dtype))
+    if b.training and b.chance(2):
+        b.add("batch_norm_train", (x, *statistics, *affine), rounds=True)
+    elif b.chance(4):
+        b.add("batch_norm_plain", (x, *statistics), rounds=True)
+    else:
+        b.add("batch_norm", (x, *statistics, *affine), rounds=True)
+
+
+def _update_buffer(b: Builder) -> None:
+    x = b.pick(lambda v: is_float(v) and v.numel() > 0)
+    if x is not None:
+        b.add("update_buffer_", (b.leaf("buffer", b.choose([(), (3,)])), x), rounds=True)
+
+
+def _repeat(b: Builder) -> None:
+    """An earlier step again, for common subexpressions that are none when something was written in between."""
+    steps = [step for step in reversed(b.steps) if step.op not in LEAVES and step.op not in INPLACE]
+    steps = [step for step in steps if not step.op.startswith(("batch_norm_train", "update_buffer_"))]
+    if steps:
+        step = b.choose(steps)
+        b.add(step.op, step.operands, step.params, rounds=True)
+
+
+def broadcasts(a: torch.Size, b: torch.Size) -> bool:
+    return all(x == y or 1 in (x, y) for x, y in zip(reversed(a), reversed(b), strict=False))
+
+
+def broadcasts_to(a: torch.Size, b: torch.Size) -> bool:
+    return len(a) <= len(b) and all(x in (1, y) for x, y in zip(reversed(a), reversed(b), strict=False))
+
+
+_FAMILIES = [
+    *[_unary, _view, _binary, _product, _layer] * 3,
+    *[_inplace, _reduce, _repeat] * 2,
+    *[_clamp_chain, _rsub, _select, _join, _discrete, _cast, _index, _fresh, _random, _update_buffer, _leaf],
+]
+
+
+@st.composite
+def recipes(draw: Callable[..., Any], training: bool = False, mean_steps: int = 12, random: bool = True) -> Recipe:
+    """A random recipe of about `mean_steps` steps (and their leaves); in training, its gradients exist in eager PyTorch."""
+    b = Builder(draw, training, random)
+    b.floats = [draw(st.sampled_from(["float32", "float32", "float32", "float64", "bfloat16"]))]
+    with torch.set_grad_enabled(training), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        b.leaf("user", b.choose([*_SHAPES, *[(2, 4, 4, 4), (4, 4)] * 3]), b.floats[0], b.choose(["signed", "strided"]))
+        if training:
+            b.add("mul", (0, b.leaf("parameter", b.values[0].shape, b.floats[0])))
+        # One draw per step says whether to stop, so that hypothesis can delete steps one by one.
+        while len(b.values) < MAX_VALUES and draw(st.integers(0, mean_steps)):
+            family = b.choose(_FAMILIES)
+            if random or family is not _random:
+                family(b)
+        count = len(b.values)
+        outputs = (count - 1, *draw(st.lists(st.integers(0, count - 1), max_size=3)))
+        if training:
+            outputs = (*outputs, next(i for i in reversed(range(count)) if b.values[i].requires_grad))
+            _require_gradients(b, outputs)
+    return Recipe(tuple(b.steps), tuple(outputs))
+
+
+def _require_gradients(b: Builder, outputs: tuple[int, ...]) -> None:
+    """Reject a recipe whose backward eager PyTorch refuses: a tensor that it needs was written in place."""
+    found = [b.values[i] for i in outputs if b.values[i].requires_grad]
+    leaves = [v for v in b.values if v.is_leaf and v.requires_grad]
+    try:
+        torch.autograd.grad(found, leaves, [torch.ones_like(v) for v in found], allow_unused=True)
+    except RuntimeError:
+        reject()
