@@ -86,8 +86,8 @@ def emit(graph_module: fx.GraphModule) -> Boxed:
     for index, node in enumerate(steps):
         names[node] = f"v{index}"
         lines.append(f"    {names[node]} = {_call(node, literal, constants, graph_module)}")
-        for item in items[node]:
-            names[item] = f"{names[node]}_{item.args[1]}"
+        for number, item in enumerate(items[node]):  # not by index: the same result may be taken twice
+            names[item] = f"{names[node]}_{number}"
             lines.append(f"    {names[item]} = {names[node]}[{item.args[1]}]")
         if items[node]:
             lines.append(f"    del {names[node]}")

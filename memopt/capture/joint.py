@@ -131,7 +131,7 @@ def constants_to_attributes(program: Program) -> fx.GraphModule:
     for node in list(module.graph.nodes):
         if node.op == "placeholder" and node.name in constants:
             attribute = f"_memopt_{node.name}"
-            setattr(module, attribute, program.state[node.name])
+            module.register_buffer(attribute, program.state[node.name], persistent=False)
             with module.graph.inserting_before(node):
                 replacement = module.graph.get_attr(attribute)
             replacement.meta = dict(node.meta)
