@@ -1,0 +1,67 @@
+import json
+
+import pytest
+
+from memopt.report import load
+from tests.cli.conftest import assert_one_line
+
+
+def test_plan_prints_the_report_and_nothing_else(run):
+    result = run("plan", "gpt2:tiny", "--budget", "95%", "--optimizer", "sgd")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("GPT2")
+    assert "least possible" in result.stdout
+    assert result.stderr == ""
+
+
+def test_json_parses_and_the_budget_is_kept(run):
+    result = run("plan", "gpt2", "--tiny", "--budget", "95%", "--format", "json", "--optimizer", "none")
+    report = json.loads(result.stdout)["report"]
+    assert report["budget_bytes"] == int(0.95 * report["unconstrained_bytes"])
+    assert report["peak_bytes"] <= report["budget_bytes"]
+    assert report["breakdown"]["optimizer_state"] == 0
+    assert report["breakdown"]["total"] == report["peak_bytes"]
+
+
+def test_output_file_by_suffix_and_never_by_accident(run, folder):
+    words = ("plan", "factories:pair", "--budget", "1GB", "-o", "report.json")
+    result = run(*words)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "written to report.json\n")
+    assert load(folder / "report.json").model == "Tiny"
+    (folder / "report.json").write_text("mine")
+    assert_one_line(run(*words), 2, "report.json exists", "--overwrite")
+    assert (folder / "report.json").read_text() == "mine"
+    assert run(*words, "--overwrite", "--format", "html").exit_code == 0
+    assert (folder / "report.json").read_text().startswith("<!doctype html>")
+
+
+def test_missing_folder_is_found_before_any_work(run):
+    assert_one_line(run("plan", "llama_1b", "--budget", "1GB", "-o", "no/such.json"), 2, "the folder of no/such.json")
+
+
+def test_a_budget_that_cannot_be_met_names_the_least(run):
+    assert_one_line(run("plan", "gpt2:tiny", "--budget", "10kB"), 3, "the least is", "What would help")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("gpt2:tiny",), "--budget"),
+        (("gpt2:tiny", "--budget", "20"), "20 what? say 20GB or 20GiB"),
+        (("gpt2:tiny", "--budget", "20XB"), "unknown unit"),
+        (("gpt2:tiny", "--budget", "-1GB"), "more than nothing"),
+        (("gpt2:tiny", "--budget", "nan"), "write a size"),
+        (("gpt2:tiny", "--budget", "0"), "0 what?"),
+        (("gpt2:tiny", "--budget", "1GB", "--batch", "0"), "--batch"),
+        (("gpt2:tiny", "--budget", "1GB", "--optimizer", "lion"), "--optimizer"),
+        (("gpt2:tiny", "--budget", "1GB", "--format", "pdf"), "--format"),
+        (("gpt7", "--budget", "1GB"), "no model 'gpt7'"),
+        (("factories:number", "--budget", "1GB"), "returned int"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(run, words, expected):
+    assert_one_line(run("plan", *words), 2, expected)
+
+
+def test_a_factory_that_raises_is_one_line_and_exit_code_1(run):
+    assert_one_line(run("plan", "factories:broken", "--budget", "1GB"), 1, "raised RuntimeError: no disk")
