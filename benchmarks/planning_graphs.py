@@ -168,3 +168,76 @@ def transformer(
     probability = tape.apply((wide,), tokens * vocabulary * 4, needs="o")
     loss = tape.apply((probability,), 4, needs="")
     return tape.finish(loss)
+
+
+def unet(depth: int = 5, width: int = 64, resolution: int = 512, batch: int = 8) -> StepProblem:
+    """A U-Net-like step in 2-byte numbers: two convolutions a level, max-pool down, up-convolution and concatenation up."""
+    tape = Tape()
+    image = tape.weight(batch * 3 * resolution * resolution * 2)
+
+    def bytes_at(level: int, channels: int) -> int:
+        return batch * channels * (resolution >> level) ** 2 * 2
+
+    def block(source: int, level: int, inside: int, outside: int) -> int:
+        for channels in (inside, outside):
+            size = bytes_at(level, outside)
+            flops = size / 2 * channels * 9 * 2
+            source = tape.apply((source,), size, weights=(tape.weight(channels * outside * 18),), flops=flops)
+            source = tape.apply((source,), size, weights=(tape.weight(outside * 4),), extra=(outside * 4,), needs="ie")
+            source = tape.apply((source,), size, needs="o")
+        return source
+
+    skips, x, channels = [], image, 3
+    for level in range(depth):
+        x = block(x, level, channels, width << level)
+        channels = width << level
+        if level < depth - 1:
+            skips.append(x)
+            size = bytes_at(level + 1, channels)
+            x = tape.apply((x,), size, extra=(size // 2,), needs="e")
+    for level in reversed(range(depth - 1)):
+        size = bytes_at(level, channels // 2)
+        x = tape.apply((x,), size, weights=(tape.weight(channels * channels * 4),), flops=size / 2 * channels * 2)
+        x = tape.apply((skips.pop(), x), 2 * size, needs="")
+        x = block(x, level, channels, channels // 2)
+        channels //= 2
+    logits = tape.apply((x,), bytes_at(0, 2), weights=(tape.weight(channels * 4),))
+    return tape.finish(tape.apply((logits,), 4, needs="i"))
+
+
+def densenet(blocks: tuple[int, ...] = (6, 12, 36, 24), growth: int = 48, batch: int = 96) -> StepProblem:
+    """A DenseNet-161-like step in 2-byte numbers: each layer concatenates everything before it in its block."""
+    tape = Tape()
+    image = tape.weight(batch * 3 * 224 * 224 * 2)
+    resolution, channels = 56, 2 * growth
+
+    def size(count: int) -> int:
+        return batch * count * resolution * resolution * 2
+
+    def norm_act(source: int, count: int) -> int:
+        weight = tape.weight(count * 4)
+        source = tape.apply((source,), size(count), weights=(weight,), extra=(count * 4,), needs="ie")
+        return tape.apply((source,), size(count), needs="o")
+
+    def conv(source: int, inside: int, outside: int, kernel: int) -> int:
+        flops = size(outside) / 2 * inside * kernel * kernel * 2
+        weight = tape.weight(inside * outside * kernel * kernel * 2)
+        return tape.apply((source,), size(outside), weights=(weight,), flops=flops)
+
+    x = norm_act(conv(image, 3, channels, 14), channels)
+    for index, layers in enumerate(blocks):
+        parts, counts = [x], [channels]
+        for _ in range(layers):
+            whole = tape.apply(tuple(parts), size(sum(counts)), needs="") if len(parts) > 1 else x
+            middle = conv(norm_act(whole, sum(counts)), sum(counts), 4 * growth, 1)
+            parts.append(conv(norm_act(middle, 4 * growth), 4 * growth, growth, 3))
+            counts.append(growth)
+        x = tape.apply(tuple(parts), size(sum(counts)), needs="")
+        channels = sum(counts)
+        if index < len(blocks) - 1:
+            x = conv(norm_act(x, channels), channels, channels // 2, 1)
+            channels //= 2
+            resolution //= 2
+            x = tape.apply((x,), size(channels), needs="")
+    pooled = tape.apply((norm_act(x, channels),), batch * channels * 2, needs="")
+    return tape.finish(tape.apply((pooled,), 4, needs="i"))

@@ -38,12 +38,14 @@ def lower_bound(problem: StepProblem) -> int:
             exists[maker + 1 :] = True
             must[maker : max((reader for reader in readers[storage] if reader < forward), default=maker)] = True
         if storage in problem.pinned:
-            must |= exists
+            np.logical_or(must, exists, out=must)
         elif not problem.recomputable[maker]:
-            awaited = before[readers[storage]].any(axis=0)  # operations that must have run before one that reads it
+            awaited = np.logical_or.reduce(
+                before[readers[storage]], axis=0
+            )  # operations that must have run before one that reads it
             if any(reader >= forward for reader in readers[storage]):
                 awaited[:forward] = True
-            must |= exists & awaited
+            np.logical_or(must, exists & awaited, out=must)
         total[must] += problem.sizes[storage]
     return int(total.max())
 

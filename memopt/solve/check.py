@@ -22,10 +22,8 @@ def check(problem: StepProblem, schedule: Schedule, peak_bytes: int, limit: int 
         for kind, storages in (("write", problem.writes[operation]), ("read", problem.reads[operation])):
             for storage in storages:
                 coming.setdefault(storage, []).append(kind)
-    done: set[int] = set()
     alive = set(problem.resident)  # storages whose latest copy is alive
-    firsts: set[int] = set()  # storages whose latest copy is a first copy that must be kept
-    total = peak = 0
+    done, firsts, total, peak = set[int](), set[int](), 0, 0  # firsts: pinned storages whose latest copy is the first
     for step, operation in enumerate(steps):
         if operation in done and not problem.recomputable[operation]:
             raise ScheduleError(f"step {step} runs operation {operation} again, which must not be recomputed")

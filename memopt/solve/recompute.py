@@ -6,14 +6,17 @@ import dataclasses
 import math
 import time
 
-from memopt.solve.archive import Archive
+from memopt.solve.descend import descend, seed
+from memopt.solve.improve import Improver
 from memopt.solve.problem import StepProblem
 from memopt.solve.rollout import Rollout
 from memopt.solve.schedule import Schedule
-from memopt.solve.search import descend
+from memopt.solve.search import Search
 
 # Recomputing that adds no more than this share of the step's time counts as free.
 FREE = 0.01
+# Improving ends after so many operations played out (some ten seconds), or so many vain rounds per level.
+EFFORT, PATIENCE = 15_000_000, 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +61,12 @@ class Curve:
 
 
 def curve(problem: StepProblem, *, seconds: float = 20.0) -> Curve:
-    """Return the whole trade-off, searched for at most about `seconds` seconds."""
-    deadline = time.monotonic() + seconds
-    rollout, archive = Rollout(problem), Archive()
-    descend(rollout, archive, deadline)
-    return _curve(problem, archive)
+    """Return the whole trade-off, searched for at most about `seconds` seconds on one core."""
+    search = Search(Rollout(problem), time.monotonic() + seconds)
+    seed(search)
+    levels = descend(search, 0, math.inf)
+    _improve(search, levels)
+    return _curve(problem, search)
 
 
 def plan(problem: StepProblem, limit: int | None, *, seconds: float = 20.0) -> Plan:
@@ -71,21 +75,32 @@ def plan(problem: StepProblem, limit: int | None, *, seconds: float = 20.0) -> P
     Without a limit: the plan with the least peak among those that add at most 1 % to the step's seconds. Where no plan
     keeps the limit: the one with the least peak, with `feasible` False.
     """
-    found = curve(problem, seconds=seconds)
+    search = Search(Rollout(problem), time.monotonic() + seconds)
+    seed(search)
     if limit is None:
-        allowed = problem.base_seconds * (1 + FREE)
-        return [point for point in found.points if point.seconds <= allowed][-1]
+        dearest = problem.base_seconds * (1 + FREE)
+        levels = descend(search, 0, dearest)
+        _improve(search, levels[-2:])
+        return [point for point in _curve(problem, search).points if point.seconds <= dearest][-1]
+    levels = descend(search, limit, math.inf)
+    if search.archive.best(limit) is not search.archive.states[-1]:
+        _improve(search, [limit])
+    found = _curve(problem, search)
     return found.at(limit) or dataclasses.replace(found.points[-1], feasible=False)
 
 
-def _curve(problem: StepProblem, archive: Archive) -> Curve:
-    entries = archive.entries
+def _improve(search: Search, levels: list[int]) -> None:
+    search.allow(EFFORT)
+    Improver(search).run(levels, PATIENCE * len(levels))
+
+
+def _curve(problem: StepProblem, search: Search) -> Curve:
     points: list[Plan] = []
-    fastest = math.inf
-    for peak, _, steps in entries:
-        seconds = math.fsum(problem.costs[operation] for operation in steps)
+    fastest, least = math.inf, search.archive.states[0].peak
+    for state in search.archive.states:
+        seconds = math.fsum(problem.costs[operation] for operation in state.outcome.steps)
         if seconds < fastest:
             fastest = seconds
-            schedule = Schedule(tuple(steps), problem.forward)
-            points.append(Plan(schedule, peak, seconds, seconds - problem.base_seconds, entries[0][0], True))
+            schedule = Schedule(tuple(state.outcome.steps), problem.forward)
+            points.append(Plan(schedule, state.peak, seconds, seconds - problem.base_seconds, least, True))
     return Curve(tuple(reversed(points)))

@@ -23,8 +23,7 @@ class Outcome:
         peak_bytes, peak_step: the most bytes, and the first step that reaches them; 0 and -1 without steps.
         seconds: sum of all costs.
         live: bytes per step.
-        copies: per copy, its storage; copy i < number of storages is the first copy of storage i.
-        born, last: per copy, first and last step of its life (0 and 0 for what is never counted).
+        bases: per backward operation, the step of its regular run (recomputations for it come just before).
     """
 
     steps: list[int]
@@ -32,9 +31,7 @@ class Outcome:
     peak_step: int
     seconds: float
     live: Ints
-    copies: Ints
-    born: Ints
-    last: Ints
+    bases: Ints
 
 
 class Rollout:
@@ -42,6 +39,7 @@ class Rollout:
 
     A decision has two parts. `saved` says per storage whether its forward copy waits for its first read in backward.
     `hold` says per storage for how many backward operations a copy waits after each touch before it counts as dropped.
+    Both are True and FOREVER for storages in `fixed`, which are never recomputed for their own sake.
     """
 
     def __init__(self, problem: StepProblem) -> None:
@@ -75,15 +73,16 @@ class Rollout:
 
     def play(self, saved: list[bool], hold: list[int]) -> Outcome:
         """Return the schedule that a decision leads to, with its exact bytes and seconds."""
-        problem, fixed = self.problem, self.fixed
+        problem = self.problem
         reads, writes, producer = problem.reads, problem.writes, problem.producer
         until = [
             FOREVER if always or (made and wait) else -1
-            for always, made, wait in zip(fixed, self._made, saved, strict=True)
+            for always, made, wait in zip(self.fixed, self._made, saved, strict=True)
         ]
         current = list(range(len(until)))
         copies, born, last = list(current), list(self._born), list(self._last)
         steps = list(range(problem.forward))
+        bases: list[int] = []
         step = problem.forward
         for base in range(problem.forward, len(reads)):
             for needed in reads[base]:
@@ -100,34 +99,34 @@ class Rollout:
                         stack.pop()
                         for read in reads[operation]:
                             last[current[read]] = step
-                            if not fixed[read]:
-                                until[read] = base + hold[read]
+                            until[read] = base + hold[read]
                         for write in writes[operation]:
                             current[write] = len(copies)
                             copies.append(write)
                             born.append(step)
                             last.append(step)
-                            if not fixed[write]:
-                                until[write] = base + hold[write]
+                            until[write] = base + hold[write]
                         steps.append(operation)
                         step += 1
             for read in reads[base]:
                 last[current[read]] = step
-                if not fixed[read]:
-                    until[read] = base + hold[read]
+                until[read] = base + hold[read]
             for write in writes[base]:
                 born[write] = last[write] = step
-                if not fixed[write]:
-                    until[write] = base + hold[write]
+                until[write] = base + hold[write]
             steps.append(base)
+            bases.append(step)
             step += 1
-        return self._measure(steps, copies, born, last)
+        return self._measure(steps, bases, copies, born, last)
 
-    def _measure(self, steps: list[int], copies: list[int], born: list[int], last: list[int]) -> Outcome:
+    def _measure(
+        self, steps: list[int], bases: list[int], copies: list[int], born: list[int], last: list[int]
+    ) -> Outcome:
+        # `copies` names the storage of each copy; copy i is the first copy of storage i while i is a storage.
         order, storages = np.array(steps, dtype=np.int64), np.array(copies, dtype=np.int64)
         begins, ends = np.array(born, dtype=np.int64), np.array(last, dtype=np.int64)
         if not steps:
-            return Outcome(steps, 0, -1, 0.0, order, storages, begins, ends)
+            return Outcome(steps, 0, -1, 0.0, order, order)
         ends[self.kept] = len(steps) - 1
         change = np.zeros(len(steps) + 1, dtype=np.int64)
         sizes = self.sizes[storages]
@@ -136,4 +135,4 @@ class Rollout:
         live = np.cumsum(change[:-1]) + self.workspace[order]
         peak = int(live.argmax())
         seconds = float(self.costs[order].sum())
-        return Outcome(steps, int(live[peak]), peak, seconds, live, storages, begins, ends)
+        return Outcome(steps, int(live[peak]), peak, seconds, live, np.array(bases, dtype=np.int64))
