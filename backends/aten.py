@@ -39,7 +39,7 @@ class AtenBackend:
         lower = aot_autograd(
             fw_compiler=half, bw_compiler=half, inference_compiler=inference, partition_fn=hooks.partition
         )
-        return lower(graph_module, example_inputs)  # type: ignore[no-any-return]
+        return lower(graph_module, example_inputs)
 
 
 def emit(graph_module: fx.GraphModule) -> Boxed:
@@ -124,9 +124,7 @@ def _frees(nodes: Sequence[Any], names: dict[fx.Node, str]) -> list[str]:
     return ["    del " + ", ".join(names[node] for node in nodes)] if nodes else []
 
 
-def _call(
-    node: fx.Node, literal: Callable[[Any], str], constants: dict[str, Any], graph_module: fx.GraphModule
-) -> str:
+def _call(node: fx.Node, literal: Callable[[Any], str], constants: dict[str, Any], graph_module: fx.GraphModule) -> str:
     if node.op == "get_attr":
         name = f"_attr_{node.name}"
         constants[name] = getattr(graph_module, str(node.target))
@@ -134,6 +132,7 @@ def _call(
     target: Any = node.target
     if "inplace" in node.meta:
         from memopt.passes.inplace import inplace_overload
+
         overload = inplace_overload(target)
         if overload is None:
             raise RuntimeError(f"{node.name} is annotated in place, but {target} has no in-place overload")
@@ -145,4 +144,3 @@ def _call(
     arguments = [literal(argument) for argument in node.args]
     arguments += [f"{key}={literal(value)}" for key, value in node.kwargs.items()]
     return f"{name}({', '.join(arguments)})"
-

@@ -208,9 +208,7 @@ class _Planner:
                 plan = self.curves[graph].points[point]
                 planned = apply_schedule(self.programs[graph], self.lowerings[graph], plan.schedule)
                 program, timeline = self.finish(planned)
-                self.built[graph, point] = Choice(
-                    self.lowerings[graph], plan, self.curves[graph], program, timeline
-                )
+                self.built[graph, point] = Choice(self.lowerings[graph], plan, self.curves[graph], program, timeline)
         return [self.built[graph, point] for graph, point in enumerate(picked)]
 
     def peak(self, choices: Sequence[Choice]) -> int:

@@ -249,7 +249,7 @@ def run_fake(graph_module: fx.GraphModule) -> dict[fx.Node, Any]:
                 values[node] = getattr(graph_module, str(node.target))
             elif node.op == "call_function":
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
-                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+                values[node] = node.target(*args, **kwargs)
     return values
 
 
@@ -300,16 +300,15 @@ def _check_values(graph_module: fx.GraphModule) -> None:
         for a, b in zip(found, recorded, strict=True):
             if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
                 if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device) or a.stride() != b.stride():
-                    raise ProgramError(
-                        f"{node.name}: recorded as {describe(b)}, but its operation gives {describe(a)}"
-                    )
+                    raise ProgramError(f"{node.name}: recorded as {describe(b)}, but its operation gives {describe(a)}")
             elif isinstance(a, torch.Tensor) != isinstance(b, torch.Tensor):
                 raise ProgramError(f"{node.name}: recorded as {b!r}, but its operation gives {a!r}")
 
 
 def describe(value: torch.Tensor) -> str:
     """The tensor's dtype, shape, strides and device in one short phrase."""
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}, strides {list(value.stride())}, {value.device}"
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{dtype}{list(value.shape)}, strides {list(value.stride())}, {value.device}"
 
 
 def _check_phases(program: Program) -> None:

@@ -17,6 +17,8 @@ from memopt.solve.schedule import Schedule
 
 _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 _BATCH_NORM_AGAIN = torch.ops.aten._native_batch_norm_legit.no_stats
+# A batch norm that runs again gives its result and the batch's statistics, but no new running statistics.
+OTHER_FORM_RESULTS = 3
 
 
 class Cost(Protocol):
@@ -56,12 +58,7 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
     aliasing = analyse(program)
     operations = [node for node in program.calls if _is_operation(node, aliasing)]
     mutated = {output.target for output in program.outputs if output.kind is OutputKind.MUTATION}
-    fragile = {
-        index
-        for node in program.placeholders
-        if node.name in mutated
-        for index in aliasing.of[node]
-    }
+    fragile = {index for node in program.placeholders if node.name in mutated for index in aliasing.of[node]}
     reads, writes, recomputable = [], [], []
     for node in operations:
         created = set(aliasing.created_by(node))
@@ -70,8 +67,9 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
             needed.update(dict.fromkeys(aliasing.of.get(argument, ())))
         reads.append(tuple(index for index in needed if index not in created))
         writes.append(tuple(aliasing.created_by(node)))
-        recomputable.append(_again(node) is not None and not (set(_reads_again(node, aliasing)) & fragile))
-    resident, arriving = set(), set()
+        recomputable.append(again_form(node) is not None and not (set(_reads_again(node, aliasing)) & fragile))
+    resident: set[int] = set()
+    arriving: set[int] = set()
     for entry, node in zip(program.inputs, program.placeholders, strict=True):
         (arriving if entry.kind is InputKind.TANGENT else resident).update(aliasing.of.get(node, ()))
     pinned = {
@@ -114,6 +112,7 @@ class _Emitter:
         self.current: dict[fx.Node, fx.Node] = {}
         self.views: dict[tuple[fx.Node, tuple[fx.Node, ...]], fx.Node] = {}
         self.operations = set(lowering.operations)
+        self.placed: set[fx.Node] = set()
 
     def emit(self, schedule: Schedule) -> Program:
         program = self.program
@@ -121,6 +120,7 @@ class _Emitter:
             if node.op in ("placeholder", "get_attr") or node.meta.get("phase") is Phase.FORWARD:
                 self.current[node] = self._copy(node, lambda n: self.current[n])
         forward = dict(self.current)
+        self.placed.update(forward)
         done = {node for node in forward if node in self.operations}
         for step in schedule.steps[schedule.forward :]:
             node = self.lowering.operations[step]
@@ -144,7 +144,7 @@ class _Emitter:
 
     def _run(self, node: fx.Node, *, again: bool) -> None:
         if again:
-            form = _again(node)
+            form = again_form(node)
             assert form is not None, f"{node.name} must not run again"
             target, arguments = form
             args, kwargs = fx.map_arg((arguments, node.kwargs), self._resolve)
@@ -159,13 +159,17 @@ class _Emitter:
                 if again and not self._has_item(copied, item):
                     continue
                 piece = self.graph.create_node(
-                    "call_function", operator.getitem, (copied, item.args[1]), name=f"{item.name}_again" if again else item.name
+                    "call_function",
+                    operator.getitem,
+                    (copied, item.args[1]),
+                    name=f"{item.name}_again" if again else item.name,
                 )
                 piece.meta = {**item.meta, "phase": Phase.BACKWARD}
                 self._set(item, piece)
 
     def _has_item(self, copied: fx.Node, item: fx.Node) -> bool:
-        return copied.target is not _BATCH_NORM_AGAIN or item.args[1] < 3  # type: ignore[operator]
+        index: Any = item.args[1]
+        return copied.target is not _BATCH_NORM_AGAIN or index < OTHER_FORM_RESULTS
 
     def _set(self, node: fx.Node, copied: fx.Node) -> None:
         # The first copy of what the caller holds is the one that is returned; a later copy dies at once.
@@ -181,14 +185,20 @@ class _Emitter:
         key = (node, arguments)
         if key not in self.views:
             mapping = dict(zip(node.all_input_nodes, arguments, strict=True))
-            self.views[key] = copied = self._copy(node, lambda n: mapping[n])
-            copied.meta["phase"] = Phase.BACKWARD
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: mapping[n])
+            # Names that the program has already stay those of its own nodes.
+            name = f"{node.name}_again" if node in self.placed else node.name
+            self.placed.add(node)
+            self.views[key] = copied = self.graph.create_node("call_function", node.target, args, kwargs, name=name)
+            copied.meta = {**node.meta, "phase": Phase.BACKWARD}
         return self.views[key]
 
     def _drop_unused(self) -> None:
         for node in reversed(list(self.graph.nodes)):
             unused = node.op == "call_function" and not node.users
-            if unused and (node.target is operator.getitem or "recomputes" in node.meta or node.meta["phase"] is Phase.BACKWARD):
+            if unused and (
+                node.target is operator.getitem or "recomputes" in node.meta or node.meta["phase"] is Phase.BACKWARD
+            ):
                 if is_random(node) or is_effectful(node):
                     continue
                 self.graph.erase_node(node)
@@ -201,7 +211,7 @@ def _is_operation(node: fx.Node, aliasing: Aliasing) -> bool:
     return bool(aliasing.created_by(node)) or not aliasing.of.get(node) or is_random(node) or is_effectful(node)
 
 
-def _again(node: fx.Node) -> tuple[Any, tuple[Any, ...]] | None:
+def again_form(node: fx.Node) -> tuple[Any, tuple[Any, ...]] | None:
     """The operator and the arguments that compute the node's value once more, or None where that is not allowed."""
     if is_random(node) or is_effectful(node) or not isinstance(node.target, torch._ops.OpOverload):
         return None
@@ -213,7 +223,7 @@ def _again(node: fx.Node) -> tuple[Any, tuple[Any, ...]] | None:
 
 
 def _reads_again(node: fx.Node, aliasing: Aliasing) -> list[int]:
-    form = _again(node)
+    form = again_form(node)
     if form is None:
         return []
     found: list[int] = []

@@ -67,7 +67,9 @@ class Checkpoint(Pass):
                 seconds=self.seconds,
             )
             if not step.feasible:
-                raise ValueError(f"no plan stays below {self.limit_bytes} bytes; the least peak is {step.minimum_bytes}")
+                raise ValueError(
+                    f"no plan stays below {self.limit_bytes} bytes; the least peak is {step.minimum_bytes}"
+                )
             planned = step.choices[0].program
         changes = tuple(
             Change(f"recompute {node.meta['recomputes']} in backward", (node.meta["recomputes"],), (node.name,))

@@ -1,0 +1,1 @@
+"""From a model to programs: torch.export for inference, Dynamo and AOTAutograd for training."""

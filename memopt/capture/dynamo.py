@@ -15,17 +15,21 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 from torch._functorch import partitioners
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._ordered_set import OrderedSet
 
 from memopt.capture.joint import Origin, constants_to_attributes, from_joint, program_of_graph, split
 from memopt.program import InputKind, Program
 
-Names = Mapping[int, tuple[InputKind, str]]
+Names = Mapping[int, tuple[InputKind, str, torch.Tensor]]
 
 
 class Session(Protocol):
     """Decides what becomes of each captured program; `memopt.session.Session` is the one that compiles."""
+
+    @property
+    def dry(self) -> bool:
+        """Whether graphs are only collected: nothing needs to be compiled."""
 
     def names(self) -> Names:
         """Roles and qualified names of the model's tensors, by `id`; empty when the model is not known."""
@@ -61,6 +65,7 @@ class Hooks:
         self.origins = [
             _origin_of(node, value, names) for node, value in zip(placeholders, example_inputs, strict=True)
         ]
+        self.dry = session.dry
         reason = getattr(graph_module, "compile_subgraph_reason", None)
         self.graph_break = bool(reason is not None and reason.graph_break)
         self.needs_gradients = torch.is_grad_enabled() and any(
@@ -81,14 +86,16 @@ class Hooks:
                 "static_lifetime_input_nodes": _static_nodes(module, options.get("static_lifetime_input_indices")),
             }
             known = inspect.signature(partitioners._extract_fwd_bwd_modules).parameters
-            return partitioners._extract_fwd_bwd_modules(  # type: ignore[no-any-return]
+            return partitioners._extract_fwd_bwd_modules(
                 module, saved, **{name: value for name, value in arguments.items() if name in known}
             )
 
         forward, backward = split(program, extract)
         return forward, backward
 
-    def inference(self, graph_module: fx.GraphModule) -> tuple[Program, Callable[[Mapping[str, torch.Tensor]], Program]]:
+    def inference(
+        self, graph_module: fx.GraphModule
+    ) -> tuple[Program, Callable[[Mapping[str, torch.Tensor]], Program]]:
         """Rewrite an inference graph.
 
         Returns:
@@ -128,6 +135,7 @@ class Watched:
         self._stamp = [_stamp(program.state[self._arguments[index].name]) for index in self._baked]
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Run on a list of inputs, which is emptied."""
         if self._baked and [_stamp(args[index]) for index in self._baked] != self._stamp:
             state = {
                 entry.name: value.detach()
@@ -152,18 +160,23 @@ def _stamp(tensor: torch.Tensor) -> tuple[int, int]:
 def _origin_of(node: fx.Node, value: Any, names: Names) -> Origin:
     if not isinstance(value, torch.Tensor):
         return Origin(InputKind.USER, None, None)
-    known = value.detach() if not value.is_inference() else None
     if id(value) in names:
-        kind, target = names[id(value)]
-        return Origin(kind, target, known)
+        kind, target, real = names[id(value)]
+        return Origin(kind, target, _known(real))
     argument = node.meta.get("grapharg")
     source = argument.source.name if argument is not None and argument.source is not None else ""
     source = source() if callable(source) else source
     if isinstance(value, torch.nn.Parameter):
-        return Origin(InputKind.PARAMETER, _qualified(source) or node.name, known)
+        return Origin(InputKind.PARAMETER, _qualified(source) or node.name, _known(value))
     if "._buffers[" in source:
-        return Origin(InputKind.BUFFER, _qualified(source), known)
+        return Origin(InputKind.BUFFER, _qualified(source), _known(value))
     return Origin(InputKind.USER, None, None)
+
+
+def _known(value: torch.Tensor) -> torch.Tensor | None:
+    """The tensor's value, unless it has none or changes to it cannot be noticed."""
+    unknown = value.is_inference() or value.is_meta or isinstance(value, FakeTensor)
+    return None if unknown else value.detach()
 
 
 def _qualified(source: str) -> str:

@@ -57,7 +57,7 @@ def from_exported_program(exported: ExportedProgram) -> Program:
     table = torch.export.default_decompositions()
     for operation in list(table):
         if not _is_cia_op(operation):
-            table.pop(operation)
+            del table[operation]
     lowered = exported.run_decompositions(table)
     signature = lowered.graph_signature
     program = Program(fx.GraphModule(lowered.graph_module, lowered.graph), (), ()).copy()

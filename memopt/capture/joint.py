@@ -84,10 +84,7 @@ def program_of_graph(
     by_position = _placeholder_by_position(module, origins)
     output_node = module.graph.output_node()
     outputs_args = list(output_node.args[0])  # type: ignore[arg-type]
-    outputs = [
-        _output_role(desc, by_position)
-        for desc in output_node.meta.get("desc") or [None] * len(outputs_args)
-    ]
+    outputs = [_output_role(desc, by_position) for desc in output_node.meta.get("desc") or [None] * len(outputs_args)]
     program = Program(module, tuple(inputs), tuple(outputs), state, training, forward_outputs)
     return _constants_to_inputs(program).finish()
 
@@ -119,13 +116,12 @@ def crossing(program: Program) -> list[fx.Node]:
     return [
         node
         for node in program.calls
-        if node.meta["phase"] is Phase.FORWARD
-        and any(user.meta.get("phase") is Phase.BACKWARD for user in node.users)
+        if node.meta["phase"] is Phase.FORWARD and any(user.meta.get("phase") is Phase.BACKWARD for user in node.users)
     ]
 
 
 def constants_to_attributes(program: Program) -> fx.GraphModule:
-    """A copy of the graph in which CONSTANT inputs are attributes, so that its placeholders are the call's arguments."""
+    """A copy of the graph with CONSTANT inputs as attributes: its placeholders are the arguments of a call."""
     module = program.copy().graph_module
     constants = {entry.name for entry in program.inputs if entry.kind is InputKind.CONSTANT}
     for node in list(module.graph.nodes):

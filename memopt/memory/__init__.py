@@ -1,0 +1,1 @@
+"""What a program takes: aliasing, liveness, timelines, optimizer state, operator workspace, measurement."""

@@ -1,0 +1,158 @@
+"""The calls: compile, plan, estimate, measure."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from memopt.backends.aten import AtenBackend
+from memopt.budget import parse_budget
+from memopt.capture.dynamo import Engine
+from memopt.evidence import Verification
+from memopt.memory.breakdown import MemoryBreakdown
+from memopt.module import CompiledModule, Options
+from memopt.pass_manager import Pass
+from memopt.report.record import Report
+
+log = logging.getLogger("memopt")
+
+# Levers that change the numbers or the meaning of a step, by consent only. None is built yet.
+LEVERS: tuple[str, ...] = ()
+
+BACKENDS = ("aten", "inductor")
+
+
+def compile(
+    model: nn.Module,
+    budget: str | int | float | None = None,
+    *,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    backend: str = "inductor",
+    passes: Iterable[Pass] | None = None,
+    allow: Sequence[str] = (),
+    verify: Verification = True,
+) -> CompiledModule:
+    """Return the model's stand-in that trains and infers within a memory budget, with the same numbers.
+
+    Args:
+        model: any module that torch.compile runs.
+        budget: the most bytes that the device may hold during a step, everything counted: "20GB" (20·10⁹), "20GiB"
+            (20·2³⁰), a number of bytes, or a fraction in (0, 1] of the model's own unconstrained peak. None: memory is
+            reduced only where it costs no time.
+        example_inputs: positional arguments as a tuple or list, keyword arguments as a mapping, or one tensor: plan at
+            once, without running the model. Without them the first call plans.
+        optimizer: the one that will step the parameters: its state and temporaries count. It is never stepped here.
+        backend: "inductor" for speed, "aten" for a step that is byte for byte what was planned.
+        passes: rewrites in order, in place of `memopt.INFERENCE` or `memopt.TRAINING`.
+        allow: names of levers that may change the numbers; none is available in this version.
+        verify: True proves each rewrite on its own region and measures a trial step; "full" also compares whole
+            programs; False trusts.
+
+    Returns:
+        A module with the model's own parameters and state dict keys; `.report` tells what was done.
+
+    Raises:
+        BudgetError: no plan keeps the budget (here with `example_inputs`, else at the first call).
+        ValueError: the budget, the backend or a lever is not understood.
+        TypeError: `model` is not a module, or `passes` holds something that is not a Pass.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"memopt.compile takes a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, CompiledModule):
+        raise TypeError("this model is compiled already: compile the original model")
+    for lever in allow:
+        if lever not in LEVERS:
+            known = f"known: {', '.join(LEVERS)}" if LEVERS else "this version has none"
+            raise ValueError(f"allow: unknown lever {lever!r} ({known})")
+    if verify not in (True, False, "full"):
+        raise ValueError(f'verify is {verify!r}: use True, False or "full"')
+    chosen = None if passes is None else tuple(passes)
+    for item in chosen or ():
+        if not isinstance(item, Pass):
+            raise TypeError(f"passes must hold memopt.Pass instances, not {item!r}")
+    engine, notes = _engine(backend, _device_of(model))
+    options = Options(
+        budget=None if budget is None else parse_budget(budget),
+        optimizer=optimizer,
+        engine=engine,
+        passes=chosen,
+        verify=verify,
+        notes=notes,
+    )
+    compiled = CompiledModule(model, options)
+    if example_inputs is not None:
+        compiled.plan(*call_arguments(example_inputs))
+    return compiled
+
+
+def plan(
+    model: nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor,
+    budget: str | int | float | None = None,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    backend: str = "aten",
+    verify: Verification = False,
+) -> Report:
+    """Plan a step without running the model and return the report.
+
+    A model in training mode is planned for forward and backward, one in eval mode for inference.
+
+    Raises:
+        BudgetError: no plan keeps the budget.
+        CaptureError: the model's control flow depends on the values of tensors.
+    """
+    compiled = compile(model, budget, optimizer=optimizer, backend=backend, verify=verify)
+    with torch.set_grad_enabled(model.training):
+        return compiled.plan(*call_arguments(inputs))
+
+
+def estimate(
+    model: nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> MemoryBreakdown:
+    """Predict where the bytes of one step go, without running the model.
+
+    A model in training mode is counted with backward (and the optimizer, where one is given), one in eval mode without.
+    The step is the one that `memopt.compile(model, backend="aten")` runs without a budget.
+
+    Raises:
+        CaptureError: the model's control flow depends on the values of tensors.
+    """
+    return plan(model, inputs, None, optimizer=optimizer).breakdown
+
+
+def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from example inputs: a mapping is keywords, a tuple or list is positions."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, (tuple, list)):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return torch.device("cpu")
+
+
+def _engine(backend: str, device: torch.device) -> tuple[Engine, tuple[str, ...]]:
+    if backend == "aten":
+        return AtenBackend(), ()
+    if backend == "inductor":
+        from memopt.backends.inductor import InductorBackend, missing_compiler
+
+        reason = missing_compiler(device)
+        if reason is None:
+            return InductorBackend(), ()
+        note = f'{reason}: backend "aten" is used instead'
+        log.warning("%s", note)
+        return AtenBackend(), (note,)
+    raise ValueError(f"unknown backend {backend!r}: use one of {', '.join(BACKENDS)}")

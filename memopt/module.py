@@ -1,0 +1,266 @@
+"""CompiledModule: the model's stand-in that plans at the first call and then runs what was planned."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
+from torch.utils import _pytree as pytree
+
+from memopt.budget import Budget
+from memopt.capture.dynamo import Engine, Hooks
+from memopt.capture.export import CaptureError
+from memopt.capture.shadow import Shadow, model_names
+from memopt.evidence import Verification
+from memopt.memory.optimizer import OptimizerFootprint, optimizer_footprint
+from memopt.memory.workspace import WorkspaceTable
+from memopt.pass_manager import Pass
+from memopt.report.record import Report
+from memopt.session import Resident, Session, WholeStepNeeded, storage_bytes
+
+# How many shapes and modes of one model are compiled before a call is refused.
+_RECOMPILE_LIMIT = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `memopt.compile` was asked for. The optimizer is only looked at, never stepped."""
+
+    budget: Budget | None
+    optimizer: Any
+    engine: Engine
+    passes: tuple[Pass, ...] | None
+    verify: Verification
+    notes: tuple[str, ...] = ()
+
+
+class CompiledModule(nn.Module):
+    """A model that trains and infers as before, within its budget.
+
+    It holds the model's own parameter and buffer objects under the model's own names, so that optimizers, checkpoints
+    and `state_dict` work on either. The first call with new shapes, or in a new mode, captures and plans; later calls
+    run what was planned. `report` tells what was done.
+    """
+
+    def __init__(self, model: nn.Module, options: Options) -> None:
+        """Wrap the model; nothing is compiled yet."""
+        super().__init__()
+        object.__setattr__(self, "_model", model)
+        for kind in ("_parameters", "_buffers", "_modules"):
+            self.__dict__[kind] = getattr(model, kind)
+        self.training = model.training
+        self._options = options
+        self._table = WorkspaceTable()
+        self._footprint: OptimizerFootprint | None = None
+        self._sessions: dict[bool, Session] = {}
+        self._compiled: dict[bool, Callable[..., Any]] = {}
+        self._last: Session | None = None
+
+    # -- the user's surface --------------------------------------------------------------------------------------
+
+    @property
+    def report(self) -> Report:
+        """What the latest compilation did.
+
+        Raises:
+            RuntimeError: nothing was compiled yet.
+        """
+        session = self._last
+        if session is None or session.report is None:
+            raise RuntimeError("nothing is planned yet: call the model once, or pass example_inputs to memopt.compile")
+        return session.report
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model as planned; plan first where these shapes and this mode are new.
+
+        Raises:
+            BudgetError: no plan keeps the budget. Nothing was run, and nothing of the model has changed.
+        """
+        accumulating = self._accumulating()
+        session = self._session(accumulating)
+        session.resident = self._resident(args, kwargs, accumulating)
+        self._last = session
+        try:
+            return self._call(session, accumulating, args, kwargs)
+        except WholeStepNeeded:
+            self.plan(args, kwargs)
+            session.whole_step = False
+            return self._call(session, accumulating, args, kwargs)
+
+    def plan(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:
+        """Plan for these inputs without running the model.
+
+        Raises:
+            BudgetError: no plan keeps the budget.
+            CaptureError: the model's control flow depends on the values of tensors.
+        """
+        accumulating = self._accumulating()
+        session = self._session(accumulating)
+        session.resident = self._resident(args, kwargs, accumulating)
+        self._last = session
+        programs = collect(self._model, args, kwargs, session)
+        if any(program.training for program in programs):
+            session.plan_training([program for program in programs if program.training])
+        else:
+            for program in programs:
+                session.plan_inference(program)
+        assert session.report is not None
+        return session.report
+
+    # -- the model's surface -------------------------------------------------------------------------------------
+
+    def train(self, mode: bool = True) -> CompiledModule:
+        """Set the model's mode."""
+        self._model.train(mode)
+        self.training = mode
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> CompiledModule:
+        self._model._apply(fn, recurse)
+        self._forget()
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own state dict, with its own keys."""
+        return self._model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load into the model."""
+        return self._model.load_state_dict(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        model = self.__dict__.get("_model")
+        if model is None or name.startswith("__"):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return getattr(model, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
+        # The copy has parameters of its own, which the optimizer does not step: it is planned without it.
+        options = dataclasses.replace(self._options, optimizer=None)
+        return CompiledModule(copy.deepcopy(self._model, memo), options)
+
+    def __reduce__(self) -> Any:
+        return CompiledModule, (self._model, dataclasses.replace(self._options, optimizer=None))
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        self._sessions.clear()
+        self._compiled.clear()
+        self._last = None
+        self._footprint = None
+
+    def _call(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
+        if accumulating not in self._compiled:
+            backend = dynamo_backend(session)
+            self._compiled[accumulating] = torch.compile(self._model, backend=backend, dynamic=False)
+        with dynamo_settings():
+            return self._compiled[accumulating](*args, **kwargs)
+
+    def _accumulating(self) -> bool:
+        """Whether gradients exist already, so that backward adds to them: that takes a plan of its own."""
+        if self._options.budget is None or not torch.is_grad_enabled():
+            return False
+        return any(parameter.grad is not None for parameter in self._model.parameters())
+
+    def _session(self, accumulating: bool) -> Session:
+        if accumulating not in self._sessions:
+            self._sessions[accumulating] = Session(
+                budget=self._options.budget,
+                backend=self._options.engine,
+                passes=self._options.passes,
+                verify=self._options.verify,
+                names=model_names(self._model),
+                resident=Resident(),
+                table=self._table,
+                model_name=type(self._model).__name__,
+            )
+            self._sessions[accumulating].notes.extend(self._options.notes)
+            self._sessions[accumulating].whole_step = True
+        return self._sessions[accumulating]
+
+    def _resident(self, args: Sequence[Any], kwargs: Mapping[str, Any], accumulating: bool) -> Resident:
+        if self._footprint is None and self._options.optimizer is not None:
+            self._footprint = optimizer_footprint(self._options.optimizer, list(self._model.parameters()))
+        return resident_of(self._model, args, kwargs, self._footprint, accumulating)
+
+
+def resident_of(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    footprint: OptimizerFootprint | None,
+    accumulating: bool,
+) -> Resident:
+    """Count what the device holds during the whole step, by storage."""
+    parameters = list(model.parameters())
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return Resident(
+        parameters=storage_bytes(parameters),
+        buffers=storage_bytes(list(model.buffers())),
+        inputs=storage_bytes(pytree.tree_leaves((args, kwargs))),
+        gradients=storage_bytes(gradients) if accumulating else 0,
+        optimizer=footprint,
+        trainable=sum(parameter.numel() * parameter.element_size() for parameter in trainable),
+    )
+
+
+def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], session: Session) -> list[Any]:
+    """Capture all graphs of one call on fake tensors, in order; neither model nor inputs are touched.
+
+    Raises:
+        CaptureError: the model cannot run without real data.
+    """
+    shadow = Shadow(model)
+    fake_args, fake_kwargs = shadow.inputs(args, kwargs)
+    names, session._names = session._names, shadow.names
+    session.collecting = []
+    try:
+        with shadow.mode, dynamo_settings(), torch.random.fork_rng(devices=[]):
+            compiled = torch.compile(shadow.model, backend=dynamo_backend(session), dynamic=False)
+            compiled(*fake_args, **fake_kwargs)
+        return session.collecting
+    except (torch._subclasses.fake_tensor.DataDependentOutputException, NotImplementedError) as error:
+        raise CaptureError(
+            f"{type(model).__name__} cannot be planned without running it: its control flow depends on tensor values"
+        ) from error
+    finally:
+        session.collecting = None
+        session._names = names
+
+
+def dynamo_backend(session: Session) -> Callable[..., Any]:
+    """A fresh Dynamo backend that hands each graph to the session's engine."""
+
+    def memopt(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return session.engine().compile_captured(
+            graph_module, example_inputs, Hooks(session, graph_module, example_inputs)
+        )
+
+    return memopt
+
+
+@contextlib.contextmanager
+def dynamo_settings() -> Iterator[None]:
+    """Let many shapes be compiled, refuse instead of falling back to eager, and raise memopt's own errors."""
+    settings = torch._dynamo.config.patch(
+        recompile_limit=_RECOMPILE_LIMIT,
+        accumulated_recompile_limit=8 * _RECOMPILE_LIMIT,
+        fail_on_recompile_limit_hit=True,
+    )
+    try:
+        with settings:
+            yield
+    except BackendCompilerFailed as error:
+        raise error.inner_exception from None
+    except FailOnRecompileLimitHit as error:
+        raise RuntimeError(
+            f"more than {_RECOMPILE_LIMIT} different input shapes: pad or bucket the inputs to fewer shapes"
+        ) from error

@@ -1,0 +1,157 @@
+"""From a planned step to its report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import fx
+
+from memopt.memory.aliasing import analyse
+from memopt.memory.breakdown import MemoryBreakdown, TensorAtPeak
+from memopt.memory.timeline import Timeline
+from memopt.program import OutputKind, Phase, Program, source_line, tensors_of
+from memopt.report.record import Environment, ProgramReport, Report, TensorRow
+
+if TYPE_CHECKING:
+    from memopt.session import Planned, Session
+
+_LARGEST = 10
+_ROWS = 40
+
+
+def build_report(session: Session, planned: Sequence[Planned], peak: int, minimum: int, measured: int | None) -> Report:
+    """Put a planned step on record.
+
+    Args:
+        session: whose step it is.
+        planned: its graphs.
+        peak, minimum, measured: predicted, least and measured bytes above what is resident.
+    """
+    from memopt.session import constant_bytes
+
+    constants = sum(constant_bytes(item.program) for item in planned)
+    base = session.resident.total + constants
+    largest = max(range(len(planned)), key=lambda i: planned[i].timeline.peak_bytes)
+    item = planned[largest]
+    breakdown = breakdown_of(session, item.program, item.timeline, constants, peak)
+    plain = max(item.timeline_before.peak_bytes for item in planned)
+    optimizer_peak = session.optimizer_peak()
+    return Report(
+        passes=tuple(record for item in planned for record in item.records),
+        peak_bytes=max(base + peak, optimizer_peak),
+        measured_peak_bytes=None if measured is None else max(base + measured, optimizer_peak),
+        minimum_bytes=max(base + minimum, optimizer_peak),
+        budget_bytes=session.limit(base + plain),
+        unconstrained_bytes=max(base + plain, optimizer_peak),
+        breakdown=breakdown,
+        programs=tuple(_program_report(number, item, base) for number, item in enumerate(planned)),
+        notes=tuple(session.notes),
+        environment=Environment(torch.__version__, _device_name(item.program), torch.get_num_threads()),
+        model=session.model_name,
+        backend=session.engine().name,
+    )
+
+
+def breakdown_of(session: Session, program: Program, line: Timeline, constants: int, peak: int) -> MemoryBreakdown:
+    """Where the bytes go at the step's peak: in forward and backward, or while the optimizer steps if that is more."""
+    resident = session.resident
+    base = resident.total + constants
+    if session.optimizer_peak() > base + peak:
+        assert resident.optimizer is not None
+        gradients, activations, scratch = resident.trainable, 0, resident.optimizer.step_peak_bytes
+        buffers, total = resident.buffers, session.optimizer_peak()
+    else:
+        produced = _gradient_producers(program)
+        gradients = sum(size for name, size in line.live_at_peak if name in produced)
+        scratch = line.workspace_bytes[line.peak_step] if line.steps else 0
+        activations = peak - gradients - scratch
+        gradients += resident.gradients
+        buffers, total = resident.buffers + constants, base + peak
+    return MemoryBreakdown(
+        parameters=resident.parameters,
+        buffers=buffers,
+        gradients=gradients,
+        optimizer_state=resident.optimizer_state,
+        inputs=resident.inputs,
+        activations=activations,
+        workspace=scratch,
+        total=total,
+        largest=largest_tensors(program, line),
+    )
+
+
+def largest_tensors(program: Program, line: Timeline) -> tuple[TensorAtPeak, ...]:
+    """The largest tensors that the step itself made and that are alive at its peak."""
+    nodes = {node.name: node for node in program.graph.nodes}
+    found = []
+    for name, size in line.live_at_peak[:_LARGEST]:
+        node = nodes[name]
+        value = _storage_owner(node, size)
+        found.append(
+            TensorAtPeak(
+                name,
+                size,
+                tuple(value.shape) if value is not None else (),
+                str(value.dtype).removeprefix("torch.") if value is not None else "",
+                source_line(node),
+            )
+        )
+    return tuple(found)
+
+
+def _storage_owner(node: fx.Node, size: int) -> torch.Tensor | None:
+    tensors = tensors_of(node)
+    exact = [tensor for tensor in tensors if tensor.untyped_storage().nbytes() == size]
+    return next(iter(exact or tensors), None)
+
+
+def _gradient_producers(program: Program) -> set[str]:
+    """Names of the nodes that allocate gradients."""
+    aliasing = analyse(program)
+    return {
+        aliasing.storages[index].producer.name
+        for output, value in zip(program.outputs, program.output_nodes, strict=True)
+        if output.kind is OutputKind.GRADIENT and isinstance(value, fx.Node)
+        for index in aliasing.of[value]
+    }
+
+
+def _program_report(number: int, item: Planned, base: int) -> ProgramReport:
+    program = item.program
+    saved: list[TensorRow] = []
+    recomputed: list[TensorRow] = []
+    if program.training:
+        originals = {node.name: node for node in item.before.calls}
+        seen: set[str] = set()
+        for node in program.calls:
+            size = sum(tensor.untyped_storage().nbytes() for tensor in tensors_of(node)[:1])
+            cost = item.costs.get(node.name) or item.costs.get(node.meta.get("recomputes", ""))
+            crosses = node.meta["phase"] is Phase.FORWARD and any(
+                user.meta.get("phase") is Phase.BACKWARD for user in node.users
+            )
+            if crosses:
+                saved.append(TensorRow(node.name, size, source_line(node), cost.seconds if cost else None))
+            again = node.meta.get("recomputes")
+            if again in originals and again not in seen:
+                seen.add(again)
+                recomputed.append(TensorRow(again, size, source_line(node), cost.seconds if cost else None))
+    return ProgramReport(
+        name=f"graph {number}",
+        kind="training" if program.training else "inference",
+        nodes=len(program.calls),
+        timeline_before=tuple(base + live for live in item.timeline_before.live_bytes),
+        timeline_after=tuple(base + live for live in item.timeline.live_bytes),
+        saved=tuple(sorted(saved, key=lambda row: -row.bytes)[:_ROWS]),
+        recomputed=tuple(sorted(recomputed, key=lambda row: -row.bytes)[:_ROWS]),
+        forward_steps=item.timeline.forward_steps,
+    )
+
+
+def _device_name(program: Program) -> str:
+    for node in program.graph.nodes:
+        for tensor in tensors_of(node):
+            if tensor.device.type == "cuda":
+                return str(torch.cuda.get_device_name(tensor.device))
+    return "cpu"

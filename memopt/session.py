@@ -1,0 +1,330 @@
+"""One model's compilation: what is resident, which passes run, what is planned, and the report of it all."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from memopt.budget import Budget, BudgetError
+from memopt.capture.dynamo import Engine, Names
+from memopt.evidence import Verification
+from memopt.memory.optimizer import OptimizerFootprint
+from memopt.memory.timeline import Timeline, timeline
+from memopt.memory.workspace import OperatorCost, WorkspaceTable
+from memopt.pass_manager import Pass, PassManager, PassRecord
+from memopt.passes.checkpoint import Checkpoint, workspace
+from memopt.planner import Choice, peaks_of, plan_step, step_peak
+from memopt.program import InputKind, Program, describe, tensors_of
+from memopt.report.build import build_report
+from memopt.report.record import Report
+from memopt.solve.schedule import Schedule
+from memopt.trial import TrialError, trial
+
+log = logging.getLogger("memopt")
+
+# How often a plan whose measured step went over the budget is tightened before the budget is called infeasible.
+_TIGHTENINGS = 3
+
+
+class WholeStepNeeded(Exception):
+    """A graph break: the budget is shared among several graphs, so all must be seen before the first is planned."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Resident:
+    """What the device holds during the whole step, in bytes.
+
+    Attributes:
+        parameters: by storage; tied weights once.
+        buffers: by storage.
+        inputs: the caller's tensors.
+        gradients: that exist already when the step begins (accumulation).
+        optimizer: the optimizer's state, and its temporaries while it steps; None without an optimizer.
+        trainable: bytes of all gradients of trainable parameters together.
+    """
+
+    parameters: int = 0
+    buffers: int = 0
+    inputs: int = 0
+    gradients: int = 0
+    optimizer: OptimizerFootprint | None = None
+    trainable: int = 0
+
+    @property
+    def optimizer_state(self) -> int:
+        """Bytes of the optimizer's state."""
+        return self.optimizer.state_bytes if self.optimizer else 0
+
+    @property
+    def total(self) -> int:
+        """Everything that is there during forward and backward."""
+        return self.parameters + self.buffers + self.inputs + self.gradients + self.optimizer_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """One graph after planning.
+
+    Attributes:
+        before: the program as captured, after the rewrites that come before the plan.
+        program: the finished program.
+        timeline: its memory.
+        timeline_before: the memory of `before`.
+        records: one per pass.
+        costs: seconds and workspace by node name of `before`.
+        choice: the plan; None for inference.
+        measured: what a trial run took above what is resident, in bytes; None when none was made.
+    """
+
+    before: Program
+    program: Program
+    timeline: Timeline
+    timeline_before: Timeline
+    records: tuple[PassRecord, ...]
+    costs: Mapping[str, OperatorCost]
+    choice: Choice | None = None
+    measured: int | None = None
+
+
+class Session:
+    """Receives the programs of one model from the front door, rewrites and plans them, and keeps the report."""
+
+    def __init__(
+        self,
+        *,
+        budget: Budget | None,
+        backend: Engine,
+        passes: Sequence[Pass] | None,
+        verify: Verification,
+        names: Names,
+        resident: Resident,
+        table: WorkspaceTable,
+        model_name: str = "",
+        plan_seconds: float = 20.0,
+    ) -> None:
+        self.budget, self.passes, self.verify = budget, passes, verify
+        self._engine, self._names = backend, names
+        self.resident, self.table = resident, table
+        self.model_name, self.plan_seconds = model_name, plan_seconds
+        self.notes: list[str] = []
+        self.report: Report | None = None
+        self.collecting: list[Program] | None = None
+        self.whole_step = False  # whether a graph break may be answered by collecting all graphs first
+        self._schedules: dict[str, tuple[Schedule, ...]] = {}
+        self._seen_inference: list[Planned] = []
+
+    # -- the front door's protocol -------------------------------------------------------------------------------
+
+    @property
+    def dry(self) -> bool:
+        """Whether graphs are only collected: nothing needs to be compiled."""
+        return self.collecting is not None
+
+    def names(self) -> Names:
+        """Roles and qualified names of the model's tensors, by `id`."""
+        return self._names
+
+    def engine(self) -> Engine:
+        """The backend that runs the programs."""
+        return self._engine
+
+    def inference(self, program: Program) -> Program:
+        """Rewrite an inference program; raise BudgetError when its peak is over the budget."""
+        if self.collecting is not None:
+            self.collecting.append(program)
+            return program
+        planned = self.plan_inference(program)
+        return planned.program
+
+    def training(self, program: Program, graph_break: bool) -> Program:
+        """Rewrite and plan a joint program.
+
+        Raises:
+            WholeStepNeeded: there are more graphs to come, and the caller can show all of them.
+            BudgetError: no plan keeps the budget.
+        """
+        if self.collecting is not None:
+            self.collecting.append(program)
+            return program
+        key = fingerprint(program)
+        if key in self._schedules:
+            return self._replay(program, self._schedules[key])
+        if (graph_break or self._schedules) and self.budget is not None and self.whole_step:
+            raise WholeStepNeeded
+        return self.plan_training([program])[0].program
+
+    # -- planning ------------------------------------------------------------------------------------------------
+
+    def plan_inference(self, program: Program) -> Planned:
+        """Rewrite one inference program and check it against the budget."""
+        from memopt.passes import INFERENCE
+
+        passes = INFERENCE if self.passes is None else self.passes
+        result, records = PassManager(passes, self.verify).run(program)
+        costs = self.table.measure_all(result)
+        line = timeline(result, workspace(result, costs))
+        before = timeline(program, workspace(program, self.table.measure_all(program)))
+        planned = Planned(program, result, line, before, records, costs)
+        total = self.resident.total + constant_bytes(result)
+        limit = self.limit(total + before.peak_bytes)
+        planned = self._with_trial(planned)
+        measured = planned.measured or 0
+        self._seen_inference.append(planned)
+        self.report = build_report(self, [planned], line.peak_bytes, line.peak_bytes, planned.measured)
+        if limit is not None and total + max(line.peak_bytes, measured) > limit:
+            raise BudgetError(total + max(line.peak_bytes, measured), limit, self.report.breakdown)
+        return planned
+
+    def plan_training(self, programs: Sequence[Program]) -> list[Planned]:
+        """Plan all graphs of one training step together.
+
+        Raises:
+            BudgetError: no plan keeps the budget; `minimum_bytes` is the least that one was found for.
+        """
+        early, late = self._halves()
+        manager = PassManager(early, self.verify)
+        rewritten = [manager.run(program) for program in programs]
+        befores = [program for program, _ in rewritten]
+        costs = [self.table.measure_all(program) for program in befores]
+        lines = [timeline(p, workspace(p, c)) for p, c in zip(befores, costs, strict=True)]
+        plain = step_peak([peaks_of(p, line) for p, line in zip(befores, lines, strict=True)])
+        base = self.resident.total + sum(constant_bytes(program) for program in befores)
+        limit = self.limit(base + plain)
+        room = None if limit is None else limit - base
+        after = PassManager(late, False)
+
+        def finish(program: Program) -> tuple[Program, Timeline]:
+            finished, _ = after.run(program)
+            return finished, timeline(finished, workspace(finished, self.table.measure_all(finished)))
+
+        target = room
+        for _ in range(1 + _TIGHTENINGS):
+            step = plan_step(befores, costs, target, finish, seconds=self.plan_seconds)
+            planned = [
+                Planned(befores[i], choice.program, choice.timeline, lines[i], rewritten[i][1], costs[i], choice)
+                for i, choice in enumerate(step.choices)
+            ]
+            floor = max(base + step.minimum_bytes, self.optimizer_peak())
+            if room is None or target is None or not step.feasible:
+                planned = [self._with_trial(item) for item in planned]
+                break
+            planned = [self._with_trial(item) for item in planned]
+            over = self._measured_peak(planned, step.peak_bytes) - room
+            if over <= 0:
+                break
+            log.info("measured step is %d bytes over the budget: planning again", over)
+            target -= over + over // 4
+        planned = [self._with_late_records(item, late) for item in planned]
+        measured = None
+        if all(item.measured is not None for item in planned):
+            measured = self._measured_peak(planned, 0)
+        self.report = build_report(self, planned, step.peak_bytes, step.minimum_bytes, measured)
+        if limit is not None and (not step.feasible or floor > limit or (measured or 0) > (room or 0)):
+            minimum = max(floor, base + (measured or 0) if step.feasible and floor <= limit else floor)
+            raise BudgetError(minimum, limit, self.report.breakdown)
+        schedules = tuple(choice.plan.schedule for choice in step.choices)
+        for program, schedule in zip(programs, schedules, strict=True):
+            self._schedules[fingerprint(program)] = (schedule,)
+        return planned
+
+    def limit(self, unconstrained_bytes: int) -> int | None:
+        """The budget in bytes, for a model that takes `unconstrained_bytes` without one."""
+        return None if self.budget is None else self.budget.resolve(unconstrained_bytes)
+
+    def _halves(self) -> tuple[list[Pass], list[Pass]]:
+        """The training passes before and after the plan; without `checkpoint` among them nothing is recomputed."""
+        from memopt.passes import TRAINING
+
+        passes = list(TRAINING if self.passes is None else self.passes)
+        places = [index for index, item in enumerate(passes) if isinstance(item, Checkpoint)]
+        if not places:
+            return passes, []
+        return passes[: places[0]], [item for item in passes[places[0] + 1 :] if not isinstance(item, Checkpoint)]
+
+    def _replay(self, program: Program, schedules: tuple[Schedule, ...]) -> Program:
+        """Apply a plan that was found for an equal program."""
+        early, late = self._halves()
+        result, _ = PassManager([*early, Checkpoint(schedule=schedules[0]), *late], False).run(program)
+        return result
+
+    def _with_late_records(self, planned: Planned, late: Sequence[Pass]) -> Planned:
+        """Run the chosen plan once more through the pass manager, for its records and its evidence."""
+        assert planned.choice is not None
+        checkpoint = Checkpoint(costs=planned.costs, schedule=planned.choice.plan.schedule)
+        program, records = PassManager([checkpoint, *late], self.verify).run(planned.before)
+        return dataclasses.replace(planned, program=program, records=(*planned.records, *records))
+
+    # -- measuring -----------------------------------------------------------------------------------------------
+
+    def _with_trial(self, planned: Planned) -> Planned:
+        if not self.verify or self._engine.name != "aten":
+            return planned
+        try:
+            return dataclasses.replace(planned, measured=trial(planned.program))
+        except TrialError as error:
+            note = f"no trial step was measured: {error}"
+            if note not in self.notes:
+                self.notes.append(note)
+            return planned
+
+    def _measured_peak(self, planned: Sequence[Planned], default: int) -> int:
+        """The peak of a step above what is resident, each graph's own peak measured; `default` where one was not."""
+        if any(item.measured is None for item in planned):
+            return default
+        peaks = []
+        for item in planned:
+            figures = peaks_of(item.program, item.timeline)
+            assert item.measured is not None
+            excess = item.measured - item.timeline.peak_bytes
+            peaks.append(
+                dataclasses.replace(figures, forward=figures.forward + excess, backward=figures.backward + excess)
+            )
+        return step_peak(peaks)
+
+    def optimizer_peak(self) -> int:
+        """The most bytes during `optimizer.step()`: what is resident, all gradients, the optimizer's temporaries."""
+        footprint = self.resident.optimizer
+        if footprint is None:
+            return 0
+        held = self.resident.total - self.resident.gradients
+        return held + self.resident.trainable + footprint.step_peak_bytes
+
+
+def constant_bytes(program: Program) -> int:
+    """Bytes of the constants that the program itself owns: those that alias no parameter or buffer."""
+    known = {
+        program.state[entry.name].untyped_storage().data_ptr()
+        for entry in program.inputs
+        if entry.kind in (InputKind.PARAMETER, InputKind.BUFFER) and entry.name in program.state
+    }
+    own: dict[int, int] = {}
+    for entry in program.inputs:
+        if entry.kind is InputKind.CONSTANT:
+            storage = program.state[entry.name].untyped_storage()
+            if storage.data_ptr() not in known:
+                own[storage.data_ptr()] = storage.nbytes()
+    return sum(own.values())
+
+
+def fingerprint(program: Program) -> str:
+    """A digest of the graph: operators, arguments, shapes, strides, dtypes and devices."""
+    digest = hashlib.sha256()
+    for node in program.graph.nodes:
+        values = [describe(tensor) for tensor in tensors_of(node)] if node.op == "placeholder" else []
+        digest.update(f"{node.name}|{node.target}|{node.args}|{node.kwargs}|{values}\n".encode())
+    return digest.hexdigest()
+
+
+def storage_bytes(tensors: Sequence[Any]) -> int:
+    """Bytes of the distinct storages of the tensors."""
+    found: dict[int, int] = {}
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor):
+            storage = tensor.untyped_storage()
+            found[storage._cdata] = storage.nbytes()
+    return sum(found.values())

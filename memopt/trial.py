@@ -1,0 +1,76 @@
+"""A trial step: the finished program run once on made-up inputs, and what it really took."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from memopt.backends.aten import emit
+from memopt.capture.joint import constants_to_attributes
+from memopt.memory.measure import measure
+from memopt.program import InputKind, Phase, Program
+from memopt.synthesis import is_cuda, same_random_state, synthesize
+
+
+class TrialError(RuntimeError):
+    """The trial could not be run; the message says why."""
+
+
+def trial(program: Program) -> int:
+    """Run the program once with the aten backend and return its measured peak in bytes above its inputs.
+
+    Weights are the real ones where they are known; user inputs are random, with zeros for integers, so that they stay
+    valid as indices. In a training program the tangents appear where backward starts. Random number generators are
+    left as they were. Nothing of the model changes: the program is functional.
+
+    Raises:
+        TrialError: an operator refuses the made-up inputs, or memory ran out.
+    """
+    runnable = _with_own_tangents(program) if program.training else program
+    run = emit(constants_to_attributes(runnable))
+    arguments = [
+        program.state.get(entry.name, synthesize(node.meta["val"]))
+        for entry, node in zip(runnable.inputs, runnable.placeholders, strict=True)
+        if entry.kind is not InputKind.CONSTANT
+    ]
+    try:
+        with torch.no_grad(), same_random_state(arguments):
+            return measure(run, arguments, device=_device(arguments)).peak_bytes
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise TrialError(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+
+
+def _device(arguments: list[Any]) -> torch.device:
+    return next((leaf.device for leaf in pytree.tree_leaves(arguments) if is_cuda(leaf)), torch.device("cpu"))
+
+
+def _with_own_tangents(program: Program) -> Program:
+    """Make the tangents where backward starts, and hold them to the end, as autograd does."""
+    edited = program.copy()
+    graph = edited.graph
+    first = next((node for node in edited.calls if node.meta["phase"] is Phase.BACKWARD), graph.output_node())
+    held: list[fx.Node] = []
+    for entry, node in zip(program.inputs, edited.placeholders, strict=True):
+        if entry.kind is not InputKind.TANGENT:
+            continue
+        value = node.meta["val"]
+        with graph.inserting_before(first):
+            made = graph.call_function(
+                torch.ops.aten.empty_strided.default,
+                (list(value.shape), list(value.stride())),
+                {"dtype": value.dtype, "device": value.device},
+            )
+            filled = graph.call_function(torch.ops.aten.fill_.Scalar, (made, 1))
+        for new in (made, filled):
+            new.meta.update(val=value, phase=Phase.BACKWARD)
+        node.replace_all_uses_with(filled)
+        graph.erase_node(node)
+        held.append(filled)
+    output = graph.output_node()
+    output.args = ([*output.args[0], *held],)  # type: ignore[misc]
+    inputs = tuple(entry for entry in program.inputs if entry.kind is not InputKind.TANGENT)
+    return dataclasses.replace(edited, inputs=inputs)
