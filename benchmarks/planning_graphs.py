@@ -171,7 +171,7 @@ def transformer(
 
 
 def unet(depth: int = 5, width: int = 64, resolution: int = 512, batch: int = 8) -> StepProblem:
-    """A U-Net-like step in 2-byte numbers: two convolutions a level, max-pool down, up-convolution and concatenation up."""
+    """A U-Net-like step in 2-byte numbers: convolutions, max-pool down, up-convolution and concatenation up."""
     tape = Tape()
     image = tape.weight(batch * 3 * resolution * resolution * 2)
 

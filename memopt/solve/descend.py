@@ -1,4 +1,4 @@
-"""Descend: from what prices suggest down to the floor, level by level, joining and squeezing what is known."""
+"""Descend: from what prices suggest down to the floor, and then level by level, joining and squeezing what is known."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from memopt.solve.archive import State
 from memopt.solve.pricing import ascend, ladder
 from memopt.solve.search import Search
 
-_LEVEL = 0.96  # bytes of each level over those of the level before
-_FLOOR = 0.99  # bytes to try for below the least peak known, in shares of it
+_LEVEL = 0.96  # bytes of each level over those of the level above
+_SLIDE = 0.95  # the same for the first way down
 
 
 def seed(search: Search) -> None:
@@ -19,30 +19,49 @@ def seed(search: Search) -> None:
         ascend(search, state, slack=0.2, growth=1.1)
 
 
-def descend(search: Search, limit: int, dearest: float) -> list[int]:
-    """Work down to `limit` bytes, to `dearest` seconds or to the floor; return the levels' bytes, falling."""
-    archive = search.archive
-    state = archive.states[-1]
-    target, levels = state.peak, [state.peak]
-    while not search.late and target > limit and state.seconds <= dearest:
-        target = max(int(target * _LEVEL), limit)
-        _join(search, target)
-        for early in (0.0, 1.0):
-            search.early = early
-            squeezed = search.squeeze(state, target)
-            if squeezed.peak <= target:
-                search.relax(squeezed, target)
-        best = archive.best(target)
-        if best is None:
-            floor = archive.states[0]
-            search.squeeze(floor, int(floor.peak * _FLOOR))
-            best = archive.states[0]
-            if best.peak == floor.peak:
-                break
-            target = max(best.peak, limit)
-        state = search.relax(best, target)
-        levels.append(target)
+def slide(search: Search, early: float, dearest: float) -> None:
+    """Squeeze and relax from the fastest state on, never turning to another, until `dearest` seconds or the floor."""
+    search.early = early
+    state = search.archive.states[-1]
+    target = state.peak
+    while not search.late and state.seconds <= dearest:
+        target = int(min(target * _SLIDE, state.peak * 0.999))
+        squeezed = search.squeeze(state, target, patience=40)
+        if squeezed.peak >= state.peak:
+            return
+        state = search.relax(squeezed, max(squeezed.peak, target), patience=12)
+
+
+def refine(search: Search, limit: int, dearest: float) -> list[int]:
+    """Work on levels from the top to `limit` bytes, `dearest` seconds or the floor; return the levels' bytes, falling."""
+    top, levels = search.archive.states[-1].peak, list[int]()
+    floor = max(limit, search.archive.states[0].peak, 1)
+    while not levels or levels[-1] > floor:
+        levels.append(max(floor, int(top * _LEVEL ** (len(levels) + 1))))
+    # Every eighth level first, then those between: whenever time ends, the whole range has been worked on alike.
+    order = sorted(range(len(levels)), key=lambda at: min(3, (at & -at).bit_length() - 1) if at else 3, reverse=True)
+    for at in order:
+        state = search.archive.best(levels[at])
+        if search.late:
+            break
+        if state is None or state.seconds <= dearest:
+            work_on(search, levels[at])
     return levels
+
+
+def work_on(search: Search, level: int) -> None:
+    """Look for a faster state within `level` bytes: join the neighbours, squeeze the one above, relax what is found."""
+    archive = search.archive
+    _join(search, level)
+    above = next((state for state in archive.states if state.peak > level), None)
+    if above is not None:
+        search.early = 0.0
+        squeezed = search.squeeze(above, level)
+        if squeezed.peak <= level:
+            search.relax(squeezed, level)
+    best = archive.best(level)
+    if best is not None:
+        search.relax(best, level)
 
 
 def _join(search: Search, target: int) -> None:
@@ -69,4 +88,5 @@ def _relax_join(search: Search, low: State, high: State, target: int, low_first:
             best, enough = state, middle
         else:
             short = middle
-    search.relax(best, target)
+    if best is not low:
+        search.relax(best, target)

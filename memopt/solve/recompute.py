@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 
-from memopt.solve.descend import descend, seed
+from memopt.solve.descend import refine, seed, slide
 from memopt.solve.improve import Improver
 from memopt.solve.problem import StepProblem
 from memopt.solve.rollout import Rollout
@@ -64,8 +64,8 @@ def curve(problem: StepProblem, *, seconds: float = 20.0) -> Curve:
     """Return the whole trade-off, searched for at most about `seconds` seconds on one core."""
     search = Search(Rollout(problem), time.monotonic() + seconds)
     seed(search)
-    levels = descend(search, 0, math.inf)
-    _improve(search, levels)
+    slide(search, 1.0, math.inf)
+    _improve(search, refine(search, 0, math.inf))
     return _curve(problem, search)
 
 
@@ -79,11 +79,12 @@ def plan(problem: StepProblem, limit: int | None, *, seconds: float = 20.0) -> P
     seed(search)
     if limit is None:
         dearest = problem.base_seconds * (1 + FREE)
-        levels = descend(search, 0, dearest)
-        _improve(search, levels[-2:])
+        slide(search, 1.0, dearest)
+        refine(search, 0, dearest)
         return [point for point in _curve(problem, search).points if point.seconds <= dearest][-1]
-    levels = descend(search, limit, math.inf)
-    if search.archive.best(limit) is not search.archive.states[-1]:
+    if search.archive.states[-1].peak > limit:
+        slide(search, 1.0, math.inf)
+        refine(search, limit, math.inf)
         _improve(search, [limit])
     found = _curve(problem, search)
     return found.at(limit) or dataclasses.replace(found.points[-1], feasible=False)
