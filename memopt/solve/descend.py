@@ -19,21 +19,25 @@ def seed(search: Search) -> None:
         ascend(search, state, slack=0.2, growth=1.1)
 
 
-def slide(search: Search, early: float, dearest: float) -> None:
-    """Squeeze and relax from the fastest state on, never turning to another, until `dearest` seconds or the floor."""
-    search.early = early
-    state = search.archive.states[-1]
-    target = state.peak
-    while not search.late and state.seconds <= dearest:
-        target = int(min(target * _SLIDE, state.peak * 0.999))
-        squeezed = search.squeeze(state, target, patience=40)
-        if squeezed.peak >= state.peak:
-            return
-        state = search.relax(squeezed, max(squeezed.peak, target), patience=12)
+def slide(search: Search, dearest: float) -> None:
+    """Squeeze and relax from the fastest state on, never turning to another, until `dearest` seconds or the floor.
+
+    Once with what is recomputed early charged in full, which spreads what is saved and reaches the lower floor, and
+    once with it free, which is cheaper on the way.
+    """
+    fastest = search.archive.states[-1]
+    for search.early in (1.0, 0.0):
+        state, target = fastest, fastest.peak
+        while not search.late and state.seconds <= dearest:
+            target = int(min(target * _SLIDE, state.peak * 0.999))
+            squeezed = search.squeeze(state, target, patience=40)
+            if squeezed.peak >= state.peak:
+                break
+            state = search.relax(squeezed, max(squeezed.peak, target), patience=12)
 
 
 def refine(search: Search, limit: int, dearest: float) -> list[int]:
-    """Work on levels from the top to `limit` bytes, `dearest` seconds or the floor; return the levels' bytes, falling."""
+    """Work on levels from the top down to `limit` bytes, `dearest` seconds or the floor; return them in bytes."""
     top, levels = search.archive.states[-1].peak, list[int]()
     floor = max(limit, search.archive.states[0].peak, 1)
     while not levels or levels[-1] > floor:
@@ -70,10 +74,8 @@ def _join(search: Search, target: int) -> None:
     below = sum(state.peak <= target for state in states)
     if not 0 < below < len(states):
         return
-    low = states[below - 1]
-    for high in {id(state): state for state in (states[below], states[min(below + 3, len(states) - 1)])}.values():
-        _relax_join(search, low, high, target, low_first=True)
-        _relax_join(search, low, high, target, low_first=False)
+    for low_first in (True, False):
+        _relax_join(search, states[below - 1], states[below], target, low_first)
 
 
 def _relax_join(search: Search, low: State, high: State, target: int, low_first: bool) -> None:

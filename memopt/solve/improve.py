@@ -10,6 +10,7 @@ from memopt.solve.rollout import FOREVER
 from memopt.solve.search import Search
 
 _HOLDS = (0, 4, 16, 64, FOREVER)
+_FLOOR_SHARE = 0.15  # share of rounds that look for a lower floor
 _DEEPER = 0.98  # where no state keeps a level, the peak to try for, in shares of the least peak known
 
 
@@ -31,10 +32,14 @@ class Improver:
         self._weights = [1.0] * len(self._kinds)
 
     def run(self, levels: Sequence[int], patience: int) -> None:
-        """Improve at random levels until the search is late, or `patience` rounds in a row have changed nothing."""
+        """Improve at random levels and the floor until the search is late or `patience` rounds in a row are vain."""
         idle = 0
         while idle < patience and not self._search.late and self._twins:
-            idle = 0 if self._round(self._random.choice(levels)) else idle + 1
+            idle = (
+                0
+                if self._round(self._random.choice(levels) if self._random.random() > _FLOOR_SHARE else 0)
+                else idle + 1
+            )
 
     def _round(self, level: int) -> bool:
         search, archive = self._search, self._search.archive

@@ -64,7 +64,7 @@ def curve(problem: StepProblem, *, seconds: float = 20.0) -> Curve:
     """Return the whole trade-off, searched for at most about `seconds` seconds on one core."""
     search = Search(Rollout(problem), time.monotonic() + seconds)
     seed(search)
-    slide(search, 1.0, math.inf)
+    slide(search, math.inf)
     _improve(search, refine(search, 0, math.inf))
     return _curve(problem, search)
 
@@ -79,11 +79,11 @@ def plan(problem: StepProblem, limit: int | None, *, seconds: float = 20.0) -> P
     seed(search)
     if limit is None:
         dearest = problem.base_seconds * (1 + FREE)
-        slide(search, 1.0, dearest)
+        slide(search, dearest)
         refine(search, 0, dearest)
         return [point for point in _curve(problem, search).points if point.seconds <= dearest][-1]
     if search.archive.states[-1].peak > limit:
-        slide(search, 1.0, math.inf)
+        slide(search, math.inf)
         refine(search, limit, math.inf)
         _improve(search, [limit])
     found = _curve(problem, search)

@@ -161,7 +161,10 @@ class Search:
             anchors = price.missing(storage, end)
             net = int(self.sizes[storage]) - sum(int(self.sizes[anchor]) for anchor in anchors)
             anchored = net * int(steps[at]) / (float(self.own[storage]) + self.dust)
-            moves.append(Move(storage, start, end, -1, max(gain, anchored), anchors if anchored > gain else ()))
+            if not anchors or anchored <= gain:
+                moves.append(Move(storage, start, end, -1, gain))
+            else:
+                moves.append(Move(storage, start, end, -1, anchored, anchors))
         moves.sort(key=lambda move: -move.gain)
         return moves
 
