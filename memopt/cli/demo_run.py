@@ -19,19 +19,22 @@ Verdict = Literal["baseline", "ok", "over budget", "numbers differ"]
 
 SHARES = (0.6, 0.4)
 TIMED_STEPS = 3
+# A measured trial step may show that the least that was predicted is a little more.
+_ATTEMPTS = 3
 # Single precision in another order of summation stays far below; a wrong mask or a stale tensor lies far above.
 LARGEST_ERROR = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model, as `memopt.models.build` makes it, and the inputs of its step."""
+    """A model, as `memopt.models.build` makes it, the inputs of its step, and the optimizer's class."""
 
     label: str
     name: str
     options: Mapping[str, Any]
     batch: int
     inputs: Mapping[str, Any]
+    optimizer: Callable[..., torch.optim.Optimizer]
 
     def build(self) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
         """A new model in train mode, and a batch with labels."""
@@ -40,13 +43,21 @@ class Case:
 
 
 GPT = Case(
-    "GPT, 6 layers, 8x256 tokens, dropout",
+    "GPT, 6 layers, 16x256 tokens, AdamW",
     "gpt2",
     {"layers": 6, "width": 256, "heads": 4, "vocabulary": 2048, "positions": 256},
-    batch=8,
+    batch=16,
     inputs={},
+    optimizer=torch.optim.AdamW,
 )
-RESNET = Case("ResNet-18, 64 images of 128x128", "resnet18", {"classes": 100}, batch=64, inputs={"resolution": 128})
+RESNET = Case(
+    "ResNet-50, 32 images of 128x128, SGD",
+    "resnet50",
+    {"classes": 100},
+    batch=32,
+    inputs={"resolution": 128},
+    optimizer=torch.optim.SGD,
+)
 CASES = (GPT, RESNET)
 
 
@@ -80,7 +91,7 @@ def run_case(case: Case, seed: int, folder: Path) -> Iterator[Row]:
     model, inputs = case.build()
     plain = copy.deepcopy(model)
     expected = gradients(plain, inputs, seed)
-    peak, seconds = measure_steps(plain, torch.optim.AdamW(plain.parameters()), inputs, seed)
+    peak, seconds = measure_steps(plain, case.optimizer(plain.parameters(), lr=1e-3), inputs, seed)
     yield Row(case.label, "eager", None, None, peak, seconds, None, "baseline")
     del plain
     for share in SHARES:
@@ -98,17 +109,16 @@ def _budgeted(
     folder: Path,
 ) -> Row:
     own = copy.deepcopy(model)
-    optimizer = torch.optim.AdamW(own.parameters())
+    optimizer = case.optimizer(own.parameters(), lr=1e-3)
     setting = f"{share:.0%}"
-
-    def compile_for(limit: int) -> memopt.CompiledModule:
-        return memopt.compile(own, limit, example_inputs=inputs, optimizer=optimizer, backend="aten")
-
-    try:
-        compiled = compile_for(budget)
-    except memopt.BudgetError as error:
-        setting, budget = f"least ({share:.0%} cannot be met)", error.minimum_bytes
-        compiled = compile_for(budget)
+    for attempt in range(_ATTEMPTS):
+        try:
+            compiled = memopt.compile(own, budget, example_inputs=inputs, optimizer=optimizer, backend="aten")
+            break
+        except memopt.BudgetError as error:
+            if attempt == _ATTEMPTS - 1:
+                raise
+            setting, budget = f"least ({share:.0%} cannot be met)", error.minimum_bytes
     error_found = gradient_error(expected, gradients(compiled, inputs, seed))
     peak, seconds = measure_steps(compiled, optimizer, inputs, seed)
     verdict: Verdict = "ok"

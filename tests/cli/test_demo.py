@@ -9,7 +9,7 @@ from memopt.cli import demo_run
 from memopt.cli.demo_run import Case, gradient_error
 from memopt.report import load
 
-TINY = Case("tiny GPT", "gpt2:tiny", {"layers": 3}, batch=8, inputs={"sequence": 32})
+TINY = Case("tiny GPT", "gpt2:tiny", {"layers": 3}, batch=8, inputs={"sequence": 32}, optimizer=torch.optim.AdamW)
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +37,15 @@ def test_json_is_all_that_stdout_holds(run):
     assert all(row["measured_bytes"] <= row["budget_bytes"] for row in rows[1:])
     assert all(row["gradient_error"] <= demo_run.LARGEST_ERROR for row in rows[1:])
     assert "PASSED" in result.stderr
+
+
+def test_a_share_that_cannot_be_met_is_said_and_the_least_is_tried(run, monkeypatch):
+    monkeypatch.setattr(demo_run, "SHARES", (0.1,))
+    result = run("demo", "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    row = json.loads(result.stdout)["rows"][1]
+    assert row["setting"] == "least (10% cannot be met)"
+    assert row["measured_bytes"] <= row["budget_bytes"]
 
 
 def test_wrong_gradients_are_exit_code_4(run, monkeypatch):
