@@ -65,6 +65,37 @@ def compile(
         raise TypeError(f"memopt.compile takes a torch.nn.Module, not {type(model).__name__}")
     if isinstance(model, CompiledModule):
         raise TypeError("this model is compiled already: compile the original model")
+    options = make_options(
+        budget=budget,
+        optimizer=optimizer,
+        backend=backend,
+        passes=passes,
+        allow=allow,
+        verify=verify,
+        device=_device_of(model),
+    )
+    compiled = CompiledModule(model, options)
+    if example_inputs is not None:
+        compiled.plan(*call_arguments(example_inputs))
+    return compiled
+
+
+def make_options(
+    *,
+    budget: str | int | float | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    backend: str = "inductor",
+    passes: Iterable[Pass] | None = None,
+    allow: Sequence[str] = (),
+    verify: Verification = True,
+    device: torch.device,
+) -> Options:
+    """Check what a user asked for and make it definite.
+
+    Raises:
+        ValueError: the budget, the backend or a lever is not understood.
+        TypeError: `passes` holds something that is not a Pass.
+    """
     for lever in allow:
         if lever not in LEVERS:
             known = f"known: {', '.join(LEVERS)}" if LEVERS else "this version has none"
@@ -75,8 +106,8 @@ def compile(
     for item in chosen or ():
         if not isinstance(item, Pass):
             raise TypeError(f"passes must hold memopt.Pass instances, not {item!r}")
-    engine, notes = _engine(backend, _device_of(model))
-    options = Options(
+    engine, notes = _engine(backend, device)
+    return Options(
         budget=None if budget is None else parse_budget(budget),
         optimizer=optimizer,
         engine=engine,
@@ -84,10 +115,6 @@ def compile(
         verify=verify,
         notes=notes,
     )
-    compiled = CompiledModule(model, options)
-    if example_inputs is not None:
-        compiled.plan(*call_arguments(example_inputs))
-    return compiled
 
 
 def plan(

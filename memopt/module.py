@@ -39,6 +39,10 @@ class Options:
     verify: Verification
     notes: tuple[str, ...] = ()
 
+    def footprint(self, parameters: Sequence[torch.Tensor]) -> OptimizerFootprint | None:
+        """What the optimizer holds and takes for these parameters; None without an optimizer."""
+        return None if self.optimizer is None else optimizer_footprint(self.optimizer, parameters)
+
 
 class CompiledModule(nn.Module):
     """A model that trains and infers as before, within its budget.
@@ -186,8 +190,8 @@ class CompiledModule(nn.Module):
         return self._sessions[accumulating]
 
     def _resident(self, args: Sequence[Any], kwargs: Mapping[str, Any], accumulating: bool) -> Resident:
-        if self._footprint is None and self._options.optimizer is not None:
-            self._footprint = optimizer_footprint(self._options.optimizer, list(self._model.parameters()))
+        if self._footprint is None:
+            self._footprint = self._options.footprint(list(self._model.parameters()))
         return resident_of(self._model, args, kwargs, self._footprint, accumulating)
 
 

@@ -39,7 +39,8 @@ class Lowering:
 
     Attributes:
         problem: the numbers.
-        operations: per operation of the problem, its node. Views are no operations: they are rebuilt where needed.
+        operations: per operation of the problem, its node. Views are no operations: they are rebuilt where needed. A
+            placeholder stands for the arrival of the tangents.
         aliasing: the program's storages, with the problem's numbering.
     """
 
@@ -59,8 +60,17 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
     operations = [node for node in program.calls if _is_operation(node, aliasing)]
     mutated = {output.target for output in program.outputs if output.kind is OutputKind.MUTATION}
     fragile = {index for node in program.placeholders if node.name in mutated for index in aliasing.of[node]}
+    tangents = [node for node in program.placeholders if program.input_of(node.name).kind is InputKind.TANGENT]
+    cut = sum(node.meta["phase"] is Phase.FORWARD for node in operations)
+    if tangents:
+        operations.insert(cut, tangents[0])  # stands for the arrival of all tangents where backward starts
     reads, writes, recomputable = [], [], []
     for node in operations:
+        if node.op == "placeholder":
+            reads.append(())
+            writes.append(tuple(dict.fromkeys(index for tangent in tangents for index in aliasing.of[tangent])))
+            recomputable.append(False)
+            continue
         created = set(aliasing.created_by(node))
         needed: dict[int, None] = {}
         for argument in node.all_input_nodes:
@@ -68,10 +78,8 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
         reads.append(tuple(index for index in needed if index not in created))
         writes.append(tuple(aliasing.created_by(node)))
         recomputable.append(again_form(node) is not None and not (set(_reads_again(node, aliasing)) & fragile))
-    resident: set[int] = set()
-    arriving: set[int] = set()
-    for entry, node in zip(program.inputs, program.placeholders, strict=True):
-        (arriving if entry.kind is InputKind.TANGENT else resident).update(aliasing.of.get(node, ()))
+    resident = {index for node in program.placeholders for index in aliasing.of.get(node, ())}
+    resident.difference_update(index for tangent in tangents for index in aliasing.of[tangent])
     pinned = {
         index
         for value in program.output_nodes
@@ -86,11 +94,10 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
         writes=tuple(writes),
         costs=tuple(cost.seconds if cost else 0.0 for cost in found),
         workspace=tuple(cost.workspace_bytes if cost else 0 for cost in found),
-        forward=sum(node.meta["phase"] is Phase.FORWARD for node in operations),
+        forward=cut,
         recomputable=tuple(recomputable),
         pinned=frozenset(pinned),
-        resident=frozenset(resident - arriving),
-        arriving=frozenset(arriving),
+        resident=frozenset(resident),
     )
     return Lowering(problem, tuple(operations), aliasing)
 
@@ -124,6 +131,8 @@ class _Emitter:
         done = {node for node in forward if node in self.operations}
         for step in schedule.steps[schedule.forward :]:
             node = self.lowering.operations[step]
+            if node.op == "placeholder":
+                continue
             self._run(node, again=node in done)
             done.add(node)
         outputs = []

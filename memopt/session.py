@@ -154,7 +154,7 @@ class Session:
         key = fingerprint(program)
         if key in self._schedules:
             return self._replay(program, self._schedules[key])
-        if (graph_break or self._schedules) and self.budget is not None and self.whole_step:
+        if (graph_break or self._schedules) and self.whole_step:
             raise WholeStepNeeded
         return self.plan_training([program])[0].program
 

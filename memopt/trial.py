@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import torch
-from torch import fx
 from torch.utils import _pytree as pytree
 
 from memopt.backends.aten import emit
@@ -49,11 +48,10 @@ def _device(arguments: list[Any]) -> torch.device:
 
 
 def _with_own_tangents(program: Program) -> Program:
-    """Make the tangents where backward starts, and hold them to the end, as autograd does."""
+    """Make the tangents where backward starts."""
     edited = program.copy()
     graph = edited.graph
     first = next((node for node in edited.calls if node.meta["phase"] is Phase.BACKWARD), graph.output_node())
-    held: list[fx.Node] = []
     for entry, node in zip(program.inputs, edited.placeholders, strict=True):
         if entry.kind is not InputKind.TANGENT:
             continue
@@ -69,8 +67,5 @@ def _with_own_tangents(program: Program) -> Program:
             new.meta.update(val=value, phase=Phase.BACKWARD)
         node.replace_all_uses_with(filled)
         graph.erase_node(node)
-        held.append(filled)
-    output = graph.output_node()
-    output.args = ([*output.args[0], *held],)  # type: ignore[misc]
     inputs = tuple(entry for entry in program.inputs if entry.kind is not InputKind.TANGENT)
     return dataclasses.replace(edited, inputs=inputs)

@@ -101,7 +101,8 @@ class Hooks:
         Returns:
             The rewritten program, and a function that rewrites it anew for new values of its parameters and buffers.
         """
-        captured = program_of_graph(graph_module, self.origins).copy()
+        with _outside_tracing():
+            captured = program_of_graph(graph_module, self.origins)
 
         def rewrite(state: Mapping[str, torch.Tensor]) -> Program:
             with _outside_tracing():

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from torch import fx
 
 from memopt.memory.aliasing import Aliasing, analyse, owner
-from memopt.program import InputKind, OutputKind, Phase, Program
+from memopt.program import InputKind, OutputKind, Phase, Program, tensors_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +63,13 @@ def lifetimes(program: Program, aliasing: Aliasing) -> Lifetimes:
     tangents = {entry.name for entry in program.inputs if entry.kind is InputKind.TANGENT}
     for node, indices in aliasing.of.items():
         if node.op == "placeholder":
-            if node.name in tangents:
-                # Autograd's frame holds the tangents until backward returns.
+            if node.name in tangents:  # they appear where backward starts, and die with their last use
+                uses = [position[owner(user)] for user in node.users if user.op == "call_function"]
+                if all(tensor.numel() == 1 for tensor in tensors_of(node)):
+                    uses.append(len(steps) - 1)  # a loss is a root of backward: the engine holds its gradient
                 for index in indices:
                     first.setdefault(index, forward)
-                    last[index] = len(steps) - 1
+                    last[index] = max([forward, last.get(index, forward), *uses])
             continue
         if node.op != "call_function":
             continue

@@ -1,0 +1,75 @@
+"""The entry point of `torch.compile(model, backend="memopt", options={...})`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from memopt.api import make_options
+from memopt.capture.dynamo import Hooks
+from memopt.memory.workspace import WorkspaceTable
+from memopt.program import InputKind
+from memopt.session import Resident, Session, storage_bytes
+
+_OPTIONS = ("budget", "backend", "passes", "verify", "optimizer", "allow")
+
+
+def torch_compile_backend(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    **unknown: Any,
+) -> Callable[..., Any]:
+    """Compile one Dynamo graph within a budget.
+
+    Dynamo shows one graph at a time and not the model: each graph is held to the whole budget, and a budget for a model
+    with graph breaks is refused, since it cannot be shared out. `memopt.compile` can.
+
+    Args:
+        graph_module: Dynamo's graph.
+        example_inputs: its inputs, parameters and buffers among them.
+        options: `budget`, `backend`, `passes`, `verify`, `optimizer` and `allow`, as `memopt.compile` takes them.
+
+    Raises:
+        ValueError: an option is unknown or not understood.
+        BudgetError: no plan keeps the budget.
+        RuntimeError: the model has graph breaks, or dynamic shapes, and a budget was given.
+    """
+    given = dict(options or {})
+    for name in (*given, *unknown):
+        if name not in _OPTIONS:
+            raise ValueError(f"backend memopt: unknown option {name!r} (known: {', '.join(_OPTIONS)})")
+    tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
+    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    chosen = make_options(device=device, **{"backend": "inductor", **given})
+    session = Session(
+        budget=chosen.budget,
+        backend=chosen.engine,
+        passes=chosen.passes,
+        verify=chosen.verify,
+        names={},
+        resident=Resident(),
+        table=WorkspaceTable(),
+    )
+    session.notes.extend(chosen.notes)
+    hooks = Hooks(session, graph_module, example_inputs)
+    if chosen.budget is not None:
+        if hooks.graph_break:
+            raise RuntimeError(
+                "a budget cannot be shared among several graphs here: call memopt.compile(model, budget)"
+            )
+        if len(tensors) < len(example_inputs):
+            raise RuntimeError("a budget needs static shapes: call torch.compile with dynamic=False")
+    kinds = [origin.kind for origin in hooks.origins]
+    session.resident = Resident(
+        parameters=storage_bytes([v for v, k in zip(example_inputs, kinds, strict=True) if k is InputKind.PARAMETER]),
+        buffers=storage_bytes([v for v, k in zip(example_inputs, kinds, strict=True) if k is InputKind.BUFFER]),
+        inputs=storage_bytes([v for v, k in zip(example_inputs, kinds, strict=True) if k is InputKind.USER]),
+        optimizer=chosen.footprint([v for v, k in zip(example_inputs, kinds, strict=True) if k is InputKind.PARAMETER]),
+        trainable=sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.requires_grad),
+    )
+    return chosen.engine.compile_captured(graph_module, example_inputs, hooks)
