@@ -1,0 +1,599 @@
+"""FoldActivation: spellings, nested activations and engine operators; numbers against float64, and every refusal."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from memopt.passes.fold_activation import FoldActivation
+from memopt.program import Output, OutputKind, Phase
+from tests.support import apply, assert_same, capture, run, targets
+
+ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
+LAST = torch.channels_last
+
+
+class Apply(nn.Module):
+    def __init__(self, function, **modules):
+        super().__init__()
+        self.function = function
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def folded(function, *args, **options):
+    program = capture(function if isinstance(function, nn.Module) else Apply(function), *args)
+    return program, apply(FoldActivation(**options), program)
+
+
+def rewritten(function, *args, **options):
+    return targets(folded(function, *args, **options)[1].program)
+
+
+def refusals(function, *args, **options):
+    """The reasons; nothing may have changed."""
+    program, result = folded(function, *args, **options)
+    assert result.program is program
+    return [refusal.reason for refusal in result.refusals]
+
+
+def errors(function, x, **options):
+    """Largest float64 error before and after."""
+    program, result = folded(function, x, **options)
+    exact = function(x.double())
+    return [(run(item, x)[0].double() - exact).abs().max().item() for item in (program, result.program)]
+
+
+def gelu_new(x):
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def gelu_fast(x):
+    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+
+
+SPELLINGS = {
+    "gelu": [
+        lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
+        lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0))),
+        lambda x: x * (0.5 * (torch.erf(x * 0.7071067811865476) + 1)),
+        lambda x: x / 2 * (1 + torch.erf(x * math.sqrt(0.5))),
+        lambda x: 0.5 * x + 0.5 * x * torch.erf(x / math.sqrt(2)),
+        lambda x: x * (0.5 + torch.erf(x / math.sqrt(2)) * 0.5),
+        lambda x: x * 0.5 * (1 - torch.erf(-x / math.sqrt(2))),
+    ],
+    "gelu_tanh": [
+        gelu_new,
+        lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+        lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x**2))),
+        lambda x: x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))),
+    ],
+    "silu": [
+        lambda x: x * torch.sigmoid(x),
+        lambda x: torch.sigmoid(x) * x,
+        lambda x: x / (1 + torch.exp(-x)),
+        lambda x: x / (torch.exp(x * -1.0) + 1.0),
+        lambda x: x * (1 / (1 + torch.exp(-x))),
+    ],
+    "sigmoid": [lambda x: torch.reciprocal(1 + torch.exp(-x))],
+    "hardswish": [
+        lambda x: x * F.relu6(x + 3) / 6,
+        lambda x: x * (F.relu6(x + 3) / 6),
+        lambda x: F.relu6(x + 3.0) * x * (1 / 6),
+        lambda x: x * torch.clamp(x + 3, 0, 6) / 6,
+        lambda x: x * F.hardtanh(x + 3, 0.0, 6.0) / 6,
+        lambda x: x * F.hardsigmoid(x),
+        lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1),
+        lambda x: x * torch.clamp(0.5 + x * (1 / 6), min=0.0, max=1.0),
+    ],
+    "hardsigmoid": [
+        lambda x: F.relu6(x + 3) / 6,
+        lambda x: torch.clamp(x + 3, 0, 6) * (1 / 6),
+        lambda x: torch.clamp(x / 6 + 0.5, 0, 1),
+    ],
+    "mish": [lambda x: x * torch.tanh(F.softplus(x)), lambda x: F.softplus(x).tanh() * x],
+}
+CASES = [pytest.param(name, form, id=f"{name}{i}") for name, forms in SPELLINGS.items() for i, form in enumerate(forms)]
+
+
+@pytest.mark.parametrize(("name", "function"), CASES)
+def test_a_spelled_out_activation_becomes_one_operation(name, function):
+    x = torch.linspace(-12, 12, 401)
+    program, result = folded(function, x)
+    assert targets(result.program) == [f"aten.{name.removesuffix('_tanh')}.default"]
+    (node,) = result.program.calls
+    assert node.kwargs == ({"approximate": "tanh"} if name == "gelu_tanh" else {})
+    assert result.changes[-1].after == (node.name,)
+    before, after = errors(function, x)
+    assert after <= 4 * before + 1e-6
+    special = torch.tensor([math.nan, math.inf, -math.inf, 0.0, 30.0, -30.0]).repeat(67)[:401]
+    found, expected = run(result.program, special)[0], run(program, special)[0]
+    assert_same(found.isfinite(), expected.isfinite())
+    assert_same(found[found.isfinite()], expected[found.isfinite()], rtol=1e-5, atol=1e-6)
+    assert_same(found[special.isnan()], special[special.isnan()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_other_dtypes(name, dtype):
+    x = torch.linspace(-9, 9, 301).to(dtype)
+    function = SPELLINGS[name][0]
+    assert rewritten(function, x) == [f"aten.{name.removesuffix('_tanh')}.default"]
+    before, after = errors(function, x)
+    assert after <= 2 * before + 1e-14
+
+
+def test_the_change_names_all_of_the_expression():
+    _, result = folded(lambda x: x * F.relu6(x + 3) / 6, torch.randn(4))
+    (change,) = result.changes
+    assert change.before == ("add", "hardtanh", "mul", "div")
+    assert change.after == ("hardswish",)
+    assert change.summary == "div spells out hardswish"
+
+
+def test_a_scalar_that_the_program_owns_is_a_constant():
+    model = Apply(None)
+    model.scale = torch.tensor(0.5)
+    model.function = lambda x: x * model.scale * (1 + torch.erf(x / math.sqrt(2)))
+    assert rewritten(model, torch.randn(4)) == ["aten.gelu.default"]
+
+
+def test_the_operand_may_be_an_expression_itself():
+    names = rewritten(lambda x: (y := 2 * x + 1) * torch.sigmoid(y), torch.randn(4))
+    assert names == ["aten.mul.Tensor", "aten.add.Tensor", "aten.silu.default"]
+
+
+@pytest.mark.parametrize("function", [gelu_new, gelu_fast], ids=["new", "fast"])
+def test_hugging_face_spellings(function):
+    activations = pytest.importorskip("transformers.activations")
+    x = torch.linspace(-8, 8, 201)
+    for model in (activations.ACT2FN["gelu_new" if function is gelu_new else "gelu_fast"], function):
+        assert rewritten(model, x) == ["aten.gelu.default"]
+    assert rewritten(activations.NewGELUActivation(), x) == ["aten.gelu.default"]
+    assert rewritten(activations.ACT2FN["gelu_python"], x) == ["aten.gelu.default"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * torch.sigmoid(1.702 * x),
+        lambda x: x * torch.sigmoid(x + 1),
+        lambda x: 0.5 * x * (1 + torch.erf(x)),
+        lambda x: x * F.relu6(x + 2) / 6,
+        lambda x: x * torch.tanh(F.softplus(x, beta=2.0)),
+        lambda x: x / (2 + torch.exp(-x)),
+        lambda x: x * torch.sigmoid(x.flip(0)),
+        lambda x: x[:, None] * torch.sigmoid(x),
+        lambda x: x.pow(2.5) * torch.erf(x / 0),
+    ],
+)
+def test_what_only_looks_alike_is_left_alone(function):
+    assert refusals(function, torch.rand(5)) == []
+
+
+def test_a_part_that_is_an_activation_is_found_in_a_larger_sum():
+    assert rewritten(lambda x: x + x * torch.sigmoid(x), torch.rand(5)) == ["aten.silu.default", "aten.add.Tensor"]
+
+
+def test_refused_when_constants_are_coarse():
+    (reason,) = refusals(lambda x: x * 0.5 * (1 + torch.erf(x / 1.4142)), torch.randn(4))
+    assert reason.startswith("it has the form of gelu, but its constants are off by 9.6e-06")
+
+
+def test_constants_good_enough_for_float32_are_too_coarse_for_float64():
+    assert rewritten(gelu_fast, torch.randn(4)) == ["aten.gelu.default"]
+    (reason,) = refusals(gelu_fast, torch.randn(4, dtype=torch.float64))
+    assert reason.endswith("more than torch.float64 rounds")
+
+
+def test_refused_when_an_intermediate_is_used_or_returned():
+    def used(x):
+        curve = torch.erf(x / math.sqrt(2))
+        return 0.5 * x * (1 + curve), curve
+
+    assert refusals(used, torch.randn(4)) == ["it spells out gelu, but erf has other users"]
+
+    def read(x):
+        gate = torch.sigmoid(x)
+        return x * gate + gate
+
+    assert "it spells out silu, but sigmoid has other users" in refusals(read, torch.randn(4))
+
+
+def test_dtypes_that_change_on_the_way_are_left_alone():
+    assert refusals(lambda x: x * torch.sigmoid(x.double()), torch.randn(4)) == []
+
+
+# -- nested and idempotent ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: x.relu().relu(), ["relu"]),
+        (lambda x: x.abs().abs().abs(), ["abs"]),
+        (lambda x: x.sigmoid().relu(), ["sigmoid"]),
+        (lambda x: x.clamp(0, 6).relu(), ["clamp"]),
+        (lambda x: F.relu6(x).relu(), ["hardtanh"]),
+        (lambda x: x.clamp(-1, 5).clamp(0, 3).clamp(max=9), ["clamp"]),
+        (lambda x: x.relu().clamp(max=6), ["clamp"]),
+        (lambda x: x.clamp(min=-1).relu(), ["relu"]),
+        (lambda x: x.clamp(3, 1).clamp(0, 2), ["clamp"]),
+        (lambda x: x.floor().floor(), ["floor"]),
+        (lambda x: x.sigmoid().sigmoid(), ["sigmoid", "sigmoid"]),
+        (lambda x: x.tanh().tanh(), ["tanh", "tanh"]),
+    ],
+)
+def test_nested_activations(function, expected):
+    x = torch.cat([torch.linspace(-8, 8, 99), torch.tensor([math.nan, math.inf, -math.inf])])
+    _, result = folded(function, x)
+    assert targets(result.program) == [f"aten.{name}.default" for name in expected]
+    assert_same(run(result.program, x), [function(x)])
+
+
+def test_refused_when_the_first_clamp_has_other_users():
+    def function(x):
+        y = x.clamp(-1, 1)
+        return y.relu() + y
+
+    assert refusals(function, torch.randn(4)) == ["clamp, the clamp before it, has other users"]
+
+
+def test_refused_when_both_are_returned():
+    def function(x):
+        y = x.relu()
+        return y, y.relu()
+
+    assert refusals(function, torch.randn(4)) == ["it changes nothing, but it and relu are both returned"]
+
+
+def test_refused_when_only_the_layout_changes():
+    def function(x):
+        return x.relu().expand(4, 4).relu()
+
+    program, result = folded(function, torch.randn(4))
+    assert result.program is program
+
+    def strided(x):
+        return torch.ops.aten.abs(torch.ops.aten.abs(x[::2, ::2]))
+
+    assert rewritten(strided, torch.randn(4, 4)) == ["aten.slice.Tensor", "aten.slice.Tensor", "aten.abs.default"]
+
+
+# -- engine operators -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.GELU()], ids=["relu", "gelu"])
+@pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8)])
+def test_a_linear_layer_takes_its_activation_bitwise(dtype, activation, shape):
+    model = nn.Sequential(nn.Linear(8, 16), activation, nn.Linear(16, 4)).to(dtype)
+    x = torch.randn(shape).to(dtype)
+    program, result = folded(model, x)
+    names = targets(result.program)
+    assert names.count("aten._addmm_activation.default") == 1
+    assert "aten.relu.default" not in names
+    assert "aten.gelu.default" not in names
+    assert_same(run(result.program, x), run(program, x))
+
+
+def test_a_spelled_out_gelu_joins_its_linear_layer():
+    model = Apply(None, linear=nn.Linear(8, 8))
+    model.function = lambda x: 0.5 * (y := model.linear(x)) * (1 + torch.erf(y / math.sqrt(2)))
+    _, result = folded(model, torch.randn(3, 8))
+    assert targets(result.program) == ["aten.t.default", "aten._addmm_activation.default"]
+    assert [change.summary for change in result.changes] == ["mul_1 spells out gelu", "gelu became part of addmm"]
+    assert result.changes[1].after == ("addmm_gelu",)
+
+
+def test_scaled_addmm_keeps_its_factors():
+    def function(a, b, c):
+        return torch.addmm(c, a, b, alpha=2.0, beta=-1.0).relu()
+
+    args = torch.randn(3, 4), torch.randn(4, 5), torch.randn(5)
+    program, result = folded(function, *args)
+    (node,) = result.program.calls
+    assert node.kwargs == {"alpha": 2.0, "beta": -1.0, "use_gelu": False}
+    assert_same(run(result.program, *args), run(program, *args))
+
+
+def test_engine_false_leaves_layers_alone():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    assert refusals(model, torch.randn(3, 8), engine=False) == []
+
+
+def images(channels=8, size=12, batch=4):
+    return torch.randn(batch, channels, size, size).to(memory_format=LAST)
+
+
+@ONEDNN
+@pytest.mark.parametrize("groups", [1, 8])
+@pytest.mark.parametrize(
+    ("activation", "nan_free"),
+    [
+        (nn.Sigmoid(), False),
+        (nn.Tanh(), False),
+        (nn.SiLU(), False),
+        (nn.Hardswish(), False),
+        (nn.LeakyReLU(0.2), False),
+        (nn.LeakyReLU(), False),
+        (nn.GELU("tanh"), False),
+        (nn.ReLU(), True),
+        (nn.ReLU6(), True),
+        (nn.Hardtanh(-0.5, 0.25), True),
+        (nn.Hardsigmoid(), True),
+        (nn.GELU(), False),
+    ],
+)
+def test_a_convolution_takes_its_activation(activation, nan_free, groups):
+    model = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1, stride=2, groups=groups), activation).to(memory_format=LAST)
+    x = images()
+    program, result = folded(model, x, nan_free=nan_free)
+    assert targets(result.program) == ["mkldnn._convolution_pointwise.default"]
+    exact = nn.Sequential(model[0].double(), activation)(x.double())
+    before, after = ((run(item, x)[0].double() - exact).abs().max() for item in (program, result.program))
+    assert after <= 2 * before
+    assert run(result.program, x)[0].stride() == result.program.output_nodes[0].meta["val"].stride()
+    if not nan_free:
+        x[0, 0, 0, 0] = math.nan
+        assert_same(run(result.program, x)[0].isnan(), run(program, x)[0].isnan())
+
+
+class InvertedResidual(nn.Module):
+    """A MobileNetV3 block after its batch norms have been folded: expand, depthwise, squeeze and excite, project."""
+
+    def __init__(self):
+        super().__init__()
+        self.expand, self.depth = nn.Conv2d(8, 16, 1), nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.squeeze, self.excite = nn.Conv2d(16, 4, 1), nn.Conv2d(4, 16, 1)
+        self.project = nn.Conv2d(16, 8, 1)
+
+    def forward(self, x):
+        y = F.hardswish(self.expand(x))
+        y = self.depth(y)
+        y = y * F.relu6(y + 3) / 6
+        scale = self.excite(F.relu(self.squeeze(y.mean((2, 3), keepdim=True))))
+        return x + self.project(y * F.hardsigmoid(scale))
+
+
+@ONEDNN
+def test_a_mobilenet_block():
+    torch.set_num_threads(2)  # on one thread torch does not run 1x1 convolutions by oneDNN
+    model, x = InvertedResidual().to(memory_format=LAST), images()
+    program, result = folded(model, x)
+    assert targets(result.program).count("mkldnn._convolution_pointwise.default") == 2
+    assert "aten.hardswish.default" not in targets(result.program)
+    assert_same(run(result.program, x), run(program, x), rtol=1e-5, atol=1e-5)
+    assert apply(FoldActivation(), result.program).program is result.program
+
+
+class Bottleneck(nn.Module):
+    """A ResNet bottleneck after its batch norms have been folded."""
+
+    def __init__(self):
+        super().__init__()
+        self.c1, self.c2, self.c3 = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 8, 1)
+
+    def forward(self, x):
+        return (self.c3(self.c2(self.c1(x).relu()).relu()) + x).relu()
+
+
+@ONEDNN
+def test_a_bottleneck_by_consent():
+    torch.set_num_threads(2)
+    model, x = Bottleneck().to(memory_format=LAST), images(size=24)
+    program, result = folded(model, x, nan_free=True)
+    assert targets(result.program).count("mkldnn._convolution_pointwise.default") == 2
+    assert [refusal.reason for refusal in result.refusals] == [
+        "the cpu engine has no operator that computes convolution and add and relu at once"
+    ]
+    assert_same(run(result.program, x), run(program, x), rtol=1e-5, atol=1e-5)
+
+
+# -- refusals of engine operators -----------------------------------------------------------------------------
+
+
+def conv(activation, **options):
+    return nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, **options), activation).to(memory_format=LAST)
+
+
+def test_refused_when_the_operator_would_hide_nan():
+    (reason,) = refusals(conv(nn.ReLU()), images())
+    assert reason == (
+        "the engine's operator for convolution and relu may turn NaN into a number; nan_free=True allows it"
+    )
+
+
+def test_refused_without_an_operator():
+    assert refusals(conv(nn.Mish()), images()) == [
+        "the cpu engine has no operator that computes convolution and mish at once"
+    ]
+    assert refusals(nn.Sequential(nn.Linear(8, 8), nn.SiLU()), torch.randn(3, 8)) == [
+        "the cpu engine has no operator that computes addmm and silu at once"
+    ]
+    assert refusals(nn.Sequential(nn.Linear(8, 8, bias=False), nn.ReLU()), torch.randn(3, 8)) == [
+        "no engine computes mm and relu at once"
+    ]
+
+
+@ONEDNN
+def test_refused_for_the_layout():
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.SiLU())
+    assert refusals(model, images().contiguous()) == [
+        "its result is not channels-last: the fused operator would take more memory, or lay it out otherwise"
+    ]
+
+
+@ONEDNN
+def test_refused_where_another_library_runs_the_convolution():
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.SiLU()).to(memory_format=LAST)
+    assert refusals(model, images(size=4, batch=1)) == [
+        "oneDNN does not run this convolution: it is faster elsewhere, or oneDNN is off"
+    ]
+
+
+def test_refused_for_the_dtype():
+    assert refusals(conv(nn.SiLU()).bfloat16(), images().bfloat16()) == [
+        "the engine's operator for convolution and silu is not for torch.bfloat16"
+    ]
+
+
+def test_refused_for_transposed_convolutions():
+    model = nn.Sequential(nn.ConvTranspose2d(8, 8, 3), nn.SiLU()).to(memory_format=LAST)
+    assert refusals(model, images()) == ["the engine has no such operator for transposed convolutions"]
+
+
+def test_refused_without_onednn(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert refusals(conv(nn.SiLU()), images()) == ["this build of torch has no oneDNN"]
+
+
+def test_refused_when_the_layers_result_has_other_users_or_is_returned():
+    model = Apply(None, layer=nn.Linear(8, 8))
+    model.function = lambda x: (y := model.layer(x)).relu() + y
+    assert refusals(model, torch.randn(3, 8)) == ["addmm, which it is to join, has other users"]
+    model.function = lambda x: ((y := model.layer(x)).relu(), y)
+    assert refusals(model, torch.randn(2, 3, 8)) == ["view_1, which it is to join, has other users"]
+
+
+def test_training_programs_are_returned_unchanged():
+    program = capture(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(3, 8))
+    for node in program.calls:
+        node.meta["phase"] = Phase.FORWARD
+    training = dataclasses.replace(program, training=True, forward_outputs=1, outputs=(Output(OutputKind.USER),))
+    assert FoldActivation().run(training).program is training
+
+
+# -- CUDA: the rules on fake tensors here, the operators on a device -------------------------------------------
+
+
+def on_fake_cuda(model, *args):
+    """The program with its inputs' metadata moved to CUDA, as when planning for a device that is not there."""
+    program = capture(model, *args).copy()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for node in program.placeholders:
+            value = node.meta["val"]
+            node.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+    for node in program.calls:
+        del node.meta["val"]
+    return program.finish(state={})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "activation", "nan_free", "expected"),
+    [
+        (torch.float16, nn.GELU("tanh"), False, True),
+        (torch.bfloat16, nn.GELU("tanh"), False, True),
+        (torch.float32, nn.GELU("tanh"), False, "the engine's operator for addmm and gelu_tanh is not for"),
+        (torch.float16, nn.GELU(), False, "the cuda engine has no operator that computes addmm and gelu at once"),
+        (torch.float16, nn.ReLU(), False, "the engine's operator for addmm and relu may turn NaN"),
+        (torch.float16, nn.ReLU(), True, True),
+        (torch.float64, nn.ReLU(), True, "the engine's operator for addmm and relu is not for torch.float64"),
+    ],
+)
+def test_linear_on_cuda(dtype, activation, nan_free, expected):
+    program = on_fake_cuda(nn.Sequential(nn.Linear(8, 8), activation).to(dtype), torch.randn(3, 8).to(dtype))
+    result = FoldActivation(nan_free=nan_free).run(program)
+    if expected is True:
+        assert targets(result.program) == ["aten.t.default", "aten._addmm_activation.default"]
+        result.program.check()
+    else:
+        assert result.refusals[0].reason.startswith(expected)
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+    """A build of torch that has cuDNN, as far as metadata goes: convolutions keep their input's layout."""
+
+    def layout(data, weight, backend):
+        return torch._prims_common.suggest_memory_format(data)
+
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch._C, "_conv_determine_backend_memory_format", layout)
+    FakeTensorMode.cache_clear()
+    yield
+    FakeTensorMode.cache_clear()
+
+
+def convolution_on_cuda(model, x, nan_free=True):
+    return FoldActivation(nan_free=nan_free).run(on_fake_cuda(model, x))
+
+
+def test_convolution_on_cuda(cudnn):
+    x = images().half()
+    result = convolution_on_cuda(conv(nn.ReLU()).half(), x)
+    assert targets(result.program) == ["aten.cudnn_convolution_relu.default"]
+    result.program.check()
+    assert result.program.output_nodes[0].meta["val"].stride() == x.stride()
+    (refusal,) = convolution_on_cuda(conv(nn.ReLU()).half(), x, nan_free=False).refusals
+    assert "may turn NaN into a number" in refusal.reason
+
+
+def test_bottleneck_on_cuda(cudnn):
+    result = convolution_on_cuda(Bottleneck().to(memory_format=LAST), images())
+    assert targets(result.program) == [
+        "aten.cudnn_convolution_relu.default",
+        "aten.cudnn_convolution_relu.default",
+        "aten.cudnn_convolution_add_relu.default",
+    ]
+    result.program.check()
+    assert result.changes[-1].before == ("convolution_2", "add", "relu_2")
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "reason"),
+    [
+        (conv(nn.ReLU(), groups=8), images(), "cuDNN's fused operator is several times slower on grouped convolutions"),
+        (nn.Sequential(nn.ConvTranspose2d(8, 8, 3), nn.ReLU()), images(), "the engine has no such operator for tr"),
+        (nn.Sequential(nn.Conv1d(8, 8, 3), nn.ReLU()), torch.randn(2, 8, 9), "the fused operator is for two dim"),
+        (nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()), images().contiguous(), "its result is not channels-last"),
+        (conv(nn.SiLU()), images(), "the cuda engine has no operator that computes convolution and silu"),
+    ],
+)
+def test_refused_on_cuda(model, x, reason, cudnn):
+    (refusal,) = convolution_on_cuda(model, x).refusals
+    assert refusal.reason.startswith(reason)
+
+
+def test_refused_without_cudnn():
+    program = on_fake_cuda(conv(nn.ReLU()), images())
+    if not torch.backends.cudnn.is_available():
+        assert FoldActivation(nan_free=True).run(program).refusals[0].reason == "this build of torch has no cuDNN"
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda c, x: (c.bias[:, None, None] + c(x)).relu(), "unsqueeze_1 has another shape, dtype or device"),
+        (lambda c, x: ((y := c(x)) + torch.tanh(x)).relu() + y.sum() * 0, "tanh, which is added to convolution, is"),
+        (lambda c, x: (x.contiguous() + c(x)).relu(), "clone is laid out otherwise than convolution"),
+    ],
+)
+def test_addends_that_do_not_fit(function, reason, cudnn):
+    model = Apply(None, layer=nn.Conv2d(8, 8, 3, padding=1)).to(memory_format=LAST)
+    model.function = lambda x: function(model.layer, x)
+    found = convolution_on_cuda(model, images()).refusals
+    assert any(reason in refusal.reason for refusal in found), found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_on_a_device(dtype):
+    model = nn.Sequential(Bottleneck(), nn.Flatten(), nn.Linear(8 * 144, 16), nn.GELU("tanh"))
+    model, x = model.to("cuda", dtype, memory_format=LAST), images().to("cuda", dtype)
+    program, result = folded(model, x, nan_free=True)
+    assert targets(result.program)[:3] == [
+        "aten.cudnn_convolution_relu.default",
+        "aten.cudnn_convolution_relu.default",
+        "aten.cudnn_convolution_add_relu.default",
+    ]
+    exact = model.double()(x.double())
+    before, after = ((run(item, x)[0].double() - exact).abs().max() for item in (program, result.program))
+    assert after <= 4 * before
