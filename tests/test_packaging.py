@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import memopt
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -107,3 +109,38 @@ def test_every_package_imports_under_its_one_name():
         module = importlib.import_module(package)
         assert Path(module.__file__).resolve().parent == folder_of(package).resolve()
         assert package.removeprefix("memopt.") not in sys.modules or package == "memopt"
+
+
+def test_public_surface_is_frozen():
+    """A name joins or leaves this list on purpose, or not at all."""
+    assert sorted(memopt.__all__) == [
+        "BudgetError",
+        "CaptureError",
+        "Change",
+        "CompiledModule",
+        "INFERENCE",
+        "Measurement",
+        "MemoryBreakdown",
+        "Pass",
+        "PassError",
+        "PassManager",
+        "PassResult",
+        "Program",
+        "Refusal",
+        "Report",
+        "TRAINING",
+        "compile",
+        "estimate",
+        "measure",
+        "models",
+        "plan",
+    ]
+    for name in memopt.__all__:
+        assert getattr(memopt, name) is not None
+
+
+def test_import_is_light():
+    """What only some users need is imported when it is used."""
+    code = "import sys, memopt.cli; print([m for m in ('transformers', 'highspy', 'onnx', 'jax') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -121,14 +121,25 @@ def _budgeted(
             setting, budget = f"least ({share:.0%} cannot be met)", error.minimum_bytes
     error_found = gradient_error(expected, gradients(compiled, inputs, seed))
     peak, seconds = measure_steps(compiled, optimizer, inputs, seed)
-    verdict: Verdict = "ok"
-    if not error_found <= LARGEST_ERROR:
-        verdict = "numbers differ"
-    elif peak > budget:
-        verdict = "over budget"
     for suffix in ("html", "json"):
         compiled.report.save(folder / f"{case.name}-{share * 100:.0f}.{suffix}")
-    return Row(case.label, setting, budget, compiled.report.peak_bytes, peak, seconds, error_found, verdict)
+    return Row(
+        case.label,
+        setting,
+        budget,
+        compiled.report.peak_bytes,
+        peak,
+        seconds,
+        error_found,
+        judge(error_found, peak, budget),
+    )
+
+
+def judge(error: float, peak: int, budget: int) -> Verdict:
+    """The verdict on a budgeted step; an undefined error is a difference."""
+    if not error <= LARGEST_ERROR:
+        return "numbers differ"
+    return "ok" if peak <= budget else "over budget"
 
 
 def gradients(model: torch.nn.Module, inputs: Mapping[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
