@@ -37,8 +37,10 @@ def torch_compile_backend(
     Raises:
         ValueError: an option is unknown or not understood.
         BudgetError: no plan keeps the budget.
-        RuntimeError: the model has graph breaks, or dynamic shapes, and a budget was given.
+        RuntimeError: the model has graph breaks, and a budget was given.
     """
+    if any(isinstance(value, torch.SymInt) for value in example_inputs):
+        return _PerShape(lambda args: torch_compile_backend(graph_module, args, options=options, **unknown))
     given = dict(options or {})
     for name in (*given, *unknown):
         if name not in _OPTIONS:
@@ -62,8 +64,6 @@ def torch_compile_backend(
             raise RuntimeError(
                 "a budget cannot be shared among several graphs here: call memopt.compile(model, budget)"
             )
-        if len(tensors) < len(example_inputs):
-            raise RuntimeError("a budget needs static shapes: call torch.compile with dynamic=False")
     kinds = [origin.kind for origin in hooks.origins]
     session.resident = Resident(
         parameters=storage_bytes([v for v, k in zip(example_inputs, kinds, strict=True) if k is InputKind.PARAMETER]),
@@ -73,3 +73,23 @@ def torch_compile_backend(
         trainable=sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.requires_grad),
     )
     return chosen.engine.compile_captured(graph_module, example_inputs, hooks)
+
+
+class _PerShape:
+    """A graph with dynamic shapes, compiled for each shape that is met: a plan needs the bytes of every tensor."""
+
+    def __init__(self, build: Callable[[Sequence[Any]], Callable[..., Any]]) -> None:
+        self._build = build
+        self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        key = (torch.is_grad_enabled(), *(_shape(value) for value in args))
+        if key not in self._compiled:
+            self._compiled[key] = self._build(args)
+        return self._compiled[key](*args)
+
+
+def _shape(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return tuple(value.shape), tuple(value.stride()), value.dtype, value.device, value.requires_grad

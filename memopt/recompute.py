@@ -64,7 +64,9 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
     cut = sum(node.meta["phase"] is Phase.FORWARD for node in operations)
     if tangents:
         operations.insert(cut, tangents[0])  # stands for the arrival of all tangents where backward starts
-    reads, writes, recomputable = [], [], []
+    reads: list[tuple[int, ...]] = []
+    writes: list[tuple[int, ...]] = []
+    recomputable: list[bool] = []
     for node in operations:
         if node.op == "placeholder":
             reads.append(())

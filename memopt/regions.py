@@ -38,40 +38,50 @@ class Region:
     inputs_after: dict[fx.Node, int]
 
 
-def differing_regions(before: Program, after: Program) -> list[Region]:
+def differing_regions(before: Program, after: Program, *, cut: bool = True) -> list[Region]:
     """Cut out the regions in which the programs differ and that are not equal by construction.
 
     Values are numbered: two nodes have the same number when they apply the same operator to operands of the same
     numbers, and a node that has the same name and the same operands by name keeps its number. What the numbers prove
     (merged, moved, removed and recomputed nodes) needs no run. Around each other node a region is grown backwards until
     both sides read the same values. A node that recomputes another by a different operator is a region of its own.
+
+    With `cut`, a node that has the same name in both programs is taken for the same value, which its own region has to
+    prove: a chain of rewrites becomes many small regions. A rewrite may give an old name to another value; without
+    `cut` names mean nothing, and the chain is one region.
     """
     numbering = _Numbering()
     old = {node.name: node for node in before.graph.nodes if node.op != "output"}
     new = {node.name: node for node in after.graph.nodes if node.op != "output"}
     old_number = numbering.number(old, {})
     same = {name: old_number[name] for name, node in new.items() if name in old and not _differs(node, old[name])}
-    new_number = numbering.number(new, same)
     twin = {number: name for name, number in reversed(old_number.items())}
-    pairs = [
-        (a, b)
-        for a, b in zip(before.output_nodes, after.output_nodes, strict=True)
-        if isinstance(a, fx.Node) and isinstance(b, fx.Node)
-    ]
+    new_number = numbering.number(new, same)
     unproved = {
         name
         for name, number in new_number.items()
         if _is_call(new[name]) and (number not in twin or old_number.get(name, number) != number)
     }
+    points = {name for name in unproved if cut and name in old and not _is_item_of(new[name], unproved)}
+    if points:
+        new_number = numbering.number(new, {**same, **{name: old_number[name] for name in points}})
+        unproved = points | {name for name in unproved if new_number[name] not in twin}
+    pairs = [
+        (a, b)
+        for a, b in zip(before.output_nodes, after.output_nodes, strict=True)
+        if isinstance(a, fx.Node) and isinstance(b, fx.Node)
+    ]
     groups = _Groups(unproved)
     for name in unproved:
-        for neighbour in (*new[name].all_input_nodes, *new[name].users):
-            if neighbour.name in unproved:
-                groups.join(name, neighbour.name)
+        for argument in new[name].all_input_nodes:
+            if argument.name in unproved and argument.name not in points:
+                groups.join(name, argument.name)
     cut = _Cut(old, new, old_number, new_number, twin)
     regions = []
     for members in groups.all():
-        results = [(old[name], new[name]) for name in members if name in old and _read_outside(new[name], members)]
+        results = [(old[name], new[name]) for name in members if name in points]
+        if not cut:
+            results = [(old[name], new[name]) for name in members if name in old and _read_outside(new[name], members)]
         results += [(a, b) for a, b in pairs if b.name in members]
         if results:
             regions.append(cut.region(members, results))
@@ -178,6 +188,11 @@ def _whole_results(names: set[str], side: dict[str, fx.Node]) -> set[str]:
             found.update(user.name for user in top.users if user.target is operator.getitem)
         found.add(name)
     return found
+
+
+def _is_item_of(node: fx.Node, names: set[str]) -> bool:
+    """Whether the node is an item of a multiple result among the names: such a result is compared item by item."""
+    return any(user.target is operator.getitem for user in node.users) and node.name in names
 
 
 def _read_outside(node: fx.Node, members: set[str]) -> bool:

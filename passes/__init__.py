@@ -4,8 +4,21 @@ from memopt.pass_manager import Pass
 from memopt.passes.checkpoint import Checkpoint
 from memopt.passes.eliminate_copies import EliminateCopies
 from memopt.passes.eliminate_dead import EliminateDead
+from memopt.passes.fold_activation import FoldActivation
 from memopt.passes.fold_constants import FoldConstants
+from memopt.passes.fuse_conv_bn import FuseConvBn
+from memopt.passes.fuse_matmul_add import FuseMatmulAdd
+from memopt.passes.inplace import Inplace
 from memopt.passes.merge_common import MergeCommon
 
-INFERENCE: tuple[Pass, ...] = (EliminateCopies(), FoldConstants(), MergeCommon(), EliminateDead())
-TRAINING: tuple[Pass, ...] = (EliminateCopies(), MergeCommon(), EliminateDead(), Checkpoint())
+INFERENCE: tuple[Pass, ...] = (
+    EliminateCopies(),
+    FuseConvBn(),
+    FoldConstants(),
+    MergeCommon(),
+    FuseMatmulAdd(),
+    FoldActivation(),
+    EliminateDead(),
+    Inplace(),
+)
+TRAINING: tuple[Pass, ...] = (EliminateCopies(), MergeCommon(), EliminateDead(), Checkpoint(), Inplace())

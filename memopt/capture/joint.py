@@ -77,6 +77,8 @@ def program_of_graph(
     """Name the roles in a graph that AOTAutograd made (the module is taken over) and return it as a program."""
     inputs, state = [], {}
     for node in [node for node in module.graph.nodes if node.op == "placeholder"]:
+        if "val" not in node.meta and not node.users:
+            node.meta["val"] = None  # a plain argument that AOTAutograd took for a constant
         origin = _origin(node, origins)
         inputs.append(Input(node.name, origin.kind, origin.target))
         if origin.value is not None and origin.kind is not InputKind.USER:
