@@ -87,6 +87,7 @@ class _Layer:
     Attributes:
         transpose: the node between the weight and the call of a linear layer, if any.
         additions: (node, constant vector's node) of each separate bias addition.
+        views: views between the call and the batch norm, in order.
     """
 
     call: fx.Node
@@ -94,6 +95,7 @@ class _Layer:
     bias: fx.Node | None
     transpose: fx.Node | None
     additions: tuple[tuple[fx.Node, fx.Node], ...]
+    views: tuple[fx.Node, ...] = ()
 
 
 def _match(program: Program, norm: fx.Node) -> _Layer | None:
@@ -153,10 +155,11 @@ def _linear(
     if isinstance(bias, fx.Node) and (bias.op != "placeholder" or tuple(bias.meta["val"].shape) != (features,)):
         raise Refused(f"the bias of {call.name} is computed, or no vector")
     transpose = matrix if isinstance(matrix, fx.Node) and matrix.target is aten.t.default else None
+    views = tuple(value for value in reversed(between) if value.target in _VIEWS)
     weight = transpose.args[0] if transpose is not None else matrix
     if not isinstance(weight, fx.Node) or weight.op != "placeholder":
         raise Refused(f"the weight of {call.name} is computed")
-    return _Layer(call, weight, bias if isinstance(bias, fx.Node) else None, transpose, additions)
+    return _Layer(call, weight, bias if isinstance(bias, fx.Node) else None, transpose, additions, views)
 
 
 def _added_vector(program: Program, node: fx.Node, norm: fx.Node) -> fx.Node | None:
@@ -229,7 +232,7 @@ def _rewrite(
     read: set[str],
 ) -> tuple[Program, Change]:
     call, graph = layer.call, program.graph
-    old = [call, *(node for node, _ in layer.additions), norm, *results]
+    old = [call, *layer.views, *(node for node, _ in layer.additions), norm, *results]
     stem = f"{call.name}_folded"
     weight_node, program = add_constant(program, f"{stem}_weight", weight)
     bias_node, program = add_constant(program, f"{stem}_bias", bias)
@@ -245,12 +248,15 @@ def _rewrite(
             target, arguments = aten.addmm.default, (bias_node, data, matrix)
         new = graph.create_node("call_function", target, arguments, name=stem)
     new.meta = dict(call.meta)
-    call.replace_all_uses_with(new)
-    for node, vector in layer.additions:
-        node.replace_all_uses_with(next(operand for operand in node.all_input_nodes if operand is not vector))
+    last = new
+    with graph.inserting_before(norm):
+        # New nodes, because the old names stand for values before the batch norm.
+        for view in layer.views:
+            last = graph.create_node("call_function", view.target, (last, *view.args[1:]), name=f"{view.name}_folded")
+            last.meta = dict(view.meta)
     for result in results:
-        result.replace_all_uses_with(norm.args[0])  # type: ignore[arg-type]
-    erase_unused(graph, [*results, norm, *(node for node, _ in layer.additions), call])
+        result.replace_all_uses_with(last)
+    erase_unused(graph, results or [norm])
     kinds = {entry.name: entry.kind for entry in program.inputs}
     baked = {name for name in read if kinds[name] is not InputKind.CONSTANT}
     program = dataclasses.replace(program, baked=program.baked | baked)
