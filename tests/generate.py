@@ -341,7 +341,9 @@ def _inplace(b: Builder) -> None:
     if x is None:
         return
     value = b.values[x]
-    op = b.choose([name for name in INPLACE if name != "dropout_" or (b.random and is_float(value) and value.is_contiguous())])
+    op = b.choose(
+        [name for name in INPLACE if name != "dropout_" or (b.random and is_float(value) and value.is_contiguous())]
+    )
     y = b.pick(lambda v: is_number(v) and v.dim() <= value.dim() and broadcasts_to(v.shape, value.shape))
     if op in ("add_", "mul_", "copy_", "sub_scaled_"):
         if y is not None and (op != "copy_" or not is_float(b.values[y]) or is_float(value)):

@@ -31,6 +31,8 @@ class Body(torch.nn.Module):
 class RewriteOnly:
     """A session that applies one function to the joint program, and leaves inference programs as they are."""
 
+    dry = False
+
     def __init__(self, rewrite: Callable[[Program], Program]) -> None:
         self.rewrite = rewrite
 
@@ -113,5 +115,3 @@ def joint_arguments(recipe: Recipe, program: Program) -> list[Tensor]:
         for entry in program.inputs
         if entry.kind is not InputKind.CONSTANT
     ]
-
-

@@ -82,7 +82,9 @@ def outputs_of(recipe: Recipe, values: Sequence[Any], leaves: Sequence[Tensor], 
     return found
 
 
-def reference(recipe: Recipe, values: Sequence[Any], leaves: Sequence[Tensor], noise: int | None, seed: int) -> list[Any]:
+def reference(
+    recipe: Recipe, values: Sequence[Any], leaves: Sequence[Tensor], noise: int | None, seed: int
+) -> list[Any]:
     """All values in float64; with `noise`, each result is off by up to one rounding of the dtype that eager gave it.
 
     Args:
@@ -175,5 +177,3 @@ def same_bits(found: Sequence[Any], expected: Sequence[Any]) -> str | None:
         elif (a.dtype, a.shape) != (b.dtype, b.shape) or not torch.equal(a, b):
             return f"output {index}: {a} instead of {b}"
     return None
-
-

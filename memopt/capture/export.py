@@ -11,8 +11,9 @@ from torch._export.utils import _is_cia_op
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind as ExportInputKind
 from torch.export.graph_signature import OutputKind as ExportOutputKind
+from torch.utils import _pytree as pytree
 
-from memopt.program import Input, InputKind, Output, OutputKind, Program
+from memopt.program import Input, InputKind, Output, OutputKind, Program, source_line
 
 _INPUT_KINDS = {
     ExportInputKind.PARAMETER: InputKind.PARAMETER,
@@ -52,7 +53,8 @@ def from_exported_program(exported: ExportedProgram) -> Program:
     Composite operators are decomposed as eager PyTorch would; fused ones (addmm, layer norm, attention) stay whole.
 
     Raises:
-        CaptureError: the program has inputs or outputs of a kind that memopt does not know (tokens, custom objects).
+        CaptureError: the program has inputs or outputs of a kind that memopt does not know (tokens, custom objects),
+            tensors that are not strided, or shapes that are not fixed.
     """
     table = torch.export.default_decompositions()
     for operation in list(table):
@@ -61,6 +63,8 @@ def from_exported_program(exported: ExportedProgram) -> Program:
     lowered = exported.run_decompositions(table)
     signature = lowered.graph_signature
     program = Program(fx.GraphModule(lowered.graph_module, lowered.graph), (), ()).copy()
+    for node in program.graph.nodes:
+        _refuse_unsupported(node)
     # torch.fx renames a placeholder that is called like a Python builtin ("input", which nn.Sequential takes).
     exported_names = [node.name for node in lowered.graph.nodes if node.op == "placeholder"]
     renamed = dict(zip(exported_names, (node.name for node in program.placeholders), strict=True))
@@ -83,3 +87,13 @@ def from_exported_program(exported: ExportedProgram) -> Program:
         target = output.target if kind is OutputKind.MUTATION else None
         outputs.append(Output(kind, names.get(target, renamed.get(target)) if target is not None else None))
     return program.finish(inputs=tuple(inputs), outputs=tuple(outputs), state=state)
+
+
+def _refuse_unsupported(node: fx.Node) -> None:
+    where = f"{node.name} ({source_line(node) or 'source unknown'})"
+    for leaf in pytree.tree_leaves(node.meta.get("val")):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
+            raise CaptureError(f"{where} is a {leaf.layout} tensor: only strided tensors are supported")
+        sizes = leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,)
+        if any(isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)) for size in sizes):
+            raise CaptureError(f"{where} has a size or a value that depends on data or varies: fixed shapes are needed")

@@ -1,0 +1,69 @@
+"""The committed table of operator samples agrees with reality: an entry newly equal or newly not is a failure."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from tests.operators import CHUNKS, FULL, QUICK, TABLE, Entry, database, examine, read_table, restricted
+
+pytestmark = [
+    # PyTorch's own samples and test helpers warn, by version, of what they exercise.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@cache
+def operators() -> dict[str, Any]:
+    return database()
+
+
+def disagreements(names: list[str], limit: int) -> dict[str, tuple[Entry, Entry]]:
+    """Entries whose outcome is not the table's, as (table, reality). Internal errors are raised as they come."""
+    table = read_table()
+    found = {}
+    for name in names:
+        listed = restricted(table["entries"].get(name, "equal"), limit)
+        entry = examine(operators()[name], limit, listed)
+        if entry != listed:
+            found[name] = (listed, entry)
+    return found
+
+
+def same_version() -> bool:
+    return torch.__version__.split("+")[0] == read_table()["torch"].split("+")[0]
+
+
+def test_table_lists_every_operator_of_its_version() -> None:
+    if not same_version():
+        pytest.skip(f"the table was made with torch {read_table()['torch']}")
+    assert set(read_table()["entries"]) == set(operators())
+
+
+def test_every_listed_sample_has_a_reason_that_is_no_error() -> None:
+    for name, entry in read_table()["entries"].items():
+        reasons = [reason for outcomes in ({} if entry == "equal" else entry).values() for reason in outcomes]
+        for reason in reasons:
+            assert reason.split(":")[0] in ("refused", "not on CPU", "uninitialised memory", "differs"), (name, reason)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_first_samples_are_as_listed(chunk: int) -> None:
+    check(chunk, QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_more_samples_are_as_listed(chunk: int) -> None:
+    check(chunk, FULL)
+
+
+def check(chunk: int, limit: int) -> None:
+    found = disagreements(sorted(operators())[chunk::CHUNKS], limit)
+    if not same_version():
+        # Another torch may refuse other samples; what it captures must be right all the same.
+        found = {n: (a, b) for n, (a, b) in found.items() if "differs" in str(b) and "differs" not in str(a)}
+    assert not found, f"run `python -m tests.operators --write` if this is meant; {TABLE.name} and reality: {found}"

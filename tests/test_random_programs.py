@@ -1,0 +1,220 @@
+"""Random programs through every pass, the pipelines, the real captures and `memopt.compile`: all equal to eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, seed, settings
+
+import memopt
+from memopt.backends.aten import emit
+from memopt.capture.export import from_module
+from memopt.capture.joint import constants_to_attributes
+from memopt.pass_manager import Pass, PassManager, PassResult
+from memopt.program import InputKind, Program
+from tests.generate import recipes
+from tests.instructions import Recipe, RecipeModule, leaf_steps
+from tests.joint import Body, compile_step, exact_step, joint_arguments, step_results
+from tests.oracle import NOISY_RUNS, Bound, arguments, eager, program_of, same_bits, within
+
+CI = {"passes": (6, 200), "training": (5, 120), "export": (2, 50), "compile": (2, 50)}  # chunks × examples: 2,000
+LONG = {"passes": (40, 800), "training": (20, 800), "export": (2, 500), "compile": (2, 500)}  # 50,000
+
+
+def each_pass() -> list[Pass]:
+    """Every pass of the pipelines, once."""
+    found = {type(item): item for item in (*memopt.INFERENCE, *memopt.TRAINING)}
+    return list(found.values())
+
+
+def explore(check: Callable[[Recipe], None], chunk: int, examples: int, training: bool = False) -> None:
+    """Run `check` on `examples` random recipes, the same ones at every run."""
+
+    @seed(chunk)
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    @given(recipes(training=training))
+    def run(recipe: Recipe) -> None:
+        check(recipe)
+
+    run()
+
+
+def chunks(name: str) -> Any:
+    """Parameters (chunk, examples): the regular ones, then the long ones behind `slow`."""
+    regular, long = CI[name], LONG[name]
+    rows = [pytest.param(chunk, regular[1]) for chunk in range(regular[0])]
+    rows += [pytest.param(1000 + chunk, long[1], marks=pytest.mark.slow) for chunk in range(long[0])]
+    return pytest.mark.parametrize(("chunk", "examples"), rows)
+
+
+# -- what must hold of every rewrite --------------------------------------------------------------------------------
+
+
+def rewritten(item: Pass, program: Program) -> Program:
+    """Apply one pass and check all that its result says about itself."""
+    before = str(program.graph)
+    result = item.run(program)
+    assert str(program.graph) == before, f"{item.name} edited the program that it was given"
+    assert (result.program is not program) == bool(result.changes), f"{item.name}: changes and program disagree"
+    new = result.program
+    new.check()
+    check_names(item, program, result)
+    kept = [entry for entry in program.inputs if entry.kind is not InputKind.CONSTANT]
+    assert [entry for entry in new.inputs if entry.kind is not InputKind.CONSTANT] == kept, (
+        f"{item.name}: inputs changed"
+    )
+    assert new.outputs == program.outputs and new.forward_outputs == program.forward_outputs
+    return new
+
+
+def check_names(item: Pass, program: Program, result: PassResult) -> None:
+    """Changes and refusals name nodes: of the old or new program, or what another change of the same run made."""
+    names = {node.name for node in (*program.graph.nodes, *result.program.graph.nodes)}
+    names |= {name for change in result.changes for name in change.after if name not in change.before}
+    for change in result.changes:
+        assert {*change.before, *change.after} <= names and change.summary, f"{item.name}: {change}"
+    for refusal in result.refusals:
+        assert refusal.node in names and refusal.reason, f"{item.name}: {refusal}"
+
+
+def run_program(program: Program, recipe: Recipe) -> list[Any]:
+    torch.manual_seed(0)
+    return program.run(*arguments(program, recipe))
+
+
+def run_emitted(program: Program, recipe: Recipe) -> list[Any]:
+    """Run on the aten backend, in place where annotated; what the caller passed must stay as it was."""
+    given, spare = arguments(program, recipe), arguments(program, recipe)
+    constants = {name: value.clone() for name, value in program.state.items()}
+    function = emit(constants_to_attributes(program))
+    torch.manual_seed(0)
+    found = list(function(list(given)))
+    assert same_bits(given, spare) is None, "an input was overwritten"
+    assert all(torch.equal(value, constants[name]) for name, value in program.state.items()), (
+        "a constant was overwritten"
+    )
+    assert sharing(found, given) == sharing(program.run(*given), given), "outputs share storage otherwise than planned"
+    return found
+
+
+def sharing(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[tuple[int, int]]:
+    """Pairs of outputs, and of outputs and inputs, that share storage: writing one would change the other."""
+    keys = [
+        value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None for value in (*outputs, *inputs)
+    ]
+    return [(i, j) for i in range(len(outputs)) for j in range(i + 1, len(keys)) if keys[i] and keys[i] == keys[j]]
+
+
+def check_rewrite(item: Pass, program: Program, recipe: Recipe, bound: Bound) -> Program:
+    """One pass on an inference program: its results, run either way, are what the program's were."""
+    new = rewritten(item, program)
+    if new is program:
+        return new
+    args = arguments(program, recipe)
+    torch.manual_seed(0)
+    before = program.run(*args)
+    torch.manual_seed(0)
+    after = new.run(*args)
+    assert layouts(after) == layouts(before), f"{item.name}: strides of an output changed"
+    assert sharing(after, args) == sharing(before, args), f"{item.name}: outputs share storage otherwise than before"
+    emitted = run_emitted(new, recipe)
+    if item.tolerance == 0.0:
+        assert same_bits(after, before) is None, f"{item.name}: {same_bits(after, before)}"
+    else:
+        bound.check(after)
+    assert same_bits(emitted, after) is None, f"{item.name}, on the aten backend: {same_bits(emitted, after)}"
+    return new
+
+
+def layouts(values: Sequence[Any]) -> list[Any]:
+    return [value.stride() if isinstance(value, torch.Tensor) else None for value in values]
+
+
+# -- the tests ------------------------------------------------------------------------------------------------------
+
+
+@chunks("passes")
+def test_each_pass_and_the_pipeline_compute_what_eager_does(chunk: int, examples: int) -> None:
+    def check(recipe: Recipe) -> None:
+        program = program_of(recipe)
+        program.check()
+        bound = Bound(recipe, program)
+        assert same_bits(run_program(program, recipe), bound.eager) is None
+        for item in each_pass():
+            check_rewrite(item, program, recipe, bound)
+        rewrites = program
+        for item in memopt.INFERENCE:
+            rewrites = check_rewrite(item, rewrites, recipe, bound)
+
+    explore(check, chunk, examples)
+
+
+@chunks("training")
+def test_training_steps_compute_what_eager_does(chunk: int, examples: int) -> None:
+    def check(recipe: Recipe) -> None:
+        def pipeline(program: Program) -> Program:
+            args = joint_arguments(recipe, program)
+            torch.manual_seed(0)
+            expected = program.run(*args)
+            for item in each_pass():
+                check_joint(item, program, args, expected)
+            for item in memopt.TRAINING:
+                program = check_joint(item, program, args, expected)
+            return program
+
+        check_step(recipe, step_results(recipe, compile_step(recipe, pipeline)))
+
+    explore(check, chunk, examples, training=True)
+
+
+def check_joint(item: Pass, program: Program, args: Sequence[Any], expected: Sequence[Any]) -> Program:
+    new = rewritten(item, program)
+    if new is not program:
+        torch.manual_seed(0)
+        difference = same_bits(new.run(*args), expected)
+        assert difference is None, f"{item.name}: {difference}"
+    return new
+
+
+def check_step(recipe: Recipe, found: Sequence[Any]) -> None:
+    """Outputs, gradients and buffers of one step: bitwise eager's, else within the float64 bound."""
+    expected = step_results(recipe, Body(recipe))
+    if same_bits(found, expected) is None:
+        return
+    exact = exact_step(recipe, None)
+    noisy = [exact_step(recipe, noise) for noise in range(1, NOISY_RUNS + 1)]
+    for index, value in enumerate(found):
+        within(value, expected[index], exact[index], [run[index] for run in noisy], f"result {index}")
+
+
+@chunks("export")
+def test_exported_modules_compute_what_eager_does(chunk: int, examples: int) -> None:
+    def check(recipe: Recipe) -> None:
+        module = RecipeModule(recipe)
+        program = from_module(module, module.user)
+        new, _ = PassManager(memopt.INFERENCE).run(program)
+        torch.manual_seed(0)
+        found = new.run(*exported_arguments(new, module))
+        Bound(recipe).check(
+            [value for value, entry in zip(found, new.outputs, strict=True) if entry.kind.value == "user"]
+        )
+
+    explore(check, chunk, examples)
+
+
+def exported_arguments(program: Program, module: RecipeModule) -> list[Any]:
+    users = iter(module.user)
+    return [
+        program.state[entry.name].clone() if entry.name in program.state else next(users)
+        for entry in program.inputs
+        if entry.kind is not InputKind.CONSTANT
+    ]
