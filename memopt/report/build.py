@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,15 +10,14 @@ from torch import fx
 
 from memopt.memory.aliasing import analyse
 from memopt.memory.breakdown import MemoryBreakdown, TensorAtPeak
-from memopt.memory.timeline import Timeline
-from memopt.program import OutputKind, Phase, Program, source_line, tensors_of
+from memopt.memory.timeline import Timeline, lifetimes
+from memopt.program import OutputKind, Program, source_line, tensors_of
 from memopt.report.record import Environment, ProgramReport, Report, TensorRow
 
 if TYPE_CHECKING:
     from memopt.session import Planned, Session
 
 _LARGEST = 10
-_ROWS = 40
 
 
 def build_report(session: Session, planned: Sequence[Planned], peak: int, minimum: int, measured: int | None) -> Report:
@@ -120,33 +119,44 @@ def _gradient_producers(program: Program) -> set[str]:
 
 def _program_report(number: int, item: Planned, base: int) -> ProgramReport:
     program = item.program
-    saved: list[TensorRow] = []
-    recomputed: list[TensorRow] = []
-    if program.training:
-        originals = {node.name: node for node in item.before.calls}
-        seen: set[str] = set()
-        for node in program.calls:
-            size = sum(tensor.untyped_storage().nbytes() for tensor in tensors_of(node)[:1])
-            cost = item.costs.get(node.name) or item.costs.get(node.meta.get("recomputes", ""))
-            crosses = node.meta["phase"] is Phase.FORWARD and any(
-                user.meta.get("phase") is Phase.BACKWARD for user in node.users
-            )
-            if crosses:
-                saved.append(TensorRow(node.name, size, source_line(node), cost.seconds if cost else None))
-            again = node.meta.get("recomputes")
-            if again in originals and again not in seen:
-                seen.add(again)
-                recomputed.append(TensorRow(again, size, source_line(node), cost.seconds if cost else None))
+    saved, recomputed = _tensor_rows(item) if program.training else ((), ())
     return ProgramReport(
         name=f"graph {number}",
         kind="training" if program.training else "inference",
         nodes=len(program.calls),
         timeline_before=tuple(base + live for live in item.timeline_before.live_bytes),
         timeline_after=tuple(base + live for live in item.timeline.live_bytes),
-        saved=tuple(sorted(saved, key=lambda row: -row.bytes)[:_ROWS]),
-        recomputed=tuple(sorted(recomputed, key=lambda row: -row.bytes)[:_ROWS]),
+        saved=saved,
+        recomputed=recomputed,
         forward_steps=item.timeline.forward_steps,
     )
+
+
+def _tensor_rows(item: Planned) -> tuple[tuple[TensorRow, ...], tuple[TensorRow, ...]]:
+    """What is kept from forward to backward, and what backward computes again: by storage, largest first."""
+    program = item.program
+    aliasing = analyse(program)
+    life = lifetimes(program, aliasing)
+    saved: list[TensorRow] = []
+    recomputed: dict[str, TensorRow] = {}
+    for storage, span in zip(aliasing.storages, life.spans, strict=True):
+        if span is not None and span[0] < life.forward_steps < span[1]:
+            saved.append(_row(item, storage.producer, storage.producer.name, storage.nbytes))
+    for node in program.calls:
+        again = node.meta.get("recomputes")
+        if again is not None and ("inplace" in node.meta or aliasing.created_by(node)):
+            size = sum(aliasing.storages[index].nbytes for index in aliasing.of[node])
+            recomputed.setdefault(again, _row(item, node, again, size))
+    return _largest_first(saved), _largest_first(recomputed.values())
+
+
+def _row(item: Planned, node: fx.Node, name: str, size: int) -> TensorRow:
+    cost = item.costs.get(name)
+    return TensorRow(name, size, source_line(node), cost.seconds if cost else None)
+
+
+def _largest_first(rows: Iterable[TensorRow]) -> tuple[TensorRow, ...]:
+    return tuple(sorted(rows, key=lambda row: -row.bytes))
 
 
 def _device_name(program: Program) -> str:

@@ -63,6 +63,8 @@ def describe_evidence(evidence: Evidence | None) -> str:
     """The proof of one pass in one phrase."""
     if evidence is None:
         return ""
+    if evidence.regions == 0:
+        return "equal by structure"
     if evidence.max_abs_error == 0:
         error = "bitwise equal"
     else:

@@ -34,6 +34,8 @@ def test_evidence_says_bitwise_or_how_far():
     exact = dataclasses.replace(first, evidence=dataclasses.replace(first.evidence, max_abs_error=0.0))
     assert "max abs error 1.5e-07, infx the error before (regions: 2 run of 3, 1 not proved)" in str(sample)
     assert "bitwise equal" in str(dataclasses.replace(sample, passes=(exact,)))
+    same = dataclasses.replace(first, evidence=dataclasses.replace(first.evidence, regions=0, proved=0))
+    assert "equal by structure" in str(dataclasses.replace(sample, passes=(same,)))
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 72, 73, 1000])
