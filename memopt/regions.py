@@ -38,7 +38,7 @@ class Region:
     inputs_after: dict[fx.Node, int]
 
 
-def differing_regions(before: Program, after: Program, *, cut: bool = True) -> list[Region]:
+def differing_regions(before: Program, after: Program, *, cut: bool = True, context: int = 0) -> list[Region]:
     """Cut out the regions in which the programs differ and that are not equal by construction.
 
     Values are numbered: two nodes have the same number when they apply the same operator to operands of the same
@@ -48,7 +48,8 @@ def differing_regions(before: Program, after: Program, *, cut: bool = True) -> l
 
     With `cut`, a node that has the same name in both programs is taken for the same value, which its own region has to
     prove: a chain of rewrites becomes many small regions. A rewrite may give an old name to another value; without
-    `cut` names mean nothing, and the chain is one region.
+    `cut` names mean nothing, and the chain is one region. With `context`, each region also takes in as many layers of
+    the operations before it, for rewrites that rest on what those guarantee (relu of relu6).
     """
     numbering = _Numbering()
     old = {node.name: node for node in before.graph.nodes if node.op != "output"}
@@ -76,7 +77,7 @@ def differing_regions(before: Program, after: Program, *, cut: bool = True) -> l
         for argument in new[name].all_input_nodes:
             if argument.name in unproved and argument.name not in points:
                 groups.join(name, argument.name)
-    cut = _Cut(old, new, old_number, new_number, twin)
+    grown = _Growth(old, new, old_number, new_number, context)
     regions = []
     for members in groups.all():
         results = [(old[name], new[name]) for name in members if name in points]
@@ -84,9 +85,9 @@ def differing_regions(before: Program, after: Program, *, cut: bool = True) -> l
             results = [(old[name], new[name]) for name in members if name in old and _read_outside(new[name], members)]
         results += [(a, b) for a, b in pairs if b.name in members]
         if results:
-            regions.append(cut.region(members, results))
+            regions.append(grown.region(members, results))
     regions += [
-        cut.region({b.name}, [(a, b)])
+        grown.region({b.name}, [(a, b)])
         for a, b in pairs
         if b.name not in unproved and old_number[a.name] != new_number[b.name]
     ]
@@ -135,28 +136,34 @@ class _Number(int):
         return f"%{int(self)}"
 
 
-class _Cut:
+class _Growth:
     def __init__(
         self,
         old: dict[str, fx.Node],
         new: dict[str, fx.Node],
         old_number: dict[str, int],
         new_number: dict[str, int],
-        twin: dict[int, str],
+        context: int,
     ) -> None:
-        self.old, self.new, self.old_number, self.new_number, self.twin = old, new, old_number, new_number, twin
+        self.old, self.new, self.old_number, self.new_number, self.context = old, new, old_number, new_number, context
 
     def region(self, members: set[str], results: list[tuple[fx.Node, fx.Node]]) -> Region:
         """Grow both sides of a region until they read the same values."""
         after = _whole_results(set(members), self.new)
         before = _whole_results({a.name for a, _ in results}, self.old)
+        layers = self.context
         while True:
             read_after = _reads(after, self.new, self.new_number)
             read_before = _reads(before, self.old, self.old_number)
             grow_before = {n for v, n in read_before.items() if v not in read_after and _is_call(self.old[n])}
             grow_after = {n for v, n in read_after.items() if v not in read_before and _is_call(self.new[n])}
             if not grow_before and not grow_after:
-                break
+                if not layers:
+                    break
+                layers -= 1
+                before = _whole_results(before | {n for n in read_before.values() if _is_call(self.old[n])}, self.old)
+                after = _whole_results(after | {n for n in read_after.values() if _is_call(self.new[n])}, self.new)
+                continue
             # Growing the side that is ahead of the other one first keeps the region small.
             if grow_before:
                 before = _whole_results(before | grow_before, self.old)
