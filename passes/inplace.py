@@ -201,8 +201,8 @@ class _Finder:
             return False
         if result.stride() != given.stride() or given.is_conj() or given.is_neg():
             return False
-        fills = given.untyped_storage().nbytes() == given.numel() * given.element_size()
-        return fills and given.storage_offset() == 0 and _is_dense(given)
+        # A new result is dense, so the operand with the same strides is; overlap needs no check of its own.
+        return given.untyped_storage().nbytes() == given.numel() * given.element_size()
 
     def _reason_against(self, node: fx.Node, storage: int) -> str | None:
         operand = node.args[0]
@@ -224,17 +224,6 @@ class _Finder:
                 if self._storage(index) == storage and _geometry(tensor) != geometry:
                     return f"it reads the memory of {operand.name} in another order too, through {other.name}"
         return None
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill a block of memory, each once, in some order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 def _geometry(tensor: torch.Tensor) -> tuple[object, ...]:
