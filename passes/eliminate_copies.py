@@ -63,7 +63,9 @@ class EliminateCopies(Pass):
         - A copy that reaches the caller, when it would share memory with an input, with another output, or with a
           tensor that backward reads: the caller may write to it. Likewise a tensor that backward reads, when it would
           share memory with an input or an output.
-        - A view that is itself an output: the caller gets a tensor object of its own.
+        - A view that is itself an output, where it would become an input or another output: the caller gets a tensor
+          object of its own. A detach whose result, or a view of it, is an output: autograd would take what is returned
+          for a view of the tensor that requires a gradient.
         - A copy that would keep a larger storage alive; one that a higher-order operator reads.
         - x+0 in floating point: -0.0 + 0 is 0.0.
     """
@@ -115,6 +117,10 @@ class _Sweep:
             if node.name in self.erased or node.op == "output":
                 continue
             self.origin[node] = node
+            if node.target is aten.detach.default and self._is_shown(node):
+                reason = "what is returned of it requires no gradient, unlike what it was detached from"
+                self.refusals.append(Refusal(node.name, reason))
+                continue
             if node.target in SPLITS or node.target in VIEWS or _is_piece(node):
                 self.origin[node] = self.origin[node.all_input_nodes[0]]
             if node.target in VIEWS or _is_piece(node):
@@ -153,14 +159,21 @@ class _Sweep:
         equal = self._equal(node)
         if equal is None:
             self._compose(node)
-        elif node in self.outputs:
+        elif node in self.outputs and (equal in self.outputs or equal.op == "placeholder"):
             self.refusals.append(Refusal(node.name, f"equals {equal.name}, but is returned as a tensor of its own"))
         else:
             self._replace(node, equal, f"{node.name} shows the same tensor as {equal.name}")
 
+    def _is_shown(self, node: fx.Node) -> bool:
+        """Whether the node or a view of it is an output."""
+        views = (user for user in node.users if user.target in VIEWS or user.target in SPLITS or _is_piece(user))
+        return node in self.outputs or any(self._is_shown(view) for view in views)
+
     def _compose(self, node: fx.Node) -> None:
         inner = node.all_input_nodes[0]
         if inner.target not in VIEWS or len(inner.users) != 1:
+            return
+        if inner.target is aten.detach.default and self._is_shown(inner):
             return
         base = inner.all_input_nodes[0]
         target, literal = _composed(node, inner)
@@ -198,6 +211,8 @@ class _Sweep:
 
     def _replace(self, node: fx.Node, source: fx.Node, summary: str) -> None:
         operands = node.all_input_nodes
+        if node in self.outputs:
+            self.outputs.add(source)
         node.replace_all_uses_with(source)
         self.graph.erase_node(node)
         gone = [node.name, *erase_unused(self.graph, operands)]
