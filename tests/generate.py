@@ -1,4 +1,4 @@
-"""Random recipes for hypothesis: each step is drawn among those that fit the values at hand, and is run as it is drawn."""
+"""Random recipes for hypothesis: each step is drawn to fit the values at hand, and is run as it is drawn."""
 
 from __future__ import annotations
 
@@ -503,7 +503,7 @@ _FAMILIES = [
 
 @st.composite
 def recipes(draw: Callable[..., Any], training: bool = False, mean_steps: int = 12, random: bool = True) -> Recipe:
-    """A random recipe of about `mean_steps` steps (and their leaves); in training, its gradients exist in eager PyTorch."""
+    """A random recipe of about `mean_steps` steps, and their leaves; in training, eager PyTorch can go backward."""
     b = Builder(draw, training, random)
     b.floats = [draw(st.sampled_from(["float32", "float32", "float32", "float64", "bfloat16"]))]
     with torch.set_grad_enabled(training), torch.random.fork_rng(devices=[]):

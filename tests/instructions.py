@@ -271,13 +271,16 @@ def leaves_of(recipe: Recipe) -> list[Tensor]:
     return [leaf_value(step) for step in leaf_steps(recipe)]
 
 
-def execute(recipe: Recipe, leaves: Sequence[Tensor]) -> list[Any]:
-    """Run the steps on the leaves and return every value."""
+def execute(recipe: Recipe, leaves: Sequence[Tensor], trace: list[Tensor] | None = None) -> list[Any]:
+    """Run the steps on the leaves and return every value; `trace` gets copies of what each was when it was made."""
     values: list[Any] = []
     remaining = iter(leaves)
     for step in recipe.steps:
         result = next(remaining) if step.op in LEAVES else apply_step(step, values)
-        values.extend(result if isinstance(result, (tuple, list)) else (result,))
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        values.extend(results)
+        if trace is not None:
+            trace.extend(value.detach().clone() for value in results)
     return values
 
 

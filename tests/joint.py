@@ -13,7 +13,7 @@ from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks
 from memopt.program import InputKind, Program
 from tests.instructions import Recipe, execute, leaf_steps, leaves_of
-from tests.oracle import in_float64, reference
+from tests.oracle import eager, in_float64, reference
 
 
 class Body(torch.nn.Module):
@@ -71,11 +71,12 @@ def step_results(recipe: Recipe, function: Callable[..., Any], seed: int = 0) ->
     """Outputs, gradients of the parameters (zero where there is none) and new buffers after one step of `function`."""
     leaves = trainable_leaves(recipe)
     torch.manual_seed(seed)
-    return _results(recipe, leaves, function(*leaves))
+    return results_of(recipe, leaves, function(*leaves))
 
 
-def _results(recipe: Recipe, leaves: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Any]:
-    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+def results_of(recipe: Recipe, leaves: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> list[Any]:
+    """The outputs, the gradients of the leaves that require one, and the buffers. User leaves may be None."""
+    wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
     found = [value for value in outputs if value.requires_grad]
     tangents = [tangent_for(value) for value in found]
     gradients = torch.autograd.grad(found, wanted, tangents, allow_unused=True)
@@ -91,14 +92,12 @@ def tangent_for(value: Tensor) -> Tensor:
 
 def exact_step(recipe: Recipe, noise: int | None, seed: int = 0) -> list[Any]:
     """The step's results in float64; with `noise`, every forward result and its gradient is off by one rounding."""
-    with torch.no_grad():
-        torch.manual_seed(seed)
-        values = execute(recipe, leaves_of(recipe))
+    trace, _ = eager(recipe, seed=seed)
     leaves = in_float64(leaves_of(recipe))
     for step, leaf in zip(leaf_steps(recipe), leaves, strict=True):
         leaf.requires_grad_(step.op == "parameter" and leaf.is_floating_point())
-    found = reference(recipe, values, leaves, noise, seed)
-    return _results(recipe, leaves, [found[i] for i in recipe.outputs])
+    found = reference(recipe, trace, leaves, noise, seed)
+    return results_of(recipe, leaves, [found[i] for i in recipe.outputs])
 
 
 def joint_arguments(recipe: Recipe, program: Program) -> list[Tensor]:

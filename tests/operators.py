@@ -1,6 +1,6 @@
 """PyTorch's own operator samples through capture and the inference pipeline, and the committed table of outcomes.
 
-`python -m tests.operators --write` makes the table anew (minutes). It has one entry per operator and variant of `op_db`:
+`python -m tests.operators --write` makes the table anew (minutes): one entry per operator and variant of `op_db`,
 `"equal"`, or for each dtype the reason why samples are not, with their numbers. `tests/test_operators.py` compares.
 """
 

@@ -64,13 +64,13 @@ def arguments(program: Program, recipe: Recipe) -> list[Tensor]:
     return [next(remaining) for entry in program.inputs if entry.kind is not InputKind.CONSTANT]
 
 
-def eager(recipe: Recipe, program: Program | None = None, seed: int = 0) -> tuple[list[Any], list[Any]]:
-    """Eager PyTorch's values of all steps, and the outputs in the order of `program_of`'s (new buffers last)."""
-    leaves = leaves_of(recipe)
+def eager(recipe: Recipe, program: Program | None = None, seed: int = 0) -> tuple[list[Tensor], list[Any]]:
+    """A trace of eager PyTorch's values, and the outputs in the order of `program_of`'s (new buffers last)."""
+    leaves, trace = leaves_of(recipe), []
     torch.manual_seed(seed)
     with torch.no_grad():
-        values = execute(recipe, leaves)
-    return values, outputs_of(recipe, values, leaves, program)
+        values = execute(recipe, leaves, trace)
+    return trace, outputs_of(recipe, values, leaves, program)
 
 
 def outputs_of(recipe: Recipe, values: Sequence[Any], leaves: Sequence[Tensor], program: Program | None) -> list[Any]:
@@ -83,13 +83,15 @@ def outputs_of(recipe: Recipe, values: Sequence[Any], leaves: Sequence[Tensor], 
 
 
 def reference(
-    recipe: Recipe, values: Sequence[Any], leaves: Sequence[Tensor], noise: int | None, seed: int
+    recipe: Recipe, trace: Sequence[Tensor], leaves: Sequence[Tensor], noise: int | None, seed: int
 ) -> list[Any]:
     """All values in float64; with `noise`, each result is off by up to one rounding of the dtype that eager gave it.
 
+    Integers and booleans are eager's own: where a comparison falls on the other side, the rest would not be comparable.
+
     Args:
         recipe: the recipe.
-        values: eager's values: their dtypes say how large a rounding is.
+        trace: what eager's values were when they were made.
         leaves: the leaves in float64.
         noise: the seed of the roundings, or None for none.
         seed: the seed of the recipe's own random steps.
@@ -108,11 +110,13 @@ def reference(
             params = tuple("float64" if isinstance(p, str) and p in FLOATS else p for p in step.params)
             result = apply_step(type(step)(step.op, step.operands, params), found)
         for value in result if isinstance(result, (tuple, list)) else (result,):
-            rounded = values[len(found)].dtype
-            if value.dtype.is_floating_point:
-                value = value if step.op in VIEWS or step.op in INPLACE else value.double()
-                if noise is not None and rounded.is_floating_point and step.op not in VIEWS and value.numel():
-                    _perturb(value, torch.finfo(rounded).eps, generator)
+            made, kept = trace[len(found)], step.op in VIEWS or step.op in INPLACE
+            if not value.dtype.is_floating_point:
+                value = value if kept else made.clone()
+            else:
+                value = value if kept else value.double()
+                if noise is not None and made.is_floating_point() and step.op not in VIEWS and value.numel():
+                    _perturb(value, torch.finfo(made.dtype).eps, generator)
             found.append(value)
     return found
 
@@ -130,15 +134,15 @@ def in_float64(leaves: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Bound:
-    """How far results may lie from the float64 ones: twice eager's own error, or what roundings alone can make of it."""
+    """How far results may lie from the float64 ones: twice eager's error, or twice what roundings can make of it."""
 
     def __init__(self, recipe: Recipe, program: Program | None = None, seed: int = 0) -> None:
-        self.values, self.eager = eager(recipe, program, seed)
+        trace, self.eager = eager(recipe, program, seed)
 
         def outputs(noise: int | None) -> list[Any]:
             leaves = in_float64(leaves_of(recipe))
             with torch.no_grad():
-                return outputs_of(recipe, reference(recipe, self.values, leaves, noise, seed), leaves, program)
+                return outputs_of(recipe, reference(recipe, trace, leaves, noise, seed), leaves, program)
 
         self.exact = outputs(None)
         self.noisy = [outputs(noise) for noise in range(1, NOISY_RUNS + 1)]
