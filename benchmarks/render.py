@@ -1,0 +1,83 @@
+"""Write the results under benchmarks/results into the README, between the marks that name them.
+
+python benchmarks/render.py            rewrite the README
+python benchmarks/render.py --check    exit 1 when the README and the files disagree
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+MARK = re.compile(r"(<!-- results: (?P<name>[\w.]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def step_table(result: dict[str, Any]) -> str:
+    settings = result["settings"]
+    sizes = [f"batch {settings['batch']}"]
+    sizes += [f"{key} {settings[key]}" for key in ("sequence", "resolution") if settings.get(key) != "None"]
+    threads = "" if settings["device"].startswith("cuda") else f", {result['threads']} threads"
+    title = f"{settings['model']}, {', '.join(sizes)}, {settings['dtype']}; {result['machine']}{threads}, "
+    lines = [
+        title + f"torch {result['torch']}, backend `{settings['backend']}`, median of {settings['repeats']} steps:",
+        "",
+        "| | budget | predicted | measured | step | gradient difference |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        if "seconds" not in row:
+            least = f"refused: the least is {row['minimum_bytes'] / 1e6:,.0f} MB"
+            lines.append(f"| {row['setting']} | {row['budget_bytes'] / 1e6:,.0f} MB | {least} | | | |")
+            continue
+        cells = [
+            f"{row[key] / 1e6:,.0f} MB" if key in row else ""
+            for key in ("budget_bytes", "predicted_bytes", "peak_bytes")
+        ]
+        error = f"{row['gradient_error']:.1e}" if "gradient_error" in row else ""
+        lines.append(f"| {row['setting']} | {' | '.join(cells)} | {row['seconds'] * 1e3:,.0f} ms | {error} |")
+    return "\n".join(lines) + "\n"
+
+
+def planning_table(result: dict[str, Any]) -> str:
+    lines = [
+        f"{result['machine']}, {result['threads']} thread, torch {result['torch']}:",
+        "",
+        "| graph | nodes | operations | planning | least peak found |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        lines.append(
+            f"| {row['graph']} | {row['nodes']:,} | {row['operations']:,} | {row['seconds']:.1f} s "
+            f"| {row['minimum_share']:.0%} of the unconstrained |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def rendered(text: str) -> str:
+    def fill(match: re.Match[str]) -> str:
+        result = json.loads((RESULTS / match["name"]).read_text())
+        table = planning_table(result) if match["name"].startswith("planning") else step_table(result)
+        return match[1] + table + match[3]
+
+    return MARK.sub(fill, text)
+
+
+def main() -> int:
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    new = rendered(text)
+    if "--check" in sys.argv[1:]:
+        if new != text:
+            print("README.md and benchmarks/results disagree: run python benchmarks/render.py", file=sys.stderr)
+        return int(new != text)
+    readme.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
