@@ -240,16 +240,22 @@ def fake_mode(graph_module: fx.GraphModule) -> FakeTensorMode:
 def run_fake(graph_module: fx.GraphModule) -> dict[fx.Node, Any]:
     """Run the graph on the fake values of its placeholders; return every node's value, aliasing included."""
     mode = fake_mode(graph_module)
+    cached = mode.cache_enabled
     values: dict[fx.Node, Any] = {}
-    with mode, torch.no_grad():
-        for node in graph_module.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = node.meta["val"]
-            elif node.op == "get_attr":
-                values[node] = getattr(graph_module, str(node.target))
-            elif node.op == "call_function":
-                args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
-                values[node] = node.target(*args, **kwargs)
+    try:
+        with mode, torch.no_grad():
+            for node in graph_module.graph.nodes:
+                if node.op == "placeholder":
+                    values[node] = node.meta["val"]
+                elif node.op == "get_attr":
+                    values[node] = getattr(graph_module, str(node.target))
+                elif node.op == "call_function":
+                    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
+                    # A convolution's layout depends on settings of oneDNN and cuDNN that the cache does not know.
+                    mode.cache_enabled = cached and node.target is not torch.ops.aten.convolution.default
+                    values[node] = node.target(*args, **kwargs)
+    finally:
+        mode.cache_enabled = cached
     return values
 
 

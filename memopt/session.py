@@ -105,7 +105,7 @@ class Session:
         resident: Resident,
         table: WorkspaceTable,
         model_name: str = "",
-        plan_seconds: float = 20.0,
+        plan_seconds: float = 10.0,
     ) -> None:
         self.budget, self.passes, self.verify = budget, passes, verify
         self._engine, self._names = backend, names

@@ -54,7 +54,7 @@ def from_exported_program(exported: ExportedProgram) -> Program:
 
     Raises:
         CaptureError: the program has inputs or outputs of a kind that memopt does not know (tokens, custom objects),
-            tensors that are not strided, or shapes that are not fixed.
+            tensors that are not strided, or shapes that are not fixed; or its views do not fit its inputs' layouts.
     """
     table = torch.export.default_decompositions()
     for operation in list(table):
@@ -86,7 +86,11 @@ def from_exported_program(exported: ExportedProgram) -> Program:
         kind = _OUTPUT_KINDS[output.kind]
         target = output.target if kind is OutputKind.MUTATION else None
         outputs.append(Output(kind, names.get(target, renamed.get(target)) if target is not None else None))
-    return program.finish(inputs=tuple(inputs), outputs=tuple(outputs), state=state)
+    try:
+        return program.finish(inputs=tuple(inputs), outputs=tuple(outputs), state=state)
+    except (ValueError, RuntimeError) as error:
+        # torch.export may record layouts that its own tracing settings gave, and views that real layouts do not allow.
+        raise CaptureError(f"the exported program does not hold at the layouts of its inputs: {error}") from error
 
 
 def _refuse_unsupported(node: fx.Node) -> None:

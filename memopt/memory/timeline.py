@@ -25,6 +25,7 @@ class Timeline:
         live_at_peak: the storages alive at that step, as (name of the producing node, bytes), largest first.
         end_bytes: bytes that stay alive after the last step (outputs, gradients).
         saved_bytes: bytes of the storages that cross from forward to backward, outputs of forward included.
+        gradient_bytes_at_peak: bytes of the gradients that are alive at that step.
     """
 
     steps: tuple[str, ...]
@@ -35,6 +36,7 @@ class Timeline:
     live_at_peak: tuple[tuple[str, int], ...]
     end_bytes: int
     saved_bytes: int
+    gradient_bytes_at_peak: int = 0
 
     @property
     def peak_step(self) -> int:
@@ -135,6 +137,17 @@ def timeline(
         ),
         key=lambda item: -item[1],
     )
+    gradients = {
+        index
+        for output, value in zip(program.outputs, program.output_nodes, strict=True)
+        if output.kind is OutputKind.GRADIENT and isinstance(value, fx.Node)
+        for index in aliasing.of[value]
+    }
+    gradients_at_peak = sum(
+        storage.nbytes
+        for storage, span in zip(aliasing.storages, life.spans, strict=True)
+        if storage.index in gradients and span is not None and span[0] <= at < span[1]
+    )
     return Timeline(
         tuple(node.name for node in life.steps),
         tuple(live),
@@ -144,4 +157,5 @@ def timeline(
         tuple(at_peak),
         end,
         saved,
+        gradients_at_peak,
     )

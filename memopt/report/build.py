@@ -11,7 +11,7 @@ from torch import fx
 from memopt.memory.aliasing import analyse
 from memopt.memory.breakdown import MemoryBreakdown, TensorAtPeak
 from memopt.memory.timeline import Timeline, lifetimes
-from memopt.program import OutputKind, Program, source_line, tensors_of
+from memopt.program import Program, source_line, tensors_of
 from memopt.report.record import Environment, ProgramReport, Report, TensorRow
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ def breakdown_of(session: Session, program: Program, line: Timeline, constants: 
         gradients, activations, scratch = resident.trainable, 0, resident.optimizer.step_peak_bytes
         buffers, total = resident.buffers, session.optimizer_peak()
     else:
-        produced = _gradient_producers(program)
-        gradients = sum(size for name, size in line.live_at_peak if name in produced)
+        gradients = line.gradient_bytes_at_peak
         scratch = line.workspace_bytes[line.peak_step] if line.steps else 0
         activations = peak - gradients - scratch
         gradients += resident.gradients
@@ -104,17 +103,6 @@ def _storage_owner(node: fx.Node, size: int) -> torch.Tensor | None:
     tensors = tensors_of(node)
     exact = [tensor for tensor in tensors if tensor.untyped_storage().nbytes() == size]
     return next(iter(exact or tensors), None)
-
-
-def _gradient_producers(program: Program) -> set[str]:
-    """Names of the nodes that allocate gradients."""
-    aliasing = analyse(program)
-    return {
-        aliasing.storages[index].producer.name
-        for output, value in zip(program.outputs, program.output_nodes, strict=True)
-        if output.kind is OutputKind.GRADIENT and isinstance(value, fx.Node)
-        for index in aliasing.of[value]
-    }
 
 
 def _program_report(number: int, item: Planned, base: int) -> ProgramReport:
