@@ -164,16 +164,17 @@ def record(fn: Callable[[], T], device: torch.device) -> Trace[T]:
     """
     if torch._C._autograd._profiler_enabled():
         raise RuntimeError("memory cannot be measured while a profiler is active: leave it first")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+    # Not torch.profiler.profile, which warns on some versions.
+    with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profiler:
         began = time.perf_counter()
         value = fn()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - began
-    assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+    assert profiler.kineto_results is not None
     changes, marks = [], {}
     alive: set[int] = set()
-    for event in sorted(_flatten(profiler.profiler.kineto_results.experimental_event_tree()), key=_start):
+    for event in sorted(_flatten(profiler.kineto_results.experimental_event_tree()), key=_start):
         fields = event.extra_fields
         if event.name == "[memory]":
             if fields.device != device:

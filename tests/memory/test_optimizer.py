@@ -20,7 +20,7 @@ def make_parameters(dtype=torch.float32, shapes=SHAPES):
 
 def set_gradients(parameters):
     for p in parameters:
-        p.grad = torch.randn(p.shape).to(p.dtype)
+        p.grad = torch.randn(p.shape, device=p.device).to(p.dtype)
 
 
 def real_state_bytes(optimizer):
@@ -204,9 +204,9 @@ def test_cuda(make):
         torch.nn.Parameter(p.detach().cuda()) for p in make_parameters(shapes=[(256, 1024), (1024,), (64, 256)])
     ]
     set_gradients(parameters)
-    for p in parameters:
-        p.grad = p.grad.cuda()
     real = make(parameters)
+    if isinstance(real, torch.optim.Adagrad) and real.defaults["fused"]:
+        pytest.skip("torch has no such kernel on CUDA")
     footprint = optimizer_footprint(real, parameters)
     for _ in range(10):
         real.step()
