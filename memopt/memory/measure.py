@@ -144,9 +144,10 @@ class Trace(Generic[T]):
     Attributes:
         value: what the call returned.
         seconds: wall time, the device's work included.
-        changes: (nanoseconds, signed bytes) of each allocation and release on the device, in order of time. Memory that
-            was allocated before the call has no events.
-        marks: (nanoseconds at entry, nanoseconds at exit) of each `torch.profiler.record_function` region, by name.
+        changes: (nanoseconds, signed bytes) of each allocation and release on the device, in order of time. On CPU,
+            memory that was allocated before the call has no events.
+        marks: (nanoseconds at entry, nanoseconds at exit) of each `torch.profiler.record_function` region, by name; the
+            last of several with one name.
     """
 
     value: T
@@ -171,22 +172,39 @@ def record(fn: Callable[[], T], device: torch.device) -> Trace[T]:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - began
-    assert profiler.kineto_results is not None
-    changes, marks = [], {}
+    results = profiler.kineto_results
+    assert results is not None
+    marks = {
+        event.name(): (event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in sorted(results.events(), key=lambda event: int(event.start_ns()))
+        if event.is_user_annotation()
+    }
+    changes = _changes_cuda(results, device) if device.type == "cuda" else _changes_cpu(results)
+    return Trace(value, seconds, tuple(sorted(changes, key=lambda change: change[0])), marks)
+
+
+def _changes_cuda(results: Any, device: torch.device) -> list[tuple[int, int]]:
+    return [
+        (event.start_ns(), event.nbytes())
+        for event in results.events()
+        if event.name() == "[memory]"
+        and event.device_type() == torch._C._autograd.DeviceType.CUDA
+        and event.device_index() == device.index
+    ]
+
+
+def _changes_cpu(results: Any) -> list[tuple[int, int]]:
+    """Changes with addresses: a release of one never seen allocated carries the size of some earlier tenant."""
+    changes: list[tuple[int, int]] = []
     alive: set[int] = set()
-    for event in sorted(_flatten(profiler.kineto_results.experimental_event_tree()), key=_start):
-        fields = event.extra_fields
-        if event.name == "[memory]":
-            if fields.device != device:
-                continue
-            # A release of an address that this trace never saw allocated carries the size of some earlier tenant.
-            if fields.alloc_size < 0 and fields.ptr not in alive:
-                continue
-            (alive.add if fields.alloc_size > 0 else alive.remove)(fields.ptr)
-            changes.append((event.start_time_ns, fields.alloc_size))
-        elif getattr(fields, "scope", None) == torch._C._profiler.RecordScope.USER_SCOPE:
-            marks[event.name] = (event.start_time_ns, event.end_time_ns)
-    return Trace(value, seconds, tuple(changes), marks)
+    blocks = [event for event in _flatten(results.experimental_event_tree()) if event.name == "[memory]"]
+    for event in sorted(blocks, key=lambda event: int(event.start_time_ns)):
+        block = event.extra_fields
+        if block.device.type != "cpu" or (block.alloc_size < 0 and block.ptr not in alive):
+            continue
+        (alive.add if block.alloc_size > 0 else alive.remove)(block.ptr)
+        changes.append((event.start_time_ns, block.alloc_size))
+    return changes
 
 
 def allocations(fn: Callable[[], Any], device: torch.device | str = "cpu") -> list[int]:
@@ -204,7 +222,3 @@ def _flatten(events: list[Any]) -> Iterator[Any]:
         event = stack.pop()
         stack.extend(event.children)
         yield event
-
-
-def _start(event: Any) -> int:
-    return int(event.start_time_ns)
