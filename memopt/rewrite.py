@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.program import Input, InputKind, Program, fake_mode, is_effectful, tensors_of
 
@@ -70,7 +71,8 @@ def add_constant(program: Program, name: str, value: torch.Tensor) -> tuple[fx.N
         The placeholder, and the program with the entries added: go on with that one.
     """
     placeholders = program.placeholders
-    value = value.detach()
+    with unset_fake_temporarily():
+        value = value.detach()
     graph = program.graph
     where = graph.inserting_after(placeholders[-1]) if placeholders else graph.inserting_before(next(iter(graph.nodes)))
     with where:

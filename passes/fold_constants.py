@@ -73,9 +73,9 @@ class FoldConstants(Pass):
                 old.replace_all_uses_with(constant)
                 after.append(constant.name)
                 replaced.append(old)
-            erased = set(erase_unused(new.graph, replaced))
+            readers = [user for node in group.nodes for user in nodes[node.name].users]
+            before = tuple(erase_unused(new.graph, [*readers, *replaced])[::-1])
             baked |= {source.name for source in group.sources if source.name not in group.constants}
-            before = tuple(node.name for node in group.nodes if node.name in erased)
             nbytes = sum(int(value.untyped_storage().nbytes()) for value in values)
             summary = f"folded {len(before)} nodes into {len(after)} constants of {nbytes} bytes"
             changes.append(Change(summary, before, tuple(after)))
@@ -251,11 +251,15 @@ def _components(program: Program, order: dict[fx.Node, int], results: list[fx.No
     return [_group(program, order, tuple(group)) for group in members.values()]
 
 
+def _is_unread(node: fx.Node) -> bool:
+    return node.op == "call_function" and not node.users and not is_effectful(node)
+
+
 def _freed(group: _Group) -> int:
     """The bytes of the CONSTANT inputs that nothing reads once the group is folded."""
     results, dead = set(group.results), set[fx.Node]()
     for node in reversed(group.nodes):
-        if node in results or all(user in dead for user in node.users):
+        if node in results or all(user in dead or _is_unread(user) for user in node.users):
             dead.add(node)
     freed: dict[int, int] = {}
     for source in group.sources:
