@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -12,8 +13,8 @@ from memopt.activations import spelling_of
 from memopt.clamps import bounds_of, changes_nothing
 from memopt.fused_ops import LAYERS, Activation, activation_of, fused_op
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
-from memopt.program import Program
-from memopt.rewrite import Refused, erase_unused, fake_value, forget_inplace, storages
+from memopt.program import Program, is_view
+from memopt.rewrite import Refused, erase_unused, fake_value, forget_inplace
 
 aten = torch.ops.aten
 _VIEWS = {aten.view.default, aten._unsafe_view.default}
@@ -193,12 +194,27 @@ def _name_spelled_out(program: Program, root: fx.Node) -> Change | None:
     return Change(f"{root.name} spells out {name}", tuple(node.name for node in found.nodes), (new.name,))
 
 
+def _shares(node: fx.Node) -> bool:
+    """Whether the node's value lies in its first operand's memory."""
+    if node.target is operator.getitem:
+        return is_view(node.all_input_nodes[0])
+    return is_view(node) or node.target in _VIEWS
+
+
+def _is_shown(node: fx.Node, outputs: set[fx.Node]) -> bool:
+    """Whether the node or a view of it is an output. Read off the graph: values know nothing of edits just made."""
+    return node in outputs or any(_is_shown(user, outputs) for user in node.users if _shares(user))
+
+
 def _shorten(program: Program, node: fx.Node) -> Change | None:
     """Case 2. Raises Refused before anything is edited."""
     if changes_nothing(node):
         inner = node.all_input_nodes[0]
-        outputs = [value for value in program.output_nodes if isinstance(value, fx.Node)]
-        if node in outputs and any(storages(inner).keys() & storages(value).keys() for value in outputs):
+        root = inner
+        while _shares(root):
+            root = root.all_input_nodes[0]
+        outputs = {value for value in program.output_nodes if isinstance(value, fx.Node)}
+        if _is_shown(node, outputs) and (root.op == "placeholder" or _is_shown(root, outputs)):
             raise Refused(f"it changes nothing, but it and {inner.name} are both returned")
         if inner.meta["val"].stride() != node.meta["val"].stride():
             raise Refused(f"it changes nothing but the layout of {inner.name}")
