@@ -190,7 +190,7 @@ def _results(program: Program, constant: set[fx.Node], refusals: list[Refusal]) 
     for node in reversed(program.graph.nodes):
         if node.op != "call_function" or node not in constant:
             continue
-        if node not in read and all(user in constant for user in node.users):
+        if node not in read and all(user in constant or _is_unread(user) for user in node.users):
             continue
         if not _is_computed(node):
             read.update(argument for argument in node.all_input_nodes)
@@ -199,6 +199,10 @@ def _results(program: Program, constant: set[fx.Node], refusals: list[Refusal]) 
         elif len(tensors_of(node)) == 1 and isinstance(node.meta["val"], torch.Tensor):
             results.append(node)
     return results[::-1]
+
+
+def _is_unread(node: fx.Node) -> bool:
+    return node.op == "call_function" and not node.users and not is_effectful(node)
 
 
 def _is_computed(node: fx.Node) -> bool:
@@ -249,10 +253,6 @@ def _components(program: Program, order: dict[fx.Node, int], results: list[fx.No
     for result in results:
         members.setdefault(find(result), []).append(result)
     return [_group(program, order, tuple(group)) for group in members.values()]
-
-
-def _is_unread(node: fx.Node) -> bool:
-    return node.op == "call_function" and not node.users and not is_effectful(node)
 
 
 def _freed(group: _Group) -> int:
