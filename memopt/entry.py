@@ -59,11 +59,10 @@ def torch_compile_backend(
     )
     session.notes.extend(chosen.notes)
     hooks = Hooks(session, graph_module, example_inputs)
-    if chosen.budget is not None:
-        if hooks.graph_break:
-            raise RuntimeError(
-                "a budget cannot be shared among several graphs here: call memopt.compile(model, budget)"
-            )
+    if chosen.budget is not None and hooks.graph_break:
+        raise RuntimeError(
+            "a budget cannot be shared among several graphs here: call memopt.compile(model, budget)"
+        )
     kinds = [origin.kind for origin in hooks.origins]
     session.resident = Resident(
         parameters=storage_bytes([v for v, k in zip(example_inputs, kinds, strict=True) if k is InputKind.PARAMETER]),
