@@ -60,9 +60,7 @@ def torch_compile_backend(
     session.notes.extend(chosen.notes)
     hooks = Hooks(session, graph_module, example_inputs)
     if chosen.budget is not None and hooks.graph_break:
-        raise RuntimeError(
-            "a budget cannot be shared among several graphs here: call memopt.compile(model, budget)"
-        )
+        raise RuntimeError("a budget cannot be shared among several graphs here: call memopt.compile(model, budget)")
     kinds = [origin.kind for origin in hooks.origins]
     session.resident = Resident(
         parameters=storage_bytes([v for v, k in zip(example_inputs, kinds, strict=True) if k is InputKind.PARAMETER]),

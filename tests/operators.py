@@ -35,7 +35,7 @@ CHUNKS = 24
 # What torch.export says, and what it means to a user. The first that matches is the reason.
 _REFUSED = [
     (r"data-dependent|DataDependent|DynamicOutputShape|unbacked symbols|depends? on data",
-     "refused: a shape or a branch depends? on data"),
+     "refused: a shape or a branch depends on data"),
     (r"[Ss]parse", "refused: sparse tensors"),
     (r"Jiterator", "not on CPU: jiterator needs CUDA"),
     (r"LAPACK|lapack", "not in this build: LAPACK"),
