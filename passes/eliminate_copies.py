@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from typing import Any, ClassVar
 
@@ -83,7 +84,7 @@ class EliminateCopies(Pass):
         if not changes:
             return PassResult(program, (), tuple(sweep.refusals))
         forget_inplace(new.graph)
-        return PassResult(new.finish(), tuple(changes), tuple(sweep.refusals))
+        return PassResult(new.finish(), _settled(changes, new.graph), tuple(sweep.refusals))
 
 
 class _Sweep:
@@ -218,6 +219,19 @@ class _Sweep:
         gone = [node.name, *erase_unused(self.graph, operands)]
         self.erased.update(gone)
         self.changes.append(Change(summary, tuple(gone[::-1]), (source.name,)))
+
+
+def _settled(changes: list[Change], graph: fx.Graph) -> tuple[Change, ...]:
+    """The changes, where one replaced what an earlier one had put in place: `after` names what stands there at last."""
+    left = {node.name for node in graph.nodes}
+    settled = []
+    stands: dict[str, tuple[str, ...]] = {}
+    for change in reversed(changes):
+        after = tuple(stands.get(name, ()) if name not in left else (name,) for name in change.after)
+        flat = tuple(name for names in after for name in names)
+        stands.update(dict.fromkeys(change.before, flat))
+        settled.append(dataclasses.replace(change, after=flat))
+    return tuple(settled[::-1])
 
 
 # -- layouts ----------------------------------------------------------------------------------------------------------

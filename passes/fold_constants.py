@@ -66,6 +66,7 @@ class FoldConstants(Pass):
             values = _evaluate(program, group, refusals)
             if values is None:
                 continue
+            readers = [user for node in group.nodes for user in nodes[node.name].users]
             after, replaced = [], []
             for result, value in zip(group.results, values, strict=True):
                 old = nodes[result.name]
@@ -73,7 +74,6 @@ class FoldConstants(Pass):
                 old.replace_all_uses_with(constant)
                 after.append(constant.name)
                 replaced.append(old)
-            readers = [user for node in group.nodes for user in nodes[node.name].users]
             before = tuple(erase_unused(new.graph, [*readers, *replaced])[::-1])
             baked |= {source.name for source in group.sources if source.name not in group.constants}
             nbytes = sum(int(value.untyped_storage().nbytes()) for value in values)
