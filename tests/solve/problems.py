@@ -40,3 +40,21 @@ def step_problems(draw, operations: int = 14, all_recomputable: bool = False) ->
         resident=frozenset(range(resident)),
         arriving=frozenset(range(resident, resident + arriving)),
     )
+
+
+def chain(length: int, size: int = 1) -> StepProblem:
+    """Return a chain of layers: backward reads each layer's output and its gradient; the last gradient is pinned."""
+    gradients = range(length + 1, 2 * length + 1)
+    forward_reads = [(layer,) for layer in range(length)]
+    backward_reads = [(length - at, *gradients[at - 1 : at]) if at else (length,) for at in range(length)]
+    return StepProblem(
+        sizes=(size,) * (2 * length + 1),
+        reads=(*forward_reads, *backward_reads),
+        writes=(*((layer + 1,) for layer in range(length)), *((gradient,) for gradient in gradients)),
+        costs=(1.0,) * (2 * length),
+        workspace=(0,) * (2 * length),
+        forward=length,
+        recomputable=(True,) * length + (False,) * length,
+        pinned=frozenset({2 * length}),
+        resident=frozenset({0}),
+    )
