@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from memopt.evidence import Evidence, EvidenceError, Verification, prove
-from memopt.program import Program, ProgramError
+from memopt.program import InputKind, Program, ProgramError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,16 +118,22 @@ class PassManager:
         records: list[PassRecord] = []
         for item in self.passes:
             earlier = [record.name for record in records]
+            given = _fingerprint(program)
             started = time.perf_counter()
             try:
                 result = item.run(program)
             except Exception as error:
                 raise PassError(item.name, earlier, f"{type(error).__name__}: {error}") from error
             seconds = time.perf_counter() - started
+            if not isinstance(result, PassResult):
+                raise PassError(item.name, earlier, f"returned {type(result).__name__}, not a PassResult")
+            if _fingerprint(program) != given:
+                raise PassError(item.name, earlier, "edited the program that it was given, not a copy")
             evidence = None
             if result.program is not program:
                 try:
                     result.program.check()
+                    _same_call(program, result.program)
                     if self.verify:
                         evidence = prove(program, result.program, item.tolerance, self.verify)
                 except (ProgramError, EvidenceError) as error:
@@ -145,3 +151,19 @@ class PassManager:
             )
             program = result.program
         return program, tuple(records)
+
+
+def _fingerprint(program: Program) -> tuple[object, ...]:
+    """What an edit in place would change: the graph, its annotations, and the versions of the tensors in state."""
+    versions = {name: value._version for name, value in program.state.items() if not value.is_inference()}
+    return str(program.graph), [(node.meta.get("inplace"), node.meta.get("phase")) for node in program.calls], versions
+
+
+def _same_call(before: Program, after: Program) -> None:
+    """The rewritten program is called as the one before: constants are its own affair, all else is not."""
+    old, new = (
+        ([entry for entry in program.inputs if entry.kind is not InputKind.CONSTANT], program.outputs)
+        for program in (before, after)
+    )
+    if old != new or (before.training, before.forward_outputs) != (after.training, after.forward_outputs):
+        raise ProgramError("inputs or outputs are others than before: whoever calls the program would not know")

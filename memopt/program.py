@@ -151,7 +151,10 @@ class Program:
 
     def check(self) -> None:
         """Raise ProgramError, naming the node, unless every rule of the representation holds."""
-        self.graph.lint()
+        try:
+            self.graph.lint()
+        except RuntimeError as error:
+            raise ProgramError(str(error)) from error
         names = [node.name for node in self.placeholders]
         if names != [entry.name for entry in self.inputs]:
             raise ProgramError(f"placeholders {names} do not match inputs {[entry.name for entry in self.inputs]}")
@@ -165,6 +168,9 @@ class Program:
         for name in (*self.state, *self.baked):
             if name not in names:
                 raise ProgramError(f"state or baked names {name}, which is no input")
+        for output in self.outputs:
+            if output.target is not None and output.target not in names:
+                raise ProgramError(f"a {output.kind.value} output names {output.target}, which is no input")
         _check_values(self.graph_module)
         if self.training:
             _check_phases(self)
@@ -174,7 +180,13 @@ class Program:
 
         Args:
             args: the values of all inputs but CONSTANT ones, in order.
+
+        Raises:
+            TypeError: there are more or fewer values than that.
         """
+        expected = sum(entry.kind is not InputKind.CONSTANT for entry in self.inputs)
+        if len(args) != expected:
+            raise TypeError(f"the program takes {expected} arguments, {len(args)} were given")
         remaining = iter(args)
         values = [
             self.state[entry.name] if entry.kind is InputKind.CONSTANT else next(remaining) for entry in self.inputs
@@ -238,7 +250,11 @@ def fake_mode(graph_module: fx.GraphModule) -> FakeTensorMode:
 
 
 def run_fake(graph_module: fx.GraphModule) -> dict[fx.Node, Any]:
-    """Run the graph on the fake values of its placeholders; return every node's value, aliasing included."""
+    """Run the graph on the fake values of its placeholders; return every node's value, aliasing included.
+
+    Raises:
+        ProgramError: an operation refuses its operands; the message names the node.
+    """
     mode = fake_mode(graph_module)
     cached = mode.cache_enabled
     values: dict[fx.Node, Any] = {}
@@ -253,7 +269,10 @@ def run_fake(graph_module: fx.GraphModule) -> dict[fx.Node, Any]:
                     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
                     # A convolution's layout depends on settings of oneDNN and cuDNN that the cache does not know.
                     mode.cache_enabled = cached and node.target is not torch.ops.aten.convolution.default
-                    values[node] = node.target(*args, **kwargs)
+                    try:
+                        values[node] = node.target(*args, **kwargs)
+                    except Exception as error:
+                        raise ProgramError(f"{node.name}: {type(error).__name__}: {error}") from error
     finally:
         mode.cache_enabled = cached
     return values
