@@ -20,7 +20,7 @@ class JudgedSearch(Search):
     def __init__(self, problem: StepProblem, operations: float = 20_000) -> None:
         """Bound the search by operations, never by the clock."""
         super().__init__(Rollout(problem), time.monotonic() + 3600, operations)
-        self.played = 0
+        self.played: list[State] = []
 
     def play(self, saved: list[bool], hold: list[int]) -> State:
         """Play, then judge."""
@@ -31,7 +31,7 @@ class JudgedSearch(Search):
         check(self.problem, Schedule(tuple(state.outcome.steps), self.problem.forward), state.peak)
         front = self.archive.states
         assert any(other.peak <= state.peak and other.seconds <= state.seconds for other in front)
-        self.played += 1
+        self.played.append(state)
         return state
 
 
