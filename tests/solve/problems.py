@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import strategies as st
 
 from memopt.solve.problem import StepProblem
@@ -56,5 +58,25 @@ def chain(length: int, size: int = 1) -> StepProblem:
         forward=length,
         recomputable=(True,) * length + (False,) * length,
         pinned=frozenset({2 * length}),
+        resident=frozenset({0}),
+    )
+
+
+def skips(layers: int, seed: int) -> StepProblem:
+    """Return layers of differing size and cost that also read an earlier layer; backward reads output and input."""
+    draw = random.Random(seed)
+    gradients = range(layers + 1, 2 * layers + 1)
+    forward_reads = [tuple(sorted({layer, draw.randint(max(0, layer - 4), layer)})) for layer in range(layers)]
+    backward_reads = [(layers - at, layers - at - 1, *gradients[:at][-1:]) for at in range(layers)]
+    sizes = [draw.choice((4, 8, 16)) for _ in range(layers)]
+    return StepProblem(
+        sizes=(0, *sizes, *(4,) * layers),
+        reads=(*forward_reads, *backward_reads),
+        writes=tuple((storage,) for storage in range(1, 2 * layers + 1)),
+        costs=(*(draw.choice((1.0, 2.0, 5.0)) for _ in range(layers)), *(2.0,) * layers),
+        workspace=(0,) * (2 * layers),
+        forward=layers,
+        recomputable=(True,) * layers + (False,) * layers,
+        pinned=frozenset({2 * layers}),
         resident=frozenset({0}),
     )

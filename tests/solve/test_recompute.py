@@ -1,14 +1,17 @@
-"""Every plan is judged by the independent checker; quality is compared with exhaustive search and with theory."""
+"""Every plan is judged by the independent checker; the curve falls, and a chain is as cheap as theory says."""
 
 from __future__ import annotations
 
+import math
+
+import pytest
 from hypothesis import given, settings
 
 from memopt.solve.bound import lower_bound
 from memopt.solve.check import check
 from memopt.solve.recompute import curve, plan
 from memopt.solve.schedule import simulate
-from tests.solve.problems import step_problems
+from tests.solve.problems import chain, step_problems
 
 
 @settings(max_examples=150, deadline=None)
@@ -39,3 +42,11 @@ def test_plan_without_limit_is_nearly_free_and_an_impossible_limit_is_reported(p
     least = plan(problem, -1, seconds=0.05)
     assert not least.feasible and least.peak_bytes == least.minimum_bytes
     check(problem, least.schedule, least.peak_bytes, None)
+
+
+@pytest.mark.parametrize("layers", [25, 36, 64, 100])
+def test_a_chain_needs_twice_its_square_root_for_less_than_one_more_forward(layers):
+    problem, limit = chain(layers), 2 * math.isqrt(layers) + 1
+    found = plan(problem, limit, seconds=60)
+    check(problem, found.schedule, found.peak_bytes, limit)
+    assert found.feasible and found.extra_seconds < layers
