@@ -61,11 +61,14 @@ def prove(before: Program, after: Program, tolerance: float, verify: Verificatio
     Args:
         before, after: programs with the same inputs and outputs; weights are taken from `after.state`.
         tolerance: 0.0 asks for bitwise equality; else the error after may reach this many times the error before.
+            Integers, complex numbers, NaN and outputs that are no tensors must be equal in either case.
         verify: "full" compares the whole programs too.
 
     Raises:
         EvidenceError: the numbers differ by more than that; the message names the node.
     """
+    _same_constants(before, after)
+    _same_plain_outputs(before, after)
     state = {**before.state, **after.state}
     try:
         regions, tally = _prove_regions(differing_regions(before, after), state, tolerance)
@@ -155,6 +158,8 @@ class _Tally:
             )
         if not torch.equal(torch.isnan(expected), torch.isnan(found)):
             raise EvidenceError(f"{where}: NaN where there was none, or the other way round")
+        if (found.isinf() & (found != expected) & (found.double() != reference)).any():
+            raise EvidenceError(f"{where}: infinite where it was not")
         before, after = _error(expected, reference), _error(found, reference)
         scale = torch.nan_to_num(reference.abs(), nan=0.0, posinf=0.0).max().item() if reference.numel() else 0.0
         floor = _FLOOR_ULP * torch.finfo(expected.dtype).eps * scale
@@ -235,6 +240,21 @@ def _whole(before: Program, after: Program) -> Region:
     return Region(tuple(before.calls), tuple(after.calls), tuple(pairs), 0, "program", old, new)
 
 
+def _same_constants(before: Program, after: Program) -> None:
+    """What has one name in both programs is one value: regions are not grown around inputs."""
+    for name in before.state.keys() & after.state.keys():
+        old, new = before.state[name], after.state[name]
+        if old is not new and not _bitwise_equal(old, new):
+            raise EvidenceError(f"{name}: the value of this input is another than before")
+
+
+def _same_plain_outputs(before: Program, after: Program) -> None:
+    """An output stays a value of the graph, or the same number or None: only values are compared in regions."""
+    for index, (old, new) in enumerate(zip(before.output_nodes, after.output_nodes, strict=True)):
+        if isinstance(old, fx.Node) != isinstance(new, fx.Node) or (not isinstance(old, fx.Node) and old != new):
+            raise EvidenceError(f"output {index}: is {new}, was {old}")
+
+
 def _fakes(region: Region) -> list[Any]:
     return [node.meta.get("val") for node in region.before[:1]]
 
@@ -263,6 +283,8 @@ def _bitwise_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if a.layout is not torch.strided or b.layout is not torch.strided:
         return torch.equal(a.to_dense(), b.to_dense())
+    if a.is_complex():
+        return _bitwise_equal(torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj()))
     if not a.is_floating_point():
         return torch.equal(a, b)
     same = (a == b) | (a.isnan() & b.isnan())
@@ -277,7 +299,7 @@ def _difference(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
         return float((a != b).sum().item()), math.inf
     gap = torch.nan_to_num((a.double() - b.double()).abs(), nan=0.0, posinf=math.inf)
     unit = (torch.finfo(a.dtype).eps * a.double().abs()).clamp_min(torch.finfo(a.dtype).tiny)
-    return float(gap.max().item()), float(torch.nan_to_num(gap / unit, nan=0.0).max().item())
+    return float(gap.max().item()), float(torch.nan_to_num(gap / unit, nan=0.0, posinf=math.inf).max().item())
 
 
 def _error(found: torch.Tensor, reference: torch.Tensor) -> float:
