@@ -18,7 +18,7 @@ from memopt.memory.timeline import Timeline, timeline
 from memopt.memory.workspace import OperatorCost, WorkspaceTable
 from memopt.pass_manager import Pass, PassManager, PassRecord
 from memopt.passes.checkpoint import Checkpoint, workspace
-from memopt.planner import Choice, peaks_of, plan_step, step_peak
+from memopt.planner import Choice, StepPlan, peaks_of, plan_step, step_peak
 from memopt.program import InputKind, Program, describe, tensors_of
 from memopt.report.build import build_report
 from memopt.report.record import Report
@@ -77,7 +77,7 @@ class Planned:
         timeline_before: the memory of `before`.
         records: one per pass.
         costs: seconds and workspace by node name of `before`.
-        choice: the plan; None for inference.
+        choice: the plan; None for inference, and where `checkpoint` is not among the passes.
         measured: what a trial run took above what is resident, in bytes; None when none was made.
     """
 
@@ -115,8 +115,7 @@ class Session:
         self.report: Report | None = None
         self.collecting: list[Program] | None = None
         self.whole_step = False  # whether a graph break may be answered by collecting all graphs first
-        self._schedules: dict[str, tuple[Schedule, ...]] = {}
-        self._seen_inference: list[Planned] = []
+        self._schedules: dict[str, Schedule | None] = {}  # by fingerprint; None: nothing is recomputed
 
     # -- the front door's protocol -------------------------------------------------------------------------------
 
@@ -174,8 +173,9 @@ class Session:
         limit = self.limit(total + before.peak_bytes)
         planned = self._with_trial(planned)
         measured = planned.measured or 0
-        self._seen_inference.append(planned)
-        self.report = build_report(self, [planned], line.peak_bytes, line.peak_bytes, planned.measured)
+        self.report = build_report(
+            self, [planned], line.peak_bytes, line.peak_bytes, planned.measured, before.peak_bytes
+        )
         if limit is not None and total + max(line.peak_bytes, measured) > limit:
             raise BudgetError(total + max(line.peak_bytes, measured), limit, self.report.breakdown)
         return planned
@@ -186,16 +186,40 @@ class Session:
         Raises:
             BudgetError: no plan keeps the budget; `minimum_bytes` is the least that one was found for.
         """
-        early, late = self._halves()
-        manager = PassManager(early, self.verify)
-        rewritten = [manager.run(program) for program in programs]
-        befores = [program for program, _ in rewritten]
-        costs = [self.table.measure_all(program) for program in befores]
-        lines = [timeline(p, workspace(p, c)) for p, c in zip(befores, costs, strict=True)]
-        plain = step_peak([peaks_of(p, line) for p, line in zip(befores, lines, strict=True)])
-        base = self.resident.total + sum(constant_bytes(program) for program in befores)
+        early, late, searched = self._halves()
+        captured = [self._captured(program, early) for program in programs]
+        plain = self._predicted_peak(captured)
+        base = self.resident.total + sum(constant_bytes(item.program) for item in captured)
         limit = self.limit(base + plain)
         room = None if limit is None else limit - base
+        if searched:
+            planned, step = self._search(captured, room, late)
+        else:
+            planned = [self._with_trial(item) for item in captured]
+            step = StepPlan((), plain, plain, room is None or plain <= room)
+        measured = None
+        if all(item.measured is not None for item in planned):
+            measured = self._measured_peak(planned, 0)
+        self.report = build_report(self, planned, step.peak_bytes, step.minimum_bytes, measured, plain)
+        floor = max(base + step.minimum_bytes, self.optimizer_peak())
+        if limit is not None and (not step.feasible or floor > limit or (measured or 0) > (room or 0)):
+            minimum = max(floor, base + (measured or 0) if step.feasible and floor <= limit else floor)
+            raise BudgetError(minimum, limit, self.report.breakdown)
+        for program, item in zip(programs, planned, strict=True):
+            self._schedules[fingerprint(program)] = None if item.choice is None else item.choice.plan.schedule
+        return planned
+
+    def _captured(self, program: Program, passes: Sequence[Pass]) -> Planned:
+        """A training program after the rewrites that come before the plan."""
+        program, records = PassManager(passes, self.verify).run(program)
+        costs = self.table.measure_all(program)
+        line = timeline(program, workspace(program, costs))
+        return Planned(program, program, line, line, records, costs)
+
+    def _search(
+        self, captured: Sequence[Planned], room: int | None, late: Sequence[Pass]
+    ) -> tuple[list[Planned], StepPlan]:
+        """Choose what to recompute in all graphs; plan for less while the measured step is above `room` bytes."""
         after = PassManager(late, False)
 
         def finish(program: Program) -> tuple[Program, Timeline]:
@@ -204,52 +228,43 @@ class Session:
 
         target = room
         for _ in range(1 + _TIGHTENINGS):
+            befores, costs = [item.before for item in captured], [item.costs for item in captured]
             step = plan_step(befores, costs, target, finish, seconds=self.plan_seconds)
             planned = [
-                Planned(befores[i], choice.program, choice.timeline, lines[i], rewritten[i][1], costs[i], choice)
-                for i, choice in enumerate(step.choices)
+                self._with_trial(
+                    dataclasses.replace(item, program=choice.program, timeline=choice.timeline, choice=choice)
+                )
+                for item, choice in zip(captured, step.choices, strict=True)
             ]
-            floor = max(base + step.minimum_bytes, self.optimizer_peak())
             if room is None or target is None or not step.feasible:
-                planned = [self._with_trial(item) for item in planned]
                 break
-            planned = [self._with_trial(item) for item in planned]
             over = self._measured_peak(planned, step.peak_bytes) - room
             if over <= 0:
                 break
             log.info("measured step is %d bytes over the budget: planning again", over)
             target -= over + over // 4
-        planned = [self._with_late_records(item, late) for item in planned]
-        measured = None
-        if all(item.measured is not None for item in planned):
-            measured = self._measured_peak(planned, 0)
-        self.report = build_report(self, planned, step.peak_bytes, step.minimum_bytes, measured)
-        if limit is not None and (not step.feasible or floor > limit or (measured or 0) > (room or 0)):
-            minimum = max(floor, base + (measured or 0) if step.feasible and floor <= limit else floor)
-            raise BudgetError(minimum, limit, self.report.breakdown)
-        schedules = tuple(choice.plan.schedule for choice in step.choices)
-        for program, schedule in zip(programs, schedules, strict=True):
-            self._schedules[fingerprint(program)] = (schedule,)
-        return planned
+        return [self._with_late_records(item, late) for item in planned], step
 
     def limit(self, unconstrained_bytes: int) -> int | None:
         """The budget in bytes, for a model that takes `unconstrained_bytes` without one."""
         return None if self.budget is None else self.budget.resolve(unconstrained_bytes)
 
-    def _halves(self) -> tuple[list[Pass], list[Pass]]:
-        """The training passes before and after the plan; without `checkpoint` among them nothing is recomputed."""
+    def _halves(self) -> tuple[list[Pass], list[Pass], bool]:
+        """The training passes before and after the plan, and whether there is one: whether `checkpoint` is a pass."""
         from memopt.passes import TRAINING
 
         passes = list(TRAINING if self.passes is None else self.passes)
         places = [index for index, item in enumerate(passes) if isinstance(item, Checkpoint)]
         if not places:
-            return passes, []
-        return passes[: places[0]], [item for item in passes[places[0] + 1 :] if not isinstance(item, Checkpoint)]
+            return passes, [], False
+        late = [item for item in passes[places[0] + 1 :] if not isinstance(item, Checkpoint)]
+        return passes[: places[0]], late, True
 
-    def _replay(self, program: Program, schedules: tuple[Schedule, ...]) -> Program:
+    def _replay(self, program: Program, schedule: Schedule | None) -> Program:
         """Apply a plan that was found for an equal program."""
-        early, late = self._halves()
-        result, _ = PassManager([*early, Checkpoint(schedule=schedules[0]), *late], False).run(program)
+        early, late, _ = self._halves()
+        planned = [] if schedule is None else [Checkpoint(schedule=schedule)]
+        result, _ = PassManager([*early, *planned, *late], False).run(program)
         return result
 
     def _with_late_records(self, planned: Planned, late: Sequence[Pass]) -> Planned:
@@ -271,6 +286,9 @@ class Session:
             if note not in self.notes:
                 self.notes.append(note)
             return planned
+
+    def _predicted_peak(self, planned: Sequence[Planned]) -> int:
+        return step_peak([peaks_of(item.program, item.timeline) for item in planned])
 
     def _measured_peak(self, planned: Sequence[Planned], default: int) -> int:
         """The peak of a step above what is resident, each graph's own peak measured; `default` where one was not."""

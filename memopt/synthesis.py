@@ -19,10 +19,10 @@ def synthesize(value: Any, *, scale: float = 1.0) -> Any:
         with torch.no_grad():
             made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
             if leaf.is_floating_point() or leaf.is_complex():
-                overlapping = any(
-                    step == 0 and extent > 1 for step, extent in zip(leaf.stride(), leaf.shape, strict=True)
-                )
-                return torch.randn_like(leaf) * scale if overlapping else made.normal_(0.0, scale)
+                if _overlaps(made):  # each element of its memory once: torch does not write to what overlaps
+                    made.new_empty(0).set_(made.untyped_storage()).normal_(0.0, scale)
+                    return made
+                return made.normal_(0.0, scale)
             return made.zero_()
 
     return pytree.tree_map(one, value)

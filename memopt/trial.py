@@ -31,13 +31,14 @@ def trial(program: Program) -> int:
     """
     runnable = _with_own_tangents(program) if program.training else program
     run = emit(constants_to_attributes(runnable))
-    arguments = [
-        program.state.get(entry.name, synthesize(node.meta["val"]))
-        for entry, node in zip(runnable.inputs, runnable.placeholders, strict=True)
-        if entry.kind is not InputKind.CONSTANT
-    ]
+    fakes = [node.meta["val"] for node in runnable.placeholders]
     try:
-        with torch.no_grad(), same_random_state(arguments):
+        with torch.no_grad(), same_random_state(fakes):
+            arguments = [
+                program.state[entry.name] if entry.name in program.state else synthesize(fake)
+                for entry, fake in zip(runnable.inputs, fakes, strict=True)
+                if entry.kind is not InputKind.CONSTANT
+            ]
             return measure(run, arguments, device=_device(arguments)).peak_bytes
     except (RuntimeError, IndexError, ValueError) as error:
         raise TrialError(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 _LARGEST = 10
 
 
-def build_report(session: Session, planned: Sequence[Planned], peak: int, minimum: int, measured: int | None) -> Report:
+def build_report(
+    session: Session, planned: Sequence[Planned], peak: int, minimum: int, measured: int | None, plain: int
+) -> Report:
     """Put a planned step on record.
 
     Args:
         session: whose step it is.
         planned: its graphs.
-        peak, minimum, measured: predicted, least and measured bytes above what is resident.
+        peak, minimum, measured, plain: predicted, least, measured and unplanned bytes above what is resident.
     """
     from memopt.session import constant_bytes
 
@@ -35,7 +37,6 @@ def build_report(session: Session, planned: Sequence[Planned], peak: int, minimu
     largest = max(range(len(planned)), key=lambda i: planned[i].timeline.peak_bytes)
     item = planned[largest]
     breakdown = breakdown_of(session, item.program, item.timeline, constants, peak)
-    plain = max(item.timeline_before.peak_bytes for item in planned)
     optimizer_peak = session.optimizer_peak()
     return Report(
         passes=tuple(record for item in planned for record in item.records),
