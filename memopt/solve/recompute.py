@@ -17,6 +17,8 @@ from memopt.solve.search import Search
 FREE = 0.01
 # Improving ends after so many operations played out (some ten seconds), or so many vain rounds per level.
 EFFORT, PATIENCE = 15_000_000, 40
+# The share of the time in which the floor is looked for apart, and how many of the lowest plans are taken over.
+_SINKING, _DEEPEST = 0.2, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +66,7 @@ def curve(problem: StepProblem, *, seconds: float = 20.0) -> Curve:
     """Return the whole trade-off, searched for at most about `seconds` seconds on one core."""
     search = Search(Rollout(problem), time.monotonic() + seconds)
     seed(search)
+    sink(search, seconds * _SINKING)
     slide(search, math.inf)
     _improve(search, refine(search, 0, math.inf))
     return _curve(problem, search)
@@ -83,11 +86,31 @@ def plan(problem: StepProblem, limit: int | None, *, seconds: float = 20.0) -> P
         refine(search, 0, dearest)
         return [point for point in _curve(problem, search).points if point.seconds <= dearest][-1]
     if search.archive.states[-1].peak > limit:
+        sink(search, seconds * _SINKING)
         slide(search, math.inf)
         refine(search, limit, math.inf)
         _improve(search, [limit])
     found = _curve(problem, search)
     return found.at(limit) or dataclasses.replace(found.points[-1], feasible=False)
+
+
+def sink(search: Search, seconds: float) -> None:
+    """Look for the floor with the bytes that an operation touches for its cost.
+
+    The floor found so does not depend on measured times, which differ from run to run: what one run promises as the
+    least budget, another can meet.
+    """
+    problem = search.problem
+    touched = tuple(
+        1.0 + sum(problem.sizes[storage] for storage in (*reads, *writes))
+        for reads, writes in zip(problem.reads, problem.writes, strict=True)
+    )
+    twin = Search(Rollout(dataclasses.replace(problem, costs=touched)), time.monotonic() + seconds, EFFORT)
+    seed(twin)
+    slide(twin, math.inf)
+    Improver(twin).run([0], PATIENCE)
+    for state in twin.archive.states[:_DEEPEST]:
+        search.play(state.saved, state.hold)
 
 
 def _improve(search: Search, levels: list[int]) -> None:
