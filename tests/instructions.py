@@ -232,7 +232,7 @@ def _same_mask(x: Tensor, dtype: str, p: float) -> Tensor:
 
 # What the float64 reference does instead: the same draws, at the dtype that eager draws in.
 REFERENCE: dict[str, Callable[..., Any]] = {
-    "dropout": lambda x, p, dtype: x * _same_mask(x, dtype, p),
+    "dropout": lambda x, p, dtype: x.contiguous() * _same_mask(x, dtype, p),
     "dropout_": lambda x, p, dtype: x.mul_(_same_mask(x, dtype, p)),
     "rand_like": lambda x, dtype: torch.rand(x.shape, dtype=DTYPES[dtype]).double(),
     "bernoulli": lambda x, p, dtype: x * torch.bernoulli(torch.full(x.shape, p, dtype=DTYPES[dtype])).double(),

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import itertools
 import json
 import logging
@@ -103,10 +104,11 @@ def samples_of(op: Any, dtype: torch.dtype, limit: int) -> list[Any]:
     torch.manual_seed(0)
     numpy.random.seed(0)
     random.seed(0)
-    generator = iter(op.sample_inputs("cpu", dtype))
-    found = list(itertools.islice(generator, limit))
-    for _ in generator:  # samples are made under no_grad: a generator left half-way would end inside the capture
-        pass
+    # The function behind `op.sample_inputs`, which seeds each sample and inspects the whole stack.
+    made = op.sample_inputs_func(op, "cpu", dtype, False)
+    found = list(itertools.islice(made, limit))
+    if inspect.isgenerator(made):  # it may hold no_grad, and would let go of it in the middle of a capture
+        made.close()
     return found
 
 
