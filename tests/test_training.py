@@ -1,0 +1,123 @@
+"""Training within a budget: losses, gradients, buffers and peaks of the reference models beside eager PyTorch."""
+
+import pytest
+import torch
+
+import memopt
+from tests.end_to_end import (
+    FAMILIES,
+    HUGGING_FACE,
+    OTHERS,
+    budget_of,
+    build,
+    gradients,
+    in_dtype,
+    planned,
+    resident_bytes,
+    restorer,
+    step,
+)
+
+# 0: 2 % above the least that the planner reports; 1: what the model takes without a plan.
+SHARES = (None, 0.0, 0.5)
+QUICK = {(name, 0.0) for name in (*FAMILIES, *HUGGING_FACE)} | {("resnet18", None), ("gpt2", None), ("hf_bert", 0.5)}
+STEPS = [
+    pytest.param(name, share, marks=[] if (name, share) in QUICK else pytest.mark.slow, id=f"{name}-{share}")
+    for name in (*FAMILIES, *HUGGING_FACE, *OTHERS)
+    for share in SHARES
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+
+
+def assert_equal_steps(model, inputs, compiled):
+    """Bitwise equal: in float32 that is no worse than eager, whatever eager's own error is."""
+    restore = restorer(model)
+    loss = step(model, inputs)
+    expected, buffers = gradients(model), [b.clone() for b in model.buffers()]
+    restore()
+    torch.testing.assert_close(step(compiled, inputs), loss, rtol=0, atol=0)
+    found = gradients(model)
+    assert [g is None for g in found] == [g is None for g in expected]
+    torch.testing.assert_close(
+        [g for g in found if g is not None], [g for g in expected if g is not None], rtol=0, atol=0
+    )
+    torch.testing.assert_close(list(model.buffers()), buffers, rtol=0, atol=0)
+    restore()
+
+
+@pytest.mark.parametrize(("name", "share"), STEPS)
+def test_a_step_equals_eager_s_and_keeps_its_budget(name, share):
+    budget = budget_of(name, share)
+    model, inputs = build(name)
+    compiled = memopt.compile(model, budget, backend="aten")
+    assert_equal_steps(model, inputs, compiled)
+    report = compiled.report
+    measured = resident_bytes(model, inputs) + memopt.measure(step, compiled, inputs).peak_bytes
+    assert report.budget_bytes == budget
+    assert report.peak_bytes == pytest.approx(measured, rel=0.02)
+    assert report.measured_peak_bytes == pytest.approx(measured, rel=0.02)
+    if budget is not None:
+        assert measured <= budget
+        assert max(report.peak_bytes, report.measured_peak_bytes) <= budget
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("resnet18", "hf_t5") else pytest.param(name, marks=pytest.mark.slow)
+        for name in (*FAMILIES, *HUGGING_FACE, *OTHERS)
+    ],
+)
+def test_a_step_in_float64_equals_eager_s(name):
+    budget = budget_of(name, 0.5, torch.float64)
+    model, inputs = build(name)
+    model, inputs = model.double(), in_dtype(inputs, torch.float64)
+    assert_equal_steps(model, inputs, memopt.compile(model, budget, backend="aten"))
+
+
+@pytest.mark.parametrize("name", ["resnet18", pytest.param("hf_gpt2", marks=pytest.mark.slow)])
+def test_an_impossible_budget_changes_nothing(name):
+    budget = int(planned(name).minimum_bytes * 0.9)
+    model, inputs = build(name)
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+    compiled = memopt.compile(model, budget, backend="aten")
+    random = torch.get_rng_state()
+    with pytest.raises(memopt.BudgetError) as caught:
+        compiled(**inputs)
+    assert budget < caught.value.minimum_bytes <= planned(name).minimum_bytes * 1.02
+    assert caught.value.breakdown.total > budget
+    assert "\n" not in str(caught.value)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(p.grad is None for p in model.parameters())
+    torch.testing.assert_close(model.state_dict(), start, rtol=0, atol=0)
+
+
+def test_several_steps_of_an_optimizer_equal_eager_s():
+    def run(compile_it):
+        model, inputs = build("gpt2")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        runner = memopt.compile(model, 0.9, optimizer=optimizer, backend="aten") if compile_it else model
+        losses = []
+        for number in range(3):
+            optimizer.zero_grad()
+            losses.append(step(runner, inputs, seed=number))
+            optimizer.step()
+        return losses, list(model.parameters())
+
+    torch.testing.assert_close(run(True), run(False), rtol=0, atol=0)
+
+
+def test_a_plan_with_example_inputs_runs_nothing():
+    model, inputs = build("resnet18")
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+    compiled = memopt.compile(model, budget_of("resnet18", 0.5), example_inputs=inputs, backend="aten")
+    assert compiled.report.peak_bytes <= compiled.report.budget_bytes
+    assert torch.equal(torch.get_rng_state(), random)
+    torch.testing.assert_close(model.state_dict(), start, rtol=0, atol=0)
+    with pytest.raises(memopt.BudgetError):
+        memopt.compile(model, 1000, example_inputs=inputs, backend="aten")
