@@ -41,14 +41,6 @@ def test_by_hand(prices, saved):
     assert {storage for storage, wanted in enumerate(chosen) if wanted} == saved
 
 
-def test_prices_never_fall():
-    cut = SavingCut(Rollout(STEP))
-    dear, cheap = [9.0] * 6, [0.0] * 6
-    assert not any(cut.solve(dear))
-    assert not any(cut.solve(cheap))  # the highest price so far still holds
-    assert any(SavingCut(Rollout(STEP)).solve(cheap))
-
-
 def test_what_saves_most_may_be_something_backward_does_not_read():
     # Backward needs only the ends of both branches of a fork; the fork is dear to make and cheap to keep.
     problem = chain(4)
@@ -58,18 +50,19 @@ def test_what_saves_most_may_be_something_backward_does_not_read():
     assert [storage for storage, wanted in enumerate(chosen) if wanted] == [1]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(data=st.data(), problem=step_problems(operations=10))
-def test_it_is_as_cheap_as_the_best_of_all_choices_at_every_rise(data, problem):
+def test_it_is_as_cheap_as_the_best_of_all_choices_at_the_highest_prices_so_far(data, problem):
     rollout = Rollout(problem)
     cut, fixed = SavingCut(rollout), rollout.fixed
     movable = [s for s, maker in enumerate(problem.producer) if 0 <= maker < problem.forward and not fixed[s]]
-    assume(cut.needed and len(movable) <= 9)
+    assume(cut.needed and len(movable) <= 8)
     choices = [set(some) for count in range(len(movable) + 1) for some in itertools.combinations(movable, count)]
     prices = [0.0] * len(problem.sizes)
-    for _ in range(3):
-        prices = [price + data.draw(st.sampled_from((0.0, 0.25, 1.0, 3.0))) for price in prices]
-        chosen = {storage for storage, wanted in enumerate(cut.solve(prices)) if wanted}
+    for _ in range(4):
+        asked = [data.draw(st.sampled_from((0.0, 0.25, 1.0, 2.5, 6.0))) for _ in prices]
+        prices = [max(pair) for pair in zip(prices, asked, strict=True)]
+        chosen = {storage for storage, wanted in enumerate(cut.solve(asked)) if wanted}
         assert chosen <= set(movable)
         least = min(_price(problem, fixed, cut.needed, choice, prices) for choice in choices)
         assert _price(problem, fixed, cut.needed, chosen, prices) == pytest.approx(least, abs=1e-6)

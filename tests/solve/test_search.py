@@ -52,9 +52,11 @@ def test_by_hand_a_wait_begins_where_it_fits():
 def test_apply_changes_only_what_the_moves_name():
     search = JudgedSearch(chain(4))
     state = search.fastest()
-    after = search.apply(state, [Move(4, 3, 4, -1, 0.0, (1,)), Move(3, 5, 6, 2, 0.0)], False)
-    assert _layers(after) == [1, 2, 3]
+    after = search.apply(state, [Move(4, 3, 4, -1, 0.0), Move(1, 3, 7, -1, 0.0), Move(3, 5, 6, 2, 0.0)], False)
+    assert _layers(after) == [2, 3]
     assert after.hold == [2 if s == 3 else FOREVER for s in range(9)]
+    anchored = search.apply(after, [Move(2, 1, 6, -1, 0.0, (1,))], False)
+    assert _layers(anchored) == [1, 3]
     back = search.apply(after, [Move(4, 3, 4, -1, 0.0), Move(3, 5, 6, 1, 0.0)], True)
     assert back.saved[4] and back.hold[3] == 2  # a wait that begins never shortens a hold
 
