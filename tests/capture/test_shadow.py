@@ -1,0 +1,125 @@
+"""Shadow: a twin of the model on fake tensors, with no data touched and everything else as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memopt.capture.shadow import Shadow, model_names
+from memopt.program import InputKind
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embedding.weight
+        self.blocks = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+        self.blocks[1].requires_grad_(False)
+        self.again = self.blocks[0]
+        self.register_parameter("nothing", None)
+        self.register_buffer("steps", torch.zeros(2, dtype=torch.int64))
+        self.register_buffer("mask", torch.ones(3), persistent=False)
+        self.scale, self.notes, self.table = 2.0, ["a"], torch.arange(3.0)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        self.steps.add_(1)
+        x = self.embedding(ids) * self.scale + self.mask + self.table
+        for block in self.blocks:
+            x = self.again(block(x))
+        return self.head(x)
+
+
+def test_the_twin_has_the_same_code_shapes_and_flags_but_no_data() -> None:
+    model = Model().eval()
+    shadow = Shadow(model)
+    twin = shadow.model
+    assert type(twin) is Model and twin is not model and not twin.training
+    assert list(twin.state_dict()) == list(model.state_dict()) and twin.nothing is None
+    for (name, fake), (other, real) in zip(twin.named_parameters(), model.named_parameters(), strict=True):
+        assert name == other and isinstance(fake, nn.Parameter)
+        assert isinstance(fake, FakeTensor) and fake.fake_mode is shadow.mode
+        assert (fake.shape, fake.stride(), fake.dtype, fake.device, fake.requires_grad) == (
+            *(real.shape, real.stride(), real.dtype, real.device, real.requires_grad),
+        )
+    assert isinstance(twin.steps, FakeTensor) and twin.steps.dtype is torch.int64
+    assert "mask" not in twin.state_dict() and isinstance(twin.mask, FakeTensor)
+
+
+def test_tied_weights_and_shared_modules_stay_shared() -> None:
+    twin = Shadow(Model()).model
+    assert twin.head.weight is twin.embedding.weight
+    assert twin.again is twin.blocks[0] and twin.blocks[0].weight is not twin.blocks[1].weight
+
+
+def test_a_model_that_contains_itself_has_such_a_twin() -> None:
+    model = Model()
+    model.blocks[0].owner = [model]  # hidden in a list, as models that know their parent do
+    model.blocks[0].register_module("parent", model)
+    twin = Shadow(model).model
+    assert twin.blocks[0].parent is twin and twin.blocks[0].owner is model.blocks[0].owner
+
+
+def test_plain_attributes_are_shared_and_assignments_stay_with_the_twin() -> None:
+    model = Model()
+    twin = Shadow(model).model
+    assert twin.notes is model.notes and twin.table is model.table and twin.scale == 2.0
+    twin.scale = 3.0
+    twin.mask = None
+    twin.head = nn.Identity()
+    twin.train(False)
+    assert model.scale == 2.0 and model.mask is not None and isinstance(model.head, nn.Linear)
+    assert model.training and all(module.training for module in model.modules())
+
+
+def test_running_the_twin_touches_nothing() -> None:
+    model = Model()
+    before = {name: (value.clone(), value._version) for name, value in model.state_dict().items()}
+    shadow = Shadow(model)
+    ids = torch.ones(2, 4, dtype=torch.int64)
+    (fake,), _ = shadow.inputs([ids], {})
+    with shadow.mode:
+        result = shadow.model(fake)
+        result.sum().backward()
+    assert isinstance(result, FakeTensor) and result.shape == (2, 4, 5)
+    assert shadow.model.head.weight.grad is not None and shadow.model.blocks[1].weight.grad is None
+    assert all(parameter.grad is None for parameter in model.parameters())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name][0]) and value._version == before[name][1]
+
+
+def test_inputs_are_faked_once_each_and_the_rest_is_as_it_is() -> None:
+    model = Model()
+    shadow = Shadow(model)
+    x, y = torch.ones(2, 3).t(), torch.ones(2, requires_grad=True)
+    (first, (second, text)), named = shadow.inputs([x, (x, "text")], {"y": y, "n": 3, "w": model.head.weight})
+    assert isinstance(first, FakeTensor) and first is second and first.stride() == (1, 3)
+    assert (text, named["n"]) == ("text", 3)
+    assert isinstance(named["y"], FakeTensor) and named["y"].requires_grad and not first.requires_grad
+    assert named["y"].is_leaf and not isinstance(named["y"], nn.Parameter)
+    assert named["w"] is shadow.model.head.weight
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_model_without_data_will_do(device: str) -> None:
+    with torch.device(device):
+        model = nn.Linear(2**20, 2**20) if device == "meta" else nn.Linear(2, 3)
+    shadow = Shadow(model)
+    (fake,), _ = shadow.inputs([torch.empty(4, model.in_features, device=device)], {})
+    with shadow.mode:
+        result = shadow.model(fake)
+    assert result.shape == (4, model.out_features) and result.device.type == device
+
+
+def test_names_lead_from_twins_to_real_tensors_under_their_first_name() -> None:
+    model = Model()
+    shadow = Shadow(model)
+    twin = shadow.model
+    assert shadow.names[id(twin.head.weight)] == (InputKind.PARAMETER, "embedding.weight", model.head.weight)
+    assert shadow.names[id(twin.steps)][:2] == (InputKind.BUFFER, "steps")
+    assert shadow.names[id(twin.again.bias)][1] == "blocks.0.bias"
+    assert len(shadow.names) == len(model_names(model)) == 7
+    assert all(real is model_names(model)[id(real)][2] for _, _, real in shadow.names.values())
+    assert id(model.table) not in model_names(model)
