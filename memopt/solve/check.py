@@ -22,27 +22,26 @@ def check(problem: StepProblem, schedule: Schedule, peak_bytes: int, limit: int 
         for kind, storages in (("write", problem.writes[operation]), ("read", problem.reads[operation])):
             for storage in storages:
                 coming.setdefault(storage, []).append(kind)
-    alive = set(problem.resident)  # storages whose latest copy is alive
+    written = set(problem.resident)
     done, firsts, total, peak = set[int](), set[int](), 0, 0  # firsts: pinned storages whose latest copy is the first
     for step, operation in enumerate(steps):
         if operation in done and not problem.recomputable[operation]:
             raise ScheduleError(f"step {step} runs operation {operation} again, which must not be recomputed")
         if step == forward:
-            alive |= problem.arriving
+            written |= problem.arriving
             total += sum(problem.sizes[storage] for storage in problem.arriving)
         for storage in problem.reads[operation]:
-            if storage not in alive:
+            if storage not in written:
                 raise ScheduleError(f"step {step} (operation {operation}) reads storage {storage} before it is written")
         for storage in problem.writes[operation]:
             firsts.discard(storage) if operation in done else firsts.update({storage} & problem.pinned)
-            alive.add(storage)
+            written.add(storage)
             total += problem.sizes[storage]
         done.add(operation)
         peak = max(peak, total + problem.workspace[operation])
         for storage in {*problem.reads[operation], *problem.writes[operation]} - problem.resident - problem.arriving:
             coming[storage].pop()
             if coming[storage][-1:] != ["read"]:
-                alive.remove(storage)
                 total -= 0 if storage in firsts else problem.sizes[storage]
     if peak != peak_bytes:
         raise ScheduleError(f"the peak is {peak} bytes, not {peak_bytes} as claimed")

@@ -5,7 +5,9 @@ import dataclasses
 from hypothesis import given, settings
 
 from memopt.solve.bound import lower_bound
+from memopt.solve.check import check
 from memopt.solve.problem import StepProblem
+from memopt.solve.schedule import Schedule
 from tests.solve.hand import STEP, A, H
 from tests.solve.oracle import least_peak
 from tests.solve.problems import chain, step_problems
@@ -34,6 +36,13 @@ def test_what_a_later_forward_operation_reads_is_there():
     skip = StepProblem((8, 1, 2), ((), (), (0, 1)), ((0,), (1,), (2,)), (1.0,) * 3, (0, 4, 0), 3, (True,) * 3)
     assert lower_bound(skip) == 13  # operation 1 runs beside 8 bytes that it does not touch
     assert lower_bound(dataclasses.replace(skip, forward=0)) == 11  # in backward they may be made again later
+
+
+def test_pinned_copies_are_there_later_in_forward_but_backward_may_run_in_another_order():
+    apart = StepProblem((8, 1), ((), ()), ((0,), (1,)), (1.0,) * 2, (0, 4), 2, (True,) * 2, pinned=frozenset({0}))
+    assert lower_bound(apart) == 13
+    assert lower_bound(dataclasses.replace(apart, forward=0)) == 8
+    check(dataclasses.replace(apart, forward=0), Schedule((1, 0), 0), 8, 8)
 
 
 def test_a_step_without_operations_has_no_bound():

@@ -108,6 +108,7 @@ def test_no_step_is_worse_than_what_it_was_given(data, problem):
         gains = [move.gain for move in moves]
         assert gains == sorted(gains, reverse=True) and min(gains, default=1) > 0
         assert not any(search.rollout.fixed[move.storage] for move in moves)
+        assert all((move.hold < 0) == (move.start < problem.forward) for move in moves)
     for start in (state, squeezed):
         relaxed = search.relax(start, target)
         assert relaxed is start or (relaxed.peak <= target and relaxed.seconds < start.seconds)
