@@ -217,7 +217,10 @@ def test_changed_and_replaced_weights_are_folded_anew() -> None:
     folded.w.mul_(2)
     assert_same(folded(folded.w), X * torch.tensor([2.0, 4.0, 6.0]).sin())
     assert len(folded.folds) == 2 and folded.folds[1]["w_1"].data_ptr() == folded.w.data_ptr()
-    other = nn.Parameter(torch.tensor([5.0, 6.0, 7.0]))
+    other = nn.Parameter(torch.zeros(3))
+    with torch.no_grad():
+        other.copy_(torch.tensor([5.0, 6.0, 7.0]))
+    assert other._version == folded.w._version
     assert_same(folded(other), X * torch.tensor([5.0, 6.0, 7.0]).sin())
     assert len(folded.folds) == 3 and not folded.folds[2]["w_1"].requires_grad
     optimizer = torch.optim.SGD([other], lr=1.0)
