@@ -1,4 +1,6 @@
-"""One thread and one seed: results must not depend on the machine's core count or on the order of tests."""
+"""One thread, one seed and an own cache: results must not depend on cores, the order of tests, or a user's files."""
+
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -8,3 +10,11 @@ import torch
 def _deterministic() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMOPT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("MEMOPT_CACHE", raising=False)
+        yield
