@@ -45,6 +45,12 @@ def test_pinned_copies_are_there_later_in_forward_but_backward_may_run_in_anothe
     check(dataclasses.replace(apart, forward=0), Schedule((1, 0), 0), 8, 8)
 
 
+def test_what_had_to_run_long_before_counts_as_well():
+    reads, writes = ((), (1,), (2,)), ((0, 1), (2,), ())
+    line = StepProblem((8, 1, 1), reads, writes, (1.0,) * 3, (0, 0, 5), 0, (True,) * 3, pinned=frozenset({0}))
+    assert lower_bound(line) == 14  # operation 2 beside the pinned output of operation 0, two links back
+
+
 def test_a_step_without_operations_has_no_bound():
     assert lower_bound(StepProblem((7,), (), (), (), (), 0, ())) == 0
 

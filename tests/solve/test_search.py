@@ -1,5 +1,6 @@
 """Steps from decision to decision: right schedules only, never worse than what they were given, the same every time."""
 
+import dataclasses
 import time
 
 import pytest
@@ -11,7 +12,7 @@ from memopt.solve.search import Move, Search
 from tests.solve.hand import KEEP_ALL, REMAKE_A, STEP, A, B
 from tests.solve.judged import JudgedSearch, decisions
 from tests.solve.oracle import least_peak
-from tests.solve.problems import chain, step_problems
+from tests.solve.problems import chain, skips, step_problems
 
 
 def _excess(state, target):
@@ -36,6 +37,16 @@ def test_by_hand_the_one_wait_above_the_target_is_ended():
     assert search.evictions(fastest, 39) == []
     squeezed = search.squeeze(fastest, 33)
     assert (tuple(squeezed.outcome.steps), squeezed.peak) == (REMAKE_A, 33)
+
+
+@pytest.mark.parametrize(("small", "anchors", "gain"), [(10, (), 20 / 3), (1, (A,), 19 / 2)])
+def test_by_hand_a_small_copy_is_kept_as_anchor_where_that_frees_more_per_second(small, anchors, gain):
+    # B waits for operation 3, and A is there for B alone: dropping B costs 3 s, or 2 s and A's bytes.
+    late = dataclasses.replace(STEP, sizes=(0, small, 20, 4, 5, 7), reads=((0,), (A,), (3,), (B, 4)))
+    search = JudgedSearch(late)
+    [move] = search.evictions(search.fastest(), 28)
+    assert (move.storage, move.start, move.end, move.hold, move.anchors) == (B, 1, 3, -1, anchors)
+    assert move.gain == pytest.approx(gain)
 
 
 def test_by_hand_a_wait_begins_where_it_fits():
@@ -87,6 +98,16 @@ def test_a_chain_is_squeezed_to_a_few_copies():
     state = search.fastest()
     assert state.peak == 10 and least_peak(chain(5)) == 3
     assert search.squeeze(state, 6).peak <= 6  # about twice the square root of 9
+
+
+def test_a_vain_move_is_set_aside_and_the_next_one_tried():
+    reached = []
+    for patience in (1, 20):
+        search = JudgedSearch(skips(8, 5), float("inf"))
+        fastest = search.fastest()
+        targets = range(fastest.peak - 1, fastest.peak // 2, -4)
+        reached.append(sum(search.squeeze(fastest, target, patience).peak <= target for target in targets))
+    assert reached[1] > reached[0]
 
 
 def test_the_archive_holds_every_decision_played():
