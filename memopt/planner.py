@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from memopt.memory.timeline import Timeline
 from memopt.program import InputKind, OutputKind, Program
 from memopt.recompute import Cost, Lowering, apply_schedule, lower
 from memopt.solve.recompute import Curve, Plan, curve
 from memopt.solve.schedule import simulate
+from memopt.step_curve import CurvePoint, step_curve
 
 # Rounds in which the solver's limit is corrected by what the finished program really needs.
 _ROUNDS = 4
+# Limits at which plans of several graphs are combined for the step's curve.
+_COMBINED = 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +85,14 @@ class StepPlan:
         peak_bytes: the step's peak above what is resident.
         minimum_bytes: the least such peak that was found.
         feasible: whether the peak keeps the limit.
+        curve: what more or less memory would cost, in bytes above what is resident; empty where nothing was searched.
     """
 
     choices: tuple[Choice, ...]
     peak_bytes: int
     minimum_bytes: int
     feasible: bool
+    curve: tuple[CurvePoint, ...] = ()
 
 
 Finish = Callable[[Program], tuple[Program, Timeline]]
@@ -112,12 +117,11 @@ def plan_step(
         seconds: time for the search, all graphs together.
     """
     planner = _Planner(programs, costs, finish, seconds)
-    deepest = planner.build(planner.deepest())
-    minimum = planner.peak(deepest)
+    best = planner.deepest()
+    minimum = planner.peak(best)
     if limit is None:
-        choices = planner.build(planner.free())
-        return StepPlan(tuple(choices), planner.peak(choices), min(minimum, planner.peak(choices)), True)
-    best, best_seconds = deepest, planner.seconds(planner.deepest())
+        best = planner.free()
+        return planner.result(best, min(minimum, planner.peak(best)), True)
     feasible = minimum <= limit
     target = limit
     for _ in range(_ROUNDS):
@@ -125,15 +129,14 @@ def plan_step(
         if picked is None:
             target = limit + (limit - target) // 2 if target > limit else target + max(1, limit // 10)
             continue
-        choices = planner.build(picked)
-        peak = planner.peak(choices)
+        peak = planner.peak(picked)
         minimum = min(minimum, peak)
-        if peak <= limit and (not feasible or planner.seconds(picked) < best_seconds):
-            best, best_seconds, feasible = choices, planner.seconds(picked), True
+        if peak <= limit and (not feasible or planner.seconds(picked) < planner.seconds(best)):
+            best, feasible = picked, True
         if limit * 0.98 <= peak <= limit:
             break
         target += limit - peak
-    return StepPlan(tuple(best), planner.peak(best), minimum, feasible)
+    return planner.result(best, minimum, feasible)
 
 
 class _Planner:
@@ -151,6 +154,7 @@ class _Planner:
             [self._figures(index, point) for point in found.points] for index, found in enumerate(self.curves)
         ]
         self.built: dict[tuple[int, int], Choice] = {}
+        self.peaks: dict[tuple[int, ...], int] = {}  # of finished steps
 
     def _figures(self, index: int, plan: Plan) -> GraphPeaks:
         problem = self.lowerings[index].problem
@@ -180,9 +184,9 @@ class _Planner:
     def seconds(self, picked: Sequence[int]) -> float:
         return sum(found.points[i].seconds for found, i in zip(self.curves, picked, strict=True))
 
-    def pick(self, limit: int) -> list[int] | None:
-        """From the fastest plans, step down the curve that lowers the excess most per second, until the step fits."""
-        picked = [0] * len(self.curves)
+    def pick(self, limit: int, start: Sequence[int] = ()) -> list[int] | None:
+        """From `start` (the fastest), step down the curve that lowers the excess most per second, until it fits."""
+        picked = list(start) or [0] * len(self.curves)
         while (peak := self._solver_peak(picked)) > limit:
             moves = []
             for graph, found in enumerate(self.curves):
@@ -211,8 +215,36 @@ class _Planner:
                 self.built[graph, point] = Choice(self.lowerings[graph], plan, self.curves[graph], program, timeline)
         return [self.built[graph, point] for graph, point in enumerate(picked)]
 
-    def peak(self, choices: Sequence[Choice]) -> int:
-        return step_peak([peaks_of(choice.program, choice.timeline) for choice in choices])
+    def peak(self, picked: Sequence[int]) -> int:
+        """The step's peak with these plans' finished programs."""
+        key = tuple(picked)
+        if key not in self.peaks:
+            self.peaks[key] = step_peak([peaks_of(choice.program, choice.timeline) for choice in self.build(picked)])
+        return self.peaks[key]
+
+    def result(self, picked: Sequence[int], minimum: int, feasible: bool) -> StepPlan:
+        """The step plan that takes these plans."""
+        peak = self.peak(picked)
+        return StepPlan(tuple(self.build(picked)), peak, minimum, feasible, self.trade_off(picked))
+
+    def trade_off(self, chosen: Sequence[int]) -> tuple[CurvePoint, ...]:
+        """The whole step's curve: of several graphs, the plans that fit limits between the fastest and the deepest."""
+        every = list(dict.fromkeys([*self.peaks, *self._combinations()]))
+        plans = [(self._solver_peak(picked), self.seconds(picked)) for picked in every]
+        finished = {index: self.peaks[picked] for index, picked in enumerate(every) if picked in self.peaks}
+        return step_curve(plans, finished, every.index(tuple(chosen)))
+
+    def _combinations(self) -> Iterator[tuple[int, ...]]:
+        if len(self.curves) == 1:
+            yield from ((index,) for index in range(len(self.curves[0].points)))
+            return
+        picked: list[int] | None = [0] * len(self.curves)
+        high, low = self._solver_peak([0] * len(self.curves)), self._solver_peak(self.deepest())
+        for number in range(_COMBINED + 1):
+            picked = self.pick(high - (high - low) * number // _COMBINED, picked or ())
+            if picked is None:
+                return
+            yield tuple(picked)
 
 
 def _left_bytes(program: Program, end_bytes: int) -> int:

@@ -200,7 +200,7 @@ class Session:
         measured = None
         if all(item.measured is not None for item in planned):
             measured = self._measured_peak(planned, 0)
-        self.report = build_report(self, planned, step.peak_bytes, step.minimum_bytes, measured, plain)
+        self.report = build_report(self, planned, step.peak_bytes, step.minimum_bytes, measured, plain, step.curve)
         floor = max(base + step.minimum_bytes, self.optimizer_peak())
         if limit is not None and (not step.feasible or floor > limit or (measured or 0) > (room or 0)):
             minimum = max(floor, base + (measured or 0) if step.feasible and floor <= limit else floor)

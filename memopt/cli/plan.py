@@ -17,14 +17,14 @@ from memopt.report import render
 
 @click.command()
 @model_options
-@click.option("--budget", required=True, metavar="SIZE", help="The limit: 8GB, 8GiB, or a share of the peak: 60%.")
+@click.option("--budget", metavar="SIZE", help="The limit: 8GB, 8GiB, a share of the peak: 60%. Default: every one.")
 @output_options
 @verbosity_options
 @click.pass_context
 def plan(
     ctx: click.Context,
     /,
-    budget: str,
+    budget: str | None,
     form: str | None,
     output: Path | None,
     overwrite: bool,
@@ -32,16 +32,19 @@ def plan(
 ) -> None:
     """Say what would be done to run a step of MODEL within a budget, without running one.
 
+    Without --budget: which budget would cost how much time.
+
     MODEL is a name of memopt.models (gpt2, resnet50:tiny, …), package.module:factory, where factory() returns
     (model, inputs), a Hugging Face folder, or with --model a .safetensors or .pt state dict.
     """
     wanted = ModelOptions.from_options(options)
     try:
-        limit = parse_budget(budget)
+        limit = "every budget" if budget is None else parse_budget(budget).text
     except ValueError as error:
         raise CommandError(str(error), USAGE) from error
     refuse_existing(output, overwrite)
-    with progress(ctx, f"planning {wanted.request.spec} for {limit.text}"):
+    with progress(ctx, f"planning {wanted.request.spec} for {limit}"):
         loaded = load(wanted.request)
         report = memopt.plan(loaded.model, loaded.inputs, budget, optimizer=wanted.optimizer(loaded.model))
-    emit(render(report, chosen_format(form, output)), output)
+    chosen = chosen_format(form, output)
+    emit(render(report, "curve" if budget is None and chosen == "text" else chosen), output)

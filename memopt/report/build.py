@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from memopt.memory.breakdown import MemoryBreakdown, TensorAtPeak
 from memopt.memory.timeline import Timeline, lifetimes
 from memopt.program import Program, source_line, tensors_of
 from memopt.report.record import Environment, ProgramReport, Report, TensorRow
+from memopt.step_curve import CurvePoint, monotone
 
 if TYPE_CHECKING:
     from memopt.session import Planned, Session
@@ -21,7 +23,13 @@ _LARGEST = 10
 
 
 def build_report(
-    session: Session, planned: Sequence[Planned], peak: int, minimum: int, measured: int | None, plain: int
+    session: Session,
+    planned: Sequence[Planned],
+    peak: int,
+    minimum: int,
+    measured: int | None,
+    plain: int,
+    curve: Sequence[CurvePoint] = (),
 ) -> Report:
     """Put a planned step on record.
 
@@ -29,6 +37,7 @@ def build_report(
         session: whose step it is.
         planned: its graphs.
         peak, minimum, measured, plain: predicted, least, measured and unplanned bytes above what is resident.
+        curve: the plans that were found, in bytes above what is resident.
     """
     from memopt.session import constant_bytes
 
@@ -51,7 +60,14 @@ def build_report(
         environment=Environment(torch.__version__, _device_name(item.program), torch.get_num_threads()),
         model=session.model_name,
         backend=session.engine().name,
+        curve=_whole_curve(curve, peak, base, optimizer_peak),
     )
+
+
+def _whole_curve(curve: Sequence[CurvePoint], peak: int, base: int, floor: int) -> tuple[CurvePoint, ...]:
+    """The curve in bytes of the whole step, moved so that the chosen plan takes `peak` bytes above `base`."""
+    moved = peak - sum(point.bytes for point in curve if point.chosen)
+    return monotone(dataclasses.replace(point, bytes=max(base, base + point.bytes + moved, floor)) for point in curve)
 
 
 def breakdown_of(session: Session, program: Program, line: Timeline, constants: int, peak: int) -> MemoryBreakdown:

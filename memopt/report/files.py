@@ -10,19 +10,19 @@ from pathlib import Path
 from memopt.report.html_page import to_html
 from memopt.report.json_format import from_json, to_json
 from memopt.report.record import Report
-from memopt.report.text import to_text
+from memopt.report.text import curve_text, to_text
 
-_RENDERERS = {"json": to_json, "html": to_html, "txt": to_text, "text": to_text}
+_RENDERERS = {"json": to_json, "html": to_html, "txt": to_text, "text": to_text, "curve": curve_text}
 
 
 def render(report: Report, form: str) -> str:
-    """The report as text in the given form: `json`, `html` or `text`. It ends with a newline.
+    """The report as text in the given form: `json`, `html`, `text`, or `curve`. It ends with a newline.
 
     Raises:
         ValueError: an unknown form.
     """
     if form not in _RENDERERS:
-        raise ValueError(f"unknown report format {form!r}: choose json, html or text")
+        raise ValueError(f"unknown report format {form!r}: choose json, html, text or curve")
     return _RENDERERS[form](report).rstrip("\n") + "\n"
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from memopt.budget import format_bytes
 from memopt.pass_manager import PassRecord
+from memopt.report.curve_svg import curve_svg
+from memopt.report.curve_table import format_seconds
 from memopt.report.record import ProgramReport, Report, TensorRow
 from memopt.report.svg import timeline_svg
 from memopt.report.text import describe_evidence, headline, summed, title
@@ -34,7 +36,8 @@ svg .before { fill: none; stroke: var(--before); stroke-width: 1.4; }
 svg .budget { stroke: var(--budget); stroke-width: 1.6; stroke-dasharray: 6 4; }
 svg .boundary { stroke: var(--soft); stroke-dasharray: 2 3; }
 .legend b { font-weight: 600; } .k-after { color: var(--after); } .k-before { color: var(--before); }
-.k-budget { color: var(--budget); }
+.k-budget { color: var(--budget); } svg .point, svg .chosen { fill: var(--after); }
+svg .chosen { stroke: var(--page); stroke-width: 2; }
 """
 
 
@@ -45,6 +48,7 @@ def to_html(report: Report) -> str:
         f'<p class="sub">{_text(title(report))}</p>',
         _cards(report),
         *[f"<p>{_text(note)}</p>" for note in report.notes],
+        _curve(report),
         *[_program(program, report.budget_bytes) for program in report.programs],
         _breakdown(report),
         _passes(report.passes),
@@ -73,6 +77,29 @@ def _cards(report: Report) -> str:
 
 def _bad(condition: bool) -> str:
     return ' class="bad"' if condition else ""
+
+
+def _curve(report: Report) -> str:
+    if not report.curve:
+        return ""
+    legend = ['<b class="k-after">━ plans that were found</b>']
+    if any(point.chosen for point in report.curve):
+        legend.append('<b class="k-after">● the chosen one</b>')
+    if report.budget_bytes is not None:
+        legend.append('<b class="k-budget">┅ budget</b>')
+    cells = [
+        ("→" if point.chosen else "", format_bytes(point.bytes), format_seconds(point.seconds), f"{point.extra:+.1%}")
+        for point in report.curve
+    ]
+    table = _table(("", "peak of the step", "time", "added"), cells, numbers=(1, 2, 3))
+    return "\n".join(
+        [
+            "<h2>What more or less memory would cost</h2>",
+            f'<p class="legend">predicted time added at each peak of the step: {" · ".join(legend)}</p>',
+            curve_svg(report.curve, report.budget_bytes),
+            f"<details><summary>{len(report.curve)} plans</summary>{table}</details>",
+        ]
+    )
 
 
 def _program(program: ProgramReport, budget: int | None) -> str:

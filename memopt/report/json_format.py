@@ -12,7 +12,7 @@ from typing import Any
 from memopt.report.record import Report
 
 SCHEMA = "memopt-report"
-VERSION = 1
+VERSION = 2
 
 
 def to_json(report: Report) -> str:

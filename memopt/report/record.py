@@ -9,6 +9,7 @@ from typing import Literal
 
 from memopt.memory.breakdown import MemoryBreakdown
 from memopt.pass_manager import PassRecord
+from memopt.step_curve import CurvePoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +80,8 @@ class Report:
         environment: what the figures were taken on.
         model: the model's class or name.
         backend: the engine that runs the programs.
+        curve: what more or less memory would cost, falling in bytes and rising in seconds; the plan that was taken is
+            marked. Empty for inference, and where nothing was planned.
     """
 
     passes: tuple[PassRecord, ...]
@@ -93,6 +96,7 @@ class Report:
     environment: Environment
     model: str = ""
     backend: str = ""
+    curve: tuple[CurvePoint, ...] = ()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON, as one self-contained HTML page or as text, by the path's suffix.

@@ -69,7 +69,7 @@ def timeline_svg(
 def _axis(top: float, steps: int, y: Callable[[float], float]) -> list[str]:
     """Horizontal grid lines at round values, labelled in one unit, and the number of steps."""
     unit, size, _, _ = scale_of(int(top))
-    distance = _round_up(top / size / _TICKS)
+    distance = round_up(top / size / _TICKS)
     parts = []
     for number in range(int(top / size / distance) + 1):
         value = number * distance
@@ -84,7 +84,7 @@ def _axis(top: float, steps: int, y: Callable[[float], float]) -> list[str]:
     return parts
 
 
-def _round_up(value: float) -> float:
+def round_up(value: float) -> float:
     """The least of 1, 2, 5 times a power of ten that is not below `value`."""
     power = 10.0 ** math.floor(math.log10(value))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= value * (1 - 1e-9))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from memopt.budget import format_bytes
 from memopt.evidence import Evidence
 from memopt.memory.breakdown import align
+from memopt.report.curve_table import curve_table
 from memopt.report.record import ProgramReport, Report, TensorRow
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -22,11 +23,18 @@ def to_text(report: Report) -> str:
     if report.notes:
         lines.append("")
     lines += ["where the bytes of the predicted peak go:", *_indent(str(report.breakdown).splitlines()), ""]
+    if len(report.curve) > 1:
+        lines += _curve(report)
     for program in report.programs:
         lines += [*_program(program), ""]
     if report.passes:
         lines += ["passes:", *_indent(_passes(report))]
     return "\n".join(lines).rstrip()
+
+
+def curve_text(report: Report) -> str:
+    """The curve alone: what a step takes at which budget. The whole report where it has no curve."""
+    return "\n".join([title(report), "", *_curve(report)]).rstrip() if report.curve else to_text(report)
 
 
 def title(report: Report) -> str:
@@ -98,6 +106,14 @@ def summed(rows: Iterable[TensorRow]) -> str:
     """How many tensors, and their bytes together."""
     rows = list(rows)
     return f"{len(rows)} {'tensor' if len(rows) == 1 else 'tensors'}, {format_bytes(sum(row.bytes for row in rows))}"
+
+
+def _curve(report: Report) -> list[str]:
+    lines = ["what more or less memory would cost (predicted):", *_indent(curve_table(report.curve))]
+    if any(point.chosen for point in report.curve):
+        chosen = "without a budget" if report.budget_bytes is None else "for this budget"
+        lines.append(f"  → what is chosen {chosen}")
+    return [*lines, ""]
 
 
 def _program(program: ProgramReport) -> list[str]:

@@ -23,6 +23,27 @@ def test_json_parses_and_the_budget_is_kept(run):
     assert report["breakdown"]["total"] == report["peak_bytes"]
 
 
+def test_without_a_budget_the_curve_alone_is_shown(run):
+    lines = run("plan", "factories:pair").stdout.splitlines()
+    assert lines[0].startswith("Tiny")
+    assert lines[2].startswith("what more or less memory would cost")
+    assert sum("→ " in line for line in lines[4:-1]) == 1
+    assert len(lines) <= 18
+    assert lines[-1] == "  → what is chosen without a budget"
+
+
+def test_without_a_budget_inference_is_shown_as_ever(run):
+    assert "where the bytes of the predicted peak go" in run("plan", "factories:pair", "--inference").stdout
+
+
+def test_json_holds_every_point_of_the_curve(run):
+    report = json.loads(run("plan", "gpt2:tiny", "--format", "json", "--optimizer", "none").stdout)["report"]
+    curve = report["curve"]
+    assert len(curve) > 12
+    assert [point["bytes"] for point in curve if point["chosen"]] == [report["peak_bytes"]]
+    assert curve[-1]["bytes"] == report["minimum_bytes"]
+
+
 def test_output_file_by_suffix_and_never_by_accident(run, folder):
     words = ("plan", "factories:pair", "--budget", "1GB", "-o", "report.json")
     result = run(*words)
@@ -46,7 +67,6 @@ def test_a_budget_that_cannot_be_met_names_the_least(run):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("gpt2:tiny",), "--budget"),
         (("gpt2:tiny", "--budget", "20"), "20 what? say 20GB or 20GiB"),
         (("gpt2:tiny", "--budget", "20XB"), "unknown unit"),
         (("gpt2:tiny", "--budget", "-1GB"), "more than nothing"),

@@ -7,7 +7,7 @@ import math
 from memopt.evidence import Evidence
 from memopt.memory.breakdown import MemoryBreakdown, TensorAtPeak
 from memopt.pass_manager import Change, PassRecord, Refusal
-from memopt.report import Environment, ProgramReport, Report, TensorRow
+from memopt.report import CurvePoint, Environment, ProgramReport, Report, TensorRow
 
 NASTY = "<script>alert(\"1\")</script> & 'ü'"
 
@@ -40,4 +40,8 @@ def report() -> Report:
         environment=Environment("2.13.0", "cpu", 4),
         model=NASTY,
         backend="aten",
+        curve=(
+            CurvePoint(15 * 10**8, 0.5, 0.0), CurvePoint(880_000_000, 0.55, 0.1, chosen=True),
+            CurvePoint(600_000_000, 0.7, 0.4),
+        ),
     )  # fmt: skip

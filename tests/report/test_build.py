@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -50,3 +52,29 @@ def test_less_is_kept_and_more_computed_again_under_a_budget(reports):
     assert sum(row.bytes for row in tight.saved) < sum(row.bytes for row in free.saved)
     assert len(tight.recomputed) > len(free.recomputed)
     assert all("test_build.py" in row.source for row in tight.recomputed)
+
+
+def test_the_curve_falls_in_bytes_and_meets_the_report(reports):
+    for report in reports:
+        assert len(report.curve) > 3
+        for more, less in itertools.pairwise(report.curve):
+            assert (more.bytes, -more.seconds) > (less.bytes, -less.seconds)
+            assert more.seconds < less.seconds
+            assert more.extra < less.extra
+        assert [point.bytes for point in report.curve if point.chosen] == [report.peak_bytes]
+        assert report.curve[-1].bytes == report.minimum_bytes
+
+
+def test_a_budget_changes_the_choice_and_not_the_curve(reports):
+    free, tight = reports
+    assert free.curve[-1].bytes == tight.curve[-1].bytes
+    (chosen,) = [point for point in tight.curve if point.chosen]
+    assert chosen.bytes <= tight.budget_bytes
+    assert chosen.extra > next(point for point in free.curve if point.chosen).extra
+
+
+def test_below_the_optimizers_peak_there_is_nothing_to_be_gained():
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64)] * 2)
+    report = memopt.plan(model, (torch.ones(2, 64),), None, optimizer=torch.optim.Adam(model.parameters()))
+    assert [point.bytes for point in report.curve] == [report.peak_bytes]
+    assert report.curve[0].chosen

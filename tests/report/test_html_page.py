@@ -40,7 +40,7 @@ def test_page_is_well_formed_and_self_contained():
     page = parsed(to_html(report()))
     assert page.addresses == []
     assert not {"script", "link", "img", "iframe"} & set(page.tags)
-    assert page.tags.count("svg") == 1  # the program without a timeline has none
+    assert page.tags.count("svg") == 2  # the curve's, and one timeline: the other program has none
 
 
 def test_names_are_escaped_and_still_readable():
@@ -63,3 +63,12 @@ def test_budget_line_only_with_a_budget():
 def test_over_the_budget_is_marked():
     assert '<dd class="bad">' not in to_html(report())
     assert '<dd class="bad">' in to_html(dataclasses.replace(report(), measured_peak_bytes=10**10))
+
+
+def test_the_curve_is_drawn_and_listed_where_there_is_one():
+    words = "".join(parsed(to_html(report())).words)
+    assert "3 plans" in words
+    assert "880.00 MB (839.23 MiB): +10.0%" in words
+    bare = dataclasses.replace(report(), curve=())
+    assert "would cost" not in to_html(bare)
+    assert parsed(to_html(bare)).tags.count("svg") == 1

@@ -16,7 +16,7 @@ def test_is_strict_json_with_schema_and_version():
 
     document = json.loads(to_json(report()), parse_constant=refuse)
     assert document["schema"] == "memopt-report"
-    assert document["version"] == 1
+    assert document["version"] == 2
     assert document["report"]["passes"][0]["evidence"]["error_ratio"] == "inf"
 
 
@@ -32,7 +32,11 @@ def edited(edit) -> str:
         ("", "not JSON"),
         ("[1]", 'no "schema"'),
         ('{"schema": "other"}', 'no "schema"'),
-        (edited(lambda d: d.update(version=99)), "version 99; this memopt reads version 1"),
+        (edited(lambda d: d.update(version=99)), "version 99; this memopt reads version 2"),
+        (edited(lambda d: d.update(version=1)), "version 1; this memopt reads version 2"),
+        (edited(lambda d: d["report"].pop("curve")), r"fields of report differ \(curve\)"),
+        (edited(lambda d: d["report"]["curve"][1].update(bytes=1.5)), r"report.curve\[1\].bytes is 1.5"),
+        (edited(lambda d: d["report"]["curve"][1].update(chosen=1)), r"report.curve\[1\].chosen is 1"),
         (edited(lambda d: d["report"].pop("notes")), r"fields of report differ \(notes\)"),
         (edited(lambda d: d["report"].update(extra=1)), r"fields of report differ \(extra\)"),
         (edited(lambda d: d["report"].update(peak_bytes="many")), "report.peak_bytes is 'many'"),

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from memopt.report.text import largest_of_groups, sparkline
+from memopt.report.text import curve_text, largest_of_groups, sparkline
 from tests.report.samples import report
 
 
@@ -56,3 +56,19 @@ def test_sparkline_runs_from_zero_to_the_largest():
 def test_timelines_before_and_after_share_a_scale():
     before, after = (line.split()[1] for line in str(report()).splitlines() if line.startswith(("  before", "  after")))
     assert (before, after) == ("▁█▂", "▁▅▂▁")
+
+
+def test_the_curve_says_what_less_memory_costs():
+    text = str(report())
+    assert "→  880.00 MB (839.23 MiB)  550 ms  +10.0%" in text
+    assert "what is chosen for this budget" in text
+    assert "what more or less" not in str(dataclasses.replace(report(), curve=()))
+
+
+def test_the_curve_alone():
+    text = curve_text(dataclasses.replace(report(), budget_bytes=None))
+    assert "what is chosen without a budget" in text
+    assert "600.00 MB (572.20 MiB)" in text
+    assert "graph_0" not in text
+    bare = dataclasses.replace(report(), curve=())
+    assert curve_text(bare) == str(bare)
