@@ -33,7 +33,7 @@ lint: $(STAMP)
 # Set-up is repeated only when what is to be installed changes.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) -c constraints.txt -e ".[dev,hf]"
+	$(PIP_INSTALL) -c constraints.txt -e ".[dev,hf,onnx]"
 	touch $@
 
 clean:
