@@ -46,11 +46,15 @@ class Timeline:
 
 @dataclasses.dataclass(frozen=True)
 class Lifetimes:
-    """First and last step at which each storage is alive; None for storages that are resident all the time."""
+    """First and last step at which each storage is alive; None for storages that are resident all the time.
+
+    `held` are those that outlive the last step: they reach the caller.
+    """
 
     steps: tuple[fx.Node, ...]
     forward_steps: int
     spans: tuple[tuple[int, int] | None, ...]
+    held: frozenset[int]
 
 
 def lifetimes(program: Program, aliasing: Aliasing) -> Lifetimes:
@@ -83,17 +87,20 @@ def lifetimes(program: Program, aliasing: Aliasing) -> Lifetimes:
                 first.setdefault(index, position[owner(producer)])
             if index in first:
                 last[index] = max(last.get(index, -1), *uses)
+    held: set[int] = set()
     for number, (output, value) in enumerate(zip(program.outputs, program.output_nodes, strict=True)):
         if not isinstance(value, fx.Node):
             continue
-        end = len(steps) - 1
-        if program.training and number < program.forward_outputs and output.kind is OutputKind.MUTATION:
-            end = forward - 1  # copied back and dropped when forward returns
+        # A mutation of forward is copied back and dropped when forward returns.
+        dropped = program.training and number < program.forward_outputs and output.kind is OutputKind.MUTATION
+        end = (forward if dropped else len(steps)) - 1
         for index in aliasing.of[value]:
             if index in first:
                 last[index] = max(last.get(index, -1), end)
+                if not dropped:
+                    held.add(index)
     spans = tuple((first[i], last[i] + 1) if i in first else None for i in range(len(aliasing.storages)))
-    return Lifetimes(tuple(steps), forward, spans)
+    return Lifetimes(tuple(steps), forward, spans, frozenset(held))
 
 
 def timeline(
@@ -116,9 +123,8 @@ def timeline(
         if span is None:
             continue
         delta[min(span[0], count)] += storage.nbytes
-        if span[1] < count:
-            delta[span[1]] -= storage.nbytes
-        else:
+        delta[min(span[1], count)] -= storage.nbytes
+        if storage.index in life.held:
             end += storage.nbytes
         if span[0] < life.forward_steps < span[1]:
             saved += storage.nbytes
