@@ -10,6 +10,7 @@ from memopt.passes.fuse_conv_bn import FuseConvBn
 from memopt.passes.fuse_matmul_add import FuseMatmulAdd
 from memopt.passes.inplace import Inplace
 from memopt.passes.merge_common import MergeCommon
+from memopt.passes.reorder import Reorder
 
 INFERENCE: tuple[Pass, ...] = (
     EliminateCopies(),
@@ -19,6 +20,7 @@ INFERENCE: tuple[Pass, ...] = (
     FuseMatmulAdd(),
     FoldActivation(),
     EliminateDead(),
+    Reorder(),
     Inplace(),
 )
 TRAINING: tuple[Pass, ...] = (EliminateCopies(), MergeCommon(), EliminateDead(), Checkpoint(), Inplace())

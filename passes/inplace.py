@@ -125,6 +125,26 @@ def _is_inplace_form(overload: torch._ops.OpOverload, target: torch._ops.OpOverl
     )
 
 
+def may_overwrite(node: fx.Node) -> bool:
+    """Whether operator and layouts allow the result to be written over argument 0, if nobody reads that later."""
+    if inplace_overload(node.target) is None:
+        return False
+    operand = node.args[0] if node.args else None
+    if not isinstance(operand, fx.Node):
+        return False
+    result, given = node.meta["val"], operand.meta["val"]
+    if not isinstance(result, torch.Tensor) or not isinstance(given, torch.Tensor) or result.numel() == 0:
+        return False
+    if given.layout is not torch.strided or result.layout is not torch.strided:
+        return False
+    if (result.shape, result.dtype, result.device) != (given.shape, given.dtype, given.device):
+        return False
+    if result.stride() != given.stride() or given.is_conj() or given.is_neg():
+        return False
+    # A new result is dense, so the operand with the same strides is; overlap needs no check of its own.
+    return given.untyped_storage().nbytes() == given.numel() * given.element_size()
+
+
 @dataclasses.dataclass(frozen=True)
 class WriteOver:
     """An operator that is given its first argument as its out= argument too."""
@@ -171,7 +191,7 @@ class _Finder:
         found: list[fx.Node] = []
         refused: list[tuple[int, int, Refusal]] = []
         for node in self.program.calls:
-            if not self._fits(node):
+            if not may_overwrite(node):
                 continue
             mine, theirs = self.aliasing.of[node][0], self._storage(self.aliasing.of[node.args[0]][0])  # type: ignore[index]
             reason = self._reason_against(node, theirs)
@@ -184,25 +204,6 @@ class _Finder:
             found.append(node)
         kept = sorted(refused)[:_MOST_REFUSALS]
         return found, tuple(refusal for _, _, refusal in sorted(kept, key=lambda item: item[1]))
-
-    def _fits(self, node: fx.Node) -> bool:
-        """Whether the operator and the layouts would allow it."""
-        if inplace_overload(node.target) is None:
-            return False
-        operand = node.args[0] if node.args else None
-        if not isinstance(operand, fx.Node):
-            return False
-        result, given = node.meta["val"], operand.meta["val"]
-        if not isinstance(result, torch.Tensor) or not isinstance(given, torch.Tensor) or result.numel() == 0:
-            return False
-        if given.layout is not torch.strided or result.layout is not torch.strided:
-            return False
-        if (result.shape, result.dtype, result.device) != (given.shape, given.dtype, given.device):
-            return False
-        if result.stride() != given.stride() or given.is_conj() or given.is_neg():
-            return False
-        # A new result is dense, so the operand with the same strides is; overlap needs no check of its own.
-        return given.untyped_storage().nbytes() == given.numel() * given.element_size()
 
     def _reason_against(self, node: fx.Node, storage: int) -> str | None:
         operand = node.args[0]
