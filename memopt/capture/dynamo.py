@@ -18,7 +18,14 @@ from torch._functorch import partitioners
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._ordered_set import OrderedSet
 
-from memopt.capture.joint import Origin, constants_to_attributes, from_joint, program_of_graph, split
+from memopt.capture.joint import (
+    Origin,
+    constants_to_attributes,
+    from_joint,
+    mutations_in_place,
+    program_of_graph,
+    split,
+)
 from memopt.program import InputKind, Program
 
 Names = Mapping[int, tuple[InputKind, str, torch.Tensor]]
@@ -82,7 +89,7 @@ class Hooks:
         def extract(module: fx.GraphModule, saved: list[fx.Node]) -> tuple[fx.GraphModule, fx.GraphModule]:
             arguments: dict[str, Any] = {
                 "saved_sym_nodes": [],
-                "num_fwd_outputs": num_fwd_outputs,
+                "num_fwd_outputs": program.forward_outputs,
                 "static_lifetime_input_nodes": _static_nodes(module, options.get("static_lifetime_input_indices")),
             }
             known = inspect.signature(partitioners._extract_fwd_bwd_modules).parameters
@@ -91,6 +98,7 @@ class Hooks:
             )
 
         forward, backward = split(program, extract)
+        mutations_in_place(forward, program, num_fwd_outputs)
         return forward, backward
 
     def inference(

@@ -36,6 +36,9 @@ class Origin:
 def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Origin]) -> Program:
     """Turn a joint forward and backward graph into a training program.
 
+    Inputs that the graph updates itself at its end (`copy_`, as Inductor asks of AOTAutograd) become MUTATION outputs
+    behind the other outputs of forward; `mutations_in_place` is the way back.
+
     Forward is what the forward outputs need, and every random or effectful node that autograd traced before the
     backward; all else is backward, in the order in which it was traced.
 
@@ -44,7 +47,10 @@ def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Or
         forward_outputs: how many leading outputs belong to forward.
         origins: one entry per input of the graph that AOTAutograd was given.
     """
+    updates = [node for node in joint.graph.nodes if _is_update(node)]
     outputs = list(joint.graph.output_node().args[0])  # type: ignore[arg-type]
+    outputs[forward_outputs:forward_outputs] = [node.args[1] for node in updates]
+    forward_outputs += len(updates)
     forward = _ancestors([value for value in outputs[:forward_outputs] if isinstance(value, fx.Node)])
     late = _descendants([node for node in joint.graph.nodes if _is_tangent(node)])
     for node in joint.graph.nodes:
@@ -56,7 +62,7 @@ def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Or
     mapping: dict[fx.Node, fx.Node] = {}
     for wanted in (True, False):
         for node in joint.graph.nodes:
-            if node.op == "output" or node in mapping:
+            if node.op == "output" or node in mapping or node in updates:
                 continue
             is_forward = node.op in ("placeholder", "get_attr") or owner(node) in forward
             if is_forward is not wanted:
@@ -65,8 +71,13 @@ def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Or
             copied.meta = dict(node.meta)
             if node.op == "call_function":
                 copied.meta["phase"] = Phase.FORWARD if is_forward else Phase.BACKWARD
-    result = graph.output(fx.map_arg(joint.graph.output_node().args[0], lambda n: mapping[n]))
+    result = graph.output(fx.map_arg(outputs, lambda n: mapping[n]))
     result.meta = dict(joint.graph.output_node().meta)
+    if "desc" in result.meta:
+        descs = list(result.meta["desc"])
+        place = forward_outputs - len(updates)
+        descs[place:place] = [roles.InputMutationAOTOutput(node.args[0].meta["desc"]) for node in updates]
+        result.meta["desc"] = descs
     module = fx.GraphModule(joint, graph)
     return program_of_graph(module, origins, training=True, forward_outputs=forward_outputs)
 
@@ -111,6 +122,32 @@ def split(program: Program, extract: Callable[..., tuple[fx.GraphModule, fx.Grap
         and any(user.meta.get("phase") is Phase.BACKWARD for user in node.users)
     ]
     return extract(module, saved)
+
+
+def mutations_in_place(forward: fx.GraphModule, program: Program, forward_outputs: int) -> None:
+    """Let the forward half update its inputs itself, as the joint graph did, in place of the outputs that say so.
+
+    Args:
+        forward: the forward half, edited.
+        program: the training program that it was cut from.
+        forward_outputs: how many outputs AOTAutograd expects of forward; those beyond became outputs in `from_joint`.
+    """
+    added = program.outputs[forward_outputs : program.forward_outputs]
+    if not added:
+        return
+    node = forward.graph.output_node()
+    outputs = list(node.args[0])  # type: ignore[arg-type]
+    placeholders = {item.name: item for item in forward.graph.nodes if item.op == "placeholder"}
+    with forward.graph.inserting_before(node):
+        for output, value in zip(added, outputs[forward_outputs:], strict=False):
+            target = placeholders[str(output.target)]
+            update = forward.graph.call_function(torch.ops.aten.copy_.default, (target, value))
+            update.meta["val"] = target.meta["val"]
+    for positions in (outputs, node.meta.get("desc")):
+        if positions:
+            del positions[forward_outputs : program.forward_outputs]
+    node.args = (tuple(outputs),)
+    forward.recompile()
 
 
 def crossing(program: Program) -> list[fx.Node]:
@@ -164,6 +201,14 @@ def _is_tangent(node: fx.Node) -> bool:
     return node.op == "placeholder" and (
         isinstance(node.meta.get("desc"), roles.TangentAOTInput) or str(node.target).startswith("tangents")
     )
+
+
+def _is_update(node: fx.Node) -> bool:
+    """Whether the node writes the final value of an input into it."""
+    if node.target is not torch.ops.aten.copy_.default or node.users:
+        return False
+    target = node.args[0]
+    return isinstance(target, fx.Node) and target.op == "placeholder"
 
 
 def _origin(node: fx.Node, origins: Sequence[Origin]) -> Origin:

@@ -6,18 +6,10 @@ import pytest
 import torch
 
 import memopt
-from memopt.program import ProgramError
 from tests.end_to_end import gradients, restorer, step
 
 # Importing torch._inductor uses torch.jit.script_method, which torch warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-
-
-_COPIES_BACK = pytest.mark.xfail(
-    raises=ProgramError,
-    strict=True,
-    reason="Inductor's joint graph copies batch norm's new statistics back itself (aten.copy_), which no Program holds",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +31,7 @@ def close(found, expected):
 
 
 @pytest.mark.usefixtures("_compiler")
-@pytest.mark.parametrize("name", [pytest.param("resnet18", marks=[pytest.mark.slow, _COPIES_BACK]), "gpt2"])
+@pytest.mark.parametrize("name", ["resnet18", "gpt2"])
 def test_a_step_is_close_to_eager_s(name):
     torch.manual_seed(0)
     model = memopt.models.build(name, tiny=True, dropout=0.0)
