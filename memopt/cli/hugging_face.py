@@ -17,10 +17,20 @@ _SEQUENCE = 128
 
 
 def load(folder: Path, batch: int, training: bool, trust_pickle: bool) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """Build the model that the folder's config names, and example inputs.
+
+    Raises:
+        CommandError: see `load_model`; or inputs that memopt cannot make up.
+    """
+    model = load_model(folder, trust_pickle)
+    return model, _inputs(model, model.config, batch, training, folder)
+
+
+def load_model(folder: Path, trust_pickle: bool) -> Any:
     """Build the model that the folder's config names, with the folder's weights where it has any.
 
     Raises:
-        CommandError: no config, an unknown architecture, only pickled weights, or inputs that memopt cannot make up.
+        CommandError: no config, an unknown architecture, or only pickled weights.
     """
     if not (folder / "config.json").is_file():
         raise CommandError(f"{folder} is no Hugging Face folder: it has no config.json", USAGE)
@@ -36,11 +46,10 @@ def load(folder: Path, batch: int, training: bool, trust_pickle: bool) -> tuple[
         raise CommandError(f"{folder}: config.json cannot be read: {error}") from error
     names = getattr(config, "architectures", None) or []
     kind = getattr(transformers, names[0], None) if names else None
-    model = _model(transformers, kind, config, folder, trust_pickle)
-    return model, _inputs(model, config, batch, training, folder)
+    return _model(transformers, kind, config, folder, trust_pickle)
 
 
-def _model(transformers: Any, kind: Any, config: Any, folder: Path, trust_pickle: bool) -> torch.nn.Module:
+def _model(transformers: Any, kind: Any, config: Any, folder: Path, trust_pickle: bool) -> Any:
     safe, pickled = any(folder.glob("*.safetensors")), any(folder.glob("*.bin"))
     if pickled and not safe and not trust_pickle:
         raise CommandError(
@@ -50,11 +59,9 @@ def _model(transformers: Any, kind: Any, config: Any, folder: Path, trust_pickle
     try:
         if safe or pickled:
             loader = kind or transformers.AutoModel
-            loaded: torch.nn.Module = loader.from_pretrained(folder, local_files_only=True, use_safetensors=safe)
-            return loaded
+            return loader.from_pretrained(folder, local_files_only=True, use_safetensors=safe)
         log.info("%s has no weights: random ones are used", folder)
-        made: torch.nn.Module = kind(config) if kind else transformers.AutoModel.from_config(config)
-        return made
+        return kind(config) if kind else transformers.AutoModel.from_config(config)
     except Exception as error:
         raise CommandError(f"{folder}: the model cannot be built: {error}") from error
 

@@ -25,7 +25,10 @@ _STATE_DICTS = (".safetensors", ".pt", ".pth", ".bin")
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """A model ready to be planned: `model(*inputs)` or, when inputs is a mapping, `model(**inputs)` runs it."""
+    """A model ready to run: `model(*inputs)` or, when inputs is a mapping, `model(**inputs)` runs it.
+
+    The inputs are empty where the source gives none and none were asked for.
+    """
 
     name: str
     model: torch.nn.Module
@@ -44,6 +47,7 @@ class Request:
         factory: `package.module:factory` that makes the module a state dict is for.
         trust_pickle: whether files that run code when they are read may be read.
         device: where model and inputs are moved to; None leaves them where they are made.
+        needs_inputs: whether a source without example inputs is refused.
     """
 
     spec: str
@@ -53,6 +57,7 @@ class Request:
     factory: str | None = None
     trust_pickle: bool = False
     device: str | None = None
+    needs_inputs: bool = True
 
 
 def load(request: Request) -> Loaded:
@@ -69,7 +74,7 @@ def load(request: Request) -> Loaded:
     if request.spec.partition(":")[0] in models.names():
         found = _built_in(request)
     elif path.is_dir():
-        found = Loaded(path.name, *hugging_face.load(path, request.batch, request.training, request.trust_pickle))
+        found = Loaded(path.name, *_hugging_face(path, request))
     elif suffix == ".pt2" or suffix in _STATE_DICTS:
         if not path.is_file():
             raise CommandError(f"no file {path}", USAGE)
@@ -114,6 +119,12 @@ def _built_in(request: Request) -> Loaded:
     return Loaded(request.spec, model, model.example_inputs(request.batch, labels=request.training))
 
 
+def _hugging_face(path: Path, request: Request) -> tuple[torch.nn.Module, Inputs]:
+    if not request.needs_inputs:
+        return hugging_face.load_model(path, request.trust_pickle), {}
+    return hugging_face.load(path, request.batch, request.training, request.trust_pickle)
+
+
 def _call_factory(spec: str) -> Any:
     """Import `package.module:factory` with the working folder on the path, and call it."""
     module_name, _, attribute = spec.partition(":")
@@ -147,6 +158,8 @@ def _from_factory(spec: str, request: Request) -> Loaded:
 def _example_inputs(model: torch.nn.Module, spec: str, request: Request) -> Inputs:
     method = getattr(model, "example_inputs", None)
     if not callable(method):
+        if not request.needs_inputs:
+            return {}
         raise CommandError(
             f"{spec} returned a model without example_inputs(batch, labels=…): return (model, inputs) instead", USAGE
         )

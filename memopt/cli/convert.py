@@ -1,0 +1,81 @@
+"""memopt convert: a checkpoint becomes a verified ONNX file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from memopt.cli.group import DIFFERENT, USAGE, CommandError, verbosity_options
+from memopt.cli.loading import Request, load
+from memopt.cli.output import progress, refuse_existing
+
+
+@click.command()
+@click.argument("source", metavar="SOURCE")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The ONNX file to write.")
+@click.option("--overwrite", is_flag=True, help="Replace the output file if it exists.")
+@click.option("--dry-run", is_flag=True, help="Convert and verify, but write nothing.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Of what is printed.")
+@click.option("--input", "inputs", multiple=True, metavar="NAME=2x3x224x224:float32", help="An input; repeatable.")
+@click.option("--dynamic", metavar="AXES", help="Which axes vary: batch,sequence or x:0=rows; none: fixed shapes.")
+@click.option("--opset", type=click.IntRange(18, 25), default=20, show_default=True, help="ONNX operators' version.")
+@click.option("--model", "factory", metavar="PACKAGE.MODULE:FACTORY", help="The module a state dict is for.")
+@click.option("--tiny", is_flag=True, help="The tiny size of a model of memopt.models.")
+@click.option("--trust-pickle", is_flag=True, help="Read files that may run code when read.")
+@verbosity_options
+@click.pass_context
+def convert(
+    ctx: click.Context,
+    /,
+    source: str,
+    output: Path | None,
+    overwrite: bool,
+    dry_run: bool,
+    form: str,
+    inputs: tuple[str, ...],
+    dynamic: str | None,
+    opset: int,
+    factory: str | None,
+    tiny: bool,
+    trust_pickle: bool,
+) -> None:
+    """Convert SOURCE to an ONNX file that computes the same, proved by real runs at several shapes.
+
+    SOURCE is a name of memopt.models (gpt2, resnet50:tiny, …), package.module:factory, a Hugging Face folder, or with
+    --model a .safetensors or .pt state dict.
+    """
+    if (output is None) != dry_run:
+        raise CommandError("say where to: -o model.onnx, or --dry-run (not both)", USAGE)
+    refuse_existing(output, overwrite)
+    try:
+        from memopt.cli.conversion_inputs import conversion_inputs, is_hugging_face, without_cache
+        from memopt.convert.errors import ConversionError, DifferenceError
+        from memopt.convert.inputs import parse_dynamic, parse_input
+        from memopt.convert.pipeline import convert_module
+    except ImportError as error:
+        raise CommandError(f"converting needs {error.name}: pip install memopt[onnx]") from error
+    try:
+        specs = [parse_input(text) for text in inputs]
+        axes = None if dynamic is None else parse_dynamic(dynamic)
+    except ValueError as error:
+        raise CommandError(str(error), USAGE) from error
+    with progress(ctx, f"converting {source}"):
+        request = Request(
+            spec=source, tiny=tiny, training=False, factory=factory, trust_pickle=trust_pickle, needs_inputs=False
+        )
+        loaded = load(request)
+        if is_hugging_face(loaded.model):
+            without_cache(loaded.model)
+        example = conversion_inputs(loaded, specs)
+        try:
+            record = convert_module(loaded.model, example, output, source=loaded.name, dynamic=axes, opset=opset)
+        except DifferenceError as error:
+            raise CommandError(str(error), DIFFERENT) from error
+        except ConversionError as error:
+            raise CommandError(str(error)) from error
+        except ValueError as error:
+            raise CommandError(str(error), USAGE) from error
+    click.echo(record.to_json() if form == "json" else record.to_text(), nl=False)
+    if output is not None:
+        click.echo(f"written to {output}", err=True)

@@ -1,0 +1,107 @@
+"""The record of one conversion, as a table and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from memopt.budget import format_bytes
+from memopt.convert.verify import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """An input or output of the ONNX graph: sizes that vary by their label."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """What was converted, into what, and how it was proved.
+
+    Attributes:
+        source: what was converted.
+        output: the file's name; None where nothing was written.
+        opset: of the standard operators.
+        inputs, outputs: of the graph.
+        nodes_before, nodes_after: by operator, as exported and as written.
+        bytes_before: of the source's weights, in bytes.
+        bytes_after: of the file and of the weights beside it, in bytes.
+        runs: the comparison with the source.
+        notes: what could not be had, one line each.
+        seconds: wall time of the steps.
+    """
+
+    source: str
+    output: str | None
+    opset: int
+    inputs: tuple[Signature, ...]
+    outputs: tuple[Signature, ...]
+    nodes_before: Mapping[str, int]
+    nodes_after: Mapping[str, int]
+    bytes_before: int
+    bytes_after: int
+    runs: tuple[Run, ...]
+    notes: tuple[str, ...]
+    seconds: Mapping[str, float]
+
+    def to_text(self) -> str:
+        """A few lines for people, ending with a newline."""
+        lines = [f"{self.source} → {self.output or 'nothing written'} (opset {self.opset})"]
+        for title, entries in (("inputs", self.inputs), ("outputs", self.outputs)):
+            lines.append(f"{title:9}" + ", ".join(_shown(entry) for entry in entries))
+        lines += ["", *self._table(), ""]
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join((*lines, self._proof())) + "\n"
+
+    def _table(self) -> list[str]:
+        rows = [("", "before", "after")]
+        rows.append(("nodes", str(sum(self.nodes_before.values())), str(sum(self.nodes_after.values()))))
+        changed = sorted(
+            {*self.nodes_before, *self.nodes_after},
+            key=lambda kind: (-max(self.nodes_before.get(kind, 0), self.nodes_after.get(kind, 0)), kind),
+        )
+        rows += [
+            (f"  {kind}", str(self.nodes_before.get(kind, 0)), str(self.nodes_after.get(kind, 0))) for kind in changed
+        ]
+        rows.append(("bytes", format_bytes(self.bytes_before), format_bytes(self.bytes_after)))
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        return [f"{row[0]:{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}" for row in rows]
+
+    def _proof(self) -> str:
+        outputs = [output for run in self.runs for output in run.outputs]
+        worst = max((output.max_relative for output in outputs), default=0.0)
+        sizes = "; ".join(", ".join(f"{label} {size}" for label, size in run.sizes.items()) for run in self.runs)
+        where = f" ({sizes})" if sizes.strip("; ") else ""
+        return (
+            f"equal to the source in {len(self.runs)} runs{where}: largest difference {worst:.1e} of the largest value"
+        )
+
+    def to_json(self) -> str:
+        """The whole record as JSON, ending with a newline."""
+        return json.dumps({"format": "memopt conversion", "version": 1, **dataclasses.asdict(self)}, indent=2) + "\n"
+
+
+def signature(value: ir.Value) -> Signature:
+    """The signature of a graph's input or output."""
+    shape: tuple[int | str, ...] = ()
+    if value.shape is not None:
+        shape = tuple(size if isinstance(size, int) else str(size.value or "?") for size in value.shape)
+    return Signature(value.name or "", "unknown" if value.dtype is None else value.dtype.name.lower(), shape)
+
+
+def count_nodes(model: ir.Model) -> dict[str, int]:
+    """Nodes by operator, those of subgraphs included."""
+    counted = Counter(node.op_type for node in model.graph.all_nodes())
+    return dict(sorted(counted.items()))
+
+
+def _shown(entry: Signature) -> str:
+    return f"{entry.name} {entry.dtype}[{', '.join(map(str, entry.shape))}]"

@@ -1,0 +1,220 @@
+"""Proof that an ONNX model computes what the model computes: real runs at several shapes, beside float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memopt.convert.capture import Axis, Captured
+from memopt.convert.errors import ConversionError, DifferenceError
+from memopt.convert.reference import run, run_wide
+
+log = logging.getLogger(__name__)
+
+# ONNX Runtime sums in another order than PyTorch: its error may be this many times PyTorch's own.
+RATIO = 10.0
+# Errors below this many units in the last place of the output's largest value are rounding of any correct graph.
+FLOOR_ULP = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputEvidence:
+    """One output in one run.
+
+    Attributes:
+        max_abs, max_relative, max_ulp: the largest difference to PyTorch: absolute, relative to the output's largest
+            value, and in units in the last place of PyTorch's value.
+        error: the largest difference to the float64 reference; to PyTorch where there is none.
+        torch_error: PyTorch's own largest difference to the reference; None where there is none.
+    """
+
+    name: str
+    max_abs: float
+    max_relative: float
+    max_ulp: float
+    error: float
+    torch_error: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One set of inputs: the sizes of the axes that vary, by label, and what was found for each output."""
+
+    sizes: Mapping[str, int]
+    outputs: tuple[OutputEvidence, ...]
+
+
+class Runner:
+    """An ONNX Runtime session on the CPU, with its optimizations on, as a user would run the file."""
+
+    def __init__(self, model: bytes | Path) -> None:
+        import onnxruntime  # type: ignore[import-untyped]
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        try:
+            self._session = onnxruntime.InferenceSession(
+                model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:
+            raise ConversionError(f"ONNX Runtime refuses the model: {first_line(error)}") from error
+        self.input_names = tuple(entry.name for entry in self._session.get_inputs())
+
+    def __call__(self, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """Run on these inputs; names that the graph does not have are left out.
+
+        Raises:
+            ConversionError: ONNX Runtime stops.
+        """
+        feeds = {name: inputs[name].detach().contiguous().numpy() for name in self.input_names}
+        try:
+            return [torch.as_tensor(value) for value in self._session.run(None, feeds)]
+        except Exception as error:
+            raise ConversionError(f"ONNX Runtime cannot run the model: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, without ONNX Runtime's code numbers in front."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[0].removeprefix("[ONNXRuntimeError] : ")
+
+
+def trials(axes: Sequence[Axis]) -> list[dict[str, int]]:
+    """Sizes to try, by label: the example's own, larger and smaller ones, and the smallest; one where none varies."""
+    made: list[dict[str, int]] = [{axis.label: axis.example for axis in axes}]
+    labels = list(made[0])
+    for number in (1, 2, 3):
+        sizes = {}
+        for place, label in enumerate(labels):
+            same = [axis for axis in axes if axis.label == label]
+            # torch.export never sees sizes below two, but a batch of one is what most people run.
+            low = max(1 if axis.low <= 2 else axis.low for axis in same)
+            example = made[0][label]
+            high = min(axis.high or 2 * example + 3 for axis in same)
+            wanted = (example + 1 + place, (example + 1) // 2 + place, low)[number - 1]
+            sizes[label] = min(max(wanted, low), high)
+        if sizes not in made:
+            made.append(sizes)
+    return made
+
+
+def made_inputs(captured: Captured, sizes: Mapping[str, int], seed: int) -> dict[str, Any]:
+    """Inputs of the given sizes with values like the example's; masks hide the end of some rows."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = captured.shapes_at({axis.symbol: sizes[axis.label] for axis in captured.axes})
+    made: dict[str, Any] = {}
+    for name, value in captured.inputs.items():
+        made[name] = value
+        if name in shapes:
+            made[name] = like(value, shapes[name], generator)
+            if name.endswith("attention_mask") and made[name].dim() == 2 and made[name].shape[1] > 1:
+                made[name][-1, -(made[name].shape[1] // 3 or 1) :] = 0
+    return made
+
+
+def like(value: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """A tensor of another shape with values like these: floats of the same mean and spread, else drawn from them."""
+    if not value.numel():
+        return value.new_zeros(shape)
+    if value.is_floating_point():
+        wide = value.double()
+        spread = wide.std() if value.numel() > 1 else wide.abs()
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return (noise * spread + wide.mean()).to(value.dtype)
+    return value.flatten()[torch.randint(value.numel(), tuple(shape), generator=generator)]
+
+
+def verify(captured: Captured, model: bytes | Path, names: Sequence[str]) -> tuple[Run, ...]:
+    """Run both at several shapes and compare every output.
+
+    Raises:
+        DifferenceError: an output differs by more than rounding, in shape or in type; the message names it.
+        ConversionError: a runtime stops.
+    """
+    runner = Runner(model)
+    runs = []
+    for seed, sizes in enumerate(trials(captured.axes)):
+        inputs = dict(captured.inputs) if seed == 0 else made_inputs(captured, sizes, seed)
+        try:
+            expected = run(captured.function, inputs)
+        except Exception as error:
+            if seed == 0:
+                raise ConversionError(f"the model cannot be run: {first_line(error)}") from error
+            log.info("the model does not take %s: %s", sizes, error)
+            continue
+        found = runner({name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)})
+        reference = run_wide(captured.function, inputs)
+        runs.append(Run(sizes, compare_all(names, found, expected, reference, _where(sizes))))
+    return tuple(runs)
+
+
+def _where(sizes: Mapping[str, int]) -> str:
+    return f" at {', '.join(f'{label} {size}' for label, size in sizes.items())}" if sizes else ""
+
+
+def compare_all(
+    names: Sequence[str],
+    found: Sequence[torch.Tensor],
+    expected: Sequence[torch.Tensor],
+    reference: Sequence[torch.Tensor] | None,
+    where: str = "",
+) -> tuple[OutputEvidence, ...]:
+    """Compare output by output.
+
+    Raises:
+        DifferenceError: see `compare`; or the numbers of outputs differ.
+    """
+    if not len(names) == len(found) == len(expected):
+        raise DifferenceError(f"{len(expected)} outputs in PyTorch, {len(found)} in ONNX{where}")
+    wide: Sequence[torch.Tensor | None] = reference if reference is not None else [None] * len(expected)
+    return tuple(compare(name, a, b, c, where) for name, a, b, c in zip(names, found, expected, wide, strict=True))
+
+
+def compare(
+    name: str, found: torch.Tensor, expected: torch.Tensor, reference: torch.Tensor | None, where: str = ""
+) -> OutputEvidence:
+    """How far an output is from PyTorch's, and both from float64.
+
+    Raises:
+        DifferenceError: type or shape differ; integers or booleans differ; NaN or infinity stand elsewhere; or the
+            float64 error is above RATIO times PyTorch's own and above the rounding of the largest value.
+    """
+    if found.dtype != expected.dtype or found.shape != expected.shape:
+        was, now = f"{expected.dtype}{list(expected.shape)}", f"{found.dtype}{list(found.shape)}"
+        raise DifferenceError(f"output {name} is {now}, in PyTorch {was}{where}")
+    if not expected.is_floating_point():
+        if not torch.equal(found, expected):
+            count = int((found != expected).sum())
+            raise DifferenceError(f"output {name}: {count} of {expected.numel()} values differ from PyTorch's{where}")
+        return OutputEvidence(name, 0.0, 0.0, 0.0, 0.0, 0.0)
+    if not expected.numel():
+        return OutputEvidence(name, 0.0, 0.0, 0.0, 0.0, 0.0)
+    finite = expected.isfinite()
+    if not torch.equal(finite, found.isfinite()) or not torch.equal(
+        expected[~finite].nan_to_num(7.0), found[~finite].nan_to_num(7.0)
+    ):
+        raise DifferenceError(f"output {name}: NaN or infinite in other places than PyTorch's{where}")
+    a, b = found[finite].double(), expected[finite].double()
+    if not b.numel():
+        return OutputEvidence(name, 0.0, 0.0, 0.0, 0.0, 0.0)
+    eps = torch.finfo(expected.dtype).eps
+    scale = float(b.abs().max())
+    gap = (a - b).abs()
+    unit = (eps * b.abs()).clamp_min(torch.finfo(expected.dtype).tiny)
+    max_abs, max_ulp = float(gap.max()), float((gap / unit).max())
+    error, torch_error = max_abs, None
+    if reference is not None:
+        wide = reference.double()[finite]
+        error, torch_error = float((a - wide).abs().max()), float((b - wide).abs().max())
+    limit = RATIO * (torch_error or 0.0) + FLOOR_ULP * eps * scale
+    if not math.isfinite(error) or error > limit:
+        of = "float64" if reference is not None else "PyTorch"
+        allowed = f"{limit:.3g} is allowed (PyTorch itself: {torch_error or 0:.3g})"
+        raise DifferenceError(f"output {name} is off by {error:.3g} from {of}{where}: {allowed}")
+    return OutputEvidence(name, max_abs, max_abs / scale if scale else 0.0, max_ulp, error, torch_error)

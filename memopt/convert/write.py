@@ -1,0 +1,192 @@
+"""Writing an ONNX file whole or not at all: nothing stands under its name before it is complete and verified."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import onnx_ir as ir
+
+# A protobuf message must stay below 2 GiB: with weights above this they go to a file of their own.
+SINGLE_FILE_BYTES = 1_800_000_000
+_CHUNK = 16 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged:
+    """A model that is complete, but not yet under its name.
+
+    Attributes:
+        runnable: what a runtime loads: the file's bytes or, where weights lie beside it, its temporary path.
+        file_bytes: of the model's file and of the weights beside it.
+        commit: put it under its name.
+    """
+
+    runnable: bytes | Path
+    file_bytes: int
+    commit: Callable[[], None]
+
+
+@contextlib.contextmanager
+def staged(model: ir.Model, output: Path, *, external_above: int = SINGLE_FILE_BYTES) -> Iterator[Staged]:
+    """Serialize the model; on leaving, whatever was not committed is gone.
+
+    Weights of more than `external_above` bytes are streamed, one tensor at a time, to a file beside the model's.
+
+    Raises:
+        OSError: the folder cannot be written to, or is full.
+    """
+    size = weight_bytes(model)
+    if size <= external_above:
+        payload = ir.to_proto(model).SerializeToString()
+        yield Staged(payload, len(payload), lambda: write_whole(output, payload))
+        return
+    remove_leftovers(output)
+    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.{os.getpid()}.", dir=output.parent))
+    try:
+        with _signals_raise():
+            data = _data_name(output)
+            ir.save(model, folder / output.name, external_data=data)
+            total = sum(file.stat().st_size for file in folder.iterdir())
+            yield Staged(folder / output.name, total, lambda: _move(folder, data, output))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Bytes of all initializers."""
+    values = (value for graph in model.graphs() for value in graph.initializers.values())
+    return sum(value.const_value.nbytes for value in values if value.const_value is not None)
+
+
+def write_whole(path: Path, payload: bytes) -> None:
+    """Write a file so that a reader finds either the old one or the whole new one, even if the process is killed.
+
+    On Linux the file has no name before it is complete, so that not even a temporary one can be left behind.
+
+    Raises:
+        OSError: the folder cannot be written to, or is full; nothing is left behind.
+    """
+    unnamed = _open_unnamed(path.parent)
+    if unnamed is None:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+    else:
+        handle, temporary = unnamed, f"{path.parent}/.{path.name}.{os.getpid()}.new"
+    try:
+        with os.fdopen(handle, "wb") as file:
+            view = memoryview(payload)
+            for start in range(0, len(view), _CHUNK):
+                file.write(view[start : start + _CHUNK])
+            file.flush()
+            os.fsync(file.fileno())
+            if unnamed is not None:
+                _name(file.fileno(), temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def remove_leftovers(output: Path) -> None:
+    """Remove the temporary folders for this output of processes that were killed."""
+    for folder in output.parent.glob(f".{output.name}.*.*"):
+        number = folder.name[len(output.name) + 2 :].partition(".")[0]
+        if folder.is_dir() and number.isdigit() and not _alive(int(number)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _open_unnamed(folder: Path) -> int | None:
+    """A file without a name; None where the system or the file system has none."""
+    flag = getattr(os, "O_TMPFILE", None)
+    if flag is None or not os.path.isdir("/proc/self/fd"):
+        return None
+    try:
+        return os.open(folder, flag | os.O_WRONLY, 0o666)
+    except OSError:
+        return None
+
+
+def _name(descriptor: int, path: str) -> None:
+    # With a folder's descriptor Python calls linkat, which alone follows /proc's link to the unnamed file.
+    root = os.open("/", os.O_RDONLY)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        os.link(f"/proc/self/fd/{descriptor}", os.path.abspath(path), src_dir_fd=root, follow_symlinks=True)
+    finally:
+        os.close(root)
+
+
+def _data_name(output: Path) -> str:
+    """The name of the weights' file: never that of an existing one, which the file to be replaced may still need."""
+    name, number = f"{output.name}.data", 1
+    while (output.parent / name).exists():
+        name, number = f"{output.name}.{number}.data", number + 1
+    return name
+
+
+def _move(folder: Path, data: str, output: Path) -> None:
+    old = external_files(output) if output.exists() else set()
+    target = output.parent / data
+    os.replace(folder / data, target)
+    try:
+        os.replace(folder / output.name, output)
+    except BaseException:
+        target.unlink()
+        raise
+    for name in old - {data}:
+        if name.startswith(f"{output.name}."):
+            (output.parent / name).unlink(missing_ok=True)
+
+
+def external_files(path: Path) -> set[str]:
+    """The files that a model's weights lie in, as the model names them; none where it cannot be read."""
+    import onnx
+    from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
+
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except Exception:
+        return set()
+    return {ExternalDataInfo(tensor).location for tensor in _get_all_tensors(model) if uses_external_data(tensor)}
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Let a polite request to end (SIGTERM, SIGHUP) unwind the stack, so that temporary files are removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    names = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, leave) for number in names}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,132 @@
+import json
+import os
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+
+from memopt.convert import pipeline
+from tests.cli.conftest import assert_one_line
+
+
+def session(path):
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def shapes(path):
+    loaded = session(path)
+    return {entry.name: entry.shape for entry in (*loaded.get_inputs(), *loaded.get_outputs())}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gpt2:tiny", {"input_ids": ["batch", "sequence"], "output": ["batch", "sequence", 128]}),
+        ("resnet18:tiny", {"images": ["batch", 3, 64, 64], "output": ["batch", 10]}),
+    ],
+)
+def test_model_by_name(run, folder, name, expected):
+    result = run("convert", name, "-o", "m.onnx")
+    assert (result.exit_code, result.stderr) == (0, "written to m.onnx\n")
+    assert result.stdout.startswith(f"{name} → m.onnx (opset 20)\n")
+    assert "equal to the source in" in result.stdout.splitlines()[-1]
+    onnx.checker.check_model(str(folder / "m.onnx"), full_check=True)
+    assert shapes("m.onnx") == expected
+
+
+def test_factory_with_inputs_as_typed_and_axes_by_place(run, folder):
+    (folder / "rows.py").write_text(
+        "import torch\n"
+        "class Rows(torch.nn.Module):\n"
+        "    def forward(self, x, k):\n"
+        "        return {'sums': (x * k).sum(1)}\n"
+    )
+    words = ("rows:Rows", "--input", "x=4x3", "--input", "k=3:float32", "--dynamic", "x:0=rows")
+    assert run("convert", *words, "-o", "m.onnx").exit_code == 0
+    assert shapes("m.onnx") == {"x": ["rows", 3], "k": [3], "sums": ["rows"]}
+    (found,) = session("m.onnx").run(None, {"x": np.ones((7, 3), np.float32), "k": np.full(3, 2, np.float32)})
+    assert found.tolist() == [6] * 7
+
+
+def test_factory_of_a_pair_keeps_its_shapes(run):
+    assert run("convert", "factories:pair", "-o", "m.onnx").exit_code == 0
+    assert shapes("m.onnx") == {"x": [3, 4], "output": []}
+
+
+def test_state_dict_with_its_module(run, folder):
+    model = torch.nn.Module()
+    model.linear = torch.nn.Linear(4, 4)
+    torch.nn.init.constant_(model.linear.weight, 0.5)
+    torch.save(model.state_dict(), "weights.pt")
+    assert run("convert", "weights.pt", "--model", "factories:pair", "-o", "m.onnx").exit_code == 0
+    expected = (torch.ones(3, 4) @ model.linear.weight.T + model.linear.bias).relu().sum()
+    (found,) = session("m.onnx").run(None, {"x": np.ones((3, 4), np.float32)})
+    np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-6)
+
+
+def test_json_holds_the_record(run):
+    result = run("convert", "gpt2:tiny", "--dry-run", "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    record = json.loads(result.stdout)
+    assert (record["format"], record["version"]) == ("memopt conversion", 1)
+    assert record["output"] is None
+    assert record["inputs"] == [{"name": "input_ids", "dtype": "int64", "shape": ["batch", "sequence"]}]
+    assert len(record["runs"]) == 4
+    assert {"sizes", "outputs"} == set(record["runs"][0])
+
+
+def test_a_dry_run_writes_nothing(run, folder):
+    before = sorted(os.listdir(folder))
+    assert run("convert", "gpt2:tiny", "--dry-run").exit_code == 0
+    assert sorted(os.listdir(folder)) == before
+
+
+def test_an_existing_file_stays_unless_overwritten(run, folder):
+    (folder / "m.onnx").write_text("mine")
+    assert_one_line(run("convert", "factories:pair", "-o", "m.onnx"), 2, "m.onnx exists", "--overwrite")
+    assert (folder / "m.onnx").read_text() == "mine"
+    assert run("convert", "factories:pair", "-o", "m.onnx", "--overwrite").exit_code == 0
+    assert shapes("m.onnx")
+
+
+def test_other_numbers_are_exit_code_4_and_no_file(run, folder, monkeypatch):
+    def spoiled(*args):
+        model = emit(*args)
+        weight = next(value for value in model.graph.initializers.values() if len(value.shape) == 2)
+        weight.const_value = ir.tensor(weight.const_value.numpy() * np.float32(1.001), name=weight.name)
+        return model
+
+    emit = pipeline.emit
+    monkeypatch.setattr(pipeline, "emit", spoiled)
+    before = sorted(os.listdir(folder))
+    assert_one_line(run("convert", "factories:pair", "-o", "m.onnx"), 4, "output output is off by", "from float64")
+    assert sorted(os.listdir(folder)) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (("gpt2:tiny",), 2, "say where to"),
+        (("gpt2:tiny", "-o", "m.onnx", "--dry-run"), 2, "not both"),
+        (("gpt7", "-o", "m.onnx"), 2, "no model 'gpt7'"),
+        (("gpt2:tiny", "-o", "no/m.onnx"), 2, "the folder of no/m.onnx does not exist"),
+        (("gpt2:tiny", "-o", "m.onnx", "--input", "x=2y3"), 2, "write NAME=2x3x224x224:float32"),
+        (
+            ("gpt2:tiny", "-o", "m.onnx", "--input", "y=2x3:int64"),
+            2,
+            "has no input y: its forward takes input_ids, labels",
+        ),
+        (("gpt2:tiny", "-o", "m.onnx", "--dynamic", "height"), 2, "no input has an axis height"),
+        (("vit_b_16:tiny", "-o", "m.onnx", "--dynamic", "height"), 1, "is fixed at 32"),
+        (("gpt2:tiny", "-o", "m.onnx", "--opset", "3"), 2, "--opset"),
+        (("factories:Tiny", "-o", "m.onnx"), 2, "add --input NAME=2x16:int64 for each (forward takes x)"),
+        (("factories:broken", "-o", "m.onnx"), 1, "no disk"),
+    ],
+)
+def test_bad_requests_are_one_line_and_leave_nothing(run, folder, words, code, expected):
+    before = sorted(os.listdir(folder))
+    assert_one_line(run("convert", *words), code, expected)
+    assert [name for name in sorted(os.listdir(folder)) if name != "__pycache__"] == before

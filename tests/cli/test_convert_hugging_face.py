@@ -1,0 +1,66 @@
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+
+
+def make(kind):
+    tokens = {**SMALL, "vocab_size": 100, "max_position_embeddings": 64}
+    if kind == "bert":
+        return transformers.BertForSequenceClassification(transformers.BertConfig(**tokens))
+    if kind == "llama":
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**tokens, num_key_value_heads=2))
+    if kind == "vit":
+        return transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL, image_size=32, patch_size=8))
+    if kind == "wav2vec2":
+        convolutions = {"conv_dim": (16, 16, 16), "conv_stride": (5, 2, 2), "conv_kernel": (10, 3, 3)}
+        positions = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "vocab_size": 40}
+        return transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**SMALL, **convolutions, **positions))
+    if kind == "whisper":
+        config = transformers.WhisperConfig(
+            d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
+            encoder_ffn_dim=64, decoder_ffn_dim=64, vocab_size=100, max_source_positions=50, max_target_positions=40,
+            num_mel_bins=16, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+        )  # fmt: skip
+        return transformers.WhisperForConditionalGeneration(config)
+    config = transformers.T5Config(
+        d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, vocab_size=100, decoder_start_token_id=0
+    )
+    return transformers.T5ForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "outputs"),
+    [
+        ("bert", ["input_ids", "attention_mask", "token_type_ids"], ["logits"]),
+        ("llama", ["input_ids", "attention_mask"], ["logits"]),
+        ("t5", ["input_ids", "attention_mask", "decoder_input_ids"], ["logits", "encoder_last_hidden_state"]),
+        ("vit", ["pixel_values"], ["logits"]),
+        ("wav2vec2", ["input_values"], ["logits"]),
+        ("whisper", ["input_features", "decoder_input_ids"], ["logits", "encoder_last_hidden_state"]),
+    ],
+)
+def test_folder_to_onnx_with_batch_and_sequence_dynamic(run, folder, kind, inputs, outputs):
+    model = make(kind).eval()
+    model.save_pretrained(folder / "checkpoint")
+    result = run("convert", "checkpoint", "-o", "m.onnx")
+    assert result.exit_code == 0, result.stderr
+    session = onnxruntime.InferenceSession("m.onnx", providers=["CPUExecutionProvider"])
+    assert [entry.name for entry in session.get_inputs()] == inputs
+    assert [entry.name for entry in session.get_outputs()] == outputs
+    feeds = {}
+    for entry in session.get_inputs():
+        sizes = [
+            {"batch": 3, "sequence": 11 if entry.type == "tensor(int64)" else 900}.get(size, size)
+            for size in entry.shape
+        ]
+        sizes = [7 if isinstance(size, str) else size for size in sizes]
+        feeds[entry.name] = torch.randn(sizes) if "float" in entry.type else torch.ones(sizes, dtype=torch.int64)
+    with torch.no_grad():
+        expected = model(**feeds)[outputs[0]]
+    found = session.run([outputs[0]], {name: value.numpy() for name, value in feeds.items()})[0]
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,120 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from memopt.convert import write
+from memopt.convert.write import external_files, remove_leftovers, staged, weight_bytes, write_whole
+
+
+def model(value=1.0, size=100):
+    weight = ir.Value(name="w", const_value=ir.tensor(np.full(size, value, np.float32)))
+    x = ir.Value(name="x", shape=ir.Shape([size]), type=ir.TensorType(ir.DataType.FLOAT))
+    add = ir.node("Add", [x, weight])
+    add.outputs[0].name, add.outputs[0].shape, add.outputs[0].type = "y", x.shape, x.type
+    graph = ir.Graph([x], [add.outputs[0]], nodes=[add], initializers=[weight], opset_imports={"": 20}, name="g")
+    return ir.Model(graph, ir_version=10)
+
+
+def weight_of(path):
+    return onnx.numpy_helper.to_array(onnx.load(path).graph.initializer[0])
+
+
+def test_one_file(tmp_path):
+    path = tmp_path / "m.onnx"
+    with staged(model(), path) as stage:
+        assert isinstance(stage.runnable, bytes)
+        assert os.listdir(tmp_path) == []
+        stage.commit()
+    assert os.listdir(tmp_path) == ["m.onnx"]
+    assert stage.file_bytes == path.stat().st_size
+    assert weight_of(path)[0] == 1
+    mask = os.umask(0)
+    os.umask(mask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_weights_beside(tmp_path):
+    path = tmp_path / "m.onnx"
+    assert weight_bytes(model()) == 400
+    with staged(model(), path, external_above=399) as stage:
+        assert weight_of(stage.runnable)[0] == 1
+        assert not path.exists()
+        stage.commit()
+    assert sorted(os.listdir(tmp_path)) == ["m.onnx", "m.onnx.data"]
+    assert external_files(path) == {"m.onnx.data"}
+    assert weight_of(path)[0] == 1
+
+
+def test_replacing_weights_never_touches_the_old_ones_before_the_end(tmp_path):
+    path = tmp_path / "m.onnx"
+    for value in (1.0, 2.0, 3.0):
+        with staged(model(value), path, external_above=0) as stage:
+            assert value == 1.0 or weight_of(path)[0] == value - 1
+            stage.commit()
+        assert weight_of(path)[0] == value
+        assert len(os.listdir(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("limit", [0, 10**6])
+def test_nothing_is_left_when_it_is_not_committed(tmp_path, limit):
+    path = tmp_path / "m.onnx"
+    with pytest.raises(RuntimeError, match="no proof"), staged(model(), path, external_above=limit):
+        raise RuntimeError("no proof")
+    with staged(model(), path, external_above=limit):
+        pass
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_whole_files_with_and_without_nameless_ones(tmp_path, monkeypatch, unnamed):
+    if not unnamed:
+        monkeypatch.setattr(write, "_open_unnamed", lambda folder: None)
+    path = tmp_path / "m.bin"
+    for payload in (b"first", b"second" * 10_000_000):
+        write_whole(path, payload)
+        assert path.read_bytes() == payload
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(OSError, match="no space left"):
+        write_whole(path, b"third")
+    assert path.read_bytes() == payload
+    assert os.listdir(tmp_path) == ["m.bin"]
+
+
+def test_leftovers_of_dead_processes_go_and_others_stay(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    names = [f".m.onnx.{dead.pid}.a", f".m.onnx.{os.getpid()}.b", ".m.onnx.notes.c", f".other.{dead.pid}.d"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    remove_leftovers(tmp_path / "m.onnx")
+    assert sorted(os.listdir(tmp_path)) == sorted(names[1:])
+
+
+def test_a_request_to_end_removes_the_temporary_folder(tmp_path):
+    script = f"""
+import sys, time
+sys.path.insert(0, {os.getcwd()!r})
+from pathlib import Path
+from tests.convert.test_write import model
+from memopt.convert.write import staged
+with staged(model(), Path({str(tmp_path / "m.onnx")!r}), external_above=0):
+    print("staged", flush=True)
+    time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=os.environ)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"staged\n"
+    assert len(os.listdir(tmp_path)) == 1
+    started = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    process.stdout.close()
+    assert time.monotonic() - started < 30
+    assert os.listdir(tmp_path) == []
