@@ -19,8 +19,8 @@ import torch
 
 import memopt
 from memopt.api import make_options
+from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import timeline
-from memopt.memory.workspace import WorkspaceTable
 from memopt.module import collect
 from memopt.passes.checkpoint import workspace
 from memopt.planner import plan_step
@@ -53,7 +53,7 @@ def joint_graphs(tiny: bool) -> Iterator[tuple[str, Program]]:
             verify=False,
             names={},
             resident=Resident(),
-            table=WorkspaceTable(),
+            table=CostTable(),
         )
         label = name + "".join(f", {value} {key}" for key, value in overrides.items())
         (program,) = collect(model, (), inputs, session)
@@ -70,7 +70,7 @@ def main() -> int:
     torch.set_num_threads(1)
     rows = []
     for name, program in joint_graphs(given.tiny):
-        costs = WorkspaceTable(limit_bytes=0).measure_all(program)  # estimates: no operator of this size is run here
+        costs = CostTable(limit_bytes=0).measure_all(program)  # estimates: no operator of this size is run here
         plain = timeline(program, workspace(program, costs)).peak_bytes
         started = time.perf_counter()
         step = plan_step(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from memopt.budget import parse_budget
 from memopt.capture.dynamo import Engine
 from memopt.evidence import Verification
 from memopt.memory.breakdown import MemoryBreakdown
+from memopt.memory.cost.devices import find
 from memopt.module import CompiledModule, Options
 from memopt.pass_manager import Pass
 from memopt.report.record import Report
@@ -125,16 +127,28 @@ def plan(
     optimizer: torch.optim.Optimizer | None = None,
     backend: str = "aten",
     verify: Verification = False,
+    device: str | None = None,
 ) -> Report:
     """Plan a step without running the model and return the report.
 
     A model in training mode is planned for forward and backward, one in eval mode for inference.
 
+    Args:
+        model, inputs, budget, optimizer, backend, verify: as `compile` takes them; `inputs` as its `example_inputs`.
+        device: the name of a device to plan for that this machine may not have ("h100", "a100", "rtx4090", …): times
+            are estimated from its data sheet, and sizes are those of its allocator. The model may lie anywhere. None:
+            plan for the device that the model lies on.
+
     Raises:
+        ValueError: the device is not known (the message lists those that are), or `verify` is asked for without it.
         BudgetError: no plan keeps the budget.
         CaptureError: the model's control flow depends on the values of tensors.
     """
     compiled = compile(model, budget, optimizer=optimizer, backend=backend, verify=verify)
+    if device is not None:
+        if verify:
+            raise ValueError("a plan for a device that is not here cannot be verified by running it: leave verify off")
+        compiled = CompiledModule(model, dataclasses.replace(compiled._options, target=find(device)))
     with torch.set_grad_enabled(model.training):
         return compiled.plan(*call_arguments(inputs))
 

@@ -10,7 +10,7 @@ from torch import fx
 
 from memopt.api import make_options
 from memopt.capture.dynamo import Hooks
-from memopt.memory.workspace import WorkspaceTable
+from memopt.memory.cost.table import CostTable
 from memopt.program import InputKind
 from memopt.session import Resident, Session, storage_bytes
 
@@ -55,7 +55,7 @@ def torch_compile_backend(
         verify=chosen.verify,
         names={},
         resident=Resident(),
-        table=WorkspaceTable(),
+        table=CostTable(),
     )
     session.notes.extend(chosen.notes)
     hooks = Hooks(session, graph_module, example_inputs)

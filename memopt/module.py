@@ -18,8 +18,10 @@ from memopt.capture.dynamo import Engine, Hooks
 from memopt.capture.export import CaptureError
 from memopt.capture.shadow import Shadow, model_names
 from memopt.evidence import Verification
+from memopt.memory.cost.devices import Device
+from memopt.memory.cost.table import CostTable
 from memopt.memory.optimizer import OptimizerFootprint, optimizer_footprint
-from memopt.memory.workspace import WorkspaceTable
+from memopt.memory.rounding import allocated_bytes
 from memopt.pass_manager import Pass
 from memopt.report.record import Report
 from memopt.session import Resident, Session, WholeStepNeeded, storage_bytes
@@ -38,6 +40,7 @@ class Options:
     passes: tuple[Pass, ...] | None
     verify: Verification
     notes: tuple[str, ...] = ()
+    target: Device | None = None  # a device that this machine may not have, to be planned for
 
     def footprint(self, parameters: Sequence[torch.Tensor]) -> OptimizerFootprint | None:
         """What the optimizer holds and takes for these parameters; None without an optimizer."""
@@ -60,7 +63,7 @@ class CompiledModule(nn.Module):
             self.__dict__[kind] = getattr(model, kind)
         self.training = model.training
         self._options = options
-        self._table = WorkspaceTable()
+        self._table = CostTable(target=options.target)
         self._footprint: OptimizerFootprint | None = None
         self._sessions: dict[bool, Session] = {}
         self._compiled: dict[bool, Callable[..., Any]] = {}
@@ -192,7 +195,9 @@ class CompiledModule(nn.Module):
     def _resident(self, args: Sequence[Any], kwargs: Mapping[str, Any], accumulating: bool) -> Resident:
         if self._footprint is None:
             self._footprint = self._options.footprint(list(self._model.parameters()))
-        return resident_of(self._model, args, kwargs, self._footprint, accumulating)
+        target = self._options.target
+        device = None if target is None else torch.device(target.type)
+        return resident_of(self._model, args, kwargs, self._footprint, accumulating, device)
 
 
 def resident_of(
@@ -201,18 +206,22 @@ def resident_of(
     kwargs: Mapping[str, Any],
     footprint: OptimizerFootprint | None,
     accumulating: bool,
+    device: torch.device | None = None,
 ) -> Resident:
-    """Count what the device holds during the whole step, by storage."""
+    """Count what the device holds during the whole step, by storage; on `device`, where it is not the tensors' own."""
     parameters = list(model.parameters())
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return Resident(
-        parameters=storage_bytes(parameters),
-        buffers=storage_bytes(list(model.buffers())),
-        inputs=storage_bytes(pytree.tree_leaves((args, kwargs))),
-        gradients=storage_bytes(gradients) if accumulating else 0,
+        parameters=storage_bytes(parameters, device),
+        buffers=storage_bytes(list(model.buffers()), device),
+        inputs=storage_bytes(pytree.tree_leaves((args, kwargs)), device),
+        gradients=storage_bytes(gradients, device) if accumulating else 0,
         optimizer=footprint,
-        trainable=sum(parameter.numel() * parameter.element_size() for parameter in trainable),
+        trainable=sum(
+            allocated_bytes(parameter.numel() * parameter.element_size(), device or parameter.device)
+            for parameter in trainable
+        ),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline
 from memopt.program import InputKind, OutputKind, Program
 from memopt.recompute import Cost, Lowering, apply_schedule, lower
@@ -254,5 +255,6 @@ def _left_bytes(program: Program, end_bytes: int) -> int:
     for output, value in zip(program.outputs, program.output_nodes, strict=True):
         if output.kind is OutputKind.GRADIENT and kinds.get(output.target or "") is InputKind.USER:
             found = value.meta["val"] if value is not None else None
-            passed_on += found.numel() * found.element_size() if found is not None else 0
+            if found is not None:
+                passed_on += allocated_bytes(found.numel() * found.element_size(), found.device)
     return max(0, end_bytes - passed_on)

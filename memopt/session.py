@@ -13,9 +13,10 @@ import torch
 from memopt.budget import Budget, BudgetError
 from memopt.capture.dynamo import Engine, Names
 from memopt.evidence import Verification
+from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.memory.optimizer import OptimizerFootprint
+from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline, timeline
-from memopt.memory.workspace import OperatorCost, WorkspaceTable
 from memopt.pass_manager import Pass, PassManager, PassRecord
 from memopt.passes.checkpoint import Checkpoint, workspace
 from memopt.planner import Choice, StepPlan, peaks_of, plan_step, step_peak
@@ -103,7 +104,7 @@ class Session:
         verify: Verification,
         names: Names,
         resident: Resident,
-        table: WorkspaceTable,
+        table: CostTable,
         model_name: str = "",
         plan_seconds: float = 10.0,
     ) -> None:
@@ -165,6 +166,7 @@ class Session:
 
         passes = INFERENCE if self.passes is None else self.passes
         result, records = PassManager(passes, self.verify).run(program)
+        program, result = self.table.placed(program), self.table.placed(result)
         costs = self.table.measure_all(result)
         line = timeline(result, workspace(result, costs))
         before = timeline(program, workspace(program, self.table.measure_all(program)))
@@ -212,6 +214,7 @@ class Session:
     def _captured(self, program: Program, passes: Sequence[Pass]) -> Planned:
         """A training program after the rewrites that come before the plan."""
         program, records = PassManager(passes, self.verify).run(program)
+        program = self.table.placed(program)
         costs = self.table.measure_all(program)
         line = timeline(program, workspace(program, costs))
         return Planned(program, program, line, line, records, costs)
@@ -321,11 +324,11 @@ def constant_bytes(program: Program) -> int:
         if entry.kind in (InputKind.PARAMETER, InputKind.BUFFER) and entry.name in program.state
     }
     own: dict[int, int] = {}
-    for entry in program.inputs:
+    for entry, node in zip(program.inputs, program.placeholders, strict=True):
         if entry.kind is InputKind.CONSTANT:
             storage = program.state[entry.name].untyped_storage()
             if storage.data_ptr() not in known:
-                own[storage.data_ptr()] = storage.nbytes()
+                own[storage.data_ptr()] = allocated_bytes(storage.nbytes(), node.meta["val"].device)
     return sum(own.values())
 
 
@@ -338,11 +341,11 @@ def fingerprint(program: Program) -> str:
     return digest.hexdigest()
 
 
-def storage_bytes(tensors: Sequence[Any]) -> int:
-    """Bytes of the distinct storages of the tensors."""
+def storage_bytes(tensors: Sequence[Any], device: torch.device | None = None) -> int:
+    """Bytes that the distinct storages of the tensors take of their allocators, or would take on `device`."""
     found: dict[int, int] = {}
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor):
             storage = tensor.untyped_storage()
-            found[storage._cdata] = storage.nbytes()
+            found[storage._cdata] = allocated_bytes(storage.nbytes(), device or storage.device)
     return sum(found.values())

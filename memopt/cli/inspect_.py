@@ -40,7 +40,9 @@ def inspect(
     refuse_existing(output, overwrite)
     with progress(ctx, f"inspecting {wanted.request.spec}"):
         loaded = load(wanted.request)
-        report = memopt.plan(loaded.model, loaded.inputs, None, optimizer=wanted.optimizer(loaded.model))
+        report = memopt.plan(
+            loaded.model, loaded.inputs, None, optimizer=wanted.optimizer(loaded.model), device=wanted.target
+        )
     chosen = chosen_format(form, output)
     emit(_text(report) if chosen == "text" else render(report, chosen), output)
 

@@ -45,6 +45,8 @@ def plan(
     refuse_existing(output, overwrite)
     with progress(ctx, f"planning {wanted.request.spec} for {limit}"):
         loaded = load(wanted.request)
-        report = memopt.plan(loaded.model, loaded.inputs, budget, optimizer=wanted.optimizer(loaded.model))
+        report = memopt.plan(
+            loaded.model, loaded.inputs, budget, optimizer=wanted.optimizer(loaded.model), device=wanted.target
+        )
     chosen = chosen_format(form, output)
     emit(render(report, "curve" if budget is None and chosen == "text" else chosen), output)

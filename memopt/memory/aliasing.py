@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from memopt.memory.rounding import allocated_bytes
 from memopt.program import Program, run_fake
 
 
@@ -19,7 +20,7 @@ class Storage:
     Attributes:
         index: its position in `Aliasing.storages`.
         producer: the node that creates it: a placeholder, or the call that allocates it.
-        nbytes: its bytes.
+        nbytes: the bytes that it takes of its device's allocator.
     """
 
     index: int
@@ -71,7 +72,7 @@ def analyse(program: Program) -> Aliasing:
                     index_of[key] = of[node.args[reused]][0]
                 else:
                     index_of[key] = len(storages)
-                    storages.append(Storage(len(storages), node, int(nbytes)))
+                    storages.append(Storage(len(storages), node, allocated_bytes(int(nbytes), leaf.device)))
             indices.append(index_of[key])
         of[node] = tuple(indices)
     return Aliasing(tuple(storages), of)

@@ -11,6 +11,7 @@ from torch import fx
 
 from memopt.memory.aliasing import analyse
 from memopt.memory.breakdown import MemoryBreakdown, TensorAtPeak
+from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline, lifetimes
 from memopt.program import Program, source_line, tensors_of
 from memopt.report.record import Environment, ProgramReport, Report, TensorRow
@@ -57,7 +58,7 @@ def build_report(
         breakdown=breakdown,
         programs=tuple(_program_report(number, item, base) for number, item in enumerate(planned)),
         notes=tuple(session.notes),
-        environment=Environment(torch.__version__, _device_name(item.program), torch.get_num_threads()),
+        environment=Environment(torch.__version__, _device_name(session, item.program), torch.get_num_threads()),
         model=session.model_name,
         backend=session.engine().name,
         curve=_whole_curve(curve, peak, base, optimizer_peak),
@@ -118,7 +119,7 @@ def largest_tensors(program: Program, line: Timeline) -> tuple[TensorAtPeak, ...
 
 def _storage_owner(node: fx.Node, size: int) -> torch.Tensor | None:
     tensors = tensors_of(node)
-    exact = [tensor for tensor in tensors if tensor.untyped_storage().nbytes() == size]
+    exact = [t for t in tensors if allocated_bytes(t.untyped_storage().nbytes(), t.device) == size]
     return next(iter(exact or tensors), None)
 
 
@@ -164,7 +165,9 @@ def _largest_first(rows: Iterable[TensorRow]) -> tuple[TensorRow, ...]:
     return tuple(sorted(rows, key=lambda row: -row.bytes))
 
 
-def _device_name(program: Program) -> str:
+def _device_name(session: Session, program: Program) -> str:
+    if session.table.target is not None:
+        return f"{session.table.target.title} (times estimated)"
     for node in program.graph.nodes:
         for tensor in tensors_of(node):
             if tensor.device.type == "cuda":

@@ -85,3 +85,32 @@ def test_bad_input_is_one_line_and_exit_code_2(run, words, expected):
 
 def test_a_factory_that_raises_is_one_line_and_exit_code_1(run):
     assert_one_line(run("plan", "factories:broken", "--budget", "1GB"), 1, "raised RuntimeError: no disk")
+
+
+@pytest.mark.parametrize("verb", ["plan", "inspect"])
+def test_for_a_device_that_is_not_here(run, verb):
+    here, there = (
+        json.loads(run(verb, "factories:pair", "--format", "json", "--optimizer", "none", *words).stdout)["report"]
+        for words in ((), ("--device", "H100"))
+    )
+    assert there["environment"]["device"] == "NVIDIA H100 SXM5 80GB (times estimated)"
+    assert there["breakdown"]["parameters"] >= here["breakdown"]["parameters"]
+    assert there["breakdown"]["parameters"] % 512 == there["breakdown"]["gradients"] % 512 == 0
+    assert there["unconstrained_bytes"] % 512 == 0 and there["unconstrained_bytes"] > here["unconstrained_bytes"]
+    seconds = [report["curve"][0]["seconds"] for report in (here, there)]
+    assert seconds[1] > 0 and seconds[0] != seconds[1]
+
+
+def test_a_slower_device_takes_longer(run):
+    times = []
+    for device in ("h100", "a100", "t4"):
+        words = ("plan", "factories:pair", "--device", device, "--format", "json", "--optimizer", "none")
+        times.append(json.loads(run(*words).stdout)["report"]["curve"][0]["seconds"])
+    assert times[0] < times[1] < times[2]
+
+
+def test_an_unknown_device_lists_the_known_ones(run):
+    for verb in ("plan", "inspect"):
+        result = run(verb, "gpt2:tiny", "--device", "h1000")
+        assert_one_line(result, 2, "unknown device 'h1000'", "h100,", "rtx4090", "cuda:N")
+    assert_one_line(run("plan", "gpt2:tiny", "--device", "cuda:99"), 2, "cuda:99")

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import timeline
-from memopt.memory.workspace import WorkspaceTable
 from memopt.pass_manager import PassError, PassManager
 from memopt.passes import checkpoint
 from memopt.passes.checkpoint import Checkpoint, workspace
@@ -101,7 +101,7 @@ def test_workspace_counts_against_the_limit() -> None:
 
 def test_recomputed_nodes_take_the_workspace_of_their_originals() -> None:
     program = joint(deep)
-    table = WorkspaceTable().measure_all(program)
+    table = CostTable().measure_all(program)
     costs = {name: dataclasses.replace(cost, workspace_bytes=77) for name, cost in table.items()}
     limit = int(0.6 * timeline(program).peak_bytes)
     planned = Checkpoint(limit, seconds=5).run(program).program

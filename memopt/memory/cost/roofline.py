@@ -1,0 +1,154 @@
+"""The least time that an operator can take: for its arithmetic, and for the bytes that it must move.
+
+S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for multicore architectures",
+Communications of the ACM 52(4), 2009. Arithmetic is counted by the formulas that torch.utils.flop_counter registers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.flop_counter import flop_registry
+
+from memopt.memory.cost.devices import Device
+from memopt.program import is_view, tensors_of
+
+_ATEN = torch.ops.aten
+# Operators of one element at a time that PyTorch does not tag as such.
+_ALSO_POINTWISE = frozenset(
+    (
+        _ATEN._to_copy.default,
+        _ATEN.copy.default,
+        _ATEN.fill.Scalar,
+        _ATEN.fill.Tensor,
+        _ATEN.hardsigmoid_backward.default,
+        _ATEN.hardswish_backward.default,
+        _ATEN.hardtanh_backward.default,
+        _ATEN.native_dropout.default,
+        _ATEN.native_dropout_backward.default,
+    )
+)
+# Operators that read of their first operand only what they return.
+_PICKING = frozenset((_ATEN.embedding, _ATEN.gather, _ATEN.index, _ATEN._unsafe_index, _ATEN.index_select))
+_SAME_FORMULA = {
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: _ATEN._scaled_dot_product_flash_attention,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _ATEN._scaled_dot_product_flash_attention_backward,
+}
+# What follows cuDNN's precision setting, not that of matrix products.
+_CONVOLUTIONS = (_ATEN.convolution, _ATEN.convolution_backward)
+
+
+def makes_nothing(node: fx.Node) -> bool:
+    """Whether the node only names, views or measures what is there already."""
+    return node.target is operator.getitem or is_view(node) or not tensors_of(node)
+
+
+def is_light(node: fx.Node) -> bool:
+    """Whether the node only moves bytes: a pointwise operator, a copy, a dropout, or one that reads no tensor.
+
+    Their time depends on what they are fused with, so it is never measured.
+    """
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    tagged = torch.Tag.pointwise in target.tags or target in _ALSO_POINTWISE
+    return tagged or not operands_of(node)
+
+
+def seconds(node: fx.Node, device: Device) -> float:
+    """The time of one call of the node on a device, from its arithmetic and its traffic; 0 for views."""
+    if makes_nothing(node):
+        return 0.0
+    arithmetic, traffic = device.reached
+    moved = bytes_moved(node)
+    if device.traffic:
+        moving = _interpolated(device.traffic, moved)
+    else:
+        moving = device.launch_seconds + moved / (device.bytes_per_second * traffic)
+    operations = flops(node)
+    return max(moving, operations / (rate(node, device) * arithmetic)) if operations else moving
+
+
+def _interpolated(points: tuple[tuple[int, float], ...], moved: int) -> float:
+    """Time by straight lines between measured points; beyond the last in proportion."""
+    first_bytes, first_seconds = points[0]
+    if moved <= first_bytes:
+        return first_seconds
+    for (low, before), (high, after) in itertools.pairwise(points):
+        if moved <= high:
+            return before + (after - before) * (moved - low) / (high - low)
+    return points[-1][1] * moved / points[-1][0]
+
+
+def rate(node: fx.Node, device: Device) -> float:
+    """Peak operations per second of the node's arithmetic on the device, at PyTorch's present precision settings."""
+    kinds = [tensor.dtype for tensor in operands_of(node) if tensor.dtype.is_floating_point]
+    kind = max(kinds, key=lambda dtype: dtype.itemsize, default=torch.float32)
+    if kind is torch.float32 and device.type == "cuda" and _reduced(node):
+        return device.flops["tf32"]
+    return device.flops.get(str(kind).removeprefix("torch."), device.flops["float32"])
+
+
+def _reduced(node: fx.Node) -> bool:
+    if getattr(node.target, "overloadpacket", None) in _CONVOLUTIONS:
+        return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
+def flops(node: fx.Node) -> int:
+    """Floating-point operations of one call, two for a multiplication with its addition; 0 where no formula is known.
+
+    Causal attention is counted by half.
+    """
+    packet: Any = getattr(node.target, "overloadpacket", None)
+    formula = flop_registry.get(_SAME_FORMULA.get(packet, packet))
+    if formula is None:
+        return 0
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda argument: argument.meta["val"])
+    count = int(formula(*args, **kwargs, out_val=node.meta["val"]))
+    return count // 2 if _is_causal(node) else count
+
+
+def _is_causal(node: fx.Node) -> bool:
+    assert isinstance(node.target, torch._ops.OpOverload)
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "is_causal":
+            return (node.args[position] if position < len(node.args) else node.kwargs.get("is_causal")) is True
+    return False
+
+
+def bytes_moved(node: fx.Node) -> int:
+    """Bytes that one call reads and writes, each element that it touches once."""
+    results = {tensor.untyped_storage()._cdata: _touched(tensor) for tensor in tensors_of(node)}
+    written = sum(results.values())
+    read = [_touched(tensor) for tensor in operands_of(node)]
+    if read and getattr(node.target, "overloadpacket", None) in _PICKING:
+        read[0] = min(read[0], written)
+    return sum(read) + written
+
+
+def _touched(tensor: torch.Tensor) -> int:
+    """Bytes that a walk over the tensor reaches: an expanded dimension counts once, gaps between rows do not count."""
+    if tensor.layout is not torch.strided:
+        return tensor.numel() * tensor.element_size()
+    distinct = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return min(span(tensor), math.prod(distinct)) * tensor.element_size()
+
+
+def operands_of(node: fx.Node) -> list[torch.Tensor]:
+    """The fake tensors that the node reads, each node once."""
+    return [tensor for argument in node.all_input_nodes for tensor in tensors_of(argument)]
+
+
+def span(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last that the layout reaches."""
+    if tensor.layout is not torch.strided:
+        return tensor.numel()
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

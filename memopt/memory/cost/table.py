@@ -1,0 +1,233 @@
+"""What each operator takes: looked up, found on disk, measured here once, or estimated."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from memopt.memory.cost.devices import Device, typical
+from memopt.memory.cost.disk import Record, Store
+from memopt.memory.cost.elsewhere import moved
+from memopt.memory.cost.key import key_of, place_of
+from memopt.memory.cost.measure import (
+    CALIBRATION_BYTES,
+    Measured,
+    bytes_needed,
+    calibrate,
+    clock_bytes,
+    measure_operators,
+)
+from memopt.memory.cost.roofline import is_light, makes_nothing, operands_of, seconds
+from memopt.memory.cost.scratch import output_bytes, workspace_bytes
+from memopt.program import Program, is_effectful, is_random, tensors_of
+
+_ON_CPU = 2**31  # bytes with which an operator is run on CPU unless a limit is given
+_CALIBRATION = "calibration"
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatorCost:
+    """What one call of an operator takes.
+
+    Attributes:
+        seconds: time of one call once caches are warm.
+        workspace_bytes: the most bytes alive at once while it runs, above its inputs and its results.
+        output_bytes: bytes that its results took of the allocator; 0 for views.
+        measured: whether the bytes are those of a run; else they are estimates.
+        timed: whether `seconds` was measured; else it is the roofline's.
+    """
+
+    seconds: float
+    workspace_bytes: int
+    output_bytes: int
+    measured: bool
+    timed: bool = False
+
+
+class CostTable:
+    """Costs of operators by operator, layout of the operands and other arguments (`key_of`), device and settings.
+
+    An operator is run once for its bytes and, unless it only moves them (`roofline.is_light`), a few times for its
+    time; what was found is kept on disk for the next process. Operators that have effects outside the program are never
+    run, nor are those whose device is not here, or whose inputs and results are larger than the limit: these are
+    estimated. Random operators are run, and the random state is put back.
+    """
+
+    def __init__(self, limit_bytes: int | None = None, *, target: Device | None = None) -> None:
+        """Make an empty table.
+
+        Args:
+            limit_bytes: the most bytes of inputs and results with which an operator is run. None means 2 GiB on CPU and
+                half of the free memory on CUDA.
+            target: the device to plan for, in place of this machine's: nothing is run.
+        """
+        self.limit_bytes, self.target = limit_bytes, target
+        self._costs: dict[tuple[str, str], OperatorCost] = {}
+        self._devices: dict[str, Device] = {}
+        self._store = Store("costs")
+
+    def measure(self, node: fx.Node) -> int:
+        """Return the workspace in bytes of one call node."""
+        return self.cost(node).workspace_bytes
+
+    def cost(self, node: fx.Node) -> OperatorCost:
+        """Return what one call node takes, running it if the table has no equal one."""
+        return self._look_up([node])[node.name]
+
+    def measure_all(self, program: Program) -> dict[str, OperatorCost]:
+        """Return what every call node takes, by name. Operators not yet known are run in one profiler session.
+
+        Raises:
+            RuntimeError: a profiler is active in this thread, and something has to be run.
+        """
+        return self._look_up(program.calls)
+
+    def placed(self, program: Program) -> Program:
+        """Return the program on the device that is planned for: itself unless the table has a target."""
+        return program if self.target is None else moved(program, self.target.type)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _look_up(self, nodes: Sequence[fx.Node]) -> dict[str, OperatorCost]:
+        places: dict[torch.device, str] = {}
+        keys: dict[str, tuple[str, str]] = {}
+        missing: dict[torch.device, dict[tuple[str, str], fx.Node]] = {}
+        for node in nodes:
+            device = _device_of(node)
+            if device not in places:
+                places[device] = self._place(device)
+            place = places[device]
+            keys[node.name] = key = (place, key_of(node))
+            if key in self._costs or key in missing.get(device, {}):
+                continue
+            if makes_nothing(node):
+                self._costs[key] = OperatorCost(0.0, 0, 0, False)
+            elif not self._may_run(node):
+                self._costs[key] = self._estimate(node, place)
+            elif (known := _measured(self._store.get(*key), node)) is not None:
+                self._costs[key] = self._cost(node, place, known)
+            else:
+                missing.setdefault(device, {})[key] = node
+        for device, group in missing.items():
+            self._run(group, device)
+        return {name: self._costs[key] for name, key in keys.items()}
+
+    def _run(self, group: dict[tuple[str, str], fx.Node], device: torch.device) -> None:
+        results = measure_operators(list(group.values()), device, self._limit(device))
+        for (key, node), result in zip(group.items(), results, strict=True):
+            if result is None:
+                self._costs[key] = self._estimate(node, key[0])
+                continue
+            self._costs[key] = self._cost(node, key[0], result)
+            if result.seconds is not None or is_light(node):
+                self._store.put(*key, dataclasses.asdict(result))
+
+    def _cost(self, node: fx.Node, place: str, found: Measured) -> OperatorCost:
+        time = seconds(node, self._device(_device_of(node), place)) if found.seconds is None else found.seconds
+        return OperatorCost(time, found.workspace_bytes, found.output_bytes, True, found.seconds is not None)
+
+    def _estimate(self, node: fx.Node, place: str) -> OperatorCost:
+        time = seconds(node, self._device(_device_of(node), place))
+        return OperatorCost(time, workspace_bytes(node), output_bytes(node), False)
+
+    # -- devices -------------------------------------------------------------------------------------------------
+
+    def _place(self, device: torch.device) -> str:
+        """The text by which costs on the device are kept; another device's costs are never kept, so its name does."""
+        if self.target is not None or not _is_here(device):
+            return str(device)
+        return place_of(device)
+
+    def _device(self, device: torch.device, place: str) -> Device:
+        """What bounds the speed: the target's figures, else those measured once on this machine."""
+        if self.target is not None:
+            return self.target
+        if place not in self._devices:
+            self._devices[place] = self._calibrated(device, place)
+        return self._devices[place]
+
+    def _calibrated(self, device: torch.device, place: str) -> Device:
+        if not _is_here(device) or self._limit(device) < CALIBRATION_BYTES:
+            return typical(device.type)
+        known = _device_from(self._store.get(place, _CALIBRATION), device)
+        if known is not None:
+            return known
+        try:
+            found = calibrate(device)
+        except RuntimeError:  # memory is short
+            return typical(device.type)
+        self._store.put(place, _CALIBRATION, {"flops": dict(found.flops), "traffic": found.traffic})
+        return found
+
+    def _limit(self, device: torch.device) -> int:
+        limit = self.limit_bytes
+        if limit is None:
+            limit = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else _ON_CPU
+        return limit - clock_bytes(device)
+
+    def _may_run(self, node: fx.Node) -> bool:
+        if self.target is not None or not isinstance(node.target, torch._ops.OpOverload):
+            return False
+        if "c10d" in node.target.namespace:
+            return False  # a collective would wait for the other ranks
+        if is_effectful(node) and not is_random(node):
+            return False
+        tensors = [*tensors_of(node), *operands_of(node)]
+        if not all(tensor.layout is torch.strided and _is_here(tensor.device) for tensor in tensors):
+            return False
+        return bytes_needed(node) <= self._limit(_device_of(node))
+
+
+def _device_of(node: fx.Node) -> torch.device:
+    tensors = tensors_of(node)
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def _is_here(device: torch.device) -> bool:
+    return device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available())
+
+
+# -- what was on disk -----------------------------------------------------------------------------------------------
+
+
+def _measured(record: Record | None, node: fx.Node) -> Measured | None:
+    """A record as figures; None unless it is what a run of the node could have left."""
+    if record is None or set(record) != {"seconds", "workspace_bytes", "output_bytes"}:
+        return None
+    sizes = record["workspace_bytes"], record["output_bytes"]
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        return None
+    time = record["seconds"]
+    if is_light(node) != (time is None) or not (time is None or _is_time(time)):
+        return None
+    return Measured(time, *sizes)
+
+
+def _device_from(record: Record | None, device: torch.device) -> Device | None:
+    if record is None or set(record) != {"flops", "traffic"}:
+        return None
+    flops, traffic = record["flops"], record["traffic"]
+    plain = typical("cpu")
+    if not isinstance(flops, dict) or set(flops) != set(plain.flops) or not all(map(_is_time, flops.values())):
+        return None
+    if not isinstance(traffic, list) or not traffic or not all(_is_point(point) for point in traffic):
+        return None
+    points = tuple((size, time) for size, time in traffic)
+    if list(points) != sorted(points):
+        return None
+    return dataclasses.replace(
+        plain, name=str(device), title=str(device), type=device.type, flops=flops, traffic=points, reached=(1.0, 1.0)
+    )
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) is float and math.isfinite(value) and value > 0
+
+
+def _is_point(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and type(value[0]) is int and _is_time(value[1])
