@@ -1,0 +1,171 @@
+"""OnnxPassManager: rewrites of an ONNX graph in order, each one checked and proved on real inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from memopt.onnx.evidence import OnnxEvidence, OnnxEvidenceError, Witness
+from memopt.onnx.graph_pass import OnnxPass, OnnxPassResult
+from memopt.onnx.infer import skeleton
+from memopt.onnx.load import prepare
+from memopt.onnx.read import graphs
+from memopt.onnx.samples import Sample, UnknownInput, samples
+from memopt.pass_manager import Change, Refusal
+
+
+@dataclasses.dataclass(frozen=True)
+class OnnxPassRecord:
+    """What one pass did: the material of the report.
+
+    Attributes:
+        seconds: wall time of the rewrite alone, without checks and evidence.
+        nodes_before, nodes_after: nodes of all graphs.
+        bytes_before, bytes_after: bytes of all initializers.
+        evidence: the numerical proof; None when nothing changed, verification is off, or nothing can be run.
+        notes: what is not proved, and why.
+    """
+
+    name: str
+    seconds: float
+    nodes_before: int
+    nodes_after: int
+    bytes_before: int
+    bytes_after: int
+    changes: tuple[Change, ...]
+    refusals: tuple[Refusal, ...]
+    evidence: OnnxEvidence | None
+    notes: tuple[str, ...] = ()
+
+
+class OnnxPassError(RuntimeError):
+    """A pass failed, made an invalid model, or changed the numbers beyond what it declares.
+
+    Attributes:
+        pass_name: the guilty pass.
+    """
+
+    def __init__(self, name: str, earlier: Sequence[str], cause: str) -> None:
+        ran = f" (after {', '.join(earlier)})" if earlier else ""
+        super().__init__(f"pass {name}{ran}: {cause}")
+        self.pass_name = name
+
+
+class OnnxPassManager:
+    """Runs passes in order. After each one that changed something the model is checked, run and compared."""
+
+    def __init__(
+        self,
+        passes: Sequence[OnnxPass],
+        *,
+        verify: bool = True,
+        inputs: Sequence[Mapping[str, Any]] | None = None,
+        samples: int = 2,
+    ) -> None:
+        """Take the passes in order.
+
+        Args:
+            passes: instances of OnnxPass.
+            verify: run the model before and after each change on the same inputs.
+            inputs: arrays by input name, one mapping per run; made up at random, in several shapes, by default.
+            samples: how many sets of inputs to make up.
+
+        Raises:
+            TypeError: something in `passes` is not an OnnxPass instance.
+        """
+        for item in passes:
+            if not isinstance(item, OnnxPass):
+                raise TypeError(f"passes must hold OnnxPass instances, not {item!r}")
+        self.passes = tuple(passes)
+        self.verify = verify
+        self._inputs = None if inputs is None else [Sample(dict(feeds), {}) for feeds in inputs]
+        self._count = samples
+
+    def run(self, model: onnx.ModelProto | ir.Model) -> tuple[ir.Model, tuple[OnnxPassRecord, ...]]:
+        """Return the rewritten model and one record per pass. The given model is never edited.
+
+        Raises:
+            OnnxModelError: the model cannot be handled.
+            OnnxPassError: a pass failed, made an invalid model, or changed the numbers; its name is in the error.
+        """
+        model = prepare(model)
+        witness, notes = self._witness(model)
+        records: list[OnnxPassRecord] = []
+        for item in self.passes:
+            earlier = [record.name for record in records]
+            started = time.perf_counter()
+            try:
+                result = item.run(model)
+            except Exception as error:
+                raise OnnxPassError(item.name, earlier, f"{type(error).__name__}: {error}") from error
+            seconds = time.perf_counter() - started
+            if not isinstance(result, OnnxPassResult):
+                raise OnnxPassError(item.name, earlier, f"returned {type(result).__name__}, not an OnnxPassResult")
+            evidence = None
+            if result.model is not model:
+                try:
+                    _check(model, result.model)
+                    if witness is not None:
+                        evidence = witness.compare(result.model, item.tolerance)
+                except (OnnxEvidenceError, onnx.checker.ValidationError) as error:
+                    raise OnnxPassError(item.name, earlier, str(error)) from error
+            records.append(
+                OnnxPassRecord(
+                    item.name,
+                    seconds,
+                    *_sizes(model, result.model),
+                    result.changes,
+                    result.refusals,
+                    evidence,
+                    tuple(notes),
+                )
+            )
+            model = result.model
+        return model, tuple(records)
+
+    def _witness(self, model: ir.Model) -> tuple[Witness | None, list[str]]:
+        if not self.verify:
+            return None, ["not compared: verification is off"]
+        try:
+            candidates = samples(model, self._count) if self._inputs is None else self._inputs
+        except UnknownInput as error:
+            return None, [f"not compared: {error}"]
+        witness = Witness(model, candidates, len(candidates) if self._inputs is not None else self._count)
+        return witness, witness.notes
+
+
+def _sizes(before: ir.Model, after: ir.Model) -> tuple[int, int, int, int]:
+    return node_count(before), node_count(after), weight_bytes(before), weight_bytes(after)
+
+
+def node_count(model: ir.Model) -> int:
+    """Nodes of all graphs of the model."""
+    return sum(len(graph) for graph in graphs(model))
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Bytes of all initializers of the model."""
+    return sum(
+        int(value.const_value.nbytes)
+        for graph in graphs(model)
+        for value in graph.initializers.values()
+        if value.const_value is not None
+    )
+
+
+def _check(before: ir.Model, after: ir.Model) -> None:
+    """The rewritten model is called as the one before, and ONNX's checker accepts it."""
+    for kind in ("inputs", "outputs"):
+        old, new = ([_signature(value) for value in getattr(model.graph, kind)] for model in (before, after))
+        if old != new:
+            raise OnnxEvidenceError(f"{kind} are others than before: {new}, were {old}")
+    onnx.checker.check_model(skeleton(after, declared=True))
+
+
+def _signature(value: ir.Value) -> tuple[str, str, str]:
+    return str(value.name), str(value.type), str(value.shape)

@@ -1,0 +1,1 @@
+"""The rewrites of ONNX graphs, one per file."""
