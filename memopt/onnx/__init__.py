@@ -1,9 +1,27 @@
 """ONNX graphs: rewrites with evidence, on `onnx_ir` models. Needs the `onnx` extra."""
 
-try:
-    import onnx as _onnx
-    import onnx_ir as _onnx_ir
-except ImportError as error:
-    raise ImportError(f"memopt.onnx needs {error.name}: pip install memopt[onnx]") from error
+import importlib.util
 
-__all__: list[str] = []
+for _name in ("onnx", "onnx_ir", "onnxruntime"):
+    if importlib.util.find_spec(_name) is None:
+        raise ImportError(f"memopt.onnx needs {_name}: pip install memopt[onnx]")
+
+from memopt.onnx.evidence import OnnxEvidence, OnnxEvidenceError  # noqa: E402
+from memopt.onnx.graph_pass import OnnxPass, OnnxPassResult  # noqa: E402
+from memopt.onnx.load import OnnxModelError, fix_initializers, prepare  # noqa: E402
+from memopt.onnx.manager import OnnxPassError, OnnxPassManager, OnnxPassRecord  # noqa: E402
+from memopt.onnx.passes import STANDARD  # noqa: E402
+
+__all__ = [
+    "STANDARD",
+    "OnnxEvidence",
+    "OnnxEvidenceError",
+    "OnnxModelError",
+    "OnnxPass",
+    "OnnxPassError",
+    "OnnxPassManager",
+    "OnnxPassRecord",
+    "OnnxPassResult",
+    "fix_initializers",
+    "prepare",
+]

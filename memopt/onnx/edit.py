@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from memopt.onnx.read import bytes_of, graphs, label, subgraphs
+from memopt.onnx.read import INFERRED, bytes_of, graphs, label, subgraphs
 from memopt.pass_manager import Change, Refusal
 
 
@@ -76,11 +76,18 @@ class Edit:
             self.model.graph.opset_imports.setdefault(domain, 1)
         return node
 
-    def initializer(self, graph: ir.Graph, stem: str, array: np.ndarray[Any, Any] | ir.TensorProtocol) -> ir.Value:
-        """Add a constant to a graph and return its value."""
+    def initializer(
+        self, graph: ir.Graph, stem: str, array: np.ndarray[Any, Any], dtype: ir.DataType | None = None
+    ) -> ir.Value:
+        """Add a constant to a graph and return its value; `dtype` where numpy's own type does not tell."""
         name = self.fresh(stem)
-        tensor = ir.tensor(array, name=name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
+        tensor: ir.TensorProtocol
+        if array.dtype.kind in "OSU":
+            items = [item.encode() if isinstance(item, str) else bytes(item) for item in array.reshape(-1).tolist()]
+            tensor = ir.StringTensor(items, shape=ir.Shape(array.shape), name=name)
+        else:
+            tensor = ir.Tensor(array, dtype=dtype or ir.DataType.from_numpy(array.dtype), name=name)
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
         graph.register_initializer(value)
         return value
 
@@ -105,8 +112,11 @@ class Edit:
             old.replace_all_uses_with(new, replace_graph_outputs=True)
             old.name = self.fresh(f"{name}_replaced")
             new.name, new.shape = name, shape
+            new.meta[INFERRED] = old.meta.get(INFERRED)
         else:
             old.replace_all_uses_with(new)
+            if new.shape is None and not new.is_graph_output():
+                new.shape = old.shape
         if new.type is None:
             new.type = old.type
 

@@ -41,7 +41,7 @@ class OnnxRuntime(Engine):
 
     def __init__(self, model: ir.Model, *, optimized: bool = False) -> None:
         """Load the model; large weights are shared with it, not copied into the file format."""
-        import onnxruntime
+        import onnxruntime  # type: ignore[import-untyped]
 
         options = onnxruntime.SessionOptions()
         levels = onnxruntime.GraphOptimizationLevel

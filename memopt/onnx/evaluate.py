@@ -17,8 +17,9 @@ Array = np.ndarray[Any, Any]
 
 # Operators that move or repeat values without arithmetic: one engine suffices.
 MOVES = {
-    "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "ScatterElements",
-    "ScatterND", "Shape", "Size", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where", "ConstantOfShape",
+    "Concat", "ConstantOfShape", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape",
+    "ScatterElements", "ScatterND", "Shape", "Size", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+    "Where",
 }  # fmt: skip
 # Two engines may differ by this many units in the last place of the largest value.
 _AGREE_ULP = 16
@@ -63,7 +64,7 @@ def _single(
     node: ir.Node, inputs: Sequence[Array | None], version: int
 ) -> tuple[list[tuple[str, list[int] | None, int]], onnx.ModelProto]:
     """A model of this node alone, and the inferred shape and item size of each of its results."""
-    attributes = [item for item in node.attributes.values()]
+    attributes = list(node.attributes.values())
     given = [None if array is None else ir.Value(name=f"i{k}") for k, array in enumerate(inputs)]
     for value, array in zip(given, inputs, strict=True):
         if value is not None and array is not None:

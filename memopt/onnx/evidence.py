@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -192,9 +193,7 @@ class _Tally:
         if len(before) != len(after):
             raise OnnxEvidenceError(f"{len(before)} outputs before, {len(after)} after")
         for index, (old, new) in enumerate(zip(before, after, strict=True)):
-            self._value(
-                self.names[index], old, new, given[index], None if truth is None else truth[index], tolerance
-            )
+            self._value(self.names[index], old, new, given[index], None if truth is None else truth[index], tolerance)
 
     def _value(self, name: str, old: Any, new: Any, given: Any, truth: Any, tolerance: float) -> None:
         if isinstance(old, list) and isinstance(new, list):
@@ -278,9 +277,7 @@ def ulp_of(value: float, dtype: np.dtype[Any]) -> float:
 
 def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
     """Machine epsilon and smallest normal number."""
-    import ml_dtypes
-
-    information = ml_dtypes.finfo(dtype)
+    information: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     return float(information.eps), float(information.smallest_normal)
 
 

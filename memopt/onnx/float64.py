@@ -51,7 +51,10 @@ def _wide(value: Any) -> Any:
 def _widened(model: ir.Model) -> ir.Model:
     if model.functions:
         raise EngineError("functions are not evaluated in float64")
-    if sum(v.const_value.nbytes for g in graphs(model) for v in g.initializers.values() if v.const_value) > WEIGHT_BYTES:
+    if (
+        sum(v.const_value.nbytes for g in graphs(model) for v in g.initializers.values() if v.const_value)
+        > WEIGHT_BYTES
+    ):
         raise EngineError(f"more than {WEIGHT_BYTES} bytes of weights are not evaluated in float64")
     wide = model.clone()
     for graph in graphs(wide):
@@ -81,8 +84,8 @@ def _widen_node(node: ir.Node) -> None:
         elif attribute.name in ("value_float", "value_floats"):
             array = np.asarray(attribute.value, dtype=np.float32).astype(np.float64)
             del node.attributes[attribute.name]
-            node.attributes.add(ir.AttrTensor("value", ir.tensor(array)))
+            node.attributes.add(ir.AttrTensor("value", ir.Tensor(array)))
 
 
-def _wide_tensor(tensor: ir.TensorProtocol) -> ir.Tensor:
-    return ir.tensor(tensor.numpy().astype(np.float64), name=tensor.name)
+def _wide_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    return ir.Tensor(tensor.numpy().astype(np.float64), name=tensor.name)

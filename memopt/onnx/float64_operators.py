@@ -13,14 +13,24 @@ from onnx.reference.ops.op_max_pool import MaxPool as ReferenceMaxPool
 
 from memopt.onnx.engines import EngineError
 
+
 def _torch(array: Any) -> torch.Tensor:
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
-def _window(x: Any, kernel: Any, auto_pad: Any, pads: Any, strides: Any, dilations: Any) -> tuple[Any, Any, Any]:
+def _three(inputs: tuple[Any, ...]) -> tuple[Any, Any, Any]:
+    """Two inputs, and a third that may be left out."""
+    return inputs[0], inputs[1], inputs[2] if len(inputs) > 2 else None
+
+
+def _own(run: Any, x: Any, a: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(run(x, **a))
+
+
+def _window(x: Any, kernel: Any, a: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Strides, dilations and (begin, end) pads per axis."""
-    rank = x.ndim - 2
-    strides, dilations = list(strides or [1] * rank), list(dilations or [1] * rank)
+    rank, pads, auto_pad = x.ndim - 2, a.get("pads"), a.get("auto_pad")
+    strides, dilations = list(a.get("strides") or [1] * rank), list(a.get("dilations") or [1] * rank)
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         ends = []
         for size, k, s, d in zip(x.shape[2:], kernel, strides, dilations, strict=True):
@@ -39,36 +49,23 @@ def _padded(x: torch.Tensor, ends: Any, value: float = 0.0) -> torch.Tensor:
     return torch.nn.functional.pad(x, flat, value=value) if any(flat) else x
 
 
-class Conv(OpRun):  # type: ignore[misc]
+class Conv(OpRun):
     """Convolution of one to three dimensions."""
 
-    def _run(  # noqa: D102
-        self, x, w, b=None, auto_pad=None, dilations=None, group=None, kernel_shape=None, pads=None, strides=None
-    ):  # type: ignore[no-untyped-def]
-        strides, dilations, ends = _window(x, w.shape[2:], auto_pad, pads, strides, dilations)
+    def _run(self, *inputs: Any, **a: Any) -> tuple[Any, ...]:
+        x, w, b = _three(inputs)
+        strides, dilations, ends = _window(x, w.shape[2:], a)
         call = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)[x.ndim - 3]
-        data = _padded(_torch(x), ends)
-        return (call(data, _torch(w), None if b is None else _torch(b), strides, 0, dilations, group or 1).numpy(),)
+        bias = None if b is None else _torch(b)
+        return (call(_padded(_torch(x), ends), _torch(w), bias, strides, 0, dilations, a.get("group") or 1).numpy(),)
 
 
-class ConvTranspose(OpRun):  # type: ignore[misc]
+class ConvTranspose(OpRun):
     """Transposed convolution of one to three dimensions with explicit pads."""
 
-    def _run(  # noqa: D102
-        self,
-        x,
-        w,
-        b=None,
-        auto_pad=None,
-        dilations=None,
-        group=None,
-        kernel_shape=None,
-        output_padding=None,
-        output_shape=None,
-        pads=None,
-        strides=None,
-    ):  # type: ignore[no-untyped-def]
-        if output_shape is not None or auto_pad not in (None, "NOTSET", "VALID"):
+    def _run(self, *inputs: Any, **a: Any) -> tuple[Any, ...]:
+        x, w, b = _three(inputs)
+        if a.get("output_shape") is not None or a.get("auto_pad") not in (None, "NOTSET", "VALID"):
             raise EngineError("ConvTranspose with output_shape or auto_pad is not evaluated in float64")
         rank = x.ndim - 2
         calls = (
@@ -76,145 +73,122 @@ class ConvTranspose(OpRun):  # type: ignore[misc]
             torch.nn.functional.conv_transpose2d,
             torch.nn.functional.conv_transpose3d,
         )
-        extra = list(output_padding or [0] * rank)
-        strides, dilations = list(strides or [1] * rank), list(dilations or [1] * rank)
-        pads = list(pads or [0] * 2 * rank)
-        full = calls[rank - 1](_torch(x), _torch(w), None, strides, 0, 0, group or 1, dilations).numpy()
-        ends = [(0, extra[axis] - pads[rank + axis]) for axis in range(rank)]
+        extra, pads = list(a.get("output_padding") or [0] * rank), list(a.get("pads") or [0] * 2 * rank)
+        strides, dilations = list(a.get("strides") or [1] * rank), list(a.get("dilations") or [1] * rank)
+        full = calls[rank - 1](_torch(x), _torch(w), None, strides, 0, 0, a.get("group") or 1, dilations).numpy()
         # Output padding extends the far end with what the stride left out; cropping takes pads off both ends.
-        full = np.pad(full, [(0, 0), (0, 0), *[(0, max(end, 0)) for _, end in ends]])
-        crop = [slice(pads[axis], full.shape[2 + axis] + min(ends[axis][1], 0)) for axis in range(rank)]
+        ends = [extra[axis] - pads[rank + axis] for axis in range(rank)]
+        full = np.pad(full, [(0, 0), (0, 0), *[(0, max(end, 0)) for end in ends]])
+        crop = [slice(pads[axis], full.shape[2 + axis] + min(ends[axis], 0)) for axis in range(rank)]
         full = full[(slice(None), slice(None), *crop)]
         return (full if b is None else full + b.reshape(1, -1, *[1] * rank),)
 
 
-class MaxPool(ReferenceMaxPool):  # type: ignore[misc]
+class MaxPool(ReferenceMaxPool):
     """Max pooling without indices and rounding up by torch; the evaluator's own otherwise."""
 
-    def _run(  # noqa: D102
-        self,
-        x,
-        auto_pad=None,
-        ceil_mode=None,
-        dilations=None,
-        kernel_shape=None,
-        pads=None,
-        storage_order=None,
-        strides=None,
-    ):  # type: ignore[no-untyped-def]
-        if ceil_mode or len(self.onnx_node.output) > 1 or x.dtype != np.float64 or x.ndim > 5:
-            return super()._run(x, auto_pad, ceil_mode, dilations, kernel_shape, pads, storage_order, strides)
-        strides, dilations, ends = _window(x, kernel_shape, auto_pad, pads, strides, dilations)
+    def _run(self, *inputs: Any, **a: Any) -> tuple[Any, ...]:
+        (x,) = inputs
+        if a.get("ceil_mode") or len(self.onnx_node.output) > 1 or x.dtype != np.float64 or x.ndim > 5:
+            return _own(super()._run, x, a)
+        strides, dilations, ends = _window(x, a["kernel_shape"], a)
         calls = (torch.nn.functional.max_pool1d, torch.nn.functional.max_pool2d, torch.nn.functional.max_pool3d)
         data = _padded(_torch(x), ends, -math.inf)
-        return (calls[x.ndim - 3](data, list(kernel_shape), strides, 0, dilations).numpy(),)
+        return (calls[x.ndim - 3](data, list(a["kernel_shape"]), strides, 0, dilations).numpy(),)
 
 
-class AveragePool(AveragePool_19):  # type: ignore[misc]
+class AveragePool(AveragePool_19):
     """Average pooling without rounding up and dilation by torch; the evaluator's own otherwise."""
 
-    def _run(  # noqa: D102
-        self,
-        x,
-        auto_pad=None,
-        ceil_mode=None,
-        count_include_pad=None,
-        dilations=None,
-        kernel_shape=None,
-        pads=None,
-        strides=None,
-    ):  # type: ignore[no-untyped-def]
-        if ceil_mode or any(item != 1 for item in dilations or ()) or x.dtype != np.float64 or x.ndim > 5:
-            return super()._run(
-                x,
-                auto_pad=auto_pad,
-                ceil_mode=ceil_mode,
-                dilations=dilations,
-                kernel_shape=kernel_shape,
-                pads=pads,
-                strides=strides,
-                count_include_pad=count_include_pad,
-            )
-        strides, _, ends = _window(x, kernel_shape, auto_pad, pads, strides, None)
+    def _run(self, *inputs: Any, **a: Any) -> tuple[Any, ...]:
+        (x,) = inputs
+        if a.get("ceil_mode") or any(item != 1 for item in a.get("dilations") or ()) or x.ndim > 5:
+            return _own(super()._run, x, a)
+        kernel = list(a["kernel_shape"])
+        strides, _, ends = _window(x, kernel, a)
         calls = (torch.nn.functional.avg_pool1d, torch.nn.functional.avg_pool2d, torch.nn.functional.avg_pool3d)
-        call, data = calls[x.ndim - 3], _torch(x)
-        total = call(_padded(data, ends), list(kernel_shape), strides)
-        if not count_include_pad:
-            total = total / call(_padded(torch.ones_like(data), ends), list(kernel_shape), strides)
+        call: Any = calls[x.ndim - 3]
+        data = _torch(x)
+        total = call(_padded(data, ends), kernel, strides)
+        if not a.get("count_include_pad"):
+            total = total / call(_padded(torch.ones_like(data), ends), kernel, strides)
         return (total.numpy(),)
 
 
-class LRN(OpRun):  # type: ignore[misc]
+class LRN(OpRun):
     """Local response normalization across channels."""
 
-    def _run(self, x, alpha=None, beta=None, bias=None, size=None):  # type: ignore[no-untyped-def]  # noqa: D102
-        low, high = math.floor((size - 1) / 2), math.ceil((size - 1) / 2)
+    def _run(self, *inputs: Any, **a: Any) -> tuple[Any, ...]:
+        (x,) = inputs
+        low, high = math.floor((a["size"] - 1) / 2), math.ceil((a["size"] - 1) / 2)
         squares = np.zeros_like(x)
         for channel in range(x.shape[1]):
             window = x[:, max(0, channel - low) : min(x.shape[1], channel + high + 1)]
             squares[:, channel] = np.sum(window**2, axis=1)
-        return (x / (bias + alpha / size * squares) ** beta,)
+        return (x / (a["bias"] + a["alpha"] / a["size"] * squares) ** a["beta"],)
 
 
-class BatchNormalization(OpRun):  # type: ignore[misc]
+class BatchNormalization(OpRun):
     """Batch normalization in evaluation mode."""
 
-    def _run(  # noqa: D102
-        self, x, scale, bias, mean, var, epsilon=None, momentum=None, training_mode=None, spatial=None, is_test=None
-    ):  # type: ignore[no-untyped-def]
-        if training_mode or spatial == 0:
+    def _run(self, *inputs: Any, **a: Any) -> tuple[Any, ...]:
+        x, scale, bias, mean, var = inputs
+        if a.get("training_mode") or a.get("spatial") == 0:
             raise EngineError("BatchNormalization in training mode is not evaluated in float64")
         shape = (1, -1, *[1] * (x.ndim - 2))
-        factor = scale / np.sqrt(var + epsilon)
+        factor = scale / np.sqrt(var + a["epsilon"])
         return (x * factor.reshape(shape) + (bias - mean * factor).reshape(shape),)
 
 
-class LayerNormalization(OpRun):  # type: ignore[misc]
+class LayerNormalization(OpRun):
     """Layer normalization without narrowing to float32 on the way."""
 
-    def _run(self, x, scale, bias=None, axis=None, epsilon=None, stash_type=None):  # type: ignore[no-untyped-def]  # noqa: D102
-        axes = tuple(range(axis % x.ndim, x.ndim))
+    def _run(self, *inputs: Any, **a: Any) -> tuple[Any, ...]:
+        x, scale, bias = _three(inputs)
+        axes = tuple(range(a["axis"] % x.ndim, x.ndim))
         mean = x.mean(axis=axes, keepdims=True)
-        inverse = 1.0 / np.sqrt(((x - mean) ** 2).mean(axis=axes, keepdims=True) + epsilon)
+        inverse = 1.0 / np.sqrt(((x - mean) ** 2).mean(axis=axes, keepdims=True) + a["epsilon"])
         y = (x - mean) * inverse * scale
         return (y if bias is None else y + bias, mean, inverse)[: len(self.onnx_node.output)]
 
 
-class RMSNormalization(OpRun):  # type: ignore[misc]
+class RMSNormalization(OpRun):
     """Root mean square normalization without narrowing to float32 on the way."""
 
-    def _run(self, x, scale, axis=None, epsilon=None, stash_type=None):  # type: ignore[no-untyped-def]  # noqa: D102
-        axes = tuple(range(axis % x.ndim, x.ndim))
-        return (x / np.sqrt((x**2).mean(axis=axes, keepdims=True) + epsilon) * scale,)
+    def _run(self, *inputs: Any, **a: Any) -> tuple[Any, ...]:
+        x, scale = inputs
+        axes = tuple(range(a["axis"] % x.ndim, x.ndim))
+        return (x / np.sqrt((x**2).mean(axis=axes, keepdims=True) + a["epsilon"]) * scale,)
 
 
-class Softmax(OpRun):  # type: ignore[misc]
+class Softmax(OpRun):
     """Softmax along one axis; before operator set 13 along all axes from one on."""
 
-    def _run(self, x, axis=None):  # type: ignore[no-untyped-def]  # noqa: D102
+    def _run(self, *inputs: Any, **a: Any) -> tuple[Any, ...]:
+        (x,) = inputs
         if self.run_params["opsets"][""] >= 13:
-            axes: tuple[int, ...] = (axis,)
+            axes: tuple[int, ...] = (a["axis"],)
         else:
             # The evaluator fills in the default of the newest operator set, which is another one.
             given = any(attribute.name == "axis" for attribute in self.onnx_node.attribute)
-            axes = tuple(range((axis if given else 1) % x.ndim, x.ndim))
+            axes = tuple(range((a["axis"] if given else 1) % x.ndim, x.ndim))
         powers = np.exp(x - x.max(axis=axes, keepdims=True)) if x.size else x
         return (powers / powers.sum(axis=axes, keepdims=True),)
 
 
-class Erf(OpRun):  # type: ignore[misc]
+class Erf(OpRun):
     """The error function."""
 
-    def _run(self, x):  # type: ignore[no-untyped-def]  # noqa: D102
-        return (torch.special.erf(_torch(x)).numpy(),)
+    def _run(self, *inputs: Any, **a: Any) -> tuple[Any, ...]:
+        return (torch.special.erf(_torch(inputs[0])).numpy(),)
 
 
-class Gelu(OpRun):  # type: ignore[misc]
+class Gelu(OpRun):
     """Gaussian error linear unit, exact or by tanh."""
 
-    def _run(self, x, approximate=None):  # type: ignore[no-untyped-def]  # noqa: D102
-        data = _torch(x)
-        return (torch.nn.functional.gelu(data, approximate=approximate or "none").numpy(),)
+    def _run(self, *inputs: Any, **a: Any) -> tuple[Any, ...]:
+        kind = a.get("approximate") or "none"
+        return (torch.nn.functional.gelu(_torch(inputs[0]), approximate=kind).numpy(),)
 
 
 OPERATORS: tuple[Any, ...] = (

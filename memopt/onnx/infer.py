@@ -58,6 +58,7 @@ def skeleton(model: ir.Model, *, declared: bool = False) -> onnx.ModelProto:
 
     Args:
         declared: keep the shapes that the model declares of its outputs; the inference had better not believe them.
+            Inputs and outputs without any are given one then, because ONNX's checker insists on it.
     """
     bare = model.clone()
     for graph in (bare.graph, *bare.graph.subgraphs()):
@@ -67,11 +68,14 @@ def skeleton(model: ir.Model, *, declared: bool = False) -> onnx.ModelProto:
                     value.type = value.shape = None
                 elif not declared:
                     value.shape = None
+        for value in (*graph.inputs, *graph.outputs) if declared and graph is bare.graph else ():
+            if value.shape is None and isinstance(value.type, ir.TensorType):
+                value.shape = ir.Shape([])
         for value in list(graph.initializers.values()):
             tensor = value.const_value
             if tensor is None or tensor.nbytes <= _SMALL:
                 continue
-            value.shape, value.type = ir.Shape(tensor.shape), ir.TensorType(tensor.dtype)
+            value.shape, value.type = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
             if graph is bare.graph:
                 graph.initializers.pop(str(value.name))
                 if not value.is_graph_input():

@@ -1,4 +1,4 @@
-"""A model as the passes want it: every node named, every value typed and shaped by inference, what is not handled refused."""
+"""A model as the passes want it: every node named, every value shaped by inference; what is not handled is refused."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def prepare(model: onnx.ModelProto | ir.Model) -> ir.Model:
             model = ir.from_proto(model)
         except Exception as error:  # the reader raises whatever comes up
             raise OnnxModelError(f"the model cannot be read: {_first_line(error)}") from error
+    _check_scopes(model)
     copy = model.clone()
     if "ai.onnx" in copy.graph.opset_imports:  # two names of one domain
         copy.graph.opset_imports[""] = copy.graph.opset_imports.pop("ai.onnx")
@@ -33,7 +34,6 @@ def prepare(model: onnx.ModelProto | ir.Model) -> ir.Model:
         onnx.checker.check_model(skeleton(copy, declared=True))
     except onnx.checker.ValidationError as error:
         raise OnnxModelError(f"the model is invalid: {_first_line(error)}") from error
-    _check_scopes(copy)
     taken = {str(node.name) for graph in graphs(copy) for node in graph if node.name}
     seen: set[str] = set()
     for graph in graphs(copy):
@@ -50,6 +50,24 @@ def prepare(model: onnx.ModelProto | ir.Model) -> ir.Model:
             seen.add(name)
     infer_shapes(copy)
     return copy
+
+
+def fix_initializers(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
+    """Take the initializers out of the model's inputs, so that they are constants; return their names as well.
+
+    Models before IR version 4 had to list every weight as an input, which a caller may override. This changes how the
+    model is called, so that it is for a caller to ask for.
+    """
+    copy = model.clone()
+    names = tuple(str(value.name) for value in copy.graph.inputs if value.is_initializer())
+    if not names:
+        return model, ()
+    kept = [value for value in copy.graph.inputs if not value.is_initializer()]
+    copy.graph.inputs.clear()
+    copy.graph.inputs.extend(kept)
+    copy.ir_version = max(copy.ir_version, 4)
+    infer_shapes(copy)
+    return copy, names
 
 
 def _check_scopes(model: ir.Model) -> None:

@@ -1,1 +1,18 @@
-"""The rewrites of ONNX graphs, one per file."""
+"""The rewrites of ONNX graphs, one per file, and the pipeline: an explicit tuple in order."""
+
+from memopt.onnx.graph_pass import OnnxPass
+from memopt.onnx.passes.eliminate_dead import EliminateDead
+from memopt.onnx.passes.eliminate_no_ops import EliminateNoOps
+from memopt.onnx.passes.fold_constants import FoldConstants
+from memopt.onnx.passes.fuse_conv_bn import FuseConvBn
+from memopt.onnx.passes.merge_common import MergeCommon
+from memopt.onnx.passes.share_initializers import ShareInitializers
+
+STANDARD: tuple[OnnxPass, ...] = (
+    EliminateNoOps(),
+    FoldConstants(),
+    FuseConvBn(),
+    ShareInitializers(),
+    MergeCommon(),
+    EliminateDead(),
+)

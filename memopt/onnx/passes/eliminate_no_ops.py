@@ -139,11 +139,11 @@ def _keeps_one_axis(node: ir.Node, source: ir.Value | None) -> bool:
     target, known = constant(argument(node, 1)), dims(source)
     if target is None or known is None or target.size != len(known) or attribute(node, "allowzero", 0):
         return False
-    kept = [int(t) == 0 or (d is not None and int(t) == d and d > 0) for t, d in zip(target.reshape(-1), known, strict=True)]
+    kept = [
+        int(t) == 0 or (d is not None and int(t) == d and d > 0) for t, d in zip(target.reshape(-1), known, strict=True)
+    ]
     missing = [int(t) for t, ok in zip(target.reshape(-1), kept, strict=True) if not ok]
-    # With a copied axis of length 0, -1 would not be defined: then all others must be known not to be 0.
-    copied = any(int(t) == 0 for t in target.reshape(-1))
-    return not missing or (missing == [-1] and not copied)
+    return missing in ([], [-1])
 
 
 def _slice(node: ir.Node, version: int) -> ir.Value | None:

@@ -85,7 +85,7 @@ def _lift(edit: Edit, graph: ir.Graph) -> None:
         if value is None or array is None or value.is_graph_output():
             continue
         tensor = attribute(node, "value", None)
-        initializer = edit.initializer(graph, str(value.name), array if tensor is None else tensor)
+        initializer = edit.initializer(graph, str(value.name), array, None if tensor is None else tensor.dtype)
         name = label(node)
         edit.replace(value, initializer)
         edit.erase(node)
@@ -102,7 +102,7 @@ def _evaluate(edit: Edit, node: ir.Node, known: dict[ir.Value, Array]) -> None:
     if is_standard(node, "Constant"):
         return
     arrays = [None if value is None else known.get(value, constant(value)) for value in node.inputs]
-    if not node.inputs and not is_standard(node) or any(
+    if (not node.inputs and not is_standard(node)) or any(
         array is None and value is not None for array, value in zip(arrays, node.inputs, strict=True)
     ):
         return
@@ -157,7 +157,7 @@ def _write(edit: Edit, node: ir.Node, known: dict[ir.Value, Array], balance: int
     name, after = label(node), []
     for value in needed:
         array = known[value]
-        initializer = edit.initializer(graph, f"{value.name}_value", ir.tensor(array, dtype=value.dtype))
+        initializer = edit.initializer(graph, f"{value.name}_value", array, value.dtype)
         edit.replace(value, initializer)
         after.append(str(initializer.name))
     edit.erase(node)

@@ -32,7 +32,7 @@ class FuseConvBn(OnnxPass):
 
     Refusals:
         - The layer's result has other users, or is an output.
-        - A weight or bias is shared (a folded copy would come on top of it), computed, or may be overridden by a caller.
+        - A weight or bias is shared (a folded copy would come on top of it) or computed, or a caller may override it.
         - The batch normalization is in training mode, not per channel (operator sets before 9), or has other results.
         - A batch normalization before its layer: at zero padding its shift is missing.
         - Types differ, or a folded value is not finite.
@@ -183,5 +183,6 @@ def _scaled(layer: ir.Node, weight: Array, factor: Array) -> Array:
         return weight * (factor.reshape(-1, 1) if attribute(layer, "transB", 0) else factor)
     groups = int(attribute(layer, "group", 1))
     # Rows of one group of inputs feed one group of outputs: one row of factors per input channel.
-    rows = np.repeat(factor.reshape(groups, -1), weight.shape[0] // groups, axis=0)
-    return weight * rows.reshape(*rows.shape, *trailing)
+    rows: Array = np.repeat(factor.reshape(groups, -1), weight.shape[0] // groups, axis=0)
+    result: Array = weight * rows.reshape(*rows.shape, *trailing)
+    return result
