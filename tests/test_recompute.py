@@ -154,6 +154,18 @@ def test_batch_norm_in_training_runs_again_without_running_statistics() -> None:
     assert args == (mm, None, None, True, node.args[6], node.args[7])
 
 
+def test_batch_norm_on_running_statistics_does_not_run_again_as_if_in_training() -> None:
+    program = norm(True)
+    (node,) = [n for n in program.calls if "batch_norm_legit_functional" in str(n.target)]
+    node.args = (*node.args[:5], False, *node.args[6:])
+    assert again_form(node) is None
+
+
+def test_an_input_that_is_returned_is_resident_and_not_pinned() -> None:
+    lowering = lower(joint(lambda x, w: ((x @ w).sin(), x.view(24))), {})
+    assert not lowering.problem.pinned & lowering.problem.resident
+
+
 def test_what_may_run_again() -> None:
     program = trace(lambda x: (torch.bernoulli(x.abs().clamp(max=1)), x.sin()), X)
     forms = {node.name: again_form(node) for node in program.calls}
@@ -257,6 +269,35 @@ def test_running_statistics_move_once() -> None:
     assert_computes_the_same(program, again, X, W, torch.zeros(6), torch.ones(6))
 
 
+def test_a_view_is_rebuilt_from_each_copy_of_its_base() -> None:
+    def function(x, w):
+        y = (x @ w).view(6, 4)
+        return (y.sin() + y.cos(),)
+
+    program = joint(function)
+    lowering = lower(program, {})
+    backward = [node.name for node in lowering.operations[lowering.problem.forward + 1 :]]
+    readers = [name for name in backward if name.startswith(("cos", "sin"))]
+    steps = list(range(len(lowering.operations)))
+    for name in readers:
+        steps.insert(steps.index(operation(lowering, name)), operation(lowering, "mm"))
+    again = apply_schedule(program, lowering, Schedule(tuple(steps), lowering.problem.forward))
+    copies = [node for node in again.calls if node.meta.get("recomputes") == "mm"]
+    assert len(copies) >= 2 and all([str(u.target) for u in copy.users] == ["aten.view.default"] for copy in copies)
+    assert_computes_the_same(program, again, X, W)
+
+
+def test_random_numbers_that_nobody_reads_are_still_drawn_in_backward() -> None:
+    program = joint(chain).copy()
+    with program.graph.inserting_before(program.graph.output_node()):
+        drawn = program.graph.call_function(aten.rand.default, ([2],), {"device": torch.device("cpu")})
+    drawn.meta["phase"] = Phase.BACKWARD
+    program = program.finish()
+    lowering = lower(program, {})
+    again = apply_schedule(program, lowering, plain(lowering))
+    assert [node.name for node in again.calls if node.target is aten.rand.default] == [drawn.name]
+
+
 def test_the_first_copy_of_what_the_caller_holds_is_the_one_returned() -> None:
     program = joint(chain)
     lowering = lower(program, {})
@@ -307,6 +348,9 @@ def test_random_schedules_compute_the_same_in_the_memory_that_the_solver_counts(
         check(problem, schedule, trace.peak_bytes)
         again = apply_schedule(program, lowering, schedule)
         assert_computes_the_same(program, again, X, W, *more)
+        known = {node.name: node.target for node in program.graph.nodes}
+        own = [node for node in again.graph.nodes if "_again" not in node.name]
+        assert all(known[node.name] is node.target or node.op != "call_function" for node in own)
         # Copies that nobody reads are dropped, so the program may take less, never more.
         assert timeline(again).peak_bytes <= trace.peak_bytes
         assert again.inputs == program.inputs
