@@ -51,10 +51,13 @@ class Pass(abc.ABC):
         name: the pass's name in reports and on the command line, in snake case.
         tolerance: 0.0 when results are bitwise equal; else how many times the float64 error of the program before the
             error of the program after may reach (a floor of a few units in the last place is always allowed).
+        lowers_floor: whether the rewrite lowers the least memory that a step can be planned for, at a price in time or
+            with other rounding: it is then used only where a plan without it does not fit, or is slower.
     """
 
     name: ClassVar[str]
     tolerance: ClassVar[float] = 0.0
+    lowers_floor: ClassVar[bool] = False
 
     @abc.abstractmethod
     def run(self, program: Program) -> PassResult:

@@ -50,7 +50,9 @@ def trace(
     return program
 
 
-def capture_joint(function: Callable[..., Any], *tensors: torch.Tensor) -> Program:
+def capture_joint(
+    function: Callable[..., Any], *tensors: torch.Tensor, decompositions: Mapping[Any, Any] | None = None
+) -> Program:
     """The training program of `function(*tensors)`; tensors that require a gradient are its parameters."""
     found: list[Program] = []
     origins = [
@@ -64,7 +66,13 @@ def capture_joint(function: Callable[..., Any], *tensors: torch.Tensor) -> Progr
         found.append(from_joint(joint, num_fwd_outputs, origins))
         return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
 
-    aot_function(function, lambda graph, _: graph, lambda graph, _: graph, partition_fn=partition)(*tensors)
+    aot_function(
+        function,
+        lambda graph, _: graph,
+        lambda graph, _: graph,
+        partition_fn=partition,
+        decompositions=dict(decompositions or {}),
+    )(*tensors)
     return found[0]
 
 

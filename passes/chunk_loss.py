@@ -1,0 +1,113 @@
+"""ChunkLoss: a linear layer and the cross-entropy after it, computed in chunks of rows."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from torch import fx
+
+from memopt.pass_manager import Change, Pass, PassResult, Refusal
+from memopt.program import Phase, Program
+from memopt.rewrite import Refused, forget_inplace
+from memopt.row_chunks import run_in_chunks
+from memopt.rows import HALVES, RowRefused, RowRegion, find_rows, products_before_losses
+
+_LEAST_CHUNKS, _MOST_CHUNKS = 4, 16
+_ALIGNED = 64  # rows of a chunk are a multiple of this where there are more
+
+
+class ChunkLoss(Pass):
+    """Compute the logits of some rows (tokens) at a time, their losses, and in backward their gradients.
+
+    Algebra: with logits L = XW + b, the loss of a row reads that row of L only, and so does the row of the gradient dL.
+    So for chunks X_k of the rows of X: the losses are those of X_k·W + b, put together; dX is the dL_k·Wᵀ, put
+    together; dW = Σ X_kᵀ·dL_k and db = Σ 1ᵀ·dL_k. Backward computes L_k once more, so neither the logits nor their
+    gradients ever exist for all rows: of each tensor of tokens by vocabulary one chunk is left, at the price of one
+    more matrix product. The idea is known (Liger Kernel, arXiv 2410.10989); here it is a rewrite of the joint graph.
+
+    Cases: everything from the product on that works row by row, in either half of the step, whatever it is made of:
+        1. `_log_softmax` and `nll_loss` with mean, sum or no reduction, class weights and an index to ignore.
+        2. The same spelled out (amax, exp, sum, log, gather), as Inductor decomposes it.
+        3. Element-wise operations on the logits (a cast to float32, a bias, soft capping), label smoothing, z-loss.
+        4. The weight may be tied or transposed; views such as [batch, sequence, vocabulary] may stand in between.
+
+    Numbers: sums over rows of half precision are added up in float32 and rounded once. dW and db are sums in another
+    order than before, hence the tolerance.
+
+    Refusals:
+        - The logits, or what is as large, are returned to the caller, or another such tensor flows in.
+        - Something that reads them does not work row by row, or is not known to.
+        - Chunks would not save memory: the weight is as large as the logits.
+
+    Programs without a backward half are returned unchanged, and products that feed no loss over classes are left alone.
+    """
+
+    name: ClassVar[str] = "chunk_loss"
+    tolerance: ClassVar[float] = 2.0
+    lowers_floor: ClassVar[bool] = True
+
+    def __init__(self, chunks: int | None = None) -> None:
+        """Set the number of chunks.
+
+        Args:
+            chunks: how many; None: so many that a chunk of logits is about twice as large as the weight, at least 4 and
+                at most 16.
+
+        Raises:
+            ValueError: fewer than two chunks.
+        """
+        if chunks is not None and chunks < 2:
+            raise ValueError(f"chunks is {chunks}: at least 2 are needed")
+        self.chunks = chunks
+
+    def run(self, program: Program) -> PassResult:
+        """Return the program with each loss chunked that can be; one change per loss."""
+        if not program.training:
+            return PassResult(program)
+        new = program.copy()
+        changes: list[Change] = []
+        refusals: list[Refusal] = []
+        for node in products_before_losses(new):
+            try:
+                chunk = self._rows_per_chunk(node)
+                region = find_rows(new, node)
+            except RowRefused as reason:
+                refusals.append(Refusal(reason.node.name, str(reason)))
+            except Refused as reason:
+                refusals.append(Refusal(node.name, str(reason)))
+            else:
+                changes.append(_change(region, chunk))
+        if not changes:
+            return PassResult(program, (), tuple(refusals))
+        forget_inplace(new.graph)
+        return PassResult(new.finish(), tuple(changes), tuple(refusals))
+
+    def _rows_per_chunk(self, product: fx.Node) -> int:
+        """Raises Refused where chunks would take more memory than they save."""
+        logits = product.meta["val"]
+        rows, columns = (int(size) for size in logits.shape)
+        width = int(product.args[-2].meta["val"].shape[1])  # type: ignore[union-attr]
+        if rows < 2:
+            raise Refused("it has one row")
+        if self.chunks is not None:
+            return math.ceil(rows / self.chunks)
+        chunks = min(_MOST_CHUNKS, max(_LEAST_CHUNKS, math.ceil(rows / (2 * width))))
+        chunk = math.ceil(rows / chunks)
+        if chunk > _ALIGNED:
+            chunk = math.ceil(chunk / _ALIGNED) * _ALIGNED
+        # Without chunks at least two tensors as large as the logits are alive at once; with them two chunks of these,
+        # the sum of the weight's gradient beside what is added to it, and the rows of the input's gradient twice.
+        size = int(logits.element_size())
+        saved = 2 * size * columns * (rows - chunk)
+        added = (6 if logits.dtype in HALVES else size) * columns * width + size * rows * width
+        if saved <= added:
+            raise Refused(f"chunks of its {rows} rows would save {saved} bytes and take {added}")
+        return chunk
+
+
+def _change(region: RowRegion, chunk: int) -> Change:
+    before = tuple(node.name for phase in Phase for node in region.nodes[phase])
+    count = math.ceil(region.rows / chunk)
+    summary = f"{region.product.name} and its loss in {count} chunks of {chunk} rows"
+    return Change(summary, before, tuple(run_in_chunks(region, chunk)))

@@ -1,0 +1,362 @@
+"""ChunkLoss: losses and gradients beside float64, nothing as large as the logits left, and what is refused."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._inductor.decomposition import select_decomp_table
+
+import memopt
+from memopt.memory.aliasing import analyse
+from memopt.memory.timeline import timeline
+from memopt.passes.chunk_loss import ChunkLoss
+from memopt.passes.eliminate_copies import EliminateCopies
+from tests.end_to_end import build, gradients, in_dtype, restorer, step
+from tests.passes.build import arguments, capture_joint, check, reasons
+from tests.support import apply, capture
+
+ROWS, WIDTH, COLUMNS = 48, 8, 40
+FORMS = {"fused": None, "decomposed": select_decomp_table()}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def data(dtype=torch.float32, *, bias=True, ignored=True, rows=(ROWS,)):
+    """Hidden states, weight, bias and labels of a linear layer with a cross-entropy."""
+    torch.manual_seed(0)
+    x = torch.randn(*rows, WIDTH).to(dtype).requires_grad_()
+    weight = torch.randn(COLUMNS, WIDTH).to(dtype).requires_grad_()
+    labels = torch.randint(0, COLUMNS, rows)
+    if ignored:
+        labels[..., ::3] = -100
+    vector = torch.randn(COLUMNS).to(dtype).requires_grad_() if bias else torch.zeros(())
+    return x, weight, vector, labels
+
+
+def shifted(logits, labels):
+    """Hugging Face's loss of causal models: upcast, labels padded and shifted, rows flattened."""
+    labels = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
+    return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), labels.view(-1))
+
+
+LOSSES = {
+    "mean": lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b), t),
+    "sum": lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b), t, reduction="sum"),
+    "none": lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b), t, reduction="none").square().mean(),
+    "tokens": lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b), t, reduction="sum") / (t != -100).sum(),
+    "class_weights": lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b), t, b.detach().abs() + 0.1),
+    "smoothing": lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b), t, label_smoothing=0.1),
+    "upcast": lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b).float(), t),
+    "capped": lambda x, w, b, t: F.cross_entropy(torch.tanh(F.linear(x, w, b) / 30) * 30, t),
+    "separate_bias": lambda x, w, b, t: F.cross_entropy(x @ w.t() + b, t),
+    "z_loss": lambda x, w, b, t: F.cross_entropy(y := F.linear(x, w, b), t) + 1e-2 * y.logsumexp(-1).square().mean(),
+    "scaled": lambda x, w, b, t: F.cross_entropy(F.linear(x.tanh(), w * 0.5, b), t) * 3,
+}
+
+
+def results(program, tensors):
+    wanted = [node.meta["val"].dtype for node in program.placeholders]
+    values = [value.to(dtype) for value, dtype in zip(arguments(program, *tensors), wanted, strict=True)]
+    torch.manual_seed(0)
+    return program.run(*values)
+
+
+def assert_as_exact(result, before, tensors, exact):
+    """Each output's float64 error is at most twice what it was before, or a few units in the last place."""
+    found, plain = results(result.program, tensors), results(before, tensors)
+    reference = results(exact, tensors)
+    for new, old, true in zip(found, plain, reference, strict=True):
+        if old is None:
+            assert new is None
+            continue
+        assert (new.dtype, new.shape, new.stride()) == (old.dtype, old.shape, old.stride())
+        floor = 4 * torch.finfo(old.dtype).eps * true.abs().max()
+        assert (new - true).abs().max() <= 2 * (old - true).abs().max() + floor
+
+
+def largest(program):
+    """Bytes of the largest storage that the program makes."""
+    return max(s.nbytes for s in analyse(program).storages if s.producer.op == "call_function")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_losses_and_gradients_beside_float64(name, form, dtype):
+    tensors = data(dtype)
+    exact = capture_joint(
+        LOSSES[name], *(t.detach().double().requires_grad_() if t.is_floating_point() else t for t in tensors)
+    )
+    before = capture_joint(LOSSES[name], *tensors, decompositions=FORMS[form])
+    result = apply(ChunkLoss(3), before)
+    (change,) = result.changes
+    assert change.summary.endswith("and its loss in 3 chunks of 16 rows")
+    assert result.refusals == ()
+    assert_as_exact(result, before, tensors, exact)
+    assert largest(before) >= ROWS * COLUMNS * dtype.itemsize
+    assert largest(result.program) < ROWS * COLUMNS * dtype.itemsize
+    assert timeline(result.program).peak_bytes < timeline(before).peak_bytes
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_batches_of_sequences_with_hugging_face_s_shifted_loss(form):
+    tensors = data(torch.bfloat16, bias=False, rows=(4, 12))
+
+    def loss(x, weight, _, labels):
+        return shifted(F.linear(x * 2, weight), labels)
+
+    before = EliminateCopies().run(capture_joint(loss, *tensors, decompositions=FORMS[form])).program
+    exact = capture_joint(
+        loss, tensors[0].detach().double().requires_grad_(), tensors[1].detach().double().requires_grad_(), *tensors[2:]
+    )
+    result = apply(ChunkLoss(), before)
+    assert [change.summary.split(" ", 1)[1] for change in result.changes] == ["and its loss in 4 chunks of 12 rows"]
+    wide = [
+        n for n in before.calls if isinstance(n.meta["val"], torch.Tensor) and n.meta["val"].shape == (4, 12, COLUMNS)
+    ]
+    assert wide, "a value over [batch, sequence, vocabulary] stands in the graph"
+    assert_as_exact(result, before, tensors, exact)
+    assert largest(result.program) < ROWS * COLUMNS * 2
+
+
+def test_a_tied_weight_gets_both_gradients():
+    x, weight, _, labels = data(bias=False, ignored=False)
+    ids = labels.flip(0)
+
+    def loss(x, weight, ids, labels):
+        return F.cross_entropy(F.linear(x * F.embedding(ids, weight), weight), labels)
+
+    before = capture_joint(loss, x, weight, ids, labels)
+    exact = capture_joint(
+        loss, x.detach().double().requires_grad_(), weight.detach().double().requires_grad_(), ids, labels
+    )
+    result = apply(ChunkLoss(), before)
+    assert_as_exact(result, before, (x, weight, ids, labels), exact)
+
+
+def test_a_weight_that_is_not_transposed():
+    x, weight, bias, labels = data()
+    weight = weight.detach().t().contiguous().requires_grad_()
+
+    def loss(x, weight, bias, labels):
+        return F.cross_entropy(torch.addmm(bias, x, weight), labels)
+
+    before = capture_joint(loss, x, weight, bias, labels)
+    double = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
+    result = apply(ChunkLoss(), before)
+    assert_as_exact(result, before, (x, weight, bias, labels), capture_joint(loss, *double, labels))
+    assert largest(result.program) < ROWS * COLUMNS * 4
+
+
+def test_frozen_parts_get_no_gradient():
+    x, weight, bias, labels = data()
+    for frozen in ({0}, {1, 2}, {2}):
+        tensors = [t.detach().requires_grad_(i not in frozen) for i, t in enumerate((x, weight, bias))]
+        before = capture_joint(LOSSES["mean"], *tensors, labels)
+        double = [t.detach().double().requires_grad_(t.requires_grad) for t in tensors]
+        result = apply(ChunkLoss(), before)
+        assert_as_exact(result, before, (*tensors, labels), capture_joint(LOSSES["mean"], *double, labels))
+
+
+def test_two_losses_in_one_step():
+    x, weight, bias, labels = data()
+
+    def loss(x, weight, bias, labels):
+        one = F.cross_entropy(F.linear(x, weight, bias), labels)
+        return one + F.cross_entropy(F.linear(x.tanh(), weight), labels.flip(0))
+
+    before = capture_joint(loss, x, weight, bias, labels)
+    double = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
+    result = apply(ChunkLoss(), before)
+    assert len(result.changes) == 2
+    assert_as_exact(result, before, (x, weight, bias, labels), capture_joint(loss, *double, labels))
+    assert largest(result.program) < ROWS * COLUMNS * 4
+
+
+def test_chunks_whose_labels_are_all_ignored_and_rows_that_do_not_divide():
+    x, weight, bias, labels = data()
+    labels[:20] = -100
+    before = capture_joint(LOSSES["mean"], x, weight, bias, labels)
+    double = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
+    exact = capture_joint(LOSSES["mean"], *double, labels)
+    for chunks in (2, 5, 7, 48):
+        result = apply(ChunkLoss(chunks), before)
+        assert_as_exact(result, before, (x, weight, bias, labels), exact)
+    labels[:] = -100
+    loss = results(result.program, (x, weight, bias, labels))[0]
+    assert loss.isnan() and results(before, (x, weight, bias, labels))[0].isnan()
+
+
+def test_the_number_of_chunks():
+    torch.manual_seed(0)
+    weight, labels = torch.randn(4096, 16, requires_grad=True), torch.randint(0, 4096, (2048,))
+    x = torch.randn(2048, 16, requires_grad=True)
+    program = capture_joint(lambda x, w, t: F.cross_entropy(F.linear(x, w), t), x, weight, labels)
+    found = {chunks: ChunkLoss(chunks).run(program).changes[0].summary for chunks in (None, 2, 3)}
+    assert found == {
+        None: "mm and its loss in 16 chunks of 128 rows",
+        2: "mm and its loss in 2 chunks of 1024 rows",
+        3: "mm and its loss in 3 chunks of 683 rows",
+    }
+    assert timeline(ChunkLoss().run(program).program).peak_bytes < 0.2 * timeline(program).peak_bytes
+    with pytest.raises(ValueError, match="at least 2"):
+        ChunkLoss(1)
+
+
+def test_the_change_names_what_it_replaced():
+    tensors = data()
+    before = EliminateCopies().run(capture_joint(LOSSES["mean"], *tensors)).program
+    (change,) = apply(ChunkLoss(), before).changes
+    assert change.before == ("addmm", "_log_softmax", "nll_loss_forward", "nll_loss_backward",
+                             "_log_softmax_backward_data", "mm", "mm_1", "sum_1")  # fmt: skip
+    assert change.after[0].startswith("nll_loss_forward") and len(change.after) == 4
+
+
+def test_gradients_with_dropout_pass_a_finite_difference_check():
+    x, weight, bias, labels = data(torch.float64)
+
+    def loss(x, weight, bias, labels):
+        return F.cross_entropy(F.linear(F.dropout(x, 0.3).tanh(), weight, bias), labels)
+
+    program = apply(ChunkLoss(5), capture_joint(loss, x, weight, bias, labels)).program
+    _, *gradients = results(program, (x, weight, bias, labels))
+    tangent = arguments(program, x, weight, bias, labels)[-1]
+    for position, (value, gradient) in enumerate(zip((x, weight, bias), gradients, strict=False)):
+        direction = torch.randn_like(value)
+        ends = []
+        for size in (1e-5, -1e-5):
+            moved = [x, weight, bias, labels]
+            moved[position] = value.detach() + size * direction
+            ends.append(results(program, moved)[0])
+        slope = (ends[0] - ends[1]) / 2e-5
+        torch.testing.assert_close((gradient * direction).sum(), slope * tangent.double(), rtol=1e-6, atol=1e-9)
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------
+
+
+def refused(function, *tensors, chunks=2):
+    program = capture_joint(function, *tensors)
+    result = check(ChunkLoss(chunks), program, *tensors)
+    assert result.program is program
+    return reasons(result)
+
+
+REFUSED = {
+    "returned": (
+        lambda x, w, b, t: ((y := F.linear(x, w, b)), F.cross_entropy(y, t)),
+        {"addmm": "the logits, or what is as large, are returned to the caller as well"},
+    ),
+    "sorted": (
+        lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b).sort(0).values, t),
+        {"sort": "aten.sort.default is not known to work row by row"},
+    ),
+    "dropped_rows": (
+        lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b)[:-1], t[1:]),
+        {"slice_1": "aten.slice.Tensor reads the logits, or what is as large, but gives no value per row"},
+    ),
+    "dropout": (
+        lambda x, w, b, t: F.cross_entropy(F.dropout(F.linear(x, w, b), 0.5), t),
+        {"native_dropout": "aten.native_dropout.default is not known to work row by row"},
+    ),
+    "over_rows": (
+        lambda x, w, b, t: F.cross_entropy((y := F.linear(x, w, b)) - y.mean(0, keepdim=True), t),
+        {"mean": "aten.mean.dim reads the logits, or what is as large, but gives no value per row"},
+    ),
+    "centred": (
+        lambda x, w, b, t: F.cross_entropy((y := F.linear(x, w, b)) - y.sum(0, keepdim=True), t),
+        {"sub": "it mixes the rows of sum_1"},
+    ),
+    "another_as_large": (
+        lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b) + F.linear(x.tanh(), w), t),
+        {"add": "it also reads addmm, which is as large as the logits"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_run_by_rows_is_refused(name):
+    function, expected = REFUSED[name]
+    assert refused(function, *data()) == expected
+
+
+def test_chunks_that_would_save_nothing_are_refused():
+    x, weight, bias, labels = data()
+    assert refused(LOSSES["mean"], x[:4].detach().requires_grad_(), weight, bias, labels[:4], chunks=None) == {
+        "addmm": "chunks of its 4 rows would save 960 bytes and take 1408"
+    }
+
+
+def test_layers_without_a_loss_over_classes_are_left_alone():
+    x, weight, bias, labels = data()
+    assert (
+        refused(lambda x, w, b, t: (F.linear(x, w, b).tanh() @ w).square().mean() + t.sum(), x, weight, bias, labels)
+        == {}
+    )
+
+
+def test_inference_programs_are_returned_as_they_are():
+    program = capture(nn.Linear(4, 4), torch.randn(8, 4))
+    assert ChunkLoss().run(program).program is program
+
+
+def test_a_random_operation_is_never_moved_behind_another():
+    x, weight, bias, labels = data()
+
+    def loss(x, weight, bias, labels):
+        losses = F.cross_entropy(y := F.linear(x, weight, bias), labels, reduction="none")
+        return F.dropout(losses, 0.5).sum() + y.logsumexp(-1).sum()
+
+    assert refused(loss, x, weight, bias, labels) == {"native_dropout": "it would have to run later than it does"}
+
+
+# -- real models ------------------------------------------------------------------------------------------------------
+
+
+class OnlyLoss(nn.Module):
+    """A Hugging Face model whose caller wants its loss only."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs):
+        return self.model(**inputs).loss
+
+
+def real(name, dtype=torch.float32):
+    torch._dynamo.reset()
+    model, inputs = build(name)
+    if name.startswith("hf_"):
+        model.loss_type = "ForCausalLM" if name == "hf_gpt2" else model.loss_type  # else it warns: a graph break
+        model = OnlyLoss(model)
+    return model.to(dtype).train(), in_dtype(inputs, dtype)
+
+
+QUICK = ("gpt2", "hf_gpt2", "hf_llama", "hf_t5")
+OTHERS = (("bert_base", "aten"), ("llama_tiny", "aten"), ("hf_bert", "aten"), ("llama_tiny", "inductor"))
+
+
+# Inductor's code generator imports modules of torch that still use it.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [*((name, "aten") for name in QUICK), ("hf_llama", "inductor")]
+    + [pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS],
+)
+def test_real_models_train_as_eager_does(name, backend):
+    double, inputs = real(name, torch.float64)
+    exact = step(double, inputs)
+    expected = gradients(double)
+    model, inputs = real(name)
+    restore = restorer(model)
+    plain = step(model, inputs)
+    eager = gradients(model)
+    restore()
+    passes = tuple(p for p in memopt.TRAINING if p.name != "checkpoint")
+    compiled = memopt.compile(model, backend=backend, passes=(*passes[:-1], ChunkLoss(4), passes[-1]))
+    loss = step(compiled, inputs)
+    (record,) = [r for r in compiled.report.passes if r.name == "chunk_loss"]
+    assert len(record.changes) == 1 and record.evidence.proved == record.evidence.regions
+    for new, old, true in zip([loss, *gradients(model)], [plain, *eager], [exact, *expected], strict=True):
+        floor = 8 * torch.finfo(torch.float32).eps * true.abs().max()
+        assert (new - true).abs().max() <= 2 * (old - true).abs().max() + floor
