@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from memopt.cli.group import DIFFERENT, USAGE, CommandError, verbosity_options
 from memopt.cli.loading import Request, load
 from memopt.cli.output import progress, refuse_existing
+from memopt.session import storage_bytes
+
+if TYPE_CHECKING:
+    from memopt.convert.record import Conversion
 
 
 @click.command()
@@ -21,6 +26,8 @@ from memopt.cli.output import progress, refuse_existing
 @click.option("--dynamic", metavar="AXES", help="Which axes vary: batch,sequence or x:0=rows; none: fixed shapes.")
 @click.option("--opset", type=click.IntRange(18, 25), default=20, show_default=True, help="ONNX operators' version.")
 @click.option("--model", "factory", metavar="PACKAGE.MODULE:FACTORY", help="The module a state dict is for.")
+@click.option("--key", metavar="NAME.NAME", help="Where in a nested checkpoint the weights are: ema, state.model.")
+@click.option("--task", metavar="TASK", help="The head of a Hugging Face model: text-classification, …")
 @click.option("--tiny", is_flag=True, help="The tiny size of a model of memopt.models.")
 @click.option("--trust-pickle", is_flag=True, help="Read files that may run code when read.")
 @verbosity_options
@@ -37,45 +44,66 @@ def convert(
     dynamic: str | None,
     opset: int,
     factory: str | None,
+    key: str | None,
+    task: str | None,
     tiny: bool,
     trust_pickle: bool,
 ) -> None:
     """Convert SOURCE to an ONNX file that computes the same, proved by real runs at several shapes.
 
-    SOURCE is a name of memopt.models (gpt2, resnet50:tiny, …), package.module:factory, a Hugging Face folder, or with
-    --model a .safetensors or .pt state dict.
+    SOURCE is a name of memopt.models (gpt2, resnet50:tiny, …), package.module:factory, a Hugging Face folder, a .pt2 of
+    torch.export, or with --model a .safetensors, .pt, .pth or .bin state dict.
     """
     if (output is None) != dry_run:
         raise CommandError("say where to: -o model.onnx, or --dry-run (not both)", USAGE)
     refuse_existing(output, overwrite)
+    request = Request(
+        spec=source,
+        tiny=tiny,
+        training=False,
+        factory=factory,
+        key=key,
+        task=task,
+        trust_pickle=trust_pickle,
+        needs_inputs=False,
+    )
+    with progress(ctx, f"converting {source}"):
+        record = _converted(request, output, inputs, dynamic, opset)
+    click.echo(record.to_json() if form == "json" else record.to_text(), nl=False)
+    if output is not None:
+        click.echo(f"written to {output}", err=True)
+
+
+def _converted(
+    request: Request, output: Path | None, inputs: tuple[str, ...], dynamic: str | None, opset: int
+) -> Conversion:
     try:
         from memopt.cli.conversion_inputs import conversion_inputs, is_hugging_face, without_cache
+        from memopt.convert.capture import from_exported
         from memopt.convert.errors import ConversionError, DifferenceError
-        from memopt.convert.inputs import parse_dynamic, parse_input
-        from memopt.convert.pipeline import convert_module
+        from memopt.convert.inputs import KNOWN_AXES, parse_dynamic, parse_input
+        from memopt.convert.pipeline import convert_captured, convert_module
     except ImportError as error:
         raise CommandError(f"converting needs {error.name}: pip install memopt[onnx]") from error
     try:
         specs = [parse_input(text) for text in inputs]
         axes = None if dynamic is None else parse_dynamic(dynamic)
-    except ValueError as error:
-        raise CommandError(str(error), USAGE) from error
-    with progress(ctx, f"converting {source}"):
-        request = Request(
-            spec=source, tiny=tiny, training=False, factory=factory, trust_pickle=trust_pickle, needs_inputs=False
-        )
         loaded = load(request)
+        if loaded.exported is not None:
+            if specs or axes is not None:
+                raise CommandError(
+                    f"{loaded.name} has inputs and shapes of its own: leave --input and --dynamic", USAGE
+                )
+            size = storage_bytes(list(loaded.exported.state_dict.values()))
+            captured = from_exported(loaded.exported, KNOWN_AXES)
+            return convert_captured(captured, output, source=loaded.name, bytes_before=size, opset=opset)
         if is_hugging_face(loaded.model):
             without_cache(loaded.model)
         example = conversion_inputs(loaded, specs)
-        try:
-            record = convert_module(loaded.model, example, output, source=loaded.name, dynamic=axes, opset=opset)
-        except DifferenceError as error:
-            raise CommandError(str(error), DIFFERENT) from error
-        except ConversionError as error:
-            raise CommandError(str(error)) from error
-        except ValueError as error:
-            raise CommandError(str(error), USAGE) from error
-    click.echo(record.to_json() if form == "json" else record.to_text(), nl=False)
-    if output is not None:
-        click.echo(f"written to {output}", err=True)
+        return convert_module(loaded.model, example, output, source=loaded.name, dynamic=axes, opset=opset)
+    except DifferenceError as error:
+        raise CommandError(str(error), DIFFERENT) from error
+    except ConversionError as error:
+        raise CommandError(str(error)) from error
+    except ValueError as error:
+        raise CommandError(str(error), USAGE) from error

@@ -6,17 +6,19 @@ import dataclasses
 import difflib
 import importlib
 import os
-import pickle
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from memopt import models
 from memopt.cli import hugging_face
+from memopt.cli.checkpoint import fit, read_checkpoint
+from memopt.cli.exported import load_exported
 from memopt.cli.group import USAGE, CommandError
 
 Inputs = tuple[Any, ...] | Mapping[str, Any]
@@ -27,12 +29,13 @@ _STATE_DICTS = (".safetensors", ".pt", ".pth", ".bin")
 class Loaded:
     """A model ready to run: `model(*inputs)` or, when inputs is a mapping, `model(**inputs)` runs it.
 
-    The inputs are empty where the source gives none and none were asked for.
+    The inputs are empty where the source gives none and none were asked for. `exported` is there for a `.pt2`.
     """
 
     name: str
     model: torch.nn.Module
     inputs: Inputs
+    exported: ExportedProgram | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +47,9 @@ class Request:
         batch: how many examples in the inputs.
         tiny: the tiny size of a model of memopt.models.
         training: inputs with labels, so that the model returns its loss, and the model in train mode.
-        factory: `package.module:factory` that makes the module a state dict is for.
+        factory: `package.module:factory`, or a name of memopt.models, that makes the module a state dict is for.
+        task: the head of a Hugging Face model, where another than its config's is wanted.
+        key: where in a nested checkpoint the weights are (`ema`).
         trust_pickle: whether files that run code when they are read may be read.
         device: where model and inputs are moved to; None leaves them where they are made.
         needs_inputs: whether a source without example inputs is refused.
@@ -55,6 +60,8 @@ class Request:
     tiny: bool = False
     training: bool = True
     factory: str | None = None
+    key: str | None = None
+    task: str | None = None
     trust_pickle: bool = False
     device: str | None = None
     needs_inputs: bool = True
@@ -71,6 +78,10 @@ def load(request: Request) -> Loaded:
     suffix = path.suffix.lower()
     if request.factory is not None and suffix not in _STATE_DICTS:
         raise CommandError("--model goes with a .safetensors or .pt state dict", USAGE)
+    if request.key is not None and suffix not in _STATE_DICTS:
+        raise CommandError("--key goes with a .safetensors or .pt state dict", USAGE)
+    if request.task is not None and not path.is_dir():
+        raise CommandError("--task goes with a Hugging Face folder", USAGE)
     if request.spec.partition(":")[0] in models.names():
         found = _built_in(request)
     elif path.is_dir():
@@ -78,7 +89,7 @@ def load(request: Request) -> Loaded:
     elif suffix == ".pt2" or suffix in _STATE_DICTS:
         if not path.is_file():
             raise CommandError(f"no file {path}", USAGE)
-        found = _exported(path) if suffix == ".pt2" else _from_state_dict(path, request)
+        found = _exported(path, request) if suffix == ".pt2" else _from_state_dict(path, request)
     elif ":" in request.spec:
         found = _from_factory(request.spec, request)
     else:
@@ -121,7 +132,7 @@ def _built_in(request: Request) -> Loaded:
 
 def _hugging_face(path: Path, request: Request) -> tuple[torch.nn.Module, Inputs]:
     if not request.needs_inputs:
-        return hugging_face.load_model(path, request.trust_pickle), {}
+        return hugging_face.load_model(path, request.trust_pickle, request.task, strict=True), {}
     return hugging_face.load(path, request.batch, request.training, request.trust_pickle)
 
 
@@ -167,55 +178,27 @@ def _example_inputs(model: torch.nn.Module, spec: str, request: Request) -> Inpu
     return inputs
 
 
-def _exported(path: Path) -> Loaded:
-    try:
-        program = torch.export.load(path)
-    except Exception as error:
-        raise CommandError(f"{path} is no program of torch.export: {error}") from error
+def _exported(path: Path, request: Request) -> Loaded:
+    program = load_exported(path, trust_pickle=request.trust_pickle)
     if program.example_inputs is None:
         raise CommandError(f"{path} was saved without example inputs: export it again", USAGE)
     args, kwargs = program.example_inputs
     if args and kwargs:
         raise CommandError(f"{path} takes both positional and keyword arguments: export it with one kind", USAGE)
-    return Loaded(path.name, program.module(), dict(kwargs) if kwargs else tuple(args))
+    return Loaded(path.name, program.module(), dict(kwargs) if kwargs else tuple(args), program)
 
 
 def _from_state_dict(path: Path, request: Request) -> Loaded:
-    state = _read_state(path, request.trust_pickle)
+    state = read_checkpoint(path, trust_pickle=request.trust_pickle, key=request.key)
     if isinstance(state, torch.nn.Module):
         return Loaded(path.name, state, _example_inputs(state, str(path), request))
     if request.factory is None:
         raise CommandError(
             f"{path} holds weights only: say which module they are for, --model package.module:factory", USAGE
         )
-    if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise CommandError(f"{path} holds no state dict (names and tensors)")
-    found = _from_factory(request.factory, request)
-    try:
-        found.model.load_state_dict(dict(state))
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise CommandError(f"{path} does not fit {request.factory}: {reason}") from error
+    if request.factory.partition(":")[0] in models.names():
+        found = _built_in(dataclasses.replace(request, spec=request.factory))
+    else:
+        found = _from_factory(request.factory, request)
+    fit(found.model, state, path, request.factory)
     return dataclasses.replace(found, name=path.name)
-
-
-def _read_state(path: Path, trust_pickle: bool) -> Any:
-    if path.suffix.lower() == ".safetensors":
-        try:
-            from safetensors.torch import load_file
-        except ImportError as error:
-            raise CommandError("reading .safetensors needs: pip install memopt[hf]") from error
-        try:
-            return load_file(path)
-        except Exception as error:
-            raise CommandError(f"{path} is no safetensors file: {error}") from error
-    try:
-        return torch.load(path, map_location="cpu", weights_only=not trust_pickle)
-    except pickle.UnpicklingError as error:
-        if trust_pickle:
-            raise CommandError(f"{path} is no file of torch.save: {error}") from error
-        raise CommandError(
-            f"{path} is not a plain state dict: reading it may run code; if you trust it, add --trust-pickle", USAGE
-        ) from error
-    except (RuntimeError, EOFError) as error:
-        raise CommandError(f"{path} is no file of torch.save: {error}") from error

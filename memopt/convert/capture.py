@@ -111,6 +111,33 @@ def capture(
     return Captured(exported, model, inputs, shapes, find_axes(exported, shapes, inputs, axes), (*notes, *fixed))
 
 
+def from_exported(exported: ExportedProgram, labels: Mapping[str, Mapping[int, str]]) -> Captured:
+    """Take a program that torch.export has captured before, with the sizes that vary there.
+
+    Args:
+        exported: the program, with example inputs.
+        labels: input name → axis → label, for axes that have one.
+
+    Raises:
+        ConversionError: it has no example inputs, or others than tensors.
+    """
+    args, kwargs = exported.example_inputs or ((), {})
+    leaves = pytree.tree_leaves((args, kwargs))
+    names = [str(name) for name in exported.graph_signature.user_inputs]
+    if not leaves or len(leaves) != len(names) or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        raise ConversionError("the exported program has no example inputs, or others than tensors: export it again")
+    inputs = dict(zip(names, leaves, strict=True))
+    structure = pytree.tree_structure((args, kwargs))
+    module = exported.module()
+
+    def call(**values: Any) -> Any:
+        positions, keywords = pytree.tree_unflatten([values[name] for name in names], structure)
+        return module(*positions, **keywords)
+
+    shapes = input_shapes(exported, inputs)
+    return Captured(exported, call, inputs, shapes, find_axes(exported, shapes, inputs, labels))
+
+
 def _export(model: torch.nn.Module, inputs: Mapping[str, Any], dynamic: Any) -> ExportedProgram:
     with torch.no_grad():
         return torch.export.export(model, (), dict(inputs), dynamic_shapes=dynamic, strict=False)

@@ -8,6 +8,7 @@ import onnxruntime
 import pytest
 import torch
 
+from memopt import models
 from memopt.convert import pipeline
 from tests.cli.conftest import assert_one_line
 
@@ -67,6 +68,31 @@ def test_state_dict_with_its_module(run, folder):
     np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-6)
 
 
+def test_ema_weights_of_a_nested_checkpoint_with_a_wrappers_prefix(run, folder):
+    weights = {"module.linear.weight": torch.full((4, 4), 2.0), "module.linear.bias": torch.zeros(4)}
+    torch.save({"model": {name: value + 1 for name, value in weights.items()}, "ema": weights}, "c.pth")
+    assert run("convert", "c.pth", "--model", "factories:pair", "--key", "ema", "-o", "m.onnx").exit_code == 0
+    assert session("m.onnx").run(None, {"x": np.ones((3, 4), np.float32)})[0] == 3 * 4 * 8
+
+
+def test_exported_program_keeps_its_own_sizes(run, folder):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU())
+    dynamic = ({0: torch.export.Dim.DYNAMIC},)
+    torch.export.save(torch.export.export(model, (torch.ones(3, 4),), dynamic_shapes=dynamic), "p.pt2")
+    assert run("convert", "p.pt2", "-o", "m.onnx").exit_code == 0
+    assert shapes("m.onnx") == {"input": ["input_0", 4], "output": ["input_0", 2]}
+    assert_one_line(run("convert", "p.pt2", "-o", "n.onnx", "--dynamic", "batch"), 2, "shapes of its own")
+
+
+def test_state_dict_for_a_built_in_model(run, folder):
+    model = models.build("resnet18:tiny").eval()
+    torch.save({"state_dict": model.state_dict()}, "c.bin")
+    assert run("convert", "c.bin", "--model", "resnet18:tiny", "-o", "m.onnx").exit_code == 0
+    inputs = model.example_inputs(2)
+    (found,) = session("m.onnx").run(None, {"images": inputs["images"].numpy()})
+    np.testing.assert_allclose(found, model(**inputs).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
 def test_json_holds_the_record(run):
     result = run("convert", "gpt2:tiny", "--dry-run", "--format", "json")
     assert result.exit_code == 0, result.stderr
@@ -124,6 +150,8 @@ def test_other_numbers_are_exit_code_4_and_no_file(run, folder, monkeypatch):
         (("gpt2:tiny", "-o", "m.onnx", "--opset", "3"), 2, "--opset"),
         (("factories:Tiny", "-o", "m.onnx"), 2, "add --input NAME=2x16:int64 for each (forward takes x)"),
         (("factories:broken", "-o", "m.onnx"), 1, "no disk"),
+        (("gpt2:tiny", "-o", "m.onnx", "--key", "ema"), 2, "--key goes with"),
+        (("gpt2:tiny", "-o", "m.onnx", "--task", "fill-mask"), 2, "--task goes with"),
     ],
 )
 def test_bad_requests_are_one_line_and_leave_nothing(run, folder, words, code, expected):

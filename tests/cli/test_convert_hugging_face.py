@@ -1,7 +1,11 @@
+import json
+
 import numpy as np
 import onnxruntime
 import pytest
 import torch
+
+from tests.cli.conftest import assert_one_line
 
 transformers = pytest.importorskip("transformers")
 
@@ -64,3 +68,32 @@ def test_folder_to_onnx_with_batch_and_sequence_dynamic(run, folder, kind, input
         expected = model(**feeds)[outputs[0]]
     found = session.run([outputs[0]], {name: value.numpy() for name, value in feeds.items()})[0]
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_another_head_by_task(run, folder):
+    make("bert").save_pretrained(folder / "checkpoint")
+    assert_one_line(run("convert", "checkpoint", "--task", "fill-mask", "-o", "m.onnx"), 1, "checkpoint does not fit")
+    assert_one_line(run("convert", "checkpoint", "--task", "poetry", "-o", "m.onnx"), 2, "unknown task 'poetry'")
+    assert_one_line(
+        run("convert", "checkpoint", "--task", "depth-estimation", "-o", "m.onnx"), 2, "bert models have no head for"
+    )
+    result = run("convert", "checkpoint", "--task", "feature-extraction", "--dry-run", "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    names = [entry["name"] for entry in json.loads(result.stdout)["outputs"]]
+    assert names == ["last_hidden_state", "pooler_output"]
+
+
+def test_missing_weights_are_named_not_made_up(run, folder):
+    model = make("bert")
+    weights = {name: value.clone() for name, value in model.state_dict().items() if name != "classifier.weight"}
+    model.save_pretrained(folder / "checkpoint", state_dict=weights)
+    result = run("convert", "checkpoint", "-o", "m.onnx")
+    assert_one_line(result, 1, "does not fit BertForSequenceClassification: 1 missing (classifier.weight)")
+    assert not (folder / "m.onnx").exists()
+
+
+def test_sharded_weights(run, folder):
+    model = make("llama").eval()
+    model.save_pretrained(folder / "checkpoint", max_shard_size="20KB")
+    assert len(list((folder / "checkpoint").glob("*.safetensors"))) > 2
+    assert run("convert", "checkpoint", "-o", "m.onnx").exit_code == 0
