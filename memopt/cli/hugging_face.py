@@ -50,8 +50,8 @@ def load_model(folder: Path, trust_pickle: bool, task: str | None = None, *, str
     """Build the model that the folder's config names, with the folder's weights where it has any.
 
     Raises:
-        CommandError: no config, an unknown architecture or task, or only pickled weights; with `strict`, also weights that
-            are missing or of other shapes, for which transformers makes up random ones.
+        CommandError: no config, an unknown architecture or task, or only pickled weights; with `strict`, also weights
+            that are missing or of other shapes, for which transformers makes up random ones.
     """
     if not (folder / "config.json").is_file():
         raise CommandError(f"{folder} is no Hugging Face folder: it has no config.json", USAGE)
