@@ -27,8 +27,9 @@ _REPEATS = 5
 _LONG_ENOUGH = 0.05  # seconds of a CPU operator beside which what its first call does once is nothing
 _CACHE_BYTES = 256 * 2**20  # more than any CUDA device's second-level cache holds
 _WARM_UP = 100  # fills of that many bytes, about 10 ms: clocks rise from idle
-# Elements of the additions from which the speed of memory is read: in each cache, and beyond.
-_SIZES = (1, 2**12, 2**15, 2**18, 2**21, 2**24)
+# Elements of the additions from which the speed of memory is read: in each cache, beyond, and so large that a CPU's
+# allocator asks the system for fresh pages each time (from 32 MiB in glibc).
+_SIZES = (1, 2**12, 2**15, 2**18, 2**20, 2**22, 2**23, 2**24)
 _MATRIX = {"cuda": 4096, "cpu": 256}
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -99,12 +100,17 @@ def _by_itself(device: torch.device, nodes: Sequence[fx.Node] = ()) -> Iterator[
 def _groups(nodes: Sequence[fx.Node], limit_bytes: int) -> Iterator[list[fx.Node]]:
     """Cut the nodes into runs whose shared buffers, beside the largest results, stay within the limit."""
     group: list[fx.Node] = []
+    buffers: dict[Kind, int] = {}
+    results = 0
     for node in nodes:
-        results = max(bytes_needed(n) - sum(_bytes(_sizes([n])).values()) for n in (*group, node))
-        if group and results + sum(_bytes(_sizes([*group, node])).values()) > limit_bytes:
+        own = _sizes([node])
+        together = {kind: max(own.get(kind, 0), buffers.get(kind, 0)) for kind in {*own, *buffers}}
+        mine = bytes_needed(node) - _bytes(own)
+        if group and max(results, mine) + _bytes(together) > limit_bytes:
             yield group
-            group = []
+            group, together, results = [], own, 0
         group.append(node)
+        buffers, results = together, max(results, mine)
     if group:
         yield group
 
@@ -245,8 +251,8 @@ def _sizes(nodes: Sequence[fx.Node]) -> dict[Kind, int]:
     return largest
 
 
-def _bytes(sizes: dict[Kind, int]) -> dict[Kind, int]:
-    return {kind: size * kind[0].itemsize for kind, size in sizes.items()}
+def _bytes(sizes: dict[Kind, int]) -> int:
+    return sum(size * dtype.itemsize for (dtype, _), size in sizes.items())
 
 
 def _rounded(elements: int) -> int:

@@ -103,13 +103,20 @@ def _reduced(node: fx.Node) -> bool:
 def flops(node: fx.Node) -> int:
     """Floating-point operations of one call, two for a multiplication with its addition; 0 where no formula is known.
 
-    Causal attention is counted by half.
+    Causal attention is counted by half, the backward of a convolution as its forward once for each gradient wanted:
+    torch's own formula for it forgets groups.
     """
     packet: Any = getattr(node.target, "overloadpacket", None)
     formula = flop_registry.get(_SAME_FORMULA.get(packet, packet))
     if formula is None:
         return 0
-    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda argument: argument.meta["val"])
+    values: Any = fx.map_arg((node.args, dict(node.kwargs)), lambda argument: argument.meta["val"])
+    args, kwargs = values
+    if packet is _ATEN.convolution_backward:
+        gradient, data, weight, _, *geometry, wanted = args
+        return int(sum(wanted[:2])) * int(
+            flop_registry[_ATEN.convolution](data, weight, None, *geometry, out_val=gradient)
+        )
     count = int(formula(*args, **kwargs, out_val=node.meta["val"]))
     return count // 2 if _is_causal(node) else count
 

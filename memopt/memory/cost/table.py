@@ -87,6 +87,11 @@ class CostTable:
         """
         return self._look_up(program.calls)
 
+    def device(self, node: fx.Node) -> Device:
+        """Return the figures of the device that the node runs on: the target's, or those of this machine's."""
+        device = _device_of(node)
+        return self._device(device, self._place(device))
+
     def placed(self, program: Program) -> Program:
         """Return the program on the device that is planned for: itself unless the table has a target."""
         return program if self.target is None else moved(program, self.target.type)

@@ -13,6 +13,7 @@ from tests.support import capture
 
 X, W, Y = torch.randn(2, 16, 32, 32), torch.randn(32, 16, 3, 3), torch.randn(2, 32, 32, 32)
 Q = torch.randn(2, 4, 128, 32)
+DEPTHWISE = ([1, 1], [1, 1], [1, 1], False, [0, 0], 16)
 ROUND = Device("round", "Round", "cuda", {"float32": 1e12, "float16": 1e13, "tf32": 4e12}, 1e9, 0, 1e-6, (0.5, 0.25))
 
 
@@ -35,6 +36,16 @@ def attention_backward(causal):
         (
             lambda: call(aten.convolution_backward.default, Y, X, W, [32], *GEOMETRY, [True, True, False]),
             2 * 2 * 2 * 32 * 32 * 32 * 16 * 9,
+        ),
+        (
+            lambda: call(
+                aten.convolution_backward.default, X, X, W[:16, :1].contiguous(), [0], *DEPTHWISE, [True, True, False]
+            ),
+            2 * 2 * 2 * 32 * 32 * 16 * 9,
+        ),
+        (
+            lambda: call(aten.convolution_backward.default, Y, X, W, [32], *GEOMETRY, [False, True, True]),
+            2 * 2 * 32 * 32 * 32 * 16 * 9,
         ),
         (lambda: attention(False), 2 * 2 * 2 * 4 * 128 * 128 * 32),
         (lambda: attention(True), 2 * 2 * 4 * 128 * 128 * 32),
