@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,6 +29,18 @@ if TYPE_CHECKING:
 @click.option("--model", "factory", metavar="PACKAGE.MODULE:FACTORY", help="The module a state dict is for.")
 @click.option("--key", metavar="NAME.NAME", help="Where in a nested checkpoint the weights are: ema, state.model.")
 @click.option("--task", metavar="TASK", help="The head of a Hugging Face model: text-classification, …")
+@click.option(
+    "-O",
+    "level",
+    type=click.IntRange(0, 3),
+    default=2,
+    show_default=True,
+    help="0: no pass … 3: again, till nothing changes.",
+)
+@click.option("--passes", metavar="NAME,NAME", help="These passes on the ONNX graph, in this order.")
+@click.option("--skip", multiple=True, metavar="PASS", help="Leave this pass out; repeatable.")
+@click.option("--explain", is_flag=True, help="List every rewrite that was refused, with its node and the reason.")
+@click.option("--allow-larger", is_flag=True, help="Let an ONNX file come out larger than it went in.")
 @click.option("--tiny", is_flag=True, help="The tiny size of a model of memopt.models.")
 @click.option("--trust-pickle", is_flag=True, help="Read files that may run code when read.")
 @verbosity_options
@@ -42,17 +55,18 @@ def convert(
     form: str,
     inputs: tuple[str, ...],
     dynamic: str | None,
-    opset: int,
+    explain: bool,
     factory: str | None,
     key: str | None,
     task: str | None,
     tiny: bool,
     trust_pickle: bool,
+    **how: Any,
 ) -> None:
     """Convert SOURCE to an ONNX file that computes the same, proved by real runs at several shapes.
 
     SOURCE is a name of memopt.models (gpt2, resnet50:tiny, …), package.module:factory, a Hugging Face folder, a .pt2 of
-    torch.export, or with --model a .safetensors, .pt, .pth or .bin state dict.
+    torch.export, an .onnx file, or with --model a .safetensors, .pt, .pth or .bin state dict.
     """
     if (output is None) != dry_run:
         raise CommandError("say where to: -o model.onnx, or --dry-run (not both)", USAGE)
@@ -68,26 +82,43 @@ def convert(
         needs_inputs=False,
     )
     with progress(ctx, f"converting {source}"):
-        record = _converted(request, output, inputs, dynamic, opset)
-    click.echo(record.to_json() if form == "json" else record.to_text(), nl=False)
+        record = _converted(request, output, inputs, dynamic, how)
+    click.echo(record.to_json() if form == "json" else record.to_text(explain=explain), nl=False)
     if output is not None:
         click.echo(f"written to {output}", err=True)
 
 
 def _converted(
-    request: Request, output: Path | None, inputs: tuple[str, ...], dynamic: str | None, opset: int
+    request: Request, output: Path | None, inputs: tuple[str, ...], dynamic: str | None, how: Mapping[str, Any]
 ) -> Conversion:
     try:
         from memopt.cli.conversion_inputs import conversion_inputs, is_hugging_face, without_cache
         from memopt.convert.capture import from_exported
         from memopt.convert.errors import ConversionError, DifferenceError
+        from memopt.convert.from_onnx import convert_onnx
         from memopt.convert.inputs import KNOWN_AXES, parse_dynamic, parse_input
-        from memopt.convert.pipeline import convert_captured, convert_module
+        from memopt.convert.pipeline import Options, convert_captured, convert_module
+        from memopt.convert.rewriting import chosen_passes
     except ImportError as error:
-        raise CommandError(f"converting needs {error.name}: pip install memopt[onnx]") from error
+        raise CommandError(f"converting needs {error.name or error}: pip install memopt[onnx]") from error
     try:
         specs = [parse_input(text) for text in inputs]
         axes = None if dynamic is None else parse_dynamic(dynamic)
+        names = None if how["passes"] is None else [name for name in how["passes"].split(",") if name]
+        options = Options(
+            opset=how["opset"],
+            passes=chosen_passes(how["level"], names, how["skip"]),
+            repeat=how["level"] == 3,
+            allow_larger=how["allow_larger"],
+        )
+        path = Path(request.spec)
+        if path.suffix.lower() == ".onnx":
+            if axes is not None:
+                raise CommandError(f"{path} has shapes of its own: leave --dynamic", USAGE)
+            if not path.is_file():
+                raise CommandError(f"no file {path}", USAGE)
+            arrays = {spec.name: spec.make().numpy() for spec in specs}
+            return convert_onnx(path, output, inputs=arrays or None, options=options)
         loaded = load(request)
         if loaded.exported is not None:
             if specs or axes is not None:
@@ -96,11 +127,11 @@ def _converted(
                 )
             size = storage_bytes(list(loaded.exported.state_dict.values()))
             captured = from_exported(loaded.exported, KNOWN_AXES)
-            return convert_captured(captured, output, source=loaded.name, bytes_before=size, opset=opset)
+            return convert_captured(captured, output, source=loaded.name, bytes_before=size, options=options)
         if is_hugging_face(loaded.model):
             without_cache(loaded.model)
         example = conversion_inputs(loaded, specs)
-        return convert_module(loaded.model, example, output, source=loaded.name, dynamic=axes, opset=opset)
+        return convert_module(loaded.model, example, output, source=loaded.name, dynamic=axes, options=options)
     except DifferenceError as error:
         raise CommandError(str(error), DIFFERENT) from error
     except ConversionError as error:

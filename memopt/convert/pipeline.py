@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,34 @@ from memopt.convert.emit import DEFAULT_OPSET, emit, output_names
 from memopt.convert.errors import ConversionError
 from memopt.convert.inputs import Dynamic, dynamic_axes
 from memopt.convert.record import Conversion, count_nodes, signature
-from memopt.convert.verify import first_line, verify
+from memopt.convert.rewriting import chosen_passes, rewritten
+from memopt.convert.verify import Run, first_line, made_inputs, trials, verify
 from memopt.convert.write import SINGLE_FILE_BYTES, staged
+from memopt.onnx import OnnxPass
+from memopt.onnx.manager import OnnxPassRecord
 from memopt.session import storage_bytes
+
+# How many sets of inputs the model is run on before and after each pass.
+_INPUT_SETS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How to convert.
+
+    Attributes:
+        opset: of the standard operators.
+        passes: on the ONNX graph, in order; None: all.
+        repeat: whether they run again until nothing changes.
+        allow_larger: whether an ONNX file may come out larger than it went in.
+        external_above: with more bytes of weights they go to a file beside the model's.
+    """
+
+    opset: int = DEFAULT_OPSET
+    passes: Sequence[OnnxPass] | None = None
+    repeat: bool = False
+    allow_larger: bool = False
+    external_above: int = SINGLE_FILE_BYTES
 
 
 def convert_module(
@@ -28,8 +54,7 @@ def convert_module(
     *,
     source: str = "",
     dynamic: Dynamic | None = None,
-    opset: int = DEFAULT_OPSET,
-    external_above: int = SINGLE_FILE_BYTES,
+    options: Options | None = None,
 ) -> Conversion:
     """Convert `model(**inputs)` in its present mode to an ONNX file, verify it, and only then put it under its name.
 
@@ -39,8 +64,7 @@ def convert_module(
         output: the file; None converts and verifies only.
         source: what the record calls the model.
         dynamic: which axes vary; by default batch and sequence where the inputs' names say which these are.
-        opset: of the standard operators.
-        external_above: with more bytes of weights they go to a file beside the model's.
+        options: how; by default with all passes.
 
     Raises:
         ConversionError: the model cannot be captured, exported or run.
@@ -48,19 +72,12 @@ def convert_module(
         ValueError: `dynamic` names an axis that no input has.
         OSError: the folder cannot be written to.
     """
-    wanted = dynamic or Dynamic()
-    started = time.perf_counter()
-    captured = capture(model, inputs, dynamic_axes(inputs, wanted), required=wanted.required)
+    wanted, clock = dynamic or Dynamic(), Clock()
+    with clock("capture"):
+        captured = capture(model, inputs, dynamic_axes(inputs, wanted), required=wanted.required)
     size = storage_bytes(list(model.state_dict().values()))
-    return convert_captured(
-        captured,
-        output,
-        source=source or type(model).__name__,
-        bytes_before=size,
-        opset=opset,
-        external_above=external_above,
-        seconds={"capture": time.perf_counter() - started},
-    )
+    name = source or type(model).__name__
+    return convert_captured(captured, output, source=name, bytes_before=size, options=options, clock=clock)
 
 
 def convert_captured(
@@ -69,12 +86,11 @@ def convert_captured(
     *,
     source: str,
     bytes_before: int,
-    opset: int = DEFAULT_OPSET,
-    external_above: int = SINGLE_FILE_BYTES,
-    seconds: Mapping[str, float] | None = None,
+    options: Options | None = None,
+    clock: Clock | None = None,
 ) -> Conversion:
     """Convert what was captured; see `convert_module`. `bytes_before` is the size of the source's weights."""
-    clock = _Clock(seconds or {})
+    clock, options = clock or Clock(), options or Options()
     with clock("export"):
         try:
             with torch.no_grad():
@@ -82,53 +98,71 @@ def convert_captured(
         except Exception as error:
             raise ConversionError(f"the model cannot be run: {first_line(error)}") from error
         names = output_names(result)
-        model = emit(captured, names, opset)
-    before = count_nodes(model)
-    target = output if output is not None else Path("model.onnx")
-    with staged(model, target, external_above=external_above) as stage:
+        exported = emit(captured, names, options.opset)
+    with clock("passes"):
+        passes = chosen_passes() if options.passes is None else options.passes
+        feeds = [as_arrays(made_inputs(captured, sizes, seed), exported) for seed, sizes in enumerate(_sets(captured))]
+        model, records, notes = rewritten(exported, passes, inputs=feeds, repeat=options.repeat)
+    with staged(model, output or Path("model.onnx"), external_above=options.external_above) as stage:
         with clock("verify"):
             runs = verify(captured, stage.runnable, names)
+        record = make_record(
+            exported, model, records, (*captured.notes, *notes), runs, source, output, bytes_before, stage.file_bytes
+        )
         if output is not None:
             with clock("write"):
                 stage.commit()
-        return _record(model, before, stage.file_bytes, captured.notes, runs, output, source, bytes_before, clock)
+    return dataclasses.replace(record, seconds=dict(clock.seconds))
 
 
-def _record(
-    model: ir.Model,
-    before: Mapping[str, int],
-    size: int,
-    notes: tuple[str, ...],
-    runs: Any,
-    output: Path | None,
+def _sets(captured: Captured) -> list[dict[str, int]]:
+    sizes = trials(captured.axes)
+    return (sizes * _INPUT_SETS)[:_INPUT_SETS]
+
+
+def as_arrays(inputs: Mapping[str, Any], model: ir.Model) -> dict[str, Any]:
+    """The inputs of the ONNX graph as arrays by name."""
+    return {str(value.name): inputs[str(value.name)].numpy() for value in model.graph.inputs}
+
+
+def make_record(
+    before: ir.Model,
+    after: ir.Model,
+    passes: Sequence[OnnxPassRecord],
+    notes: Sequence[str],
+    runs: Sequence[Run],
     source: str,
+    output: Path | None,
     bytes_before: int,
-    clock: _Clock,
+    bytes_after: int,
 ) -> Conversion:
+    """The record of a conversion, without times."""
     return Conversion(
         source=source,
         output=None if output is None else str(output),
-        opset=model.graph.opset_imports[""],
-        inputs=tuple(signature(value) for value in model.graph.inputs),
-        outputs=tuple(signature(value) for value in model.graph.outputs),
-        nodes_before=before,
-        nodes_after=count_nodes(model),
+        opset=after.graph.opset_imports.get("", 0),
+        inputs=tuple(signature(value) for value in after.graph.inputs),
+        outputs=tuple(signature(value) for value in after.graph.outputs),
+        nodes_before=count_nodes(before),
+        nodes_after=count_nodes(after),
         bytes_before=bytes_before,
-        bytes_after=size,
-        runs=runs,
-        notes=notes,
-        seconds=dict(clock.seconds),
+        bytes_after=bytes_after,
+        passes=tuple(passes),
+        runs=tuple(runs),
+        notes=tuple(notes),
+        seconds={},
     )
 
 
-class _Clock:
+class Clock:
     """Wall time by step."""
 
-    def __init__(self, seconds: Mapping[str, float]) -> None:
-        self.seconds = dict(seconds)
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, step: str) -> Iterator[None]:
+        """Add the time that the block takes."""
         started = time.perf_counter()
         yield
-        self.seconds[step] = time.perf_counter() - started
+        self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - started

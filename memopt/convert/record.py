@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from memopt.budget import format_bytes
 from memopt.convert.verify import Run
+from memopt.onnx.manager import OnnxPassRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Conversion:
         nodes_before, nodes_after: by operator, as exported and as written.
         bytes_before: of the source's weights, in bytes.
         bytes_after: of the file and of the weights beside it, in bytes.
-        runs: the comparison with the source.
+        passes: what each pass did and did not do.
+        runs: the comparison with the source; none where the output is the source as it was.
         notes: what could not be had, one line each.
         seconds: wall time of the steps.
     """
@@ -48,16 +50,20 @@ class Conversion:
     nodes_after: Mapping[str, int]
     bytes_before: int
     bytes_after: int
+    passes: tuple[OnnxPassRecord, ...]
     runs: tuple[Run, ...]
     notes: tuple[str, ...]
     seconds: Mapping[str, float]
 
-    def to_text(self) -> str:
-        """A few lines for people, ending with a newline."""
+    def to_text(self, *, explain: bool = False) -> str:
+        """A few lines for people, ending with a newline; with `explain` every refusal, with its node."""
         lines = [f"{self.source} → {self.output or 'nothing written'} (opset {self.opset})"]
         for title, entries in (("inputs", self.inputs), ("outputs", self.outputs)):
             lines.append(f"{title:9}" + ", ".join(_shown(entry) for entry in entries))
         lines += ["", *self._table(), ""]
+        lines += [f"pass {item.name}: {_counted(item)}" for item in self.passes if item.changes]
+        if explain:
+            lines += [f"{item.name}: {entry.node}: {entry.reason}" for item in self.passes for entry in item.refusals]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join((*lines, self._proof())) + "\n"
 
@@ -76,6 +82,8 @@ class Conversion:
         return [f"{row[0]:{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}" for row in rows]
 
     def _proof(self) -> str:
+        if not self.runs:
+            return "equal to the source: it is the source"
         outputs = [output for run in self.runs for output in run.outputs]
         worst = max((output.max_relative for output in outputs), default=0.0)
         sizes = "; ".join(", ".join(f"{label} {size}" for label, size in run.sizes.items()) for run in self.runs)
@@ -87,6 +95,10 @@ class Conversion:
     def to_json(self) -> str:
         """The whole record as JSON, ending with a newline."""
         return json.dumps({"format": "memopt conversion", "version": 1, **dataclasses.asdict(self)}, indent=2) + "\n"
+
+
+def _counted(item: OnnxPassRecord) -> str:
+    return f"{len(item.changes)} changes, {item.nodes_before} → {item.nodes_after} nodes"
 
 
 def signature(value: ir.Value) -> Signature:

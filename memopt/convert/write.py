@@ -15,6 +15,8 @@ from types import FrameType
 
 import onnx_ir as ir
 
+from memopt.convert.onnx_file import external_files
+
 # A protobuf message must stay below 2 GiB: with weights above this they go to a file of their own.
 SINGLE_FILE_BYTES = 1_800_000_000
 _CHUNK = 16 * 2**20
@@ -150,27 +152,16 @@ def _data_name(output: Path) -> str:
 def _move(folder: Path, data: str, output: Path) -> None:
     old = external_files(output) if output.exists() else set()
     target = output.parent / data
-    os.replace(folder / data, target)
+    if (folder / data).exists():
+        os.replace(folder / data, target)
     try:
         os.replace(folder / output.name, output)
     except BaseException:
-        target.unlink()
+        target.unlink(missing_ok=True)
         raise
     for name in old - {data}:
         if name.startswith(f"{output.name}."):
             (output.parent / name).unlink(missing_ok=True)
-
-
-def external_files(path: Path) -> set[str]:
-    """The files that a model's weights lie in, as the model names them; none where it cannot be read."""
-    import onnx
-    from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
-
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-    except Exception:
-        return set()
-    return {ExternalDataInfo(tensor).location for tensor in _get_all_tensors(model) if uses_external_data(tensor)}
 
 
 @contextlib.contextmanager

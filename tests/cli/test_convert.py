@@ -11,6 +11,7 @@ import torch
 from memopt import models
 from memopt.convert import pipeline
 from tests.cli.conftest import assert_one_line
+from tests.convert.onnx_models import saved, sound
 
 
 def session(path):
@@ -91,6 +92,32 @@ def test_state_dict_for_a_built_in_model(run, folder):
     inputs = model.example_inputs(2)
     (found,) = session("m.onnx").run(None, {"images": inputs["images"].numpy()})
     np.testing.assert_allclose(found, model(**inputs).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_onnx_in_onnx_out(run, folder):
+    saved(folder, sound())
+    result = run("convert", "in.onnx", "-o", "out.onnx")
+    assert result.exit_code == 0, result.stderr
+    assert "pass eliminate_no_ops: 1 changes, 5 → 4 nodes" in result.stdout
+    assert [node.op_type for node in onnx.load("out.onnx").graph.node] == ["MatMul", "Relu"]
+    assert_one_line(run("convert", "in.onnx", "-o", "new.onnx", "--dynamic", "batch"), 2, "shapes of its own")
+    assert_one_line(run("convert", "no.onnx", "-o", "new.onnx"), 2, "no file no.onnx")
+    assert run("convert", "in.onnx", "-o", "typed.onnx", "--input", "x=6x4").exit_code == 0
+
+
+def test_passes_are_chosen_and_refusals_explained(run, folder):
+    saved(folder, sound())
+    assert run("convert", "in.onnx", "-o", "same.onnx", "-O", "0").exit_code == 0
+    assert (folder / "same.onnx").read_bytes() == (folder / "in.onnx").read_bytes()
+    assert run("convert", "in.onnx", "-o", "one.onnx", "--passes", "eliminate_dead").exit_code == 0
+    assert len(onnx.load("one.onnx").graph.node) == 4
+    assert run("convert", "in.onnx", "-o", "rest.onnx", "--skip", "eliminate_dead").exit_code == 0
+    assert "Sqrt" in [node.op_type for node in onnx.load("rest.onnx").graph.node]
+    assert_one_line(run("convert", "in.onnx", "-o", "new.onnx", "--skip", "dead"), 2, "no pass 'dead'")
+    explained = run("convert", "gpt2:tiny", "--dry-run", "--explain").stdout.splitlines()
+    plain = run("convert", "gpt2:tiny", "--dry-run").stdout.splitlines()
+    assert any(line.startswith("fold_constants: ") for line in explained)
+    assert len(explained) > len(plain)
 
 
 def test_json_holds_the_record(run):

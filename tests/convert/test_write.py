@@ -10,7 +10,8 @@ import onnx_ir as ir
 import pytest
 
 from memopt.convert import write
-from memopt.convert.write import external_files, remove_leftovers, staged, weight_bytes, write_whole
+from memopt.convert.onnx_file import external_files
+from memopt.convert.write import remove_leftovers, staged, weight_bytes, write_whole
 
 
 def model(value=1.0, size=100):

@@ -1,0 +1,160 @@
+"""An ONNX file rewritten: read with care, rewritten with proof, and never larger than it was."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from memopt.budget import format_bytes
+from memopt.convert.errors import ConversionError, DifferenceError
+from memopt.convert.onnx_file import external_files, read_onnx, size_of
+from memopt.convert.pipeline import Clock, Options, make_record
+from memopt.convert.record import Conversion
+from memopt.convert.rewriting import chosen_passes, rewritten
+from memopt.convert.verify import OutputEvidence, Run
+from memopt.convert.write import Staged, staged, write_whole
+from memopt.onnx import OnnxEvidence, OnnxEvidenceError, OnnxModelError, prepare
+from memopt.onnx.evidence import Witness
+from memopt.onnx.read import dims, graphs
+from memopt.onnx.samples import Sample, UnknownInput, samples
+
+# How much further than the given model's own error against float64 the written one's may be.
+_RATIO = 10.0
+_RUNS = 3
+# No single value of a model may take more than this share of the memory that is there.
+_SHARE = 0.5
+
+
+def convert_onnx(
+    path: Path,
+    output: Path | None,
+    *,
+    inputs: Mapping[str, Any] | None = None,
+    options: Options | None = None,
+) -> Conversion:
+    """Rewrite an ONNX file, prove that the result computes the same, and only then put it under its name.
+
+    A result that would be larger is not written: the output is then the input, as it was.
+
+    Args:
+        path: the model; its weights may lie beside it.
+        output: the file; None rewrites and verifies only.
+        inputs: arrays by input name to compare on; made up in several shapes by default.
+        options: how; the operator set stays the model's own.
+
+    Raises:
+        ConversionError: the file is broken or hostile, a pass failed, or what was rewritten cannot be compared.
+        DifferenceError: the numbers differ; nothing is written.
+        OSError: a file cannot be read, or the folder not be written to.
+    """
+    clock, options = Clock(), options or Options()
+    with clock("read"):
+        given = read_onnx(path)
+        try:
+            before = prepare(given)
+        except OnnxModelError as error:
+            raise ConversionError(f"{path}: {error}") from error
+        _refuse_monsters(before)
+    with clock("passes"):
+        passes = chosen_passes() if options.passes is None else options.passes
+        sets = None if inputs is None else [inputs]
+        model, records, notes = rewritten(before, passes, inputs=sets, repeat=options.repeat)
+    size = size_of(path)
+    changed = any(record.changes for record in records)
+    target = output or path
+    if changed:
+        _as_annotated(model, given)
+        with staged(model, target, external_above=options.external_above) as stage:
+            if stage.file_bytes <= size or options.allow_larger:
+                with clock("verify"):
+                    runs = _verified(before, stage, inputs)
+                record = make_record(before, model, records, notes, runs, path.name, output, size, stage.file_bytes)
+                if output is not None:
+                    with clock("write"):
+                        stage.commit()
+                return dataclasses.replace(record, seconds=dict(clock.seconds))
+            reason = f"rewritten it would take {format_bytes(stage.file_bytes)}, more than before: it stays as it was"
+    else:
+        reason = "nothing was rewritten"
+    with _unchanged(given, path, target, options) as stage:
+        record = make_record(before, given, records, (*notes, reason), (), path.name, output, size, stage.file_bytes)
+        if output is not None:
+            stage.commit()
+    return dataclasses.replace(record, seconds=dict(clock.seconds))
+
+
+@contextlib.contextmanager
+def _unchanged(given: ir.Model, path: Path, target: Path, options: Options) -> Iterator[Staged]:
+    """The model as it was: the very bytes where they are all in one file."""
+    if external_files(path):
+        with staged(given, target, external_above=min(options.external_above, 0)) as stage:
+            yield stage
+        return
+    payload = path.read_bytes()
+    yield Staged(payload, len(payload), lambda: write_whole(target, payload))
+
+
+def _as_annotated(model: ir.Model, given: ir.Model) -> None:
+    """Keep types and shapes of inner values only where the given model had them."""
+    known = {
+        value.name
+        for graph in graphs(given)
+        for node in graph
+        for value in node.outputs
+        if value.type is not None or value.shape is not None
+    }
+    for graph in graphs(model):
+        for node in graph:
+            for value in node.outputs:
+                if value.name not in known and not value.is_graph_output():
+                    value.type = value.shape = None
+
+
+def _verified(before: ir.Model, stage: Staged, inputs: Mapping[str, Any] | None) -> tuple[Run, ...]:
+    """Run the given model and the staged file on the same inputs; see `memopt.onnx.evidence` for the comparison."""
+    try:
+        candidates = samples(before, _RUNS) if inputs is None else [Sample(dict(inputs), {})]
+    except UnknownInput as error:
+        raise ConversionError(f"what was rewritten cannot be compared: {error}") from error
+    witness = Witness(before, candidates, min(_RUNS, len(candidates)))
+    if isinstance(stage.runnable, bytes):
+        written = ir.from_proto(onnx.load_model_from_string(stage.runnable))
+    else:
+        written = read_onnx(stage.runnable)
+    try:
+        evidence = witness.compare(written, _RATIO)
+    except OnnxEvidenceError as error:
+        raise DifferenceError(f"the written file computes other numbers: {error}") from error
+    if evidence is None:
+        why = "; ".join(witness.notes) or "it runs on no inputs that were tried"
+        raise ConversionError(f"what was rewritten cannot be compared: {why}; --passes '' leaves it as it is")
+    return tuple(Run(sample.axes, _outputs(evidence)) for sample in witness.samples)
+
+
+def _outputs(evidence: OnnxEvidence) -> tuple[OutputEvidence, ...]:
+    """The worst over outputs and samples: that is what the comparison keeps."""
+    found = OutputEvidence(
+        "all", evidence.max_abs_error, evidence.max_rel_error, evidence.max_ulp, evidence.max_abs_error, None
+    )
+    return (found,)
+
+
+def _refuse_monsters(model: ir.Model) -> None:
+    """Refuse models that say of a value that it takes more than the machine has: running them would end the process."""
+    limit = int(_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for graph in graphs(model):
+        for value in (*graph.inputs, *(value for node in graph for value in node.outputs)):
+            size = 1 if value.dtype is None else max(int(value.dtype.bitwidth // 8), 1)
+            for item in dims(value) or ():
+                size *= max(item, 1) if item is not None else 1
+            if size > limit:
+                raise ConversionError(
+                    f"{value.name} would take {format_bytes(size)}: more than half of this machine's memory"
+                )

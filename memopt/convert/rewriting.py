@@ -1,0 +1,80 @@
+"""The passes on the ONNX graph: which run, and running them with proof."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from memopt.convert.errors import ConversionError, DifferenceError
+from memopt.onnx import STANDARD, OnnxEvidenceError, OnnxModelError, OnnxPass, OnnxPassError, OnnxPassManager
+from memopt.onnx.manager import OnnxPassRecord, weight_bytes
+
+# The passes that fuse no operators.
+_PLAIN = ("eliminate_no_ops", "fold_constants", "share_initializers", "merge_common", "eliminate_dead")
+# Above this, models before and after each pass are not run: several copies of the weights would have to be there.
+PROVED_BYTES = 1_000_000_000
+_MOST_ROUNDS = 4
+
+
+def chosen_passes(level: int = 2, names: Sequence[str] | None = None, skip: Sequence[str] = ()) -> tuple[OnnxPass, ...]:
+    """The passes to run, in order.
+
+    Args:
+        level: 0: none; 1: those that fuse nothing; 2 and 3: all.
+        names: these, in this order, in place of the level's.
+        skip: all but these.
+
+    Raises:
+        ValueError: there is no pass of a name.
+    """
+    known = {item.name: item for item in STANDARD}
+    for name in (*(names or ()), *skip):
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise ValueError(f"no pass {name!r}{hint}; known: {', '.join(known)}")
+    if names is not None:
+        wanted = [known[name] for name in names]
+    else:
+        wanted = [item for item in STANDARD if level >= 2 or (level == 1 and item.name in _PLAIN)]
+    return tuple(item for item in wanted if item.name not in skip)
+
+
+def rewritten(
+    model: ir.Model,
+    passes: Sequence[OnnxPass],
+    *,
+    inputs: Sequence[Mapping[str, Any]] | None = None,
+    repeat: bool = False,
+) -> tuple[ir.Model, tuple[OnnxPassRecord, ...], tuple[str, ...]]:
+    """Run the passes; return the model, one record per pass, and what is not proved.
+
+    Args:
+        model: the model; it is not changed.
+        passes: in order.
+        inputs: arrays by input name, one mapping per run; made up by default.
+        repeat: run all of them again until nothing changes (four times at most).
+
+    Raises:
+        ConversionError: the model cannot be handled, or a pass failed.
+        DifferenceError: a pass changed the numbers; the message names it.
+    """
+    proved = weight_bytes(model) <= PROVED_BYTES
+    notes = [] if proved else [f"passes were not proved one by one: weights above {PROVED_BYTES} bytes"]
+    records: list[OnnxPassRecord] = []
+    for _ in range(_MOST_ROUNDS if repeat else 1):
+        try:
+            model, made = OnnxPassManager(passes, verify=proved, inputs=inputs).run(model)
+        except OnnxModelError as error:
+            raise ConversionError(f"the ONNX graph cannot be handled: {error}") from error
+        except OnnxPassError as error:
+            kind = DifferenceError if isinstance(error.__cause__, OnnxEvidenceError) else ConversionError
+            raise kind(str(error)) from error
+        records += made
+        if not any(record.changes for record in made):
+            break
+    notes += dict.fromkeys(note for record in records if record.changes for note in record.notes)
+    return model, tuple(records), tuple(notes) if proved else tuple(notes[:1])

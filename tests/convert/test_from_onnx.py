@@ -1,0 +1,112 @@
+import os
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from memopt.convert import from_onnx
+from memopt.convert.errors import ConversionError, DifferenceError
+from memopt.convert.from_onnx import convert_onnx
+from memopt.convert.onnx_file import external_files
+from memopt.convert.pipeline import Options
+from tests.convert.onnx_models import external, saved, sound
+
+
+def run(path, **feeds):
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feeds)
+
+
+def test_a_model_is_rewritten_and_compared(tmp_path):
+    path, output = saved(tmp_path, sound()), tmp_path / "out.onnx"
+    record = convert_onnx(path, output)
+    assert [node.op_type for node in onnx.load(output).graph.node] == ["MatMul", "Relu"]
+    assert record.nodes_before == {"Identity": 1, "MatMul": 1, "Relu": 1, "Sqrt": 1, "Transpose": 1}
+    assert record.nodes_after == {"MatMul": 1, "Relu": 1}
+    assert (record.bytes_before, record.bytes_after) == (path.stat().st_size, output.stat().st_size)
+    assert record.bytes_after <= record.bytes_before
+    assert len({run.sizes["rows"] for run in record.runs}) == 3
+    x = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    np.testing.assert_array_equal(run(path, x=x)[0], run(output, x=x)[0])
+
+
+def test_weights_beside_the_model(tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    record = convert_onnx(external(tmp_path), folder / "out.onnx", options=Options(external_above=0))
+    assert sorted(os.listdir(folder)) == ["out.onnx", "out.onnx.data"]
+    assert external_files(folder / "out.onnx") == {"out.onnx.data"}
+    assert record.runs
+    assert run(folder / "out.onnx", x=np.ones((1, 4), np.float32))[0].tolist() == [[8.0] * 32]
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_without_passes_the_model_stays_as_it_was(tmp_path, beside):
+    path = external(tmp_path) if beside else saved(tmp_path, sound())
+    record = convert_onnx(path, tmp_path / "out.onnx", options=Options(passes=()))
+    assert record.notes == ("nothing was rewritten",)
+    assert record.runs == ()
+    assert "it is the source" in record.to_text()
+    assert beside or (tmp_path / "out.onnx").read_bytes() == path.read_bytes()
+    assert run(tmp_path / "out.onnx", x=np.ones((1, 4), np.float32))[0].tolist() == [[8.0] * 32]
+
+
+def growing():
+    """A constant that is small to say and large to store."""
+    shape = numpy_helper.from_array(np.array([16, 16]), "shape")
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["c"], value=numpy_helper.from_array(np.ones(1, np.float32))),
+        helper.make_node("Add", ["x", "c"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [16, 16]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [shape])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def test_a_model_never_grows_unless_asked(tmp_path):
+    path, output = saved(tmp_path, growing()), tmp_path / "out.onnx"
+    record = convert_onnx(path, output)
+    assert output.stat().st_size <= path.stat().st_size
+    larger = convert_onnx(path, tmp_path / "larger.onnx", options=Options(allow_larger=True))
+    assert larger.bytes_after >= record.bytes_after
+    assert run(output, x=np.ones((16, 16), np.float32))[0][0, 0] == 2
+
+
+def test_another_file_than_the_proved_model_is_refused(tmp_path, monkeypatch):
+    real = from_onnx.rewritten
+
+    def spoiled(*args, **kwargs):
+        model, records, notes = real(*args, **kwargs)
+        model.graph.initializers[next(iter(model.graph.initializers))].const_value = ir.tensor(
+            np.ones((4, 32), np.float32)
+        )
+        return model, records, notes
+
+    monkeypatch.setattr(from_onnx, "rewritten", spoiled)
+    with pytest.raises(DifferenceError, match=r"the written file computes other numbers"):
+        convert_onnx(saved(tmp_path, sound()), tmp_path / "out.onnx")
+    assert os.listdir(tmp_path) == ["in.onnx"]
+
+
+def test_random_numbers_cannot_be_compared(tmp_path):
+    model = sound()
+    model.graph.node.append(helper.make_node("RandomNormalLike", ["x"], ["noise"]))
+    model.graph.output.append(helper.make_tensor_value_info("noise", TensorProto.FLOAT, ["rows", 4]))
+    with pytest.raises(ConversionError, match=r"cannot be compared: .*random"):
+        convert_onnx(saved(tmp_path, model), tmp_path / "out.onnx")
+    assert os.listdir(tmp_path) == ["in.onnx"]
+
+
+def test_values_larger_than_the_machine_are_refused_before_anything_runs(tmp_path):
+    model = sound(rows=2**45)
+    with pytest.raises(ConversionError, match=r"would take .* more than half of this machine's memory"):
+        convert_onnx(saved(tmp_path, model), tmp_path / "out.onnx")
+
+
+def test_a_cycle_is_refused(tmp_path):
+    model = sound()
+    model.graph.node[0].input[0] = "product"
+    with pytest.raises(ConversionError, match=r"in.onnx: .*(reads product before|not output of any previous)"):
+        convert_onnx(saved(tmp_path, model), tmp_path / "out.onnx")
