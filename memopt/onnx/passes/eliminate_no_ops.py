@@ -36,7 +36,7 @@ class EliminateNoOps(OnnxPass):
 
     Cases:
         1. Identity; Dropout in evaluation mode, or at ratio 0, whose mask nobody reads.
-        2. Cast to the type that the input has.
+        2. Cast or CastLike to the type that the input has. CastLike to another known type becomes a Cast.
         3. Transpose that keeps the order; two in a row become one, or none.
         4. Reshape, Flatten, Squeeze, Unsqueeze, Expand and Tile to the shape that the input has; of two Reshapes in a
            row the first goes.
@@ -114,6 +114,13 @@ def _cast(node: ir.Node, version: int) -> ir.Value | None:
     if source is None or source.dtype is None:
         return None
     return source if int(source.dtype) == attribute(node, "to", None) else None
+
+
+def _cast_like(node: ir.Node, version: int) -> ir.Value | None:
+    source, like = argument(node, 0), argument(node, 1)
+    if source is None or like is None or source.dtype is None:
+        return None
+    return source if source.dtype is like.dtype else None
 
 
 def _transpose(node: ir.Node, version: int) -> ir.Value | None:
@@ -204,6 +211,7 @@ _CHECKS: dict[str, _Check] = {
     "Identity": _identity,
     "Dropout": _dropout,
     "Cast": _cast,
+    "CastLike": _cast_like,
     "Transpose": _transpose,
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Tile"), _same_shape),
     "Slice": _slice,
@@ -225,6 +233,8 @@ def _compose(edit: Edit, node: ir.Node) -> bool:
         _reshapes(edit, node)
     if node.op_type == "Concat":
         _empty_parts(edit, node)
+    if node.op_type == "CastLike":
+        return _name_type(edit, node)
     return False
 
 
@@ -270,6 +280,25 @@ def _reshapes(edit: Edit, node: ir.Node) -> None:
     node.replace_input_with(0, source)
     edit.erase(first)
     edit.change(f"{names[0]} does nothing before {names[1]}", names, (names[1],))
+
+
+# Where a Cast may saturate, which is an attribute of CastLike as well.
+_EIGHT_BITS = ("FLOAT8", "FLOAT4")
+
+
+def _name_type(edit: Edit, node: ir.Node) -> bool:
+    """A CastLike to a known type becomes a Cast, which need not wait for the value that it looks at."""
+    source, like = argument(node, 0), argument(node, 1)
+    if source is None or like is None or source.dtype is None or like.dtype is None or source.dtype is like.dtype:
+        return False
+    if like.dtype.name.startswith(_EIGHT_BITS):
+        return False
+    name = label(node)
+    cast = edit.node(node, "Cast", [source], {"to": int(like.dtype)}, stem=f"{name}_cast")
+    edit.replace(node.outputs[0], cast.outputs[0])
+    edit.erase(node)
+    edit.change(f"{name} casts to {like.dtype.name}", (name,), (label(cast),))
+    return True
 
 
 def _empty_parts(edit: Edit, node: ir.Node) -> None:

@@ -8,31 +8,15 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from memopt.onnx.constants import evaluated
 from memopt.onnx.edit import Edit
-from memopt.onnx.evaluate import evaluate
 from memopt.onnx.graph_pass import OnnxPass
-from memopt.onnx.read import (
-    argument,
-    attribute,
-    bytes_of,
-    constant,
-    dims,
-    has_subgraphs,
-    is_random,
-    is_standard,
-    label,
-    opset,
-)
-from memopt.rewrite import Refused
+from memopt.onnx.read import attribute, bytes_of, constant, is_standard, label
 
 Array = np.ndarray[Any, Any]
 
-# Kept as they are: engines match them with the operators around, and folding them would undo a quantization.
-_KEPT = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 # What a node takes in a file beside its names, about.
 _NODE_BYTES = 24
-# The most bytes that results may take while they are evaluated, whatever is kept of them.
-_LIMIT = 1 << 28
 
 
 class FoldConstants(OnnxPass):
@@ -65,12 +49,9 @@ class FoldConstants(OnnxPass):
 
     def rewrite(self, edit: Edit) -> None:
         """Lift constants, evaluate all that can be in order, then write what fits, last node first."""
-        known: dict[ir.Value, Array] = {}
         for graph in edit.graphs():
             _lift(edit, graph)
-        for graph in edit.graphs():
-            for node in graph:
-                _evaluate(edit, node, known)
+        known = evaluated(edit.model, edit.refuse)
         balance = self.growth
         for graph in edit.graphs():
             for node in reversed(list(graph)):
@@ -90,51 +71,6 @@ def _lift(edit: Edit, graph: ir.Graph) -> None:
         edit.replace(value, initializer)
         edit.erase(node)
         edit.change(f"{name} is the initializer {initializer.name}", (name,), (str(initializer.name),))
-
-
-def _evaluate(edit: Edit, node: ir.Node, known: dict[ir.Value, Array]) -> None:
-    """Note the node's results where they are the same at every call."""
-    if is_standard(node, "Shape", "Size"):
-        found = _shape(node, opset(edit.model))
-        if found is not None:
-            known[node.outputs[0]] = found
-            return
-    if is_standard(node, "Constant"):
-        return
-    arrays = [None if value is None else known.get(value, constant(value)) for value in node.inputs]
-    if (not node.inputs and not is_standard(node)) or any(
-        array is None and value is not None for array, value in zip(arrays, node.inputs, strict=True)
-    ):
-        return
-    if is_random(node, opset(edit.model)):
-        edit.refuse(node, "it draws random numbers")
-    elif has_subgraphs(node):
-        edit.refuse(node, "it holds graphs")
-    elif not is_standard(node):
-        edit.refuse(node, f"its domain is {node.domain}")
-    elif node.op_type in _KEPT:
-        edit.refuse(node, "it is quantization, which engines fuse with its neighbours")
-    elif any(item.is_ref() for item in node.attributes.values()):
-        edit.refuse(node, "its attributes are not known")
-    else:
-        try:
-            values = evaluate(node, arrays, opset(edit.model), _LIMIT)
-        except Refused as reason:
-            edit.refuse(node, str(reason))
-            return
-        known.update((out, value) for out, value in zip(node.outputs, values, strict=True) if value is not None)
-
-
-def _shape(node: ir.Node, version: int) -> Array | None:
-    found = dims(argument(node, 0))
-    if found is None:
-        return None
-    if version >= 15 and node.op_type == "Shape":
-        found = found[slice(attribute(node, "start", 0), attribute(node, "end", None))]
-    numbers = [item for item in found if item is not None]
-    if len(numbers) < len(found):
-        return None
-    return np.asarray(numbers if node.op_type == "Shape" else int(np.prod(numbers, dtype=object)), dtype=np.int64)
 
 
 def _write(edit: Edit, node: ir.Node, known: dict[ir.Value, Array], balance: int) -> int:

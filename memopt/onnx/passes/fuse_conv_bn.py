@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
+from memopt.onnx.constants import evaluated
 from memopt.onnx.edit import Edit
 from memopt.onnx.graph_pass import OnnxPass
 from memopt.onnx.read import argument, attribute, constant, dims, is_standard, label, only_user, opset, producer
 from memopt.rewrite import Refused
 
 Array = np.ndarray[Any, Any]
+Known = Mapping[ir.Value, Array]
 
 
 class FuseConvBn(OnnxPass):
@@ -28,7 +31,7 @@ class FuseConvBn(OnnxPass):
         2. ConvTranspose: W is [in, out / groups, ...], so s scales axis 1, group by group.
         3. Gemm, W behind transB or not: s scales the output features. beta and alpha are kept right.
         4. A Mul or an Add (in any order) of a constant per channel after Conv or ConvTranspose, likewise.
-        A layer without bias gets one.
+        A layer without bias gets one. The normalization's own vectors may be computed from constants.
 
     Refusals:
         - The layer's result has other users, or is an output.
@@ -43,12 +46,13 @@ class FuseConvBn(OnnxPass):
 
     def rewrite(self, edit: Edit) -> None:
         """Walk each graph in order; a chain of scalings folds one after the other."""
+        known = evaluated(edit.model)
         for graph in edit.graphs():
             for node in list(graph):
                 if node.graph is None or not is_standard(node, "BatchNormalization", "Mul", "Add"):
                     continue
                 try:
-                    _fold(edit, node)
+                    _fold(edit, node, known)
                 except Refused as reason:
                     edit.refuse(node, str(reason))
 
@@ -61,7 +65,7 @@ class _Scaling:
     shift: Array
 
 
-def _fold(edit: Edit, node: ir.Node) -> None:
+def _fold(edit: Edit, node: ir.Node, known: Known) -> None:
     norm = node.op_type == "BatchNormalization"
     places = (0,) if norm else (0, 1)
     found = [(producer(argument(node, place), "Conv", "ConvTranspose", "Gemm"), place) for place in places]
@@ -83,7 +87,7 @@ def _fold(edit: Edit, node: ir.Node) -> None:
     if only_user(layer.outputs[0]) is not node:
         raise Refused(f"the result of {label(layer)} has other users, or is an output")
     channels = _channels(layer, weight)
-    scaling = _norm_scaling(node) if norm else _channel_scaling(node, layer, 1 - place, channels)
+    scaling = _norm_scaling(node, known) if norm else _channel_scaling(node, layer, 1 - place, channels)
     if scaling is None:
         return
     if scaling.factor.shape != (channels,):
@@ -108,16 +112,18 @@ def _channels(layer: ir.Node, weight: Array) -> int:
     return int(weight.shape[0 if attribute(layer, "transB", 0) else 1])
 
 
-def _known(node: ir.Node, index: int) -> Array:
+def _known(node: ir.Node, index: int, known: Known) -> Array:
     value = argument(node, index)
     array = constant(value)
+    if array is None and value is not None:
+        array = known.get(value)
     if array is None:
         raise Refused(f"{'an input' if value is None else value.name} is computed, or may be overridden")
     return array.astype(np.float64).reshape(-1)
 
 
-def _norm_scaling(node: ir.Node) -> _Scaling:
-    scale, shift, mean, variance = (_known(node, index) for index in range(1, 5))
+def _norm_scaling(node: ir.Node, known: Known) -> _Scaling:
+    scale, shift, mean, variance = (_known(node, index, known) for index in range(1, 5))
     factor = scale / np.sqrt(variance + float(attribute(node, "epsilon", 1e-5)))
     return _Scaling(factor, shift - factor * mean)
 
