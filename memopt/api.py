@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from memopt.backends.aten import AtenBackend
-from memopt.budget import parse_budget
+from memopt.budget import Budget, parse_budget
 from memopt.capture.dynamo import Engine
 from memopt.evidence import Verification
 from memopt.memory.breakdown import MemoryBreakdown
@@ -25,7 +25,7 @@ log = logging.getLogger("memopt")
 # Levers that change the numbers or the meaning of a step, by consent only. None is built yet.
 LEVERS: tuple[str, ...] = ()
 
-BACKENDS = ("aten", "inductor")
+BACKENDS = ("aten", "inductor", "onnxruntime")
 
 
 def compile(
@@ -49,7 +49,8 @@ def compile(
         example_inputs: positional arguments as a tuple or list, keyword arguments as a mapping, or one tensor: plan at
             once, without running the model. Without them the first call plans.
         optimizer: the one that will step the parameters: its state and temporaries count. It is never stepped here.
-        backend: "inductor" for speed, "aten" for a step that is byte for byte what was planned.
+        backend: "inductor" for speed, "aten" for a step that is byte for byte what was planned, "onnxruntime" for
+            inference by ONNX Runtime.
         passes: rewrites in order, in place of `memopt.INFERENCE` or `memopt.TRAINING`.
         allow: names of levers that may change the numbers; none is available in this version.
         verify: True proves each rewrite on its own region and measures a trial step; "full" also compares whole
@@ -108,9 +109,10 @@ def make_options(
     for item in chosen or ():
         if not isinstance(item, Pass):
             raise TypeError(f"passes must hold memopt.Pass instances, not {item!r}")
-    engine, notes = _engine(backend, device)
+    parsed = None if budget is None else parse_budget(budget)
+    engine, notes = _engine(backend, device, parsed)
     return Options(
-        budget=None if budget is None else parse_budget(budget),
+        budget=parsed,
         optimizer=optimizer,
         engine=engine,
         passes=chosen,
@@ -184,7 +186,7 @@ def _device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
-def _engine(backend: str, device: torch.device) -> tuple[Engine, tuple[str, ...]]:
+def _engine(backend: str, device: torch.device, budget: Budget | None) -> tuple[Engine, tuple[str, ...]]:
     if backend == "aten":
         return AtenBackend(), ()
     if backend == "inductor":
@@ -196,4 +198,9 @@ def _engine(backend: str, device: torch.device) -> tuple[Engine, tuple[str, ...]
         note = f'{reason}: backend "aten" is used instead'
         log.warning("%s", note)
         return AtenBackend(), (note,)
+    if backend == "onnxruntime":
+        from memopt.backends.onnxruntime import OnnxRuntimeBackend
+
+        limit = None if budget is None else budget.bytes
+        return OnnxRuntimeBackend(device, share_weights=budget is not None, limit=limit), ()
     raise ValueError(f"unknown backend {backend!r}: use one of {', '.join(BACKENDS)}")

@@ -1,0 +1,246 @@
+"""The onnxruntime backend: inference graphs as ONNX Runtime sessions that read and write PyTorch's own memory.
+
+Each rewritten program is exported through memopt's ONNX pipeline, handed to a session as bytes, and compared with
+PyTorch on the first call's inputs, beside float64, before its results are used. Inputs and results are bound by
+address: nothing is copied between host and device. Weights are ONNX Runtime's own copy, which it lays out for its
+kernels; under a budget they stay PyTorch's, bound like inputs, so that they exist once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+
+from memopt.backends.aten import Boxed, emit
+from memopt.capture.dynamo import Hooks, Watched
+from memopt.program import InputKind, Program, is_random
+
+# Weights above this size are not widened to float64 for the comparison on the first call.
+_WIDE_BYTES = 1 << 29
+_WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER)
+
+
+class OnnxRuntimeBackend:
+    """Runs inference graphs with ONNX Runtime on the CPU or on CUDA.
+
+    Args:
+        device: where the model is.
+        share_weights: bind the weights by address instead of giving ONNX Runtime a copy: half the memory, slower.
+        limit: bytes that the session may allocate on a CUDA device; None for no limit.
+
+    Raises:
+        ValueError: a package is missing, or ONNX Runtime has no provider for the device; one line says what to install.
+    """
+
+    name = "onnxruntime"
+
+    def __init__(self, device: torch.device, *, share_weights: bool = False, limit: int | None = None) -> None:
+        for package in ("onnxruntime", "onnx", "onnxscript"):
+            if importlib.util.find_spec(package) is None:
+                raise ValueError(f"backend 'onnxruntime' needs {package}: pip install memopt[onnx]")
+        self._settings = _Settings(_providers(device, limit), share_weights)
+
+    def compile_captured(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> Any:
+        """Lower one Dynamo graph. Raises RuntimeError where gradients or random numbers are asked for."""
+        if hooks.needs_gradients and not hooks.dry:
+            raise RuntimeError("backend 'onnxruntime' computes no gradients: call the model under torch.no_grad()")
+
+        def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed | Watched:
+            program, rewrite = hooks.inference(module)
+            if hooks.dry:
+                return emit(module)
+            _check(program)
+            arguments = [entry for entry in program.inputs if entry.kind is not InputKind.CONSTANT]
+            weights = () if self._settings.share_weights else _weights(program)
+            fixed = frozenset(index for index, entry in enumerate(arguments) if entry.name in weights)
+
+            def watched(program: Program) -> Program:
+                return dataclasses.replace(program, baked=program.baked | frozenset(weights))
+
+            def again(state: Mapping[str, torch.Tensor]) -> Program:
+                return watched(rewrite(state))
+
+            def build(module: fx.GraphModule) -> Boxed:
+                return _Runner(module, fixed, self._settings)
+
+            return Watched(watched(program), again, build)
+
+        def unused(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+            return emit(module)
+
+        lower = aot_autograd(fw_compiler=unused, bw_compiler=unused, inference_compiler=inference)
+        return lower(graph_module, example_inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    providers: tuple[Any, ...]
+    share_weights: bool
+
+
+def _providers(device: torch.device, limit: int | None) -> tuple[Any, ...]:
+    import onnxruntime  # type: ignore[import-untyped]
+
+    if device.type == "cpu":
+        return ("CPUExecutionProvider",)
+    if device.type != "cuda":
+        raise ValueError(f"backend 'onnxruntime' runs on cpu and cuda, not on {device.type}")
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        raise ValueError("backend 'onnxruntime' on CUDA needs onnxruntime-gpu: pip install onnxruntime-gpu")
+    options = {"device_id": str(device.index or 0), "arena_extend_strategy": "kSameAsRequested"}
+    if limit is not None:
+        options["gpu_mem_limit"] = str(limit)
+    return (("CUDAExecutionProvider", options), "CPUExecutionProvider")
+
+
+def _check(program: Program) -> None:
+    for node in program.calls:
+        if is_random(node) and not _dropout_is_off(node):
+            raise RuntimeError(f"{node.name} draws random numbers: ONNX Runtime would draw others than PyTorch")
+    for node, entry in zip(program.placeholders, program.inputs, strict=True):
+        if not isinstance(node.meta["val"], torch.Tensor):
+            raise RuntimeError(f"input {entry.name} is no tensor: an ONNX graph takes tensors only")
+
+
+def _dropout_is_off(node: fx.Node) -> bool:
+    """Whether the node is an attention that drops nothing: its schema says random whatever its dropout is."""
+    for index, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name == "dropout_p":
+            given = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            return bool(given == 0.0)
+    return False
+
+
+def _weights(program: Program) -> tuple[str, ...]:
+    return tuple(entry.name for entry in program.inputs if entry.kind in _WEIGHTS and entry.name in program.state)
+
+
+class _Bound(torch.nn.Module):
+    """A graph with some of its inputs fixed."""
+
+    def __init__(self, module: fx.GraphModule, fixed: Mapping[int, torch.Tensor], count: int) -> None:
+        super().__init__()
+        self.module, self.count = module, count
+        self.names = {index: f"weight_{index}" for index in fixed}
+        for index, value in fixed.items():
+            self.register_buffer(self.names[index], value)
+
+    def forward(self, *values: torch.Tensor) -> list[torch.Tensor]:
+        rest = iter(values)
+        given = [getattr(self, self.names[index]) if index in self.names else next(rest) for index in range(self.count)]
+        return [value for value in self.module(*given) if isinstance(value, torch.Tensor)]
+
+
+class _Runner:
+    """One graph: exported, loaded and compared at its first call, run by address ever after."""
+
+    _boxed_call = True
+
+    def __init__(self, module: fx.GraphModule, fixed: frozenset[int], settings: _Settings) -> None:
+        self._module, self._fixed, self._settings = module, fixed, settings
+        self._results = [
+            node.meta["val"] if isinstance(node, fx.Node) else node
+            for node in module.graph.output_node().args[0]  # type: ignore[union-attr]
+        ]
+        self._session: Any = None
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Run on a list of inputs, which is emptied."""
+        values = list(args)
+        args.clear()
+        if self._session is None:
+            # AOTAutograd calls with its own dispatch keys switched off, which torch.export needs: a new thread has all.
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(self._load, values).result()
+        return self._run([value for index, value in enumerate(values) if index not in self._fixed])
+
+    def _load(self, values: Sequence[torch.Tensor]) -> None:
+        from memopt.convert.capture import Captured
+        from memopt.convert.emit import emit as export
+        from memopt.convert.reference import run_wide
+        from memopt.convert.verify import compare_all
+        from memopt.onnx import STANDARD, OnnxPassManager
+
+        fixed = {index: values[index].detach() for index in sorted(self._fixed)}
+        users = [value.detach() for index, value in enumerate(values) if index not in self._fixed]
+        bound = _Bound(self._module, fixed, len(values))
+        count = sum(isinstance(value, torch.Tensor) for value in self._results)
+        names = [f"output_{index}" for index in range(count)]
+        with torch.no_grad():
+            exported = torch.export.export(bound, tuple(users), strict=False)
+            model = export(Captured(exported, bound, {}, {}, ()), names)
+            model, _ = OnnxPassManager(STANDARD, verify=False).run(model)
+            self._start(model)
+            expected = bound(*users)
+            small = sum(value.numel() * value.element_size() for value in values) <= _WIDE_BYTES
+            named = dict(zip(self._names, users, strict=True))
+            wide = run_wide(lambda **given: bound(*given.values()), named) if small else None
+        found = [value for value in self._run(users) if isinstance(value, torch.Tensor)]
+        compare_all(names, found, expected, wide)
+
+    def _start(self, model: Any) -> None:
+        """Load the model into a session and note how its inputs and outputs are bound."""
+        import onnxruntime
+
+        from memopt.onnx.engines import first_line, with_weights_beside
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
+        if self._settings.share_weights:
+            options.enable_cpu_mem_arena = False  # the arena keeps what a run took
+        proto, weights = with_weights_beside(model)
+        if weights:
+            options.add_external_initializers(list(weights), list(weights.values()))
+        providers = list(self._settings.providers)
+        try:
+            self._session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=providers)
+        except Exception as error:  # its exceptions share no base class
+            raise RuntimeError(f"ONNX Runtime refuses the graph: {first_line(error)}") from error
+        self._names = [entry.name for entry in self._session.get_inputs()]
+        self._outputs = [entry.name for entry in self._session.get_outputs()]
+
+    def _run(self, users: Sequence[torch.Tensor]) -> list[Any]:
+        binding = self._session.io_binding()
+        kept = []  # what is bound must outlive the run
+        for name, value in zip(self._names, users, strict=True):
+            data = value.detach().contiguous()
+            kept.append(data)
+            binding.bind_input(name, *_where(data))
+        made = [
+            torch.empty(value.shape, dtype=value.dtype, device=value.device)
+            for value in self._results
+            if isinstance(value, torch.Tensor)
+        ]
+        for name, value in zip(self._outputs, made, strict=True):
+            binding.bind_output(name, *_where(value))
+        if self._settings.providers[0] != "CPUExecutionProvider":
+            torch.cuda.current_stream().synchronize()
+        self._session.run_with_iobinding(binding)
+        results = iter(made)
+        return [
+            _laid_out(next(results), value) if isinstance(value, torch.Tensor) else value for value in self._results
+        ]
+
+
+def _where(value: torch.Tensor) -> tuple[str, int, int, tuple[int, ...], int]:
+    """Device, its number, ONNX's type, shape and address."""
+    from onnx_ir.tensor_adapters import from_torch_dtype
+
+    kind = int(from_torch_dtype(value.dtype))
+    return value.device.type, value.device.index or 0, kind, tuple(value.shape), value.data_ptr()
+
+
+def _laid_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The value with the strides that PyTorch's own result has."""
+    if value.stride() == like.stride():
+        return value
+    result = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=value.device)
+    return result.copy_(value)

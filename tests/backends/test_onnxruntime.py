@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10)]
+    return nn.Sequential(*layers).eval()
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("budget", [None, "1GB"])
+@torch.no_grad()
+def test_equal_to_eager_for_new_shapes_and_new_weights(budget: str | None) -> None:
+    model = network()
+    compiled = memopt.compile(model, budget, backend="onnxruntime")
+    x = torch.randn(4, 3, 8, 8)
+    close(compiled(x), model(x))
+    close(compiled(x[:2]), model(x[:2]))
+    model[4].weight.mul_(2.0)
+    model[1].running_mean.add_(1.0)
+    close(compiled(x), model(x))
+    assert str(compiled.report).startswith("Sequential, backend onnxruntime")
+
+
+class Several(nn.Module):
+    """Results of many kinds: a view in another layout, integers, booleans, an input, a number and None."""
+
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> dict[str, object]:
+        y = x * scale
+        return {"t": y.transpose(0, 1), "i": y.argmax(1), "b": y > 0, "x": x, "n": 3, "none": None, "y": [y, y]}
+
+
+@torch.no_grad()
+def test_results_of_many_kinds() -> None:
+    model = Several().eval()
+    compiled = memopt.compile(model, backend="onnxruntime")
+    x, scale = torch.randn(3, 5), torch.randn(5)
+    found, expected = compiled(x.t().contiguous().t(), scale=scale), model(x, scale=scale)
+    assert found.keys() == expected.keys() and found["n"] == 3 and found["none"] is None
+    for name in ("t", "i", "b", "x"):
+        torch.testing.assert_close(found[name], expected[name])
+    assert found["t"].stride() == expected["t"].stride() == (3, 1)
+    assert compiled(x, scale=scale)["t"].stride() == (1, 5)
+    torch.testing.assert_close(found["y"], expected["y"])
+
+
+@torch.no_grad()
+def test_attention_of_a_hugging_face_model() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64
+    )
+    model = transformers.BertModel(config).eval()
+    ids, mask = torch.randint(0, 99, (2, 7)), torch.ones(2, 7, dtype=torch.long)
+    mask[1, 4:] = 0
+    found = memopt.compile(model, backend="onnxruntime")(input_ids=ids, attention_mask=mask)
+    close(found.last_hidden_state, model(input_ids=ids, attention_mask=mask).last_hidden_state)
+
+
+@torch.no_grad()
+def test_example_inputs_plan_without_a_session() -> None:
+    compiled = memopt.compile(network(), backend="onnxruntime", example_inputs=(torch.randn(2, 3, 8, 8),))
+    assert compiled.report.backend == "onnxruntime"
+
+
+def test_gradients_are_refused() -> None:
+    compiled = memopt.compile(network(), backend="onnxruntime")
+    with pytest.raises(RuntimeError, match=r"computes no gradients: call the model under torch.no_grad\(\)$"):
+        compiled(torch.randn(2, 3, 8, 8))
+
+
+class Noisy(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+
+@torch.no_grad()
+def test_random_numbers_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="draws random numbers: ONNX Runtime would draw others"):
+        memopt.compile(Noisy().eval(), backend="onnxruntime")(torch.randn(3))
+
+
+class Sorted(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.svd(x).S
+
+
+@torch.no_grad()
+def test_what_cannot_be_exported_is_one_line() -> None:
+    with pytest.raises(RuntimeError, match=r"torch\.onnx cannot export") as found:
+        memopt.compile(Sorted().eval(), backend="onnxruntime")(torch.randn(3, 3))
+    assert "\n" not in str(found.value)
+
+
+def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else real(name))
+    with pytest.raises(ValueError, match=r"^backend 'onnxruntime' needs onnxruntime: pip install memopt\[onnx\]$"):
+        memopt.compile(network(), backend="onnxruntime")
+
+
+def test_other_devices_are_refused() -> None:
+    with pytest.raises(ValueError, match="runs on cpu and cuda, not on meta"):
+        memopt.compile(network().to("meta"), backend="onnxruntime")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@torch.no_grad()
+def test_cuda() -> None:
+    model = network().cuda()
+    x = torch.randn(4, 3, 8, 8, device="cuda")
+    for budget in (None, "1GB"):
+        close(memopt.compile(model, budget, backend="onnxruntime")(x), model(x))
