@@ -14,11 +14,13 @@ from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 from torch.utils import _pytree as pytree
 
 from memopt.budget import Budget
+from memopt.capture.attention import attention_as_on
 from memopt.capture.dynamo import Engine, Hooks
 from memopt.capture.export import CaptureError
 from memopt.capture.shadow import Shadow, model_names
 from memopt.evidence import Verification
 from memopt.memory.cost.devices import Device
+from memopt.memory.cost.elsewhere import first_of
 from memopt.memory.cost.table import CostTable
 from memopt.memory.optimizer import OptimizerFootprint, optimizer_footprint
 from memopt.memory.rounding import allocated_bytes
@@ -44,7 +46,12 @@ class Options:
 
     def footprint(self, parameters: Sequence[torch.Tensor]) -> OptimizerFootprint | None:
         """What the optimizer holds and takes for these parameters; None without an optimizer."""
-        return None if self.optimizer is None else optimizer_footprint(self.optimizer, parameters)
+        return None if self.optimizer is None else optimizer_footprint(self.optimizer, parameters, self.place)
+
+    @property
+    def place(self) -> torch.device | None:
+        """The device to plan for, where it is not the model's own."""
+        return None if self.target is None else first_of(self.target.type)
 
 
 class CompiledModule(nn.Module):
@@ -195,9 +202,7 @@ class CompiledModule(nn.Module):
     def _resident(self, args: Sequence[Any], kwargs: Mapping[str, Any], accumulating: bool) -> Resident:
         if self._footprint is None:
             self._footprint = self._options.footprint(list(self._model.parameters()))
-        target = self._options.target
-        device = None if target is None else torch.device(target.type)
-        return resident_of(self._model, args, kwargs, self._footprint, accumulating, device)
+        return resident_of(self._model, args, kwargs, self._footprint, accumulating, self._options.place)
 
 
 def resident_of(
@@ -253,9 +258,11 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
     """A fresh Dynamo backend that hands each graph to the session's engine."""
 
     def memopt(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return session.engine().compile_captured(
-            graph_module, example_inputs, Hooks(session, graph_module, example_inputs)
-        )
+        target = session.table.target
+        with attention_as_on(None if target is None else target.type):
+            return session.engine().compile_captured(
+                graph_module, example_inputs, Hooks(session, graph_module, example_inputs)
+            )
 
     return memopt
 

@@ -16,6 +16,8 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from memopt.memory.rounding import allocated_bytes
+
 OptimizerLike = torch.optim.Optimizer | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 _LATER = 1000  # a step count at which warm-up branches (RAdam's rectification) are over
@@ -36,7 +38,9 @@ class OptimizerFootprint:
     step_peak_bytes: int
 
 
-def optimizer_footprint(optimizer: OptimizerLike, parameters: Iterable[torch.Tensor]) -> OptimizerFootprint:
+def optimizer_footprint(
+    optimizer: OptimizerLike, parameters: Iterable[torch.Tensor], target: torch.device | None = None
+) -> OptimizerFootprint:
     """Count an optimizer's bytes. The optimizer, the parameters, their hooks and the random state are not touched.
 
     A copy is stepped on fake parameters with dense gradients, so what a step allocates is what is counted. Where the
@@ -46,6 +50,7 @@ def optimizer_footprint(optimizer: OptimizerLike, parameters: Iterable[torch.Ten
     Args:
         optimizer: an optimizer, or its class or any callable that makes one from a list of parameters.
         parameters: the tensors that will have gradients; those that require none are ignored.
+        target: count as if they lay on this device, which need not be here: optimizers choose how to step by it.
 
     Raises:
         ValueError: the optimizer has none of the parameters, they lie on several devices, or the optimizer cannot be
@@ -57,7 +62,7 @@ def optimizer_footprint(optimizer: OptimizerLike, parameters: Iterable[torch.Ten
         found = sorted(map(str, devices)) or "none"
         raise ValueError(f"the optimizer's parameters must lie on one device, not {found}")
     device = devices.pop()
-    twins, ledger = _Twins(trained), _Ledger(device)
+    twins, ledger = _Twins(trained, target), _Ledger(target or device)
     name = getattr(optimizer, "__name__", type(optimizer).__name__)
     try:
         # Constructors read rates and flags: only parameters are fake here.
@@ -107,7 +112,7 @@ def _set_steps(optimizer: torch.optim.Optimizer, count: int) -> None:
 
 def _bytes_of(state: Any, device: torch.device) -> int:
     storages = {
-        leaf.untyped_storage()._cdata: leaf.untyped_storage().nbytes()
+        leaf.untyped_storage()._cdata: allocated_bytes(leaf.untyped_storage().nbytes(), device)
         for value in state.values()
         for leaf in pytree.tree_leaves(value)
         if isinstance(leaf, torch.Tensor) and leaf.device == device
@@ -121,8 +126,9 @@ def _bytes_of(state: Any, device: torch.device) -> int:
 class _Twins:
     """Fake tensors that stand for real ones: one per tensor, with a gradient where the real one will have one."""
 
-    def __init__(self, trained: Mapping[int, torch.Tensor]) -> None:
+    def __init__(self, trained: Mapping[int, torch.Tensor], target: torch.device | None) -> None:
         self.mode = FakeTensorMode()
+        self.target = target
         self.trained = trained
         self.twins: dict[int, torch.nn.Parameter] = {}
         self.own: set[int] = set()
@@ -138,12 +144,15 @@ class _Twins:
         if id(parameter) in self.own:
             return parameter
         if id(parameter) not in self.twins:
-            twin = torch.nn.Parameter(_empty(parameter), requires_grad=parameter.requires_grad)
+            twin = torch.nn.Parameter(self._empty(parameter), requires_grad=parameter.requires_grad)
             if id(parameter) in self.trained:
-                twin.grad = _empty(parameter)
+                twin.grad = self._empty(parameter)
             self.twins[id(parameter)] = twin
             self.own.add(id(twin))
         return self.twins[id(parameter)]
+
+    def _empty(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=self.target or like.device)
 
     def made(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the optimizer holds fake parameters already."""
@@ -160,7 +169,7 @@ class _Twins:
                 return self(leaf)
             if leaf.ndim == 0 and leaf.device.type == "cpu":
                 return torch.tensor(_number(leaf), dtype=leaf.dtype)  # a step count or rate: its value stays known
-            return _empty(leaf)
+            return self._empty(leaf)
 
         copied = type(optimizer).__new__(type(optimizer))
         with ledger.pause():
@@ -185,10 +194,6 @@ def _assumed(dtype: torch.dtype) -> bool | int | float:
     if dtype is torch.bool:
         return False
     return 1.0 if dtype.is_floating_point else 1
-
-
-def _empty(like: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
 
 @contextlib.contextmanager
@@ -242,7 +247,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata
         if key in self.references:
             return
-        size = storage.nbytes() if counted else 0
+        size = allocated_bytes(storage.nbytes(), self.device) if counted else 0
 
         def release(_: weakref.ref[Any]) -> None:
             self.live -= size

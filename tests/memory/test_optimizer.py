@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from memopt.memory.measure import measure
 from memopt.memory.optimizer import OptimizerFootprint, optimizer_footprint
+from memopt.memory.rounding import allocated_bytes
 
 SHAPES = [(257, 64), (64,), (64, 33), (33,), (5, 4, 3)]
 
@@ -196,6 +197,27 @@ def test_parameters_must_share_one_device():
         optimizer_footprint(torch.optim.SGD, mixed)
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adafactor", "NAdam"])
+@pytest.mark.parametrize("stepped", [False, True])
+def test_on_a_device_that_is_not_here_the_optimizer_steps_as_it_would_there(name, stepped):
+    parameters = make_parameters(shapes=[(64, 65), (5,)] * 6)
+    make, there = getattr(torch.optim, name), torch.device("cuda", 0)
+    optimizer = make(parameters, lr=0.1)
+    if stepped:
+        set_gradients(parameters)
+        optimizer.step()
+    found = optimizer_footprint(optimizer, parameters, there)
+    here = optimizer_footprint(optimizer, parameters)
+    assert found.state_bytes % 512 == found.step_peak_bytes % 512 == 0
+    assert found.existing_state_bytes == here.existing_state_bytes
+    if name == "AdamW":
+        # Steps counted on the CPU; two moments; the one temporary of all parameters that foreach makes.
+        moments = [allocated_bytes(p.nbytes, there) for p in parameters]
+        assert found.state_bytes == 2 * sum(moments) and found.step_peak_bytes >= sum(moments)
+        alone = optimizer_footprint(make(parameters, foreach=False), parameters, there)
+        assert here.step_peak_bytes <= alone.step_peak_bytes < found.step_peak_bytes
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("make", OPTIMIZERS)
@@ -211,6 +233,6 @@ def test_cuda(make):
     for _ in range(10):
         real.step()
     held = {t.untyped_storage()._cdata: t for s in real.state.values() for t in s.values() if torch.is_tensor(t)}
-    assert footprint.state_bytes == sum(t.nbytes for t in held.values() if t.is_cuda)
+    assert footprint.state_bytes == sum(allocated_bytes(t.nbytes, t.device) for t in held.values() if t.is_cuda)
     measured = measure(real.step, device="cuda")
     assert abs(footprint.step_peak_bytes - measured.peak_bytes) <= max(0.02 * measured.peak_bytes, 8192)

@@ -10,13 +10,18 @@ from torch import fx
 from memopt.program import Program, fake_mode
 
 
+def first_of(device_type: str) -> torch.device:
+    """The device that stands for one of this type which need not be here."""
+    return torch.device(device_type) if device_type == "cpu" else torch.device(device_type, 0)
+
+
 def moved(program: Program, device_type: str) -> Program:
     """Return the program with all tensors on another kind of device, to be counted and planned, never to be run.
 
     Operators, layouts and roles stay as they were captured; `state` keeps the real tensors where they are. Inputs that
     share a storage still do. A program that is there already is returned as it is.
     """
-    device = torch.device(device_type, 0) if device_type != "cpu" else torch.device("cpu")
+    device = first_of(device_type)
     inputs = [node.meta["val"] for node in program.placeholders]
     if all(tensor.device.type == device_type for tensor in inputs if isinstance(tensor, torch.Tensor)):
         return program
