@@ -6,6 +6,7 @@ from memopt.passes.eliminate_copies import EliminateCopies
 from memopt.passes.eliminate_dead import EliminateDead
 from memopt.passes.fold_activation import FoldActivation
 from memopt.passes.fold_constants import FoldConstants
+from memopt.passes.fuse_attention import FuseAttention
 from memopt.passes.fuse_conv_bn import FuseConvBn
 from memopt.passes.fuse_matmul_add import FuseMatmulAdd
 from memopt.passes.inplace import Inplace
@@ -17,6 +18,7 @@ INFERENCE: tuple[Pass, ...] = (
     FuseConvBn(),
     FoldConstants(),
     MergeCommon(),
+    FuseAttention(),
     FuseMatmulAdd(),
     FoldActivation(),
     EliminateDead(),
