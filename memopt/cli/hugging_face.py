@@ -65,8 +65,8 @@ def load_model(folder: Path, trust_pickle: bool, task: str | None = None, *, str
         transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, KeyError, json.JSONDecodeError) as error:
-        raise CommandError(f"{folder}: config.json cannot be read: {error}") from error
+    except Exception as error:  # what transformers checks of a config is its own affair
+        raise CommandError(f"{folder}: config.json cannot be read: {' '.join(str(error).split())}") from error
     names = getattr(config, "architectures", None) or []
     kind = getattr(transformers, names[0], None) if names else None
     if task is not None:
@@ -87,7 +87,9 @@ def _head(transformers: Any, config: Any, task: str) -> Any:
 
 
 def _model(transformers: Any, kind: Any, config: Any, folder: Path, trust_pickle: bool, strict: bool) -> Any:
-    safe, pickled = any(folder.glob("*.safetensors")), any(folder.glob("*.bin"))
+    _check_shards(folder)
+    safe = any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json"))
+    pickled = any(folder.glob("*.bin")) or any(folder.glob("*.bin.index.json"))
     if pickled and not safe and not trust_pickle:
         raise CommandError(
             f"{folder} holds pickled weights, and reading them may run code; if you trust them, add --trust-pickle",
@@ -102,12 +104,28 @@ def _model(transformers: Any, kind: Any, config: Any, folder: Path, trust_pickle
             if strict:
                 _refuse_misfits(folder, type(found).__name__, info)
             return found
-        log.log(logging.WARNING if strict else logging.INFO, "%s has no weights: random ones are used", folder)
+        if strict:
+            raise CommandError(f"{folder} has no weights", USAGE)
+        log.info("%s has no weights: random ones are used", folder)
         return kind(config) if kind else transformers.AutoModel.from_config(config)
     except CommandError:
         raise
     except Exception as error:
         raise CommandError(f"{folder}: the model cannot be built: {error}") from error
+
+
+def _check_shards(folder: Path) -> None:
+    """Refuse an index of weights that are missing, or that lie outside the folder."""
+    for index in folder.glob("*.index.json"):
+        try:
+            names = set(json.loads(index.read_text())["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CommandError(f"{index} cannot be read: {error}") from error
+        for name in names:
+            if not isinstance(name, str) or Path(name).name != name:
+                raise CommandError(f"{index} names weights outside its folder ({name}): that is refused")
+            if not (folder / name).is_file():
+                raise CommandError(f"{index} names {name}, which does not exist")
 
 
 def _refuse_misfits(folder: Path, kind: str, info: Mapping[str, Any]) -> None:

@@ -61,7 +61,7 @@ def convert_onnx(
             before = prepare(given)
         except OnnxModelError as error:
             raise ConversionError(f"{path}: {error}") from error
-        _refuse_monsters(before)
+        _refuse_monsters(before, path)
     with clock("passes"):
         passes = chosen_passes() if options.passes is None else options.passes
         sets = None if inputs is None else [inputs]
@@ -146,7 +146,7 @@ def _outputs(evidence: OnnxEvidence) -> tuple[OutputEvidence, ...]:
     return (found,)
 
 
-def _refuse_monsters(model: ir.Model) -> None:
+def _refuse_monsters(model: ir.Model, path: Path) -> None:
     """Refuse models that say of a value that it takes more than the machine has: running them would end the process."""
     limit = int(_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for graph in graphs(model):
@@ -155,6 +155,5 @@ def _refuse_monsters(model: ir.Model) -> None:
             for item in dims(value) or ():
                 size *= max(item, 1) if item is not None else 1
             if size > limit:
-                raise ConversionError(
-                    f"{value.name} would take {format_bytes(size)}: more than half of this machine's memory"
-                )
+                has = f"{value.name} would take {format_bytes(size)}"
+                raise ConversionError(f"{path}: {has}, more than half of this machine's memory")

@@ -65,6 +65,10 @@ def _parsed(path: Path) -> onnx.ModelProto:
         raise ConversionError(f"{path} is no ONNX model, or is cut off: {_first_line(error)}") from error
     if model.ir_version <= 0 or not model.HasField("graph") or not model.opset_import:
         raise ConversionError(f"{path} is no ONNX model: it has no version, no graph or no operator set")
+    for entry in model.opset_import:
+        if entry.domain in ("", "ai.onnx") and not 1 <= entry.version <= onnx.defs.onnx_opset_version():
+            newest = onnx.defs.onnx_opset_version()
+            raise ConversionError(f"{path} is for operator set {entry.version}: known are those up to {newest}")
     if model.training_info:
         raise ConversionError(f"{path} holds training information, which is not handled")
     return model

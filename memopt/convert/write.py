@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -46,12 +47,12 @@ def staged(model: ir.Model, output: Path, *, external_above: int = SINGLE_FILE_B
     Raises:
         OSError: the folder cannot be written to, or is full.
     """
+    remove_leftovers(output)
     size = weight_bytes(model)
     if size <= external_above:
         payload = ir.to_proto(model).SerializeToString()
         yield Staged(payload, len(payload), lambda: write_whole(output, payload))
         return
-    remove_leftovers(output)
     folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.{os.getpid()}.", dir=output.parent))
     try:
         with _signals_raise():
@@ -79,12 +80,12 @@ def write_whole(path: Path, payload: bytes) -> None:
     """
     unnamed = _open_unnamed(path.parent)
     if unnamed is None:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.{os.getpid()}.", dir=path.parent)
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(temporary, 0o666 & ~mask)
     else:
-        handle, temporary = unnamed, f"{path.parent}/.{path.name}.{os.getpid()}.new"
+        handle, temporary = unnamed, f"{path.parent}/.{path.name}.{os.getpid()}.{secrets.token_hex(8)}"
     try:
         with os.fdopen(handle, "wb") as file:
             view = memoryview(payload)
@@ -93,7 +94,10 @@ def write_whole(path: Path, payload: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
             if unnamed is not None:
-                _name(file.fileno(), temporary)
+                if _name(file.fileno(), str(path)):
+                    return
+                if not _name(file.fileno(), temporary):
+                    raise FileExistsError(temporary)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -102,11 +106,17 @@ def write_whole(path: Path, payload: bytes) -> None:
 
 
 def remove_leftovers(output: Path) -> None:
-    """Remove the temporary folders for this output of processes that were killed."""
-    for folder in output.parent.glob(f".{output.name}.*.*"):
-        number = folder.name[len(output.name) + 2 :].partition(".")[0]
-        if folder.is_dir() and number.isdigit() and not _alive(int(number)):
-            shutil.rmtree(folder, ignore_errors=True)
+    """Remove what processes that were killed had made for this output: temporary folders and files."""
+    for found in output.parent.iterdir():
+        if not found.name.startswith(f".{output.name}."):
+            continue
+        number = found.name[len(output.name) + 2 :].partition(".")[0]
+        if not number.isdigit() or _alive(int(number)):
+            continue
+        if found.is_dir():
+            shutil.rmtree(found, ignore_errors=True)
+        else:
+            found.unlink()
 
 
 def _alive(process: int) -> bool:
@@ -130,15 +140,17 @@ def _open_unnamed(folder: Path) -> int | None:
         return None
 
 
-def _name(descriptor: int, path: str) -> None:
+def _name(descriptor: int, path: str) -> bool:
+    """Give the unnamed file a name; False where it is taken."""
     # With a folder's descriptor Python calls linkat, which alone follows /proc's link to the unnamed file.
     root = os.open("/", os.O_RDONLY)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
         os.link(f"/proc/self/fd/{descriptor}", os.path.abspath(path), src_dir_fd=root, follow_symlinks=True)
+    except FileExistsError:
+        return False
     finally:
         os.close(root)
+    return True
 
 
 def _data_name(output: Path) -> str:

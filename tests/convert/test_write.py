@@ -94,6 +94,7 @@ def test_leftovers_of_dead_processes_go_and_others_stay(tmp_path):
     names = [f".m.onnx.{dead.pid}.a", f".m.onnx.{os.getpid()}.b", ".m.onnx.notes.c", f".other.{dead.pid}.d"]
     for name in names:
         (tmp_path / name).mkdir()
+    (tmp_path / f".m.onnx.{dead.pid}.file").write_text("part")
     remove_leftovers(tmp_path / "m.onnx")
     assert sorted(os.listdir(tmp_path)) == sorted(names[1:])
 
