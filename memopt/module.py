@@ -119,11 +119,12 @@ class CompiledModule(nn.Module):
         session.resident = self._resident(args, kwargs, accumulating)
         self._last = session
         programs = collect(self._model, args, kwargs, session)
-        if any(program.training for program in programs):
-            session.plan_training([program for program in programs if program.training])
-        else:
-            for program in programs:
-                session.plan_inference(program)
+        with torch._C._DisableAutocast():  # the casts are in the programs
+            if any(program.training for program in programs):
+                session.plan_training([program for program in programs if program.training])
+            else:
+                for program in programs:
+                    session.plan_inference(program)
         assert session.report is not None
         return session.report
 
