@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from memopt.backends.aten import AtenBackend
-from memopt.budget import Budget, parse_budget
+from memopt.budget import Budget, format_bytes, parse_budget
 from memopt.capture.dynamo import Engine
 from memopt.evidence import Verification
 from memopt.memory.breakdown import MemoryBreakdown
@@ -152,7 +152,12 @@ def plan(
             raise ValueError("a plan for a device that is not here cannot be verified by running it: leave verify off")
         compiled = CompiledModule(model, dataclasses.replace(compiled._options, target=find(device)))
     with torch.set_grad_enabled(model.training):
-        return compiled.plan(*call_arguments(inputs))
+        report = compiled.plan(*call_arguments(inputs))
+    target = compiled._options.target
+    if target is None or report.peak_bytes <= target.memory_bytes:
+        return report
+    note = f"{format_bytes(report.peak_bytes)} are more than the {format_bytes(target.memory_bytes)} of {target.title}"
+    return dataclasses.replace(report, notes=(*report.notes, note))
 
 
 def estimate(

@@ -55,7 +55,7 @@ def torch_compile_backend(
         verify=chosen.verify,
         names={},
         resident=Resident(),
-        table=CostTable(),
+        table=CostTable(ceiling_bytes=None if chosen.budget is None else chosen.budget.bytes),
     )
     session.notes.extend(chosen.notes)
     hooks = Hooks(session, graph_module, example_inputs)

@@ -70,7 +70,8 @@ class CompiledModule(nn.Module):
             self.__dict__[kind] = getattr(model, kind)
         self.training = model.training
         self._options = options
-        self._table = CostTable(target=options.target)
+        ceiling = None if options.budget is None else options.budget.bytes
+        self._table = CostTable(ceiling_bytes=ceiling, target=options.target)
         self._footprint: OptimizerFootprint | None = None
         self._sessions: dict[bool, Session] = {}
         self._compiled: dict[bool, Callable[..., Any]] = {}

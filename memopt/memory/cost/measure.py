@@ -82,7 +82,7 @@ def measure_operators(nodes: Sequence[fx.Node], device: torch.device, limit_byte
 
 @contextlib.contextmanager
 def _by_itself(device: torch.device, nodes: Sequence[fx.Node] = ()) -> Iterator[None]:
-    """Real tensors, no autocast, no gradients, the random state kept; the right CUDA device, its cache emptied."""
+    """Real tensors, no autocast, no gradients, the random state kept; nothing cached by CUDA's allocator."""
     cuda = {t.device.index for node in nodes for t in (*tensors_of(node), *operands_of(node)) if t.is_cuda}
     if device.type == "cuda":
         cuda.add(device.index)
@@ -93,6 +93,7 @@ def _by_itself(device: torch.device, nodes: Sequence[fx.Node] = ()) -> Iterator[
         stack.enter_context(torch.random.fork_rng(devices=sorted(cuda)))
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
+            torch.cuda.empty_cache()
             stack.callback(torch.cuda.empty_cache)
         yield
 

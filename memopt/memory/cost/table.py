@@ -58,15 +58,19 @@ class CostTable:
     estimated. Random operators are run, and the random state is put back.
     """
 
-    def __init__(self, limit_bytes: int | None = None, *, target: Device | None = None) -> None:
+    def __init__(
+        self, limit_bytes: int | None = None, *, ceiling_bytes: int | None = None, target: Device | None = None
+    ) -> None:
         """Make an empty table.
 
         Args:
             limit_bytes: the most bytes of inputs and results with which an operator is run. None means 2 GiB on CPU and
                 half of the free memory on CUDA.
+            ceiling_bytes: the most bytes that may be allocated on a CUDA device while operators are run, all that is
+                there already included. None: no more than that half.
             target: the device to plan for, in place of this machine's: nothing is run.
         """
-        self.limit_bytes, self.target = limit_bytes, target
+        self.limit_bytes, self.ceiling_bytes, self.target = limit_bytes, ceiling_bytes, target
         self._costs: dict[tuple[str, str], OperatorCost] = {}
         self._devices: dict[str, Device] = {}
         self._store = Store("costs")
@@ -173,6 +177,8 @@ class CostTable:
         limit = self.limit_bytes
         if limit is None:
             limit = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else _ON_CPU
+        if self.ceiling_bytes is not None and device.type == "cuda":
+            limit = min(limit, self.ceiling_bytes - torch.cuda.memory_allocated(device))
         return limit - clock_bytes(device)
 
     def _may_run(self, node: fx.Node) -> bool:

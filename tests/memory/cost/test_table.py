@@ -232,6 +232,19 @@ def test_large_operators_are_estimated(own_cache, runs):
     assert 0.5 * large.workspace_bytes <= small.workspace_bytes <= 2 * large.workspace_bytes
 
 
+@pytest.mark.parametrize(
+    ("limit", "ceiling", "allowed"),
+    [(None, None, 5_000), (None, 9_000, 5_000), (None, 4_000, 3_000), (700, 4_000, 700), (None, 500, -500)],
+)
+def test_the_limit_on_cuda(monkeypatch, limit, ceiling, allowed):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10_000, 20_000))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1_000)
+    monkeypatch.setattr(table_module, "clock_bytes", lambda device: 100)
+    table = CostTable(limit, ceiling_bytes=ceiling)
+    assert table._limit(torch.device("cuda", 0)) == allowed - 100
+    assert CostTable(7, ceiling_bytes=1)._limit(torch.device("cpu")) == 7 - 100
+
+
 def test_devices_that_are_not_here_are_estimated(runs):
     cost = CostTable().cost(call(aten.mm.default, *torch.empty(2, 4096, 4096, device="meta").unbind()))
     assert not cost.measured and cost.output_bytes == 4 * 4096**2
