@@ -11,6 +11,7 @@ from memopt.cli.convert import convert
 from memopt.cli.demo import demo
 from memopt.cli.group import Group, set_up_logging, verbosity_options
 from memopt.cli.inspect_ import inspect
+from memopt.cli.pack import pack
 from memopt.cli.plan import plan
 
 
@@ -28,5 +29,5 @@ def main(ctx: click.Context) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
-for verb in (demo, plan, convert, inspect):
+for verb in (demo, plan, convert, inspect, pack):
     main.add_command(verb)

@@ -9,6 +9,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+# Every offset and twice it can then be counted in 64 bits.
+_MOST = 1 << 60
+
 
 class Buffer(NamedTuple):
     """Bytes that must lie somewhere in the arena for a while.
@@ -31,7 +34,8 @@ def refuse_malformed(buffers: Sequence[Buffer]) -> None:
 
     Raises:
         TypeError: a field is no int.
-        ValueError: an interval ends before it starts, a size is negative, or an alignment is below 1.
+        ValueError: an interval ends before it starts, a size is negative, an alignment is below 1, or all of them
+            together could not be counted in 64 bits.
     """
     for index, buffer in enumerate(buffers):
         for name, value in zip(buffer._fields, buffer, strict=True):
@@ -43,6 +47,8 @@ def refuse_malformed(buffers: Sequence[Buffer]) -> None:
             raise ValueError(f"buffer {index}: size {buffer.size} is negative")
         if buffer.alignment < 1:
             raise ValueError(f"buffer {index}: alignment {buffer.alignment} is below 1")
+    if sum(buffer.size + buffer.alignment for buffer in buffers) > _MOST:
+        raise ValueError(f"sizes and alignments add up to more than {_MOST} bytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +56,7 @@ class Piece:
     """Buffers whose lives form one connected stretch of time; nothing outside it ever meets them.
 
     Sizes are in units of `unit` bytes, so that every offset worth trying is a whole number of units. Whatever lies
-    above a buffer starts at a multiple of the alignments around it: `rooms` counts up to there, `sizes` does not.
+    above a buffer starts at a multiple of what the alignments around it share: its room is counted up to there.
 
     Attributes:
         members: indices into the caller's list.

@@ -118,6 +118,7 @@ def test_a_timeout_returns_a_valid_packing_soon():
         ([Buffer(3, 2, 1)], ValueError, "buffer 0: upper 2 is before lower 3"),
         ([Buffer(0, 2, 1), Buffer(0, 2, -1)], ValueError, "buffer 1: size -1 is negative"),
         ([Buffer(0, 2, 1, 0)], ValueError, "buffer 0: alignment 0 is below 1"),
+        ([Buffer(0, 2, 1 << 60)], ValueError, "add up to more than 1152921504606846976 bytes"),
         ([Buffer(0, 2, 1.5)], TypeError, "buffer 0: size must be an int, not 1.5"),
         ([Buffer(0, 2, True)], TypeError, "buffer 0: size must be an int, not True"),
     ],
