@@ -96,7 +96,7 @@ def _read(source: Path) -> Table:
 
 def _misfit(packing: Packing, capacity: int, timeout: float) -> str:
     if packing.lower_bound > capacity:
-        return f"the buffers cannot fit in {capacity:,} bytes: it is proved that they need at least {packing.lower_bound:,}"
+        return f"the buffers cannot fit in {capacity:,} bytes: they provably need at least {packing.lower_bound:,}"
     return (
         f"no way to fit the buffers in {capacity:,} bytes was found in {timeout:g} s, and none is ruled out: the best "
         f"found takes {packing.size:,}, the proved lower bound is {packing.lower_bound:,}; allow a longer --timeout"

@@ -61,7 +61,7 @@ def test_a_file_is_written_and_never_by_accident(run, example, folder):
 
 def test_a_refuted_capacity_is_exit_code_3_and_nothing_is_written(run, example, folder):
     result = run("pack", example, "--capacity", 11, "-o", "out.csv")
-    assert_one_line(result, 3, "cannot fit in 11 bytes", "proved that they need at least 12")
+    assert_one_line(result, 3, "cannot fit in 11 bytes", "they provably need at least 12")
     assert not (folder / "out.csv").exists()
 
 
