@@ -12,6 +12,7 @@ import torch
 
 from memopt.budget import Budget, BudgetError
 from memopt.capture.dynamo import Engine, Names
+from memopt.choice import joined, prefers_lowered, unused
 from memopt.evidence import Verification
 from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.memory.optimizer import OptimizerFootprint
@@ -117,6 +118,7 @@ class Session:
         self.collecting: list[Program] | None = None
         self.whole_step = False  # whether a graph break may be answered by collecting all graphs first
         self._schedules: dict[str, Schedule | None] = {}  # by fingerprint; None: nothing is recomputed
+        self._lowered: set[str] = set()  # fingerprints of programs planned with the rewrites that lower the floor
 
     # -- the front door's protocol -------------------------------------------------------------------------------
 
@@ -195,7 +197,9 @@ class Session:
         limit = self.limit(base + plain)
         room = None if limit is None else limit - base
         if searched:
-            planned, step = self._search(captured, room, late)
+            planned, step, lowered = self._choose(captured, room, late)
+            if lowered:
+                self._lowered.update(map(fingerprint, programs))
         else:
             planned = [self._with_trial(item) for item in captured]
             step = StepPlan((), plain, plain, room is None or plain <= room)
@@ -219,20 +223,55 @@ class Session:
         line = timeline(program, workspace(program, costs))
         return Planned(program, program, line, line, records, costs)
 
-    def _search(
+    def _choose(
         self, captured: Sequence[Planned], room: int | None, late: Sequence[Pass]
-    ) -> tuple[list[Planned], StepPlan]:
-        """Choose what to recompute in all graphs; plan for less while the measured step is above `room` bytes."""
+    ) -> tuple[list[Planned], StepPlan, bool]:
+        """Choose what to recompute in all graphs, and whether to use the rewrites that lower the floor: the flag."""
+        lowering = self._lowering()
+        lowered = [self._rewritten(item, lowering) for item in captured]
+        if all(after.program is item.program for after, item in zip(lowered, captured, strict=True)):
+            other, use = None, False
+            planned, step = self._search(captured, self._plan(captured, room, late), room, late)
+        else:
+            plans = [self._plan(items, room, late, share=0.5) for items in (captured, lowered)]
+            use = prefers_lowered(*plans)
+            planned, step = self._search(lowered if use else captured, plans[use], room, late)
+            if not use and room is not None and step.feasible and self._measured_peak(planned, 0) > room:
+                use = True  # the plan without them does not keep the budget after all
+                planned, step = self._search(lowered, plans[use], room, late)
+            other = plans[not use]
+        result = []
+        for item, before, after in zip(planned, captured, lowered, strict=True):
+            records = PassManager(lowering, self.verify).run(before.program)[1] if use else unused(after.records)
+            item = dataclasses.replace(item, records=(*before.records, *records))
+            result.append(self._with_late_records(item, late))
+        return result, step if other is None else joined(step, other), use
+
+    def _rewritten(self, item: Planned, passes: Sequence[Pass]) -> Planned:
+        """A captured program after more rewrites, not proved yet; its records are those of these alone."""
+        program, records = PassManager(passes, False).run(item.program)
+        costs = self.table.measure_all(program)
+        line = timeline(program, workspace(program, costs))
+        return dataclasses.replace(item, before=program, program=program, timeline=line, records=records, costs=costs)
+
+    def _plan(self, items: Sequence[Planned], limit: int | None, late: Sequence[Pass], share: float = 1.0) -> StepPlan:
         after = PassManager(late, False)
 
         def finish(program: Program) -> tuple[Program, Timeline]:
             finished, _ = after.run(program)
             return finished, timeline(finished, workspace(finished, self.table.measure_all(finished)))
 
+        befores, costs = [item.before for item in items], [item.costs for item in items]
+        return plan_step(befores, costs, limit, finish, seconds=share * self.plan_seconds)
+
+    def _search(
+        self, captured: Sequence[Planned], step: StepPlan, room: int | None, late: Sequence[Pass]
+    ) -> tuple[list[Planned], StepPlan]:
+        """Take a plan; plan for less while the measured step is above `room` bytes."""
         target = room
-        for _ in range(1 + _TIGHTENINGS):
-            befores, costs = [item.before for item in captured], [item.costs for item in captured]
-            step = plan_step(befores, costs, target, finish, seconds=self.plan_seconds)
+        for attempt in range(1 + _TIGHTENINGS):
+            if attempt:
+                step = self._plan(captured, target, late)
             planned = [
                 self._with_trial(
                     dataclasses.replace(item, program=choice.program, timeline=choice.timeline, choice=choice)
@@ -246,7 +285,7 @@ class Session:
                 break
             log.info("measured step is %d bytes over the budget: planning again", over)
             target -= over + over // 4
-        return [self._with_late_records(item, late) for item in planned], step
+        return planned, step
 
     def limit(self, unconstrained_bytes: int) -> int | None:
         """The budget in bytes, for a model that takes `unconstrained_bytes` without one."""
@@ -261,13 +300,22 @@ class Session:
         if not places:
             return passes, [], False
         late = [item for item in passes[places[0] + 1 :] if not isinstance(item, Checkpoint)]
-        return passes[: places[0]], late, True
+        return [item for item in passes[: places[0]] if not item.lowers_floor], late, True
+
+    def _lowering(self) -> list[Pass]:
+        """The training passes before the plan that lower its floor: used where a plan without them is worse."""
+        from memopt.passes import TRAINING
+
+        passes = list(TRAINING if self.passes is None else self.passes)
+        place = next(index for index, item in enumerate(passes) if isinstance(item, Checkpoint))
+        return [item for item in passes[:place] if item.lowers_floor]
 
     def _replay(self, program: Program, schedule: Schedule | None) -> Program:
         """Apply a plan that was found for an equal program."""
         early, late, _ = self._halves()
+        lowering = self._lowering() if fingerprint(program) in self._lowered else []
         planned = [] if schedule is None else [Checkpoint(schedule=schedule)]
-        result, _ = PassManager([*early, *planned, *late], False).run(program)
+        result, _ = PassManager([*early, *lowering, *planned, *late], False).run(program)
         return result
 
     def _with_late_records(self, planned: Planned, late: Sequence[Pass]) -> Planned:

@@ -2,6 +2,7 @@
 
 from memopt.pass_manager import Pass
 from memopt.passes.checkpoint import Checkpoint
+from memopt.passes.chunk_loss import ChunkLoss
 from memopt.passes.eliminate_copies import EliminateCopies
 from memopt.passes.eliminate_dead import EliminateDead
 from memopt.passes.fold_activation import FoldActivation
@@ -25,4 +26,11 @@ INFERENCE: tuple[Pass, ...] = (
     Reorder(),
     Inplace(),
 )
-TRAINING: tuple[Pass, ...] = (EliminateCopies(), MergeCommon(), EliminateDead(), Checkpoint(), Inplace())
+TRAINING: tuple[Pass, ...] = (
+    EliminateCopies(),
+    MergeCommon(),
+    EliminateDead(),
+    ChunkLoss(),
+    Checkpoint(),
+    Inplace(),
+)

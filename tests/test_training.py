@@ -1,5 +1,7 @@
 """Training within a budget: losses, gradients, buffers and peaks of the reference models beside eager PyTorch."""
 
+import copy
+
 import pytest
 import torch
 
@@ -34,17 +36,26 @@ def _fresh_dynamo():
 
 
 def assert_equal_steps(model, inputs, compiled):
-    """Bitwise equal: in float32 that is no worse than eager, whatever eager's own error is."""
+    """Bitwise equal: in float32 that is no worse than eager, whatever eager's own error is.
+
+    Where a rewrite that rounds otherwise was needed to keep the budget, each number's float64 error is at most twice
+    eager's.
+    """
     restore = restorer(model)
     loss = step(model, inputs)
     expected, buffers = gradients(model), [b.clone() for b in model.buffers()]
     restore()
-    torch.testing.assert_close(step(compiled, inputs), loss, rtol=0, atol=0)
-    found = gradients(model)
-    assert [g is None for g in found] == [g is None for g in expected]
-    torch.testing.assert_close(
-        [g for g in found if g is not None], [g for g in expected if g is not None], rtol=0, atol=0
-    )
+    exact = copy.deepcopy(model).double()
+    true = [step(exact, in_dtype(inputs, torch.float64)), *gradients(exact)]
+    found = [step(compiled, inputs), *gradients(model)]
+    assert [g is None for g in found[1:]] == [g is None for g in expected]
+    rounds = any(record.changes and record.name == "chunk_loss" for record in compiled.report.passes)
+    for new, old, reference in zip(found, [loss, *expected], true, strict=True):
+        if old is None or not rounds:
+            assert old is None or torch.equal(new, old)
+            continue
+        floor = 8 * torch.finfo(new.dtype).eps * reference.abs().max()
+        assert (new - reference).abs().max() <= 2 * (old - reference).abs().max() + floor
     torch.testing.assert_close(list(model.buffers()), buffers, rtol=0, atol=0)
     restore()
 

@@ -1,0 +1,63 @@
+"""Whether a step is planned with the rewrites that lower its floor, or without them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from memopt.pass_manager import PassRecord, Refusal
+from memopt.planner import StepPlan
+from memopt.step_curve import CurvePoint, monotone
+
+# A plan without them that recomputes for no more than this share of the step's time is taken as it is.
+WORTH = 0.03
+
+
+def prefers_lowered(without: StepPlan, lowered: StepPlan) -> bool:
+    """Whether the plan with the rewrites is the better one.
+
+    The one without is taken where it keeps the limit for next to no time, or for no more time than the other. Where
+    neither keeps the limit, the one with the lower peak is the nearer miss.
+    """
+    if without.feasible != lowered.feasible:
+        return lowered.feasible
+    if not without.feasible:
+        return lowered.minimum_bytes < without.minimum_bytes
+    return _extra_share(without) > WORTH and seconds_of(lowered) < seconds_of(without)
+
+
+def seconds_of(plan: StepPlan) -> float:
+    """The predicted time of forward and backward."""
+    return sum(choice.plan.seconds for choice in plan.choices)
+
+
+def _extra_share(plan: StepPlan) -> float:
+    extra = sum(choice.plan.extra_seconds for choice in plan.choices)
+    base = seconds_of(plan) - extra
+    return extra / base if base > 0 else 0.0
+
+
+def joined(chosen: StepPlan, other: StepPlan) -> StepPlan:
+    """The chosen plan, with the least peak and the curve of both."""
+    points = [*chosen.curve, *(dataclasses.replace(point, chosen=False) for point in other.curve)]
+    fastest = min((point.seconds for point in points), default=0.0)
+    rebased = [
+        dataclasses.replace(point, extra=point.seconds / fastest - 1 if fastest > 0 else 0.0) for point in points
+    ]
+    curve: tuple[CurvePoint, ...] = monotone(rebased)
+    return dataclasses.replace(chosen, minimum_bytes=min(chosen.minimum_bytes, other.minimum_bytes), curve=curve)
+
+
+def unused(records: Sequence[PassRecord]) -> tuple[PassRecord, ...]:
+    """The records of rewrites that were considered and not taken: each change becomes a refusal that says so."""
+    reason = "not used: the plan without it keeps the budget at no more time"
+    return tuple(
+        dataclasses.replace(
+            record,
+            nodes_after=record.nodes_before,
+            changes=(),
+            refusals=(*record.refusals, *(Refusal(change.before[0], reason) for change in record.changes)),
+            evidence=None,
+        )
+        for record in records
+    )

@@ -1,0 +1,168 @@
+"""With the rewrites that lower the floor, or without: chosen by what the plans cost, and kept as promised."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import memopt
+from memopt.choice import WORTH, joined, prefers_lowered
+from memopt.passes.chunk_loss import ChunkLoss
+from memopt.planner import StepPlan
+from memopt.step_curve import CurvePoint
+from tests.end_to_end import gradients, resident_bytes, restorer, step
+
+TOKENS, WIDTH, WORDS = 256, 16, 1000
+
+
+class Words(nn.Module):
+    """Next-word prediction in which the logits are by far the largest tensor; dropout before them."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.body = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.1))] * 3)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.embedding.weight
+        self.broken = broken
+
+    def forward(self, ids):
+        x = self.body(self.embedding(ids))
+        if self.broken:
+            torch._dynamo.graph_break()
+        return F.cross_entropy(self.head(x), ids.roll(-1))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+
+
+def make(dtype=torch.float32, **options):
+    torch.manual_seed(0)
+    return Words(**options).to(dtype), {"ids": torch.randint(0, WORDS, (TOKENS,))}
+
+
+def minimum(passes=None, **options):
+    """The least bytes of the step with these passes."""
+    torch._dynamo.reset()
+    model, inputs = make(**options)
+    compiled = memopt.compile(model, backend="aten", passes=passes, verify=False, example_inputs=inputs)
+    return compiled.report.minimum_bytes
+
+
+def without():
+    return tuple(item for item in memopt.TRAINING if not item.lowers_floor)
+
+
+def chunked(report):
+    """How many losses the report says are computed in chunks, and why others are not."""
+    records = [record for record in report.passes if record.name == ChunkLoss.name]
+    return sum(len(r.changes) for r in records), [refusal.reason for r in records for refusal in r.refusals]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_minimum_is_that_with_the_rewrites_and_can_be_had(broken):
+    low, high = minimum(broken=broken), minimum(without(), broken=broken)
+    assert low < 0.6 * high
+    budget = int(1.02 * low)
+    exact, inputs = make(torch.float64, broken=broken)
+    true = [step(exact, inputs), *gradients(exact)]
+    model, inputs = make(broken=broken)
+    restore = restorer(model)
+    plain = [step(model, inputs), *gradients(model)]
+    restore()
+    torch._dynamo.reset()
+    compiled = memopt.compile(model, budget, backend="aten", example_inputs=inputs)
+    for _ in range(2):
+        restore()
+        found = [step(compiled, inputs), *gradients(model)]
+        for new, old, reference in zip(found, plain, true, strict=True):
+            floor = 8 * torch.finfo(torch.float32).eps * reference.abs().max()
+            assert (new - reference).abs().max() <= 2 * (old - reference).abs().max() + floor
+    restore()
+    measured = resident_bytes(model, inputs) + memopt.measure(step, compiled, inputs).peak_bytes
+    assert measured <= budget
+    assert compiled.report.minimum_bytes <= budget
+    assert chunked(compiled.report) == (1, [])
+    (record,) = [r for r in compiled.report.passes if r.name == "chunk_loss" and r.changes]
+    assert record.evidence.proved == record.evidence.regions == 1
+
+
+def test_a_budget_that_is_met_without_them_leaves_the_numbers_alone():
+    model, inputs = make()
+    restore = restorer(model)
+    plain = [step(model, inputs), *gradients(model)]
+    restore()
+    compiled = memopt.compile(model, 1.0, backend="aten")
+    assert [step(compiled, inputs).equal(plain[0]), *map(torch.equal, gradients(model), plain[1:])] == [True] * len(
+        plain
+    )
+    assert chunked(compiled.report) == (0, ["not used: the plan without it keeps the budget at no more time"])
+    assert compiled.report.minimum_bytes == minimum()
+
+
+def test_no_plan_at_all_names_the_lower_minimum():
+    low = minimum()
+    model, inputs = make()
+    with pytest.raises(memopt.BudgetError) as refused:
+        memopt.plan(model, inputs, low // 2)
+    assert refused.value.minimum_bytes == low
+
+
+def test_without_a_plan_passes_are_applied_as_they_are_given():
+    model, inputs = make()
+    report = memopt.compile(
+        model, backend="aten", passes=(memopt.TRAINING[0], ChunkLoss()), example_inputs=inputs, verify=False
+    ).report
+    assert chunked(report) == (1, [])
+
+
+# -- the rule ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    seconds: float
+    extra_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    plan: Plan
+
+
+def plan(seconds, extra, *, feasible=True, minimum=10, curve=()):
+    return StepPlan((Choice(Plan(seconds, extra)),), 20, minimum, feasible, curve)
+
+
+@pytest.mark.parametrize(
+    ("without", "lowered", "expected"),
+    [
+        (plan(1.0, 0.0), plan(0.5, 0.0), False),
+        (plan(1.0 + WORTH, WORTH), plan(0.5, 0.0), False),
+        (plan(1.5, 0.5), plan(1.2, 0.0), True),
+        (plan(1.5, 0.5), plan(1.5, 0.0), False),
+        (plan(1.5, 0.5), plan(1.2, 0.0, feasible=False), False),
+        (plan(1.0, 0.0, feasible=False), plan(9.0, 1.0), True),
+        (plan(1.0, 0.0, feasible=False, minimum=5), plan(1.0, 0.0, feasible=False, minimum=4), True),
+        (plan(1.0, 0.0, feasible=False, minimum=4), plan(1.0, 0.0, feasible=False, minimum=4), False),
+    ],
+)
+def test_the_feasible_cheaper_plan_is_taken_and_of_equal_ones_the_plain_one(without, lowered, expected):
+    assert prefers_lowered(without, lowered) is expected
+
+
+def test_the_curve_is_that_of_both_plans():
+    chosen = plan(1.0, 0.0, minimum=6, curve=(CurvePoint(10, 1.0, 0.0, True), CurvePoint(6, 2.0, 1.0)))
+    other = plan(1.0, 0.0, minimum=3, curve=(CurvePoint(9, 1.5, 0.0, True), CurvePoint(3, 3.0, 1.0)))
+    both = joined(chosen, other)
+    assert both.minimum_bytes == 3
+    assert both.curve == (
+        CurvePoint(10, 1.0, 0.0, True),
+        CurvePoint(9, 1.5, 0.5),
+        CurvePoint(6, 2.0, 1.0),
+        CurvePoint(3, 3.0, 2.0),
+    )
