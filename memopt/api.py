@@ -25,7 +25,7 @@ log = logging.getLogger("memopt")
 # Levers that change the numbers or the meaning of a step, by consent only. None is built yet.
 LEVERS: tuple[str, ...] = ()
 
-BACKENDS = ("aten", "inductor", "onnxruntime")
+BACKENDS = ("aten", "inductor", "static", "onnxruntime")
 
 
 def compile(
@@ -49,8 +49,8 @@ def compile(
         example_inputs: positional arguments as a tuple or list, keyword arguments as a mapping, or one tensor: plan at
             once, without running the model. Without them the first call plans.
         optimizer: the one that will step the parameters: its state and temporaries count. It is never stepped here.
-        backend: "inductor" for speed, "aten" for a step that is byte for byte what was planned, "onnxruntime" for
-            inference by ONNX Runtime.
+        backend: "inductor" for speed, "aten" for a step that is byte for byte what was planned, "static" for inference
+            in one arena with no allocation in a call but the results, "onnxruntime" for inference by ONNX Runtime.
         passes: rewrites in order, in place of `memopt.INFERENCE` or `memopt.TRAINING`.
         allow: names of levers that may change the numbers; none is available in this version.
         verify: True proves each rewrite on its own region and measures a trial step; "full" also compares whole
@@ -194,6 +194,10 @@ def _device_of(model: nn.Module) -> torch.device:
 def _engine(backend: str, device: torch.device, budget: Budget | None) -> tuple[Engine, tuple[str, ...]]:
     if backend == "aten":
         return AtenBackend(), ()
+    if backend == "static":
+        from memopt.backends.static import StaticBackend
+
+        return StaticBackend(), ()
     if backend == "inductor":
         from memopt.backends.inductor import InductorBackend, missing_compiler
 

@@ -140,8 +140,11 @@ class Watched:
 
     def _install(self, program: Program) -> None:
         self._baked = [index for index, entry in enumerate(self._arguments) if entry.name in program.baked]
-        self._run = self._build(constants_to_attributes(program))
+        self._run = self._compile(program)
         self._stamp = [_stamp(program.state[self._arguments[index].name]) for index in self._baked]
+
+    def _compile(self, program: Program) -> Callable[[list[Any]], Sequence[Any]]:
+        return self._build(constants_to_attributes(program))
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Run on a list of inputs, which is emptied."""

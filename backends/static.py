@@ -1,0 +1,195 @@
+"""The static backend: an inference program in one preplanned arena; a steady call allocates its results only.
+
+Every value has its place before the first call (`memopt.passes.plan_buffers`). Operators write there by true out=
+overloads, by in-place overloads, or by recipes made of such; those that can do neither allocate for themselves. Views
+of the arena are made once, when a program is bound to it. Results live in fresh memory at every call, so a caller may
+hold them as long as it likes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from memopt.backends.aten import Boxed, emit
+from memopt.backends.static_code import Code, generate
+from memopt.backends.static_forms import Write, is_joinable, write_of
+from memopt.capture.dynamo import Hooks, Watched
+from memopt.memory.buffers import BufferPlan, Home
+from memopt.memory.timeline import Timeline
+from memopt.passes.plan_buffers import Form, plan_buffers
+from memopt.program import InputKind, Program, describe
+
+
+class StaticBackend:
+    """Runs inference in one arena per device, which all programs of a model share."""
+
+    name = "static"
+
+    def __init__(self) -> None:
+        self._arenas: dict[torch.device, Arena] = {}
+
+    def compile_captured(
+        self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks
+    ) -> Callable[..., Any]:
+        """Lower one Dynamo graph.
+
+        Raises:
+            RuntimeError: gradients are asked for.
+        """
+        if hooks.needs_gradients and not hooks.dry:
+            raise RuntimeError(
+                'backend "static" runs inference only: call the model under torch.no_grad(), or train with "aten"'
+            )
+
+        def half(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+            return emit(module)
+
+        def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+            program, rewrite = hooks.inference(module)
+            return emit(module) if hooks.dry else _Watched(program, rewrite, self.bind)
+
+        lower = aot_autograd(
+            fw_compiler=half, bw_compiler=half, inference_compiler=inference, partition_fn=hooks.partition
+        )
+        return lower(graph_module, example_inputs)
+
+    def bind(self, program: Program) -> StaticFunction:
+        """Plan a program's memory and bind it to the arena of its device."""
+        with unset_fake_temporarily(), torch.no_grad():  # graphs arrive while AOTAutograd still traces
+            device = device_of(program)
+            arena = self._arenas.get(device) or self._arenas.setdefault(device, Arena(device))
+            return StaticFunction(program, arena)
+
+    def timeline(self, program: Program) -> Timeline:
+        """The memory of a call: the arena all the time, results and what operators allocate as they come."""
+        return timeline_of(plan_for(program)[0])
+
+    def __reduce__(self) -> Any:
+        return StaticBackend, ()
+
+
+class Arena:
+    """One block of a device's memory that grows to what the largest program needs; one call at a time uses it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.lock = threading.Lock()
+        self.memory = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def reserve(self, nbytes: int) -> torch.Tensor:
+        """The arena's memory, with at least `nbytes` bytes; what was there before it grew is lost."""
+        if self.memory.numel() < nbytes:
+            self.memory = torch.empty(0, dtype=torch.uint8, device=self.device)  # the old one goes first
+            self.memory = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        return self.memory
+
+
+class StaticFunction:
+    """A program bound to an arena: takes the values of all inputs but constants in a list, which it empties.
+
+    Calls from several threads take turns. Attributes: `plan`, where everything lives; `code`, what runs.
+    """
+
+    def __init__(self, program: Program, arena: Arena) -> None:
+        """Plan the memory and generate the code; nothing is allocated before the first call."""
+        self.plan, self.writes = plan_for(program)
+        self.code: Code = generate(program, self.plan, self.writes)
+        self._arena = arena
+        self._bound_to: torch.Tensor | None = None
+        self._run: Callable[..., Any] | None = None
+        self._boxed_call = True
+        entries = [entry for entry in program.inputs if entry.kind is not InputKind.CONSTANT]
+        values = {node.name: node.meta["val"] for node in program.placeholders}
+        self._expected = len(entries)
+        self._users = [
+            (index, entry.name, values[entry.name], _signature(values[entry.name]))
+            for index, entry in enumerate(entries)
+            if entry.kind is InputKind.USER and isinstance(values[entry.name], torch.Tensor)
+        ]
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Run.
+
+        Raises:
+            TypeError: there are more or fewer values than inputs.
+            ValueError: an input has another shape, layout, dtype or device than was planned for.
+        """
+        values = tuple(args)
+        args.clear()
+        if len(values) != self._expected:
+            raise TypeError(f"the program takes {self._expected} arguments, {len(values)} were given")
+        for index, name, planned, signature in self._users:
+            if _signature(values[index]) != signature:
+                raise ValueError(f"input {name} is {_named(values[index])}, but the plan is for {_named(planned)}")
+        with self._arena.lock:
+            memory = self._arena.reserve(self.plan.arena_bytes)
+            if self._run is None or memory is not self._bound_to:
+                with torch.inference_mode(False), torch.no_grad():
+                    self._run, self._bound_to = self.code.bind(memory), memory
+            return self._run(*values)
+
+
+class _Watched(Watched):
+    """Binds anew where a weight that was folded has changed."""
+
+    def __init__(self, program: Program, rewrite: Any, bind: Callable[[Program], Boxed]) -> None:
+        self._bind = bind
+        super().__init__(program, rewrite, emit)
+
+    def _compile(self, program: Program) -> Boxed:
+        return self._bind(program)
+
+
+def plan_for(program: Program) -> tuple[BufferPlan, Mapping[str, Write | None]]:
+    """Where the program's values live, and by node name how each operator writes there (None: it does not)."""
+    writes = {node.name: write_of(node) for node in program.calls}
+    forms = {name: Form(into=False, slices=False) if write is None else write.form for name, write in writes.items()}
+    forms |= {node.name: Form() for node in program.calls if is_joinable(node)}
+    return plan_buffers(program, forms), writes
+
+
+def timeline_of(plan: BufferPlan) -> Timeline:
+    """The bytes that a call holds at each step: the arena, the results so far, and what operators allocate."""
+    outside = [block for block in plan.blocks if block.home is not Home.ARENA]
+    live = [
+        plan.arena_bytes + sum(block.nbytes for block in outside if block.start <= step < block.end)
+        for step in range(len(plan.steps))
+    ]
+    peak = max(live, default=plan.arena_bytes)
+    end = [block for block in outside if block.end >= len(plan.steps)]
+    return Timeline(
+        steps=plan.steps,
+        live_bytes=tuple(live),
+        workspace_bytes=(0,) * len(live),
+        forward_steps=len(live),
+        peak_bytes=peak,
+        live_at_peak=(("arena", plan.arena_bytes), *((block.name, block.nbytes) for block in end)),
+        end_bytes=plan.arena_bytes + sum(block.nbytes for block in end),
+        saved_bytes=0,
+    )
+
+
+def device_of(program: Program) -> torch.device:
+    """The device of the program's tensors: the first that is not the CPU, else the CPU."""
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            return value.device
+    return torch.device("cpu")
+
+
+def _signature(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return type(value)
+    return value.shape, value.stride(), value.dtype, value.device
+
+
+def _named(value: Any) -> str:
+    return describe(value) if isinstance(value, torch.Tensor) else repr(value)

@@ -1,0 +1,238 @@
+"""The static backend: every reference model equal to eager with no allocation but its results, and wrong use."""
+
+import pickle
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from memopt.backends.static import StaticBackend, plan_for
+from memopt.memory.buffers import Home
+from memopt.memory.measure import allocations, measure
+from memopt.pass_manager import PassManager
+from tests.end_to_end import FAMILIES, OTHERS, build, cases, in_dtype
+from tests.passes.build import trace
+from tests.support import capture
+from tests.test_inference import floats, warm_up_statistics
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+
+
+def bound(program):
+    return StaticBackend().bind(PassManager(memopt.INFERENCE, verify=False).run(program)[0])
+
+
+def bytes_of(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@pytest.mark.parametrize("name", cases())
+def test_models_equal_eager_and_allocate_their_results_only(name):
+    model, inputs = build(name, labels=False)
+    warm_up_statistics(model)
+    model.eval()
+    compiled = memopt.compile(model, backend="static", verify=False)
+    with torch.no_grad():
+        expected, found = floats(model(**inputs)), floats(compiled(**inputs))
+        taken = measure(lambda: floats(compiled(**inputs)), device="cpu")
+        exact = floats(model.double()(**in_dtype(inputs, torch.float64)))
+    for eager, value, reference in zip(expected, found, exact, strict=True):
+        scale = float(reference.abs().max())
+        allowed = 4 * float((eager - reference).abs().max()) + 16 * torch.finfo(torch.float32).eps * scale
+        assert (value.dtype, value.shape, value.stride()) == (eager.dtype, eager.shape, eager.stride())
+        assert float((value - reference).abs().max()) <= allowed
+    if name in FAMILIES or name in OTHERS:
+        assert taken.peak_bytes == taken.end_bytes == bytes_of(found)
+    assert compiled.report.backend == "static"
+
+
+def run_args(program, inputs):
+    users = iter(inputs)
+    kinds = [entry for entry in program.inputs if entry.kind.value != "constant"]
+    return [program.state[entry.name] if entry.name in program.state else next(users) for entry in kinds]
+
+
+@pytest.mark.parametrize("name", ["densenet121", "unet"])
+def test_concatenations_are_not_copied(name):
+    model, inputs = build(name, labels=False)
+    function = bound(capture(model.eval(), **inputs))
+    assert function.plan.joins and all(all(parts) for parts in function.plan.joins.values())
+    assert "aten_cat" not in function.code.source
+    assert {block.home for block in function.plan.blocks} == {Home.ARENA, Home.OUTPUT}
+
+
+def test_the_arena_is_the_only_memory_that_stays():
+    model, inputs = build("resnet18", labels=False)
+    program = capture(model.eval(), **inputs)
+    function = bound(program)
+    args = run_args(program, inputs.values())
+    first = measure(lambda: function(list(args)), device="cpu")
+    assert first.peak_bytes == first.end_bytes == function.plan.arena_bytes + function.plan.output_bytes
+    assert allocations(lambda: function(list(args))) == [function.plan.output_bytes, -function.plan.output_bytes]
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.second(self.first(x).relu()).softmax(-1)
+
+
+def test_results_may_be_held():
+    model = Small().eval()
+    compiled = memopt.compile(model, backend="static")
+    with torch.no_grad():
+        batches = [torch.randn(5, 6) for _ in range(4)]
+        held = [compiled(x) for x in batches]
+        for x, result in zip(batches, held, strict=True):
+            torch.testing.assert_close(result, model(x))
+        held[0].zero_()
+        torch.testing.assert_close(compiled(batches[1]), held[1])
+
+
+def test_new_shapes_and_dtypes_are_planned_anew_in_one_arena():
+    model = Small().eval()
+    compiled = memopt.compile(model, backend="static")
+    with torch.no_grad():
+        for rows in (3, 50, 3, 7):
+            x = torch.randn(rows, 6)
+            torch.testing.assert_close(compiled(x), model(x))
+        model.double()
+        compiled = memopt.compile(model, backend="static")
+        torch.testing.assert_close(compiled(x.double()), model(x.double()))
+    arenas = compiled._options.engine._arenas
+    assert len(arenas) == 1
+
+
+def test_another_shape_dtype_or_layout_than_planned_is_refused():
+    x = torch.randn(4, 6)
+    function = bound(capture(Small().eval(), x))
+    state = list(capture(Small().eval(), x).state.values())
+    function([*state, x])
+    for wrong in (torch.randn(5, 6), x.double(), torch.randn(6, 4).t(), x.to("meta")):
+        with pytest.raises(ValueError, match=r"input x is .*, but the plan is for float32\[4, 6\]"):
+            function([*state, wrong])
+    with pytest.raises(TypeError, match="takes 5 arguments, 1 were given"):
+        function([x])
+    with pytest.raises(ValueError, match="input x is None"):
+        function([*state, None])
+
+
+def test_threads_take_turns():
+    model = Small().eval()
+    compiled = memopt.compile(model, backend="static")
+    batches = [torch.randn(64, 6) for _ in range(8)]
+    wrong = []
+    with torch.no_grad():
+        expected = [model(x) for x in batches]
+        compiled(batches[0])
+
+    def work(index):
+        with torch.no_grad():
+            for _ in range(20):
+                if not torch.allclose(compiled(batches[index]), expected[index], atol=1e-6):
+                    wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_training_is_refused():
+    compiled = memopt.compile(Small(), backend="static")
+    with pytest.raises(RuntimeError, match=r'backend "static" runs inference only: call the model under torch.no_grad'):
+        compiled(torch.randn(2, 6))
+
+
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+def test_both_guards_work(guard):
+    model, x = Small().eval(), torch.randn(3, 6)
+    compiled = memopt.compile(model, backend="static")
+    for _ in range(2):
+        with guard():
+            torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_weights_that_change_are_seen():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    x = torch.randn(2, 3, 8, 8)
+    compiled = memopt.compile(model, backend="static")
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+            model[0].weight.mul_(1.5)
+            model[1].running_mean.add_(1)
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        x.mul_(2)
+        return x.exp() + self.calls
+
+
+def test_mutations_reach_the_caller():
+    compiled, twin = memopt.compile(Counts().eval(), backend="static"), Counts().eval()
+    a, b = torch.ones(4), torch.ones(4)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(a), twin(b))
+            assert torch.equal(a, b) and torch.equal(compiled.calls, twin.calls)
+
+
+def test_the_arena_grows_and_is_let_go():
+    backend = StaticBackend()
+    small, large = torch.randn(4, 4), torch.randn(64, 64)
+    first = backend.bind(trace(lambda x: (x.exp().sin().cos(),), small))
+    second = backend.bind(trace(lambda x: (x.exp().sin().cos(),), large))
+    for _ in range(2):
+        torch.testing.assert_close(first([small])[0], small.exp().sin().cos())
+        torch.testing.assert_close(second([large])[0], large.exp().sin().cos())
+    assert first._arena is second._arena
+    assert first._arena.memory.numel() == max(first.plan.arena_bytes, second.plan.arena_bytes)
+
+
+def test_what_operators_allocate_is_released():
+    x = torch.randn(64, 64)
+    function = StaticBackend().bind(trace(lambda x: (x.exp().flip(0).sin().flip(1).cos().sum(),), x))
+    assert function.plan.operator_bytes == x.numel() * 4 and function.plan.output_bytes == 4
+    function([x])
+    again = measure(lambda: function([x]), device="cpu")
+    assert again.peak_bytes == x.numel() * 4 and again.end_bytes == 4
+
+
+def test_random_draws_are_those_of_eager():
+    x = torch.randn(8, 8)
+    program = trace(lambda x: (x + torch.ops.aten.rand_like(x), torch.ops.aten.bernoulli(x.sigmoid())), x)
+    function = StaticBackend().bind(program)
+    torch.manual_seed(3)
+    expected = program.run(x)
+    torch.manual_seed(3)
+    found = function([x])
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_the_engine_survives_pickling():
+    assert pickle.loads(pickle.dumps(StaticBackend())).name == "static"
+
+
+def test_plans_need_no_device():
+    with torch.device("meta"):
+        model = memopt.models.build("resnet50").eval()
+        inputs = model.example_inputs(1)
+    plan, _ = plan_for(PassManager(memopt.INFERENCE[:1], verify=False).run(capture(model, **inputs))[0])
+    assert plan.steps
