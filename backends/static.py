@@ -19,7 +19,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.backends.aten import Boxed, emit
 from memopt.backends.static_code import Code, generate
-from memopt.backends.static_forms import Write, is_joinable, write_of
+from memopt.backends.static_forms import is_joinable, write_of
+from memopt.backends.static_write import Write
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.memory.buffers import BufferPlan, Home
 from memopt.memory.timeline import Timeline
@@ -67,9 +68,15 @@ class StaticBackend:
             arena = self._arenas.get(device) or self._arenas.setdefault(device, Arena(device))
             return StaticFunction(program, arena)
 
-    def timeline(self, program: Program) -> Timeline:
-        """The memory of a call: the arena all the time, results and what operators allocate as they come."""
-        return timeline_of(plan_for(program)[0])
+    def timeline(self, program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:
+        """The memory of a call: the arena all the time, results and what operators allocate as they come.
+
+        Args:
+            program: an inference program.
+            workspace: bytes by node name; they count for operators that allocate for themselves.
+        """
+        plan, writes = plan_for(program)
+        return timeline_of(plan, {name: (workspace or {}).get(name, 0) for name in writes if writes[name] is None})
 
     def __reduce__(self) -> Any:
         return StaticBackend, ()
@@ -155,25 +162,20 @@ def plan_for(program: Program) -> tuple[BufferPlan, Mapping[str, Write | None]]:
     return plan_buffers(program, forms), writes
 
 
-def timeline_of(plan: BufferPlan) -> Timeline:
-    """The bytes that a call holds at each step: the arena, the results so far, and what operators allocate."""
+def timeline_of(plan: BufferPlan, workspace: Mapping[str, int]) -> Timeline:
+    """The bytes that a call holds at each step: the arena, the results so far, and what operators take beside it."""
     outside = [block for block in plan.blocks if block.home is not Home.ARENA]
-    live = [
-        plan.arena_bytes + sum(block.nbytes for block in outside if block.start <= step < block.end)
+    extra = tuple(workspace.get(name, 0) for name in plan.steps)
+    live = tuple(
+        plan.arena_bytes + extra[step] + sum(block.nbytes for block in outside if block.start <= step < block.end)
         for step in range(len(plan.steps))
-    ]
-    peak = max(live, default=plan.arena_bytes)
-    end = [block for block in outside if block.end >= len(plan.steps)]
-    return Timeline(
-        steps=plan.steps,
-        live_bytes=tuple(live),
-        workspace_bytes=(0,) * len(live),
-        forward_steps=len(live),
-        peak_bytes=peak,
-        live_at_peak=(("arena", plan.arena_bytes), *((block.name, block.nbytes) for block in end)),
-        end_bytes=plan.arena_bytes + sum(block.nbytes for block in end),
-        saved_bytes=0,
     )
+    peak = max(live, default=0)
+    at = live.index(peak) if live else 0
+    there = [(block.name, block.nbytes) for block in plan.blocks if block.start <= at < block.end]
+    end = plan.arena_bytes + sum(block.nbytes for block in outside if block.end >= len(plan.steps))
+    by_size = tuple(sorted(there, key=lambda item: -item[1]))
+    return Timeline(plan.steps, live, extra, len(live), peak, by_size, end, 0)
 
 
 def device_of(program: Program) -> torch.device:

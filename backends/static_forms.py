@@ -2,57 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-import functools
-import json
-import math
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from memopt.backends import static_recipes as recipes
+from memopt.backends.static_lower import has_recipe, lower
+from memopt.backends.static_write import LAYOUT, Out, Write, is_true_out, number, out_overload, table
 from memopt.memory.aliasing import Aliasing
 from memopt.passes.inplace import inplace_overload
 from memopt.passes.plan_buffers import Form
 from memopt.program import is_effectful, is_random, is_view, tensors_of
-
-aten = torch.ops.aten
-
-TABLE = Path(__file__).with_name("static_table.json")
-
-
-class Place(enum.Enum):
-    """What stands among a call's arguments for memory that is known when the plan is bound."""
-
-    OUTS = "outs"  # all results, as a tuple
-    SCRATCH = "scratch"  # a flat tensor of the first result's dtype, or None
-
-
-@dataclasses.dataclass(frozen=True)
-class Out:
-    """Stands among a call's arguments for one result."""
-
-    index: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Write:
-    """A call that writes a node's results into given memory.
-
-    Attributes:
-        function: what is called.
-        args, kwargs: its arguments: nodes of the graph, `Out`s, `Place`s, and constants.
-        form: what it asks of its memory.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    form: Form = dataclasses.field(default_factory=Form)
 
 
 def makes_view(node: fx.Node, aliasing: Aliasing) -> bool:
@@ -74,61 +35,14 @@ def write_of(node: fx.Node) -> Write | None:
     """
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
-    if node.target not in _RECIPES and (is_random(node) or is_effectful(node)):
+    if not has_recipe(node.target) and (is_random(node) or is_effectful(node)):
         return None
     values = [*tensors_of(node), *(t for n in node.all_input_nodes for t in tensors_of(n))]
     if not tensors_of(node) or any(t.layout is not torch.strided or t.is_conj() or t.is_neg() for t in values):
         return None
     if any(t.device.type not in ("cpu", "cuda") for t in values) or len({t.device for t in tensors_of(node)}) > 1:
         return None
-    recipe = _RECIPES.get(node.target)
-    if recipe is not None and (tensors_of(node)[0].device.type == "cpu" or recipe in _ANYWHERE):
-        try:
-            found = recipe(node, *_arguments(node))
-        except _Unfit:
-            found = None
-        if found is not None:
-            return found
-    return _generic(node) or _over_first(node)
-
-
-class _Unfit(Exception):
-    """A recipe does not cover these operands."""
-
-
-# -- operators with a true out= overload ----------------------------------------------------------------------------
-
-
-@functools.cache
-def out_overload(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """The overload that computes the same with out= arguments at its end; None when there is none."""
-    packet = getattr(getattr(torch.ops, target.namespace), target._schema.name.split("::")[1])
-    if any(str(result.type) != "Tensor" for result in target._schema.returns):
-        return None
-    ours = [(a.name, str(a.type)) for a in target._schema.arguments if a.name not in _LAYOUT]
-    for name in packet.overloads():
-        overload: torch._ops.OpOverload = getattr(packet, name)
-        arguments = overload._schema.arguments
-        outs = [a for a in arguments if a.is_out]
-        theirs = [(a.name, str(a.type)) for a in arguments if not a.is_out and a.name not in _LAYOUT]
-        if outs and len(outs) == len(target._schema.returns) and theirs == ours:
-            return overload
-    return None
-
-
-_LAYOUT = ("dtype", "layout", "device", "pin_memory", "memory_format")
-
-
-@functools.cache
-def table() -> Mapping[str, Mapping[str, Any]]:
-    """What was measured, by out= overload: its kind, and whether it works on slices without copies."""
-    found: dict[str, Any] = json.loads(TABLE.read_text())
-    return found["overloads"]  # type: ignore[no-any-return]
-
-
-def is_true_out(overload: torch._ops.OpOverload) -> bool:
-    """Whether the overload was measured to write where it is told; a generated one computes elsewhere and copies."""
-    return table().get(str(overload), {}).get("kind") in ("true", "workspace")
+    return lower(node) or _generic(node) or _over_first(node)
 
 
 def _generic(node: fx.Node) -> Write | None:
@@ -137,8 +51,8 @@ def _generic(node: fx.Node) -> Write | None:
     if overload is None or not is_true_out(overload):
         return None
     args, kwargs = _as_tensors(node, overload)
-    if any(kwargs.get(name) is not None for name in _LAYOUT):
-        kwargs = {name: value for name, value in kwargs.items() if name not in _LAYOUT}
+    if any(kwargs.get(name) is not None for name in LAYOUT):
+        kwargs = {name: value for name, value in kwargs.items() if name not in LAYOUT}
     names = [a.name for a in overload._schema.arguments if a.is_out]
     outs = {name: Out(index) for index, name in enumerate(names)}
     slices = bool(table()[str(overload)].get("slices")) or torch.Tag.pointwise in target.tags
@@ -171,23 +85,6 @@ def _as_tensors(node: fx.Node, overload: torch._ops.OpOverload) -> tuple[tuple[A
     return args, {name: fill(value, kinds.get(name, "")) for name, value in node.kwargs.items()}
 
 
-def number(value: float, node: fx.Node) -> torch.Tensor:
-    """A 0-dim tensor that acts in the node's operator as the Python number does."""
-    return number_like(value, next((t for n in node.all_input_nodes for t in tensors_of(n)), _result(node)))
-
-
-def number_like(value: float, operand: torch.Tensor) -> torch.Tensor:
-    """A 0-dim tensor that acts beside the operand as the Python number does."""
-    dtype = operand.dtype
-    if isinstance(value, float) and not dtype.is_floating_point and not dtype.is_complex:
-        dtype = torch.get_default_dtype()
-    elif dtype is torch.bool and not isinstance(value, bool):
-        dtype = torch.int64
-    elif dtype in (torch.float16, torch.bfloat16) and float(torch.tensor(value, dtype=dtype)) != value:
-        dtype = torch.float32  # kernels compute with the number as it is
-    return torch.tensor(value, dtype=dtype, device=operand.device)
-
-
 def _over_first(node: fx.Node) -> Write | None:
     """An in-place overload, on a copy of the first argument; on the argument itself where the node is annotated so."""
     overload = inplace_overload(node.target)
@@ -196,301 +93,14 @@ def _over_first(node: fx.Node) -> Write | None:
     return None
 
 
-# -- recipes ----------------------------------------------------------------------------------------------------------
-
-
-def _arguments(node: fx.Node) -> list[Any]:
-    """The arguments in the schema's order, defaults filled in."""
-    found = []
-    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if position < len(node.args):
-            found.append(node.args[position])
-        else:
-            found.append(node.kwargs.get(argument.name, argument.default_value))
-    return found
-
-
-def _value(node: Any) -> torch.Tensor:
-    if not isinstance(node, fx.Node) or not isinstance(node.meta["val"], torch.Tensor):
-        raise _Unfit
-    return node.meta["val"]
-
-
-def _result(node: fx.Node) -> torch.Tensor:
-    return tensors_of(node)[0]
-
-
-def _same_dtype(node: fx.Node, *others: Any) -> None:
-    """Mixed dtypes are cast into fresh memory."""
-    for other in others:
-        if other is not None and _value(other).dtype != _result(node).dtype:
-            raise _Unfit
-
-
-def _tile(node: fx.Node, row: int, rows: int) -> int:
-    """Elements of scratch for as many of `rows` rows of `row` elements as a tile holds, at least one."""
-    size = _result(node).element_size()
-    return row * max(1, min(rows, recipes.TILE_BYTES // max(1, row * size)))
-
-
-def _copy(node: fx.Node, x: Any, *rest: Any) -> Write:
-    if _value(x).device != _result(node).device:
-        raise _Unfit
-    return Write(aten.copy_.default, (Out(), x))
-
-
-def _relu(node: fx.Node, x: Any) -> Write:
-    return Write(aten.clamp_min.out, (x, 0), {"out": Out()})
-
-
-def _fill(value: float) -> Callable[..., Write]:
-    return lambda node, *rest: Write(aten.fill_.Scalar, (Out(), value))
-
-
-def _full(node: fx.Node, like: Any, value: Any, *rest: Any) -> Write:
-    if isinstance(value, fx.Node):
-        raise _Unfit
-    return Write(aten.fill_.Scalar, (Out(), value))
-
-
-def _fill_like(node: fx.Node, x: Any, value: Any) -> Write:
-    return _full(node, x, value)
-
-
-def _scalar_tensor(node: fx.Node, value: Any, *rest: Any) -> Write:
-    return _full(node, None, value)
-
-
-def _arange(node: fx.Node, start: Any, end: Any, step: Any = 1, *rest: Any) -> Write:
-    return Write(aten.arange.start_out, (start, end, step), {"out": Out()}, Form(slices=False))
-
-
-def _rsub(node: fx.Node, x: Any, other: Any, alpha: Any) -> Write:
-    left = other if isinstance(other, fx.Node) else number(other, node)
-    if isinstance(other, fx.Node):
-        _same_dtype(node, x, other)
-    return Write(aten.sub.out, (left, x), {"alpha": alpha, "out": Out()})
-
-
-def _mean(node: fx.Node, x: Any, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> Write:
-    _same_dtype(node, x)
-    value = _value(x)
-    dims = [d % value.dim() for d in dims] if dims else list(range(value.dim()))
-    count = math.prod(value.shape[d] for d in dims)
-    return Write(recipes.mean, (Out(), x, dims, keepdim, number(float(count), node)))
-
-
-def _mean_all(node: fx.Node, x: Any, dtype: Any = None) -> Write:
-    return _mean(node, x)
-
-
-def _sum_all(node: fx.Node, x: Any, dtype: Any = None) -> Write:
-    _same_dtype(node, x)
-    return Write(aten.sum.IntList_out, (x, None, False), {"out": Out()}, Form(slices=False))
-
-
-def _layer_norm(node: fx.Node, x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Write:
-    _same_dtype(node, x, weight, bias)
-    if any(t.dtype != _result(node).dtype for t in tensors_of(node)) or not _value(x).numel():
-        raise _Unfit
-    numbers = number(float(math.prod(shape)), node), number(eps, node)
-    return Write(recipes.layer_norm, (Place.OUTS, x, len(shape), weight, bias, *numbers), {}, Form(slices=False))
-
-
-def _group_norm(
-    node: fx.Node, x: Any, weight: Any, bias: Any, n: int, c: int, rest: int, groups: int, eps: float
-) -> Write:
-    _same_dtype(node, x, weight, bias)
-    if not _value(x).is_contiguous() or not _value(x).numel():
-        raise _Unfit
-    numbers = number(float(c // groups * rest), node), number(eps, node)
-    return Write(recipes.group_norm, (Place.OUTS, x, weight, bias, groups, *numbers), {}, Form(slices=False))
-
-
-def _batch_norm(
-    node: fx.Node, x: Any, weight: Any, bias: Any, mid: Any, var: Any, momentum: float, eps: float
-) -> Write:
-    _same_dtype(node, x, weight, bias, mid, var)
-    channels = _value(mid).shape[0]
-    form = Form(scratch=2 * channels * _result(node).element_size())
-    return Write(recipes.batch_norm, (Out(), x, weight, bias, mid, var, number(eps, node), Place.SCRATCH), {}, form)
-
-
-def _convolution(
-    node: fx.Node, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-    output_padding: Any, groups: int,
-) -> Write:  # fmt: skip
-    _same_dtype(node, x, weight, bias)
-    source, kernel, result = _value(x), _value(weight), _result(node)
-    if source.dim() == 3 and not transposed:
-        return _convolution_1d(node, x, weight, bias, stride, padding, dilation, groups)
-    if source.dim() != 4 or not result.numel() or not source.numel() or not result.dtype.is_floating_point:
-        raise _Unfit
-    dense = kernel.is_contiguous() or kernel.is_contiguous(memory_format=torch.channels_last)
-    rows_in_order = result.is_contiguous() or result.is_contiguous(memory_format=torch.channels_last)
-    if not dense or not rows_in_order:
-        raise _Unfit
-    numbers = stride, padding, dilation, groups, Place.SCRATCH
-    size = result.element_size()
-    if transposed:
-        columns = kernel.shape[1] * source.shape[3]
-        scratch = kernel.shape[0] // groups * kernel.shape[1] + _tile(node, columns, source.shape[2])
-        form = Form(scratch=scratch * size)
-        if not source.is_contiguous():
-            raise _Unfit
-        return Write(recipes.transposed_convolution, (Out(), x, weight, bias, *numbers), {}, form)
-    depthwise = kernel.shape[1] == 1 and groups == source.shape[1] > 1
-    plain = not depthwise and tuple(kernel.shape[2:]) == (1, 1) and set(stride) == {1} and not any(padding)
-    in_order = source.is_contiguous() or source.is_contiguous(memory_format=torch.channels_last)
-    if depthwise and not kernel.is_contiguous():
-        raise _Unfit
-    scratch = 0
-    if not depthwise and not (plain and in_order):
-        scratch = _tile(node, math.prod(kernel.shape[1:]) * result.shape[3], result.shape[2])
-    return Write(recipes.convolution, (Out(), x, weight, bias, *numbers), {}, Form(scratch=scratch * size))
-
-
-def _convolution_1d(
-    node: fx.Node, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
-) -> Write:
-    result, kernel = _result(node), _value(weight)
-    operands = result, kernel, _value(x)
-    if not all(t.is_contiguous() and t.numel() for t in operands) or not result.dtype.is_floating_point:
-        raise _Unfit
-    scratch = _tile(node, math.prod(kernel.shape[1:]) * result.shape[2], 1)
-    numbers = [1, *stride], [0, *padding], [1, *dilation], groups, Place.SCRATCH
-    form = Form(scratch=scratch * result.element_size(), slices=False)
-    return Write(recipes.convolution_1d, (Out(), x, weight, bias, *numbers), {}, form)
-
-
-def _safe_softmax(node: fx.Node, x: Any, dim: int, dtype: Any = None) -> Write:
-    _same_dtype(node, x)
-    value = _value(x)
-    if not value.dim() or not value.numel():
-        raise _Unfit
-    rows = value.numel() // value.shape[dim]
-    form = Form(scratch=2 * rows * value.element_size(), slices=False)
-    infinity = number(-math.inf, node)
-    return Write(recipes.safe_softmax, (Out(), x, dim % value.dim(), infinity, Place.SCRATCH), {}, form)
-
-
-def _scatter(view: torch._ops.OpOverload) -> Callable[..., Write]:
-    def recipe(node: fx.Node, x: Any, source: Any, *where: Any) -> Write:
-        if any(isinstance(value, fx.Node) for value in where):
-            raise _Unfit
-        return Write(recipes.scatter, (Out(), x, source, view, *where), {}, Form(slices=False))
-
-    return recipe
-
-
-def _pool(node: fx.Node, x: Any, *rest: Any) -> Write | None:
-    overload = out_overload(node.target)
-    if overload is None or not is_true_out(overload) or _value(x).dim() != 4:
-        raise _Unfit
-    slices = _value(x).is_contiguous() and all(t.is_contiguous() for t in tensors_of(node))
-    return Write(recipes.pool, (Place.OUTS, overload, x, *rest), {}, Form(slices=slices))
-
-
-def _attention(
-    node: fx.Node, q: Any, k: Any, v: Any, dropout: float, causal: bool, mask: Any = None, scale: Any = None
-) -> Write:
-    _same_dtype(node, q, k, v, mask)
-    query, key, value = _value(q), _value(k), _value(v)
-    log_sums = [user for user in node.users if user.args[1] != 0]
-    heads = query.shape[1], key.shape[1], value.shape[1]
-    if dropout or len(set(heads)) > 1 or any(user.users for user in log_sums) or not _result(node).numel():
-        raise _Unfit
-    if any(t.stride(-1) != 1 for t in (query, key, value)) or not query.dtype.is_floating_point:
-        raise _Unfit
-    length, keys = query.shape[2], key.shape[2]
-    scratch = _tile(node, heads[0] * keys, length)
-    rows = scratch // (heads[0] * keys)
-    future = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu(1) if causal else None
-    if scale is None:
-        scale = 1 / math.sqrt(query.shape[3])
-    return Write(
-        recipes.attention,
-        (Out(), q, k, v, mask, future, float(scale), Place.SCRATCH),
-        {},
-        Form(scratch=scratch * query.element_size(), slices=False),
-    )
-
-
-def _embedding(node: fx.Node, weight: Any, index: Any, *rest: Any) -> Write:
-    if not _value(index).is_contiguous() or _value(weight).dtype != _result(node).dtype:
-        raise _Unfit
-    return Write(recipes.embedding, (Out(), weight, index), {}, Form(slices=False))
-
-
-def _pad(node: fx.Node, x: Any, amounts: Any, value: Any = 0) -> Write:
-    if min(amounts, default=0) < 0:
-        raise _Unfit
-    return Write(recipes.pad, (Out(), x, list(amounts), value))
-
-
-def _repeat(node: fx.Node, x: Any, times: Any) -> Write:
-    if not _result(node).is_contiguous():
-        raise _Unfit
-    return Write(recipes.repeat, (Out(), x, list(times)), {}, Form(slices=False))
-
-
-def _masked_fill(node: fx.Node, x: Any, mask: Any, value: Any) -> Write:
-    if isinstance(value, fx.Node) or _value(x).shape != _result(node).shape:
-        raise _Unfit
-    _same_dtype(node, x)
-    if "inplace" in node.meta:
-        return Write(aten.masked_fill_.Scalar, (x, mask, value))
-    return Write(recipes.copy_then, (Out(), x, aten.masked_fill_.Scalar, mask, value))
-
-
-_ANYWHERE = (_copy, _relu, _full, _scalar_tensor, _arange, _rsub, _pad, _masked_fill)
-
-_RECIPES: dict[object, Callable[..., Write | None]] = {
-    aten.relu.default: _relu,
-    aten.clone.default: _copy,
-    aten._to_copy.default: _copy,
-    aten.zeros.default: _fill(0),
-    aten.zeros_like.default: _fill(0),
-    aten.new_zeros.default: _fill(0),
-    aten.ones.default: _fill(1),
-    aten.ones_like.default: _fill(1),
-    aten.new_ones.default: _fill(1),
-    aten.full.default: _full,
-    aten.full_like.default: _full,
-    aten.new_full.default: lambda node, like, size, value, *rest: _full(node, like, value),
-    aten.fill.Scalar: _fill_like,
-    aten.scalar_tensor.default: _scalar_tensor,
-    aten.arange.start_step: _arange,
-    aten.rsub.Scalar: _rsub,
-    aten.rsub.Tensor: _rsub,
-    aten.sum.default: _sum_all,
-    aten.mean.dim: _mean,
-    aten.mean.default: _mean_all,
-    aten.native_layer_norm.default: _layer_norm,
-    aten.native_group_norm.default: _group_norm,
-    aten._native_batch_norm_legit_no_training.default: _batch_norm,
-    aten.convolution.default: _convolution,
-    aten._safe_softmax.default: _safe_softmax,
-    aten.select_scatter.default: _scatter(aten.select.int),
-    aten.slice_scatter.default: _scatter(aten.slice.Tensor),
-    aten.max_pool2d_with_indices.default: _pool,
-    aten.avg_pool2d.default: _pool,
-    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
-    aten.embedding.default: _embedding,
-    aten.constant_pad_nd.default: _pad,
-    aten.repeat.default: _repeat,
-    aten.masked_fill.Scalar: _masked_fill,
-}
-
-
 # -- concatenations -----------------------------------------------------------------------------------------------
 
 
 def is_joinable(node: fx.Node) -> bool:
     """Whether the node is a concatenation whose parts can be copied into slices one by one."""
-    if node.target is not aten.cat.default:
+    if node.target is not torch.ops.aten.cat.default:
         return False
-    values = [_result(node), *(part.meta["val"] for part in node.args[0])]  # type: ignore[union-attr]
+    values = [node.meta["val"], *(part.meta["val"] for part in node.args[0])]  # type: ignore[union-attr]
     return all(v.layout is torch.strided and not v.is_conj() and not v.is_neg() for v in values)
 
 

@@ -170,7 +170,8 @@ class Session:
         result, records = PassManager(passes, self.verify).run(program)
         program, result = self.table.placed(program), self.table.placed(result)
         costs = self.table.measure_all(result)
-        line = timeline(result, workspace(result, costs))
+        own = getattr(self._engine, "timeline", timeline)  # an engine may lay memory out for itself
+        line = own(result, workspace(result, costs))
         before = timeline(program, workspace(program, self.table.measure_all(program)))
         planned = Planned(program, result, line, before, records, costs)
         total = self.resident.total + constant_bytes(result)

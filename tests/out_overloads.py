@@ -21,7 +21,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memopt.backends.static_forms import TABLE, number_like, out_overload
+from memopt.backends.static_write import LAYOUT, TABLE, number_like, out_overload
 from memopt.memory.measure import allocations
 from tests.operators import database, samples_of
 
@@ -105,8 +105,7 @@ def examine(func: Any, args: Any, kwargs: Any) -> tuple[str, bool | None]:
         number_like(value, like) if kind == "Tensor" and isinstance(value, (bool, int, float)) else value
         for kind, value in zip(kinds, args, strict=False)
     )
-    layout = ("dtype", "layout", "device", "pin_memory", "memory_format")
-    kwargs = {name: value for name, value in kwargs.items() if name not in layout}
+    kwargs = {name: value for name, value in kwargs.items() if name not in LAYOUT}
     fresh = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in expected]
     taken = _run(overload, filled, kwargs, fresh, expected)
     if taken is None:
