@@ -76,7 +76,8 @@ def test_wheel_holds_every_file_of_every_package(wheel):
         for package in PROJECT["tool"]["setuptools"]["packages"]
         for path in folder_of(package).glob("*.py")
     }
-    assert expected | {"memopt/py.typed"} == {name for name in wheel.namelist() if ".dist-info/" not in name}
+    data = {"memopt/py.typed", "memopt/backends/static_table.json"}
+    assert expected | data == {name for name in wheel.namelist() if ".dist-info/" not in name}
 
 
 def test_wheel_names_its_license_and_entry_points(wheel):
