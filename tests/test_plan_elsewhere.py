@@ -64,3 +64,15 @@ def test_what_is_refused():
         memopt.plan(Small(), X, device="h1000")
     with pytest.raises(ValueError, match="cannot be verified"):
         memopt.plan(Small(), X, device="h100", verify=True)
+
+
+def test_a_model_that_is_too_large_to_build_here():
+    with torch.device("meta"):
+        model = build("gpt2_medium", layers=2, dropout=0.0).bfloat16()
+        inputs = model.example_inputs(16, labels=True, sequence=1024)
+    report = memopt.plan(model, inputs, device="h100")
+    assert report.breakdown.parameters == pytest.approx(2 * sum(p.numel() for p in model.parameters()), rel=1e-3)
+    logits = 16 * 1024 * 50257 * 2
+    assert report.unconstrained_bytes > 2 * logits
+    assert report.minimum_bytes <= report.peak_bytes <= report.unconstrained_bytes < 6 * logits
+    assert 0.005 < report.curve[0].seconds < 0.05

@@ -37,14 +37,20 @@ class Shadow:
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in self._twins:
-            # Meta tensors may stand for a model that is too large to build here: they count as CPU tensors.
-            fake = self.mode.from_tensor(tensor.detach(), static_shapes=True)
+            fake = self._fake(tensor.detach())
             twin: torch.Tensor = nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
             if not isinstance(tensor, nn.Parameter) and tensor.requires_grad:
                 twin = fake.requires_grad_()
             self._twins[id(tensor)] = twin
             self._alive.append(tensor)
         return self._twins[id(tensor)]  # type: ignore[no-any-return]
+
+    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_meta:
+            return self.mode.from_tensor(tensor, static_shapes=True)
+        # A model that is too large to build here: as on CPU, since autograd loses gradients of meta tensors (nll_loss).
+        with self.mode:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
 
     def _twin_module(self, module: nn.Module) -> Any:
         if id(module) in self._twins:

@@ -110,7 +110,7 @@ def test_a_model_without_data_will_do(device: str) -> None:
     (fake,), _ = shadow.inputs([torch.empty(4, model.in_features, device=device)], {})
     with shadow.mode:
         result = shadow.model(fake)
-    assert result.shape == (4, model.out_features) and result.device.type == device
+    assert result.shape == (4, model.out_features) and result.device.type == "cpu"
 
 
 def test_names_lead_from_twins_to_real_tensors_under_their_first_name() -> None:

@@ -303,7 +303,7 @@ def calibrate(device: torch.device) -> Device:
     rates["float64"] = rates["float32"] / 2
     title = torch.cuda.get_device_name(device) if on_cuda else processor_name()
     bandwidth = points[-1][0] / points[-1][1]
-    return Device(str(device), title, device.type, rates, bandwidth, reached=(1.0, 1.0), traffic=tuple(points))
+    return Device(str(device), title, device.type, rates, bandwidth, reached=(1.0, 1.0, 1.0), traffic=tuple(points))
 
 
 def _call(operand: torch.Tensor, repeats: int) -> Callable[[], None]:

@@ -39,13 +39,16 @@ _SAME_FORMULA = {
     _ATEN._scaled_dot_product_flash_attention_for_cpu: _ATEN._scaled_dot_product_flash_attention,
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _ATEN._scaled_dot_product_flash_attention_backward,
 }
-# What follows cuDNN's precision setting, not that of matrix products.
 _CONVOLUTIONS = (_ATEN.convolution, _ATEN.convolution_backward)
 
 
 def makes_nothing(node: fx.Node) -> bool:
     """Whether the node only names, views or measures what is there already."""
-    return node.target is operator.getitem or is_view(node) or not tensors_of(node)
+    if node.target is operator.getitem or is_view(node) or not tensors_of(node):
+        return True
+    # Views that their schemas do not call so (_unsafe_view).
+    there = {tensor.untyped_storage()._cdata for tensor in operands_of(node) if tensor.layout is torch.strided}
+    return all(t.layout is torch.strided and t.untyped_storage()._cdata in there for t in tensors_of(node))
 
 
 def is_light(node: fx.Node) -> bool:
@@ -64,13 +67,14 @@ def seconds(node: fx.Node, device: Device) -> float:
     """The time of one call of the node on a device, from its arithmetic and its traffic; 0 for views."""
     if makes_nothing(node):
         return 0.0
-    arithmetic, traffic = device.reached
+    products, convolutions, traffic = device.reached
     moved = bytes_moved(node)
     if device.traffic:
         moving = _interpolated(device.traffic, moved)
     else:
         moving = device.launch_seconds + moved / (device.bytes_per_second * traffic)
     operations = flops(node)
+    arithmetic = convolutions if _is_convolution(node) else products
     return max(moving, operations / (rate(node, device) * arithmetic)) if operations else moving
 
 
@@ -87,17 +91,22 @@ def _interpolated(points: tuple[tuple[int, float], ...], moved: int) -> float:
 
 def rate(node: fx.Node, device: Device) -> float:
     """Peak operations per second of the node's arithmetic on the device, at PyTorch's present precision settings."""
-    kinds = [tensor.dtype for tensor in operands_of(node) if tensor.dtype.is_floating_point]
-    kind = max(kinds, key=lambda dtype: dtype.itemsize, default=torch.float32)
+    # The first operand's: attention's backward also reads row sums, in float32 whatever it multiplies in.
+    kinds = (tensor.dtype for tensor in operands_of(node) if tensor.dtype.is_floating_point)
+    kind = next(kinds, torch.float32)
     if kind is torch.float32 and device.type == "cuda" and _reduced(node):
         return device.flops["tf32"]
     return device.flops.get(str(kind).removeprefix("torch."), device.flops["float32"])
 
 
 def _reduced(node: fx.Node) -> bool:
-    if getattr(node.target, "overloadpacket", None) in _CONVOLUTIONS:
+    if _is_convolution(node):
         return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
+def _is_convolution(node: fx.Node) -> bool:
+    return getattr(node.target, "overloadpacket", None) in _CONVOLUTIONS
 
 
 def flops(node: fx.Node) -> int:

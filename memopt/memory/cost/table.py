@@ -232,7 +232,13 @@ def _device_from(record: Record | None, device: torch.device) -> Device | None:
     if list(points) != sorted(points):
         return None
     return dataclasses.replace(
-        plain, name=str(device), title=str(device), type=device.type, flops=flops, traffic=points, reached=(1.0, 1.0)
+        plain,
+        name=str(device),
+        title=str(device),
+        type=device.type,
+        flops=flops,
+        traffic=points,
+        reached=(1.0, 1.0, 1.0),
     )
 
 

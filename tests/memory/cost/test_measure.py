@@ -132,7 +132,7 @@ def test_calibration_measures_this_machine():
     assert torch.equal(torch.get_rng_state(), state)
     sizes, times = zip(*found.traffic, strict=True)
     assert list(sizes) == sorted(set(sizes)) and list(times) == sorted(times) and times[0] > 0
-    assert found.type == "cpu" and found.reached == (1.0, 1.0) and found.title
+    assert found.type == "cpu" and found.reached == (1.0, 1.0, 1.0) and found.title
     assert all(rate > 1e6 for rate in found.flops.values())
 
 

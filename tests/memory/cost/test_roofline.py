@@ -14,7 +14,9 @@ from tests.support import capture
 X, W, Y = torch.randn(2, 16, 32, 32), torch.randn(32, 16, 3, 3), torch.randn(2, 32, 32, 32)
 Q = torch.randn(2, 4, 128, 32)
 DEPTHWISE = ([1, 1], [1, 1], [1, 1], False, [0, 0], 16)
-ROUND = Device("round", "Round", "cuda", {"float32": 1e12, "float16": 1e13, "tf32": 4e12}, 1e9, 0, 1e-6, (0.5, 0.25))
+ROUND = Device(
+    "round", "Round", "cuda", {"float32": 1e12, "float16": 1e13, "tf32": 4e12}, 1e9, 0, 1e-6, (0.5, 0.2, 0.25)
+)
 
 
 def attention(causal):
@@ -82,6 +84,9 @@ def test_the_slower_of_the_two_and_the_launch():
     assert seconds(node, ROUND) == pytest.approx(1e-6 + moved_bytes / 0.25e9)
     slow = dataclasses.replace(ROUND, flops={"float32": 1.0, "float16": 1e6})
     assert seconds(node, slow) == pytest.approx(2 * 64**3 / 0.5e6)
+    convolution = call(aten.convolution.default, X, W, None, *GEOMETRY)
+    still = dataclasses.replace(ROUND, flops={"tf32": 1e6})
+    assert seconds(convolution, still) == pytest.approx(flops(convolution) / 0.2e6)
     assert seconds(call(aten.view.default, half, [-1]), ROUND) == 0.0
     assert seconds(call(aten.empty.memory_format, [0]), ROUND) == 1e-6
 
@@ -101,6 +106,9 @@ def test_rates_follow_dtype_and_precision():
     assert rate(product, h100) == 66.9e12
     assert rate(call(aten.mm.default, square.half(), square.half()), h100) == 989.4e12
     assert rate(call(aten.mm.default, square.double(), square.double()), h100) == 66.9e12
+    out, sums = Q.bfloat16(), torch.zeros(2, 4, 128)
+    backward = (out, out, out, out, out, sums, 0.0, True)
+    assert rate(call(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, *backward), h100) == 989.4e12
     before = torch.backends.cuda.matmul.fp32_precision
     try:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
@@ -138,7 +146,9 @@ def test_what_is_light():
 
 def test_what_makes_nothing():
     assert makes_nothing(call(aten.view.default, X, [-1])) and makes_nothing(call(aten.sym_size.int, X, 0))
-    assert not makes_nothing(call(aten.relu.default, X))
+    assert makes_nothing(call(aten._unsafe_view.default, X, [2, -1]))
+    assert not makes_nothing(call(aten.relu.default, X)) and not makes_nothing(call(aten.full.default, [3], 1.0))
+    assert not makes_nothing(call(aten.clone.default, X))
 
 
 def test_the_order_of_devices_on_a_real_graph():
