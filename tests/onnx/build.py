@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,10 +17,15 @@ from memopt.onnx.read import graphs
 
 
 def model(text: str, weights: Mapping[str, Any] | None = None, opset: int = 18, **domains: int) -> onnx.ModelProto:
-    """A model from the text of its graph, `(float[N,3] x) => (float[N,3] y) { y = Relu(x) }`, and its initializers."""
+    """A model from the text of its graph, `(float[N,3] x) => (float[N,3] y) { y = Relu(x) }`.
+
+    Of the weights those that the text names become its initializers.
+    """
     imports = ", ".join([f'"" : {opset}', *(f'"{name}" : {version}' for name, version in domains.items())])
     found = onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]> graph {text}")
     for name, value in (weights or {}).items():
+        if not re.search(rf"\b{name}\b", text):
+            continue
         found.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
     return found
 

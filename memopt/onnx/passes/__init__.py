@@ -4,15 +4,25 @@ from memopt.onnx.graph_pass import OnnxPass
 from memopt.onnx.passes.eliminate_dead import EliminateDead
 from memopt.onnx.passes.eliminate_no_ops import EliminateNoOps
 from memopt.onnx.passes.fold_constants import FoldConstants
+from memopt.onnx.passes.fuse_activations import FuseActivations
 from memopt.onnx.passes.fuse_conv_bn import FuseConvBn
+from memopt.onnx.passes.fuse_matmul_add import FuseMatmulAdd
+from memopt.onnx.passes.fuse_normalization import FuseNormalization
 from memopt.onnx.passes.merge_common import MergeCommon
+from memopt.onnx.passes.order_nodes import OrderNodes
 from memopt.onnx.passes.share_initializers import ShareInitializers
+from memopt.onnx.passes.split_without_sequence import SplitWithoutSequence
 
 STANDARD: tuple[OnnxPass, ...] = (
     EliminateNoOps(),
     FoldConstants(),
+    SplitWithoutSequence(),
+    FuseMatmulAdd(),
     FuseConvBn(),
+    FuseActivations(),
+    FuseNormalization(),
     ShareInitializers(),
     MergeCommon(),
     EliminateDead(),
+    OrderNodes(),
 )

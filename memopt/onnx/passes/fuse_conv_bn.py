@@ -31,7 +31,7 @@ class FuseConvBn(OnnxPass):
         2. ConvTranspose: W is [in, out / groups, ...], so s scales axis 1, group by group.
         3. Gemm, W behind transB or not: s scales the output features. beta and alpha are kept right.
         4. A Mul or an Add (in any order) of a constant per channel after Conv or ConvTranspose, likewise.
-        A layer without bias gets one. The normalization's own vectors may be computed from constants.
+        A layer without bias gets one. Bias and vectors may be computed from constants.
 
     Refusals:
         - The layer's result has other users, or is an output.
@@ -92,7 +92,7 @@ def _fold(edit: Edit, node: ir.Node, known: Known) -> None:
         return
     if scaling.factor.shape != (channels,):
         raise Refused(f"{label(layer)} has {channels} channels, it has {scaling.factor.size}")
-    _write(edit, node, layer, weight, scaling)
+    _write(edit, node, layer, weight, scaling, known)
 
 
 def _check_norm(node: ir.Node, version: int) -> None:
@@ -142,13 +142,16 @@ def _channel_scaling(node: ir.Node, layer: ir.Node, place: int, channels: int) -
     return _Scaling(np.ones(channels), numbers)
 
 
-def _write(edit: Edit, node: ir.Node, layer: ir.Node, weight: Array, scaling: _Scaling) -> None:
+def _write(edit: Edit, node: ir.Node, layer: ir.Node, weight: Array, scaling: _Scaling, known: Known) -> None:
     place, bias_value = argument(layer, 1), argument(layer, 2)
-    bias = None if bias_value is None else constant(bias_value)
+    bias = constant(bias_value)
+    if bias is None and bias_value is not None:
+        bias = known.get(bias_value)
     if bias_value is not None and bias is None:
         raise Refused(f"the bias of {label(layer)} is computed, or may be overridden")
     for value in (place, bias_value):
-        if value is not None and (len(list(value.uses())) > 1 or value.is_graph_output()):
+        shared = value is not None and value.is_initializer() and len(list(value.uses())) > 1
+        if value is not None and (shared or value.is_graph_output()):
             raise Refused(f"{value.name}, which {label(layer)} reads, is shared")
     if weight.dtype.kind != "f" and weight.dtype.name != "bfloat16":
         raise Refused(f"the weight of {label(layer)} is {weight.dtype}")
