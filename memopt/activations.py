@@ -229,11 +229,18 @@ def _gelu(reader: _Reader, root: fx.Node, anchor: fx.Node, argument: fx.Node) ->
 
 
 def _silu(reader: _Reader, root: fx.Node, anchor: fx.Node, argument: fx.Node) -> _Found | None:
-    """SiLU: x · sigmoid(x)."""
-    if anchor.target is not aten.sigmoid.default or argument is not reader.x:
+    """SiLU: x · sigmoid(x). With another factor within the sigmoid it is an approximation of GELU that ATen lacks."""
+    if anchor.target is not aten.sigmoid.default:
         return None
     outer = reader.polynomial(root)
-    return (aten.silu.default, {}, [(outer[1, 1], 1.0)]) if outer is not None and outer.keys() == {(1, 1)} else None
+    if outer is None or outer.keys() != {(1, 1)}:
+        return None
+    if argument is reader.x:
+        return aten.silu.default, {}, [(outer[1, 1], 1.0)]
+    inner = reader.in_x(argument)
+    if inner is not None and inner.keys() == {1}:
+        raise Refused(f"it is x * sigmoid({inner[1]:g} x), which is neither silu nor gelu")
+    return None
 
 
 def _logistic(reader: _Reader, root: fx.Node, anchor: fx.Node, argument: fx.Node) -> _Found | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -159,6 +159,14 @@ def shape(node: Any) -> tuple[int, ...]:
 def readers(node: fx.Node) -> list[fx.Node]:
     """The users that read the node's values."""
     return [user for user in node.users if user.target not in METADATA_CHECKS]
+
+
+def drop_metadata_checks(nodes: Iterable[fx.Node]) -> None:
+    """Erase the checks of nodes that are about to be replaced, which would keep them alive."""
+    for node in nodes:
+        for user in list(node.users):
+            if user.target in METADATA_CHECKS:
+                user.graph.erase_node(user)
 
 
 def number_of(program: Program, argument: Any) -> float | None:

@@ -10,6 +10,7 @@ from memopt.passes.fold_constants import FoldConstants
 from memopt.passes.fuse_attention import FuseAttention
 from memopt.passes.fuse_conv_bn import FuseConvBn
 from memopt.passes.fuse_matmul_add import FuseMatmulAdd
+from memopt.passes.fuse_norm import FuseNorm
 from memopt.passes.inplace import Inplace
 from memopt.passes.merge_common import MergeCommon
 from memopt.passes.reorder import Reorder
@@ -20,6 +21,7 @@ INFERENCE: tuple[Pass, ...] = (
     FoldConstants(),
     MergeCommon(),
     FuseAttention(),
+    FuseNorm(),
     FuseMatmulAdd(),
     FoldActivation(),
     EliminateDead(),

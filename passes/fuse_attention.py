@@ -12,7 +12,18 @@ import torch.nn.functional as F
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from memopt.attention import Added, Attention, Hidden, Operand, Scaled, attention_of, keeps_order, permutation, shape
+from memopt.attention import (
+    Added,
+    Attention,
+    Hidden,
+    Operand,
+    Scaled,
+    attention_of,
+    drop_metadata_checks,
+    keeps_order,
+    permutation,
+    shape,
+)
 from memopt.mask_values import bounds_of_values, known_value
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.program import Program, fake_mode
@@ -140,6 +151,7 @@ class _Fuser:
         made, result = self._inline(module, operands, found.second)
         self.baked |= mask.read
         old = {node.name: node for node in (*found.nodes, *found.results[1:])}
+        drop_metadata_checks(found.nodes)
         self._place(found, result)
         left = {node.name for node in self.graph.nodes}
         gone = tuple(name for name in old if name not in left)

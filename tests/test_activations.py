@@ -136,6 +136,11 @@ def test_a_near_miss_is_refused_with_its_size() -> None:
         read(lambda x: x * 0.5 * (1 + torch.erf(x * ROOT_HALF * 1.0001)))
 
 
+def test_a_sigmoid_of_another_multiple_is_refused() -> None:
+    with pytest.raises(Refused, match=r"x \* sigmoid\(1\.702 x\), which is neither silu nor gelu"):
+        read(lambda x: x * torch.sigmoid(1.702 * x))
+
+
 def test_a_result_that_something_else_reads_is_refused() -> None:
     def function(x):
         gate = torch.sigmoid(x)

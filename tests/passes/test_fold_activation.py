@@ -163,7 +163,6 @@ def test_hugging_face_spellings(function):
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: x * torch.sigmoid(1.702 * x),
         lambda x: x * torch.sigmoid(x + 1),
         lambda x: 0.5 * x * (1 + torch.erf(x)),
         lambda x: x * F.relu6(x + 2) / 6,
@@ -176,6 +175,12 @@ def test_hugging_face_spellings(function):
 )
 def test_what_only_looks_alike_is_left_alone(function):
     assert refusals(function, torch.rand(5)) == []
+
+
+def test_quick_gelu_is_refused():
+    activations = pytest.importorskip("transformers.activations")
+    for function in (activations.ACT2FN["quick_gelu"], lambda x: x * torch.sigmoid(1.702 * x)):
+        assert refusals(function, torch.rand(5)) == ["it is x * sigmoid(1.702 x), which is neither silu nor gelu"]
 
 
 def test_a_part_that_is_an_activation_is_found_in_a_larger_sum():
