@@ -7,12 +7,18 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from memopt.memory.aliasing import owner
 from memopt.program import Program, describe, is_random, tensors_of
 from memopt.recompute import OTHER_FORM_RESULTS, again_form
+
+_POOLS = {
+    torch.ops.aten.max_pool2d_with_indices.default,
+    torch.ops.aten.max_pool3d_with_indices.default,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +48,10 @@ def differing_regions(before: Program, after: Program, *, cut: bool = True, cont
     """Cut out the regions in which the programs differ and that are not equal by construction.
 
     Values are numbered: two nodes have the same number when they apply the same operator to operands of the same
-    numbers, and a node that has the same name and the same operands by name keeps its number. What the numbers prove
-    (merged, moved, removed and recomputed nodes) needs no run. Around each other node a region is grown backwards until
-    both sides read the same values. A node that recomputes another by a different operator is a region of its own.
+    numbers, and a node that has the same name and the same operands by name keeps its number. What the numbers
+    prove (merged, moved, removed and recomputed nodes) needs no run. Around each other node a region is grown
+    backwards until both sides read the same values, indices of pooling with the pooling itself. A node that
+    recomputes another by a different operator is a region of its own.
 
     With `cut`, a node that has the same name in both programs is taken for the same value, which its own region has to
     prove: a chain of rewrites becomes many small regions. A rewrite may give an old name to another value; without
@@ -158,6 +165,12 @@ class _Growth:
             grow_before = {n for v, n in read_before.items() if v not in read_after and _is_call(self.old[n])}
             grow_after = {n for v, n in read_after.items() if v not in read_before and _is_call(self.new[n])}
             if not grow_before and not grow_after:
+                indices = {n for n in read_before.values() if _is_index(self.old[n])}
+                if indices:
+                    before = _whole_results(before | indices, self.old)
+                    found = {n for n in read_after.values() if _is_index(self.new[n])}
+                    after = _whole_results(after | found, self.new)
+                    continue
                 if not layers:
                     break
                 layers -= 1
@@ -225,6 +238,11 @@ def _recomputed_otherwise(
         after = tuple(n for n in after if owner(n) is node)
         regions.append(_region(before, after, tuple(results), new_number, old_number))
     return regions
+
+
+def _is_index(node: fx.Node) -> bool:
+    """Whether the node is an index that pooling made: a made-up one would lie outside its window."""
+    return node.target is operator.getitem and bool(node.args[1] == 1) and owner(node).target in _POOLS
 
 
 def _is_call(node: fx.Node) -> bool:

@@ -14,6 +14,7 @@ from memopt.passes.fuse_norm import FuseNorm
 from memopt.passes.inplace import Inplace
 from memopt.passes.merge_common import MergeCommon
 from memopt.passes.reorder import Reorder
+from memopt.passes.shrink_indices import ShrinkIndices
 
 INFERENCE: tuple[Pass, ...] = (
     EliminateCopies(),
@@ -32,6 +33,7 @@ TRAINING: tuple[Pass, ...] = (
     EliminateCopies(),
     MergeCommon(),
     EliminateDead(),
+    ShrinkIndices(),
     ChunkLoss(),
     Checkpoint(),
     Inplace(),
