@@ -142,7 +142,8 @@ def plan(
             plan for the device that the model lies on.
 
     Raises:
-        ValueError: the device is not known (the message lists those that are), or `verify` is asked for without it.
+        ValueError: the device is not known (the message lists those that are), or `verify` or a backend other than
+            "aten" is asked for with it.
         BudgetError: no plan keeps the budget.
         CaptureError: the model's control flow depends on the values of tensors.
     """
@@ -150,6 +151,8 @@ def plan(
     if device is not None:
         if verify:
             raise ValueError("a plan for a device that is not here cannot be verified by running it: leave verify off")
+        if backend != "aten":
+            raise ValueError(f'a plan for a device that is not here is one of backend "aten", not {backend!r}')
         compiled = CompiledModule(model, dataclasses.replace(compiled._options, target=find(device)))
     with torch.set_grad_enabled(model.training):
         report = compiled.plan(*call_arguments(inputs))

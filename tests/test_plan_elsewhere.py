@@ -64,6 +64,8 @@ def test_what_is_refused():
         memopt.plan(Small(), X, device="h1000")
     with pytest.raises(ValueError, match="cannot be verified"):
         memopt.plan(Small(), X, device="h100", verify=True)
+    with pytest.raises(ValueError, match="one of backend \"aten\", not 'static'"):
+        memopt.plan(Small(), X, device="h100", backend="static")
 
 
 def test_a_model_that_is_too_large_to_build_here():
@@ -76,3 +78,13 @@ def test_a_model_that_is_too_large_to_build_here():
     assert report.unconstrained_bytes > 2 * logits
     assert report.minimum_bytes <= report.peak_bytes <= report.unconstrained_bytes < 6 * logits
     assert 0.005 < report.curve[0].seconds < 0.05
+
+
+@pytest.mark.parametrize("name", ["gpt2", "unet", "resnet18"])
+def test_rewrites_that_lower_the_floor_work_there_too(name):
+    model = build(name, tiny=True).bfloat16()
+    inputs = model.example_inputs(4, labels=True)
+    least = memopt.plan(model, inputs, device="h100").minimum_bytes
+    report = memopt.plan(model, inputs, int(1.02 * least), device="h100")
+    assert report.peak_bytes <= report.budget_bytes < report.unconstrained_bytes
+    assert report.peak_bytes % 512 == 0
