@@ -3,6 +3,7 @@
 from memopt.pass_manager import Pass
 from memopt.passes.checkpoint import Checkpoint
 from memopt.passes.chunk_loss import ChunkLoss
+from memopt.passes.compress_masks import CompressMasks
 from memopt.passes.eliminate_copies import EliminateCopies
 from memopt.passes.eliminate_dead import EliminateDead
 from memopt.passes.fold_activation import FoldActivation
@@ -34,6 +35,7 @@ TRAINING: tuple[Pass, ...] = (
     MergeCommon(),
     EliminateDead(),
     ShrinkIndices(),
+    CompressMasks(),
     ChunkLoss(),
     Checkpoint(),
     Inplace(),
