@@ -22,6 +22,7 @@ from memopt.evidence import Verification
 from memopt.memory.cost.devices import Device
 from memopt.memory.cost.elsewhere import first_of
 from memopt.memory.cost.table import CostTable
+from memopt.memory.distributed import buckets_of
 from memopt.memory.optimizer import OptimizerFootprint, optimizer_footprint
 from memopt.memory.rounding import allocated_bytes
 from memopt.pass_manager import Pass
@@ -217,17 +218,19 @@ def resident_of(
 ) -> Resident:
     """Count what the device holds during the whole step, by storage; on `device`, where it is not the tensors' own."""
     parameters = list(model.parameters())
-    trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    buckets = buckets_of(model)
+    own = [parameter for parameter in parameters if id(parameter) not in buckets.viewed]
+    gradients = [parameter.grad for parameter in own if parameter.grad is not None]
     return Resident(
         parameters=storage_bytes(parameters, device),
-        buffers=storage_bytes(list(model.buffers()), device),
+        buffers=storage_bytes(list(model.buffers()), device) + buckets.nbytes,
         inputs=storage_bytes(pytree.tree_leaves((args, kwargs)), device),
         gradients=storage_bytes(gradients, device) if accumulating else 0,
         optimizer=footprint,
         trainable=sum(
             allocated_bytes(parameter.numel() * parameter.element_size(), device or parameter.device)
-            for parameter in trainable
+            for parameter in own
+            if parameter.requires_grad
         ),
     )
 

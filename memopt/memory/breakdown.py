@@ -33,7 +33,7 @@ class MemoryBreakdown:
 
     Attributes:
         parameters: trainable and frozen ones; tied weights once.
-        buffers: running statistics, masks, constants.
+        buffers: running statistics, masks, constants, and DistributedDataParallel's buckets.
         gradients: one per trainable parameter, where an optimizer or a training step keeps them.
         optimizer_state: as one step of the given optimizer allocates it; 0 without an optimizer.
         inputs: the tensors that the caller passes.

@@ -1,0 +1,56 @@
+"""What data parallelism holds: buckets as large as the gradients, counted by the reducer's own allocations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import memopt
+from memopt.memory.distributed import Buckets, buckets_of
+from tests.training.steps import Deep
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of one."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_buckets_are_as_large_as_the_gradients():
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = Deep()
+    model.layers[0].requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    nbytes = sum(p.nbytes for p in trained)
+    assert buckets_of(model) == Buckets()
+    wrapped = memopt.measure(DistributedDataParallel, model, device="cpu")
+    assert wrapped.end_bytes >= nbytes
+    assert buckets_of(wrapped.value) == Buckets(nbytes)
+    assert buckets_of(torch.nn.Sequential(wrapped.value)) == Buckets(nbytes)
+    viewed = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    assert buckets_of(viewed) == Buckets(nbytes, frozenset(id(p) for p in trained))
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_one_that_runs_around_is_found_and_ignored_parameters_are_not_counted():
+    from torch.nn.parallel import DistributedDataParallel
+
+    seen = []
+
+    class Inner(Deep):
+        def forward(self, x):
+            seen.append(buckets_of(self))
+            return super().forward(x)
+
+    model = Inner()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["norm.weight"])
+    DistributedDataParallel(model)(torch.ones(2, 24))
+    expected = sum(p.nbytes for name, p in model.named_parameters() if name != "norm.weight")
+    assert seen == [Buckets(expected)]
+    assert buckets_of(model) == Buckets()

@@ -1,0 +1,104 @@
+"""DistributedDataParallel over two gloo processes: equal gradients, and its buckets inside the budget."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+
+WORKER = """
+import json, sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import memopt
+from memopt import planner
+from tests.training.steps import bytes_of, make, peak_of
+
+search = planner.curve
+planner.curve = lambda problem, *, seconds: search(problem, seconds=min(seconds, 0.5))
+rank, path, around, view, width = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4] == "view", int(sys.argv[5])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+options = {"gradient_as_bucket_view": view, "bucket_cap_mb": 1}
+model, x = make(width=width)
+x = x.roll(rank, 0) * (1 + rank)
+twin, _ = make(width=width)
+plain = DDP(twin, **options)
+report = memopt.plan(model, (x,))
+torch._dynamo.reset()
+weights = bytes_of(list(model.parameters()))
+budget = (report.minimum_bytes + report.unconstrained_bytes) // 2 + weights
+if around == "ddp":
+    compiled = memopt.compile(model, budget, backend="aten")
+    built = memopt.measure(DDP, compiled, device="cpu", **options)
+    run = built.value
+else:
+    built = memopt.measure(DDP, model, device="cpu", **options)
+    compiled = run = memopt.compile(built.value, budget, backend="aten")
+errors = []
+for _ in range(3):
+    for each, parameters in ((plain, twin), (run, model)):
+        parameters.zero_grad()
+        each(x).backward()
+    errors += [((a.grad - b.grad).abs().max() / a.grad.abs().max()).item()
+               for a, b in zip(twin.parameters(), model.parameters(), strict=True)]
+model.zero_grad()
+peak = built.end_bytes + peak_of(lambda: run(x).backward(), model, x)
+found = {"errors": max(errors), "buckets": built.end_bytes, "weights": weights, "peak": peak, "budget": budget,
+         "predicted": compiled.report.peak_bytes, "graphs": len(compiled.report.programs)}
+with open(f"{path}.{rank}.json", "w") as file:
+    json.dump(found, file)
+dist.destroy_process_group()
+"""
+
+
+def run_two(folder: Path, *words: str) -> list[dict]:
+    """What two processes found, in order of rank."""
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", WORKER]
+    started = [
+        subprocess.Popen(
+            [*command, str(rank), str(folder / "store"), *words], env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    errors = [process.communicate(timeout=400)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(errors)
+    return [json.loads((folder / f"store.{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("around", "view"),
+    [
+        ("ddp", "own"),
+        ("memopt", "view"),
+        *(pytest.param(*c, marks=pytest.mark.slow) for c in (("ddp", "view"), ("memopt", "own"))),
+    ],
+)
+def test_gradients_equal_and_the_buckets_are_inside(around, view, tmp_path):
+    for found in run_two(tmp_path, around, view, "24"):
+        assert found["errors"] == 0.0
+        assert found["buckets"] >= found["weights"]
+        assert found["peak"] <= found["budget"]
+        assert found["predicted"] == pytest.approx(found["peak"], rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("around", ["ddp", "memopt"])
+def test_several_buckets_are_several_graphs_in_one_budget(around, tmp_path):
+    for found in run_two(tmp_path, around, "own", "320"):
+        assert found["graphs"] == 2
+        # The layer norm is shared by both graphs: its gradients are added in another order.
+        assert found["errors"] < 1e-5
+        assert found["peak"] <= found["budget"]
