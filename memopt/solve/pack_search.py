@@ -18,6 +18,7 @@ from __future__ import annotations
 import array
 import enum
 import hashlib
+import operator
 import random
 import time
 from collections.abc import Iterable
@@ -39,17 +40,8 @@ class Outcome(enum.Enum):
     STOPPED = enum.auto()
 
 
-class Focus(enum.IntEnum):
-    """Which buffer comes next, among those that nothing fits beneath; ties go by rank.
-
-    A section's choices are the buffers that could be its lowest now; a buffer's are those of its tightest section.
-    """
-
-    LOWEST = 0
-    FEWEST = 1
-    FORCED_THEN_LOWEST = 2
-    ALMOST_FORCED_THEN_LOWEST = 3
-    FEWEST_THEN_LOWEST = 4
+# Values of `few` in `Search.run`: never mind how many choices a section has, or always take where they are fewest.
+LOWEST, FORCED, NEARLY_FORCED, FEWEST = 0, 1, 2, _FAR
 
 
 class _Frame:
@@ -77,21 +69,29 @@ class Search:
     def __init__(self, piece: Piece) -> None:
         self._piece = piece
         self._refuted: dict[bytes, int] = {}
+        # Named twice, one buffer alone gives a tuple as well.
+        self._members = [operator.itemgetter(*section, section[0]) for section in piece.sections]
         self._order = sorted(range(len(piece.buffers)), key=lambda buffer: (piece.first[buffer], buffer))
         self.offsets: list[int] = []
         self.nodes = 0
 
-    def run(self, capacity: int, ranks: list[int], focus: Focus, limit: int, deadline: float) -> Outcome:
+    def run(self, capacity: int, ranks: list[int], few: int, limit: int, deadline: float) -> Outcome:
         """Look for a packing of at most `capacity` bytes in at most `limit` nodes.
 
-        `ranks` orders the buffers where `focus` leaves a choice, the lowest first; `deadline` is by `time.monotonic`.
+        A section's choices are the buffers that could be its lowest now. The next buffer is among the choices of a
+        section that has at most `few`, of the fewest; else any. Of these it is the one with the lowest floor, then the
+        lowest in `ranks`. `deadline` is by `time.monotonic`.
         """
-        self._start(capacity, ranks, focus)
+        self._start(capacity, ranks, few)
         stack = [_Frame(list(self._order), 0)]
-        last_node = self.nodes + limit
+        last_node, steps = self.nodes + limit, 0
         signal = "enter"
         while stack:
             frame = stack[-1]
+            self.nodes += frame.key is None
+            if self.nodes > last_node or (not steps % 16 and time.monotonic() >= deadline):
+                return Outcome.STOPPED
+            steps += 1
             if signal == "failed":
                 self._undo(frame.mark)
                 self._lift(frame)
@@ -102,9 +102,6 @@ class Search:
             elif signal == "done":
                 stack.pop()
             elif self._choose(frame):
-                self.nodes += 1
-                if self.nodes > last_node or (self.nodes % 16 == 0 and time.monotonic() >= deadline):
-                    return Outcome.STOPPED
                 self._place(frame)
                 signal = "done"
             else:
@@ -116,52 +113,52 @@ class Search:
         self.offsets = list(self._floor)
         return Outcome.FOUND
 
-    def _start(self, capacity: int, ranks: list[int], focus: Focus) -> None:
+    def _start(self, capacity: int, ranks: list[int], few: int) -> None:
         piece = self._piece
         count = len(piece.buffers)
-        self._capacity, self._ranks, self._focus = capacity, ranks, focus
+        self._capacity, self._ranks, self._few = capacity, ranks, few
         self._tops = [(capacity + spare) // piece.unit for spare in piece.spare]
         self._highest = [(capacity - buffer.size) // piece.unit for buffer in piece.buffers]
         self._left = list(piece.loads)
         self._floor = [0] * count
         self._placed = [False] * count
         self._lifted = [False] * count
-        self._bound = [0] * count
+        self._bound = [0] * count  # lower bounds of the offsets to come; _FAR for what is placed
         self._trail: list[tuple[int, int, bool]] = []  # buffer, its floor before (-1: it was placed), was it lifted
 
     def _choose(self, frame: _Frame) -> bool:
         """Pick the next buffer of a frame; False where none can be: the frame is refuted."""
-        members, bound, highest = frame.members, self._bound, self._highest
-        self._set_bounds(members)
-        first = self._piece.first[members[0]]
-        last = max(self._piece.last[buffer] for buffer in members)
-        starts, stops = self._piece.first, self._piece.last
-        lowest = [_FAR] * (last - first)
-        for buffer in members:
-            value = bound[buffer]
-            if value > highest[buffer]:
-                return False
-            for section in range(starts[buffer] - first, stops[buffer] - first):
-                if value < lowest[section]:
-                    lowest[section] = value
-        # The highest offset at which a section's next buffer may start.
-        latest = [top - left for top, left in zip(self._tops[first:last], self._left[first:last], strict=True)]
-        for low, high in zip(lowest, latest, strict=True):
-            if low > high and low < _FAR:
-                return False
+        members, bound = frame.members, self._bound
+        self._bound_lifted(members)
+        if any(map(operator.gt, map(bound.__getitem__, members), map(self._highest.__getitem__, members))):
+            return False
+        span = range(self._piece.first[members[0]], max(map(self._piece.last.__getitem__, members)))
+        # The highest offset at which a section's next buffer may start, and where each of its buffers could.
+        latest = [self._tops[section] - self._left[section] for section in span]
+        starts = [self._members[section](bound) for section in span]
+        if any(high < min(values) < _FAR for high, values in zip(latest, starts, strict=True)):
+            return False
         if self._known(frame):
             return False
-        return self._pick(frame, latest, first)
+        if self._few:
+            counts = [sum(map(high.__ge__, values)) for high, values in zip(latest, starts, strict=True)]
+            for count in sorted(count for count in {*counts} if 0 < count <= self._few):
+                tightest = [
+                    buffer
+                    for section, high, number in zip(span, latest, counts, strict=True)
+                    if number == count
+                    for buffer in self._piece.sections[section]
+                    if bound[buffer] <= high
+                ]
+                if self._pick(frame, dict.fromkeys(tightest)):
+                    return True
+        return self._pick(frame, members)
 
-    def _pick(self, frame: _Frame, latest: list[int], first: int) -> bool:
-        """Choose by focus and rank; `latest` is for the sections from `first` on."""
-        candidates = [buffer for buffer in frame.members if not self._lifted[buffer]]
-        floor, ranks = self._floor, self._ranks
-        if self._focus is Focus.LOWEST:
-            scored = [(floor[buffer], 0, ranks[buffer], buffer) for buffer in candidates]
-        else:
-            fewest = self._fewest_choices(frame.members, latest, first)
-            scored = [(*self._score(fewest[buffer], floor[buffer]), ranks[buffer], buffer) for buffer in candidates]
+    def _pick(self, frame: _Frame, candidates: Iterable[int]) -> bool:
+        """Choose the one with the lowest floor, then by rank, that nothing fits beneath; False where there is none."""
+        scored = [
+            (self._floor[buffer], self._ranks[buffer], buffer) for buffer in candidates if not self._lifted[buffer]
+        ]
         while scored:
             best = min(scored)
             if self._nothing_fits_beneath(best[-1]):
@@ -170,49 +167,22 @@ class Search:
             scored.remove(best)
         return False
 
-    def _fewest_choices(self, members: list[int], latest: list[int], first: int) -> dict[int, int]:
-        """For each buffer the number of those that could be the lowest of one of its sections, where it is least."""
-        starts, stops, bound = self._piece.first, self._piece.last, self._bound
-        choices = [0] * len(latest)
-        for buffer in members:
-            value = bound[buffer]
-            for section in range(starts[buffer] - first, stops[buffer] - first):
-                if value <= latest[section]:
-                    choices[section] += 1
-        fewest = {}
-        for buffer in members:
-            value, least = bound[buffer], _FAR
-            for section in range(starts[buffer] - first, stops[buffer] - first):
-                if choices[section] < least and value <= latest[section]:
-                    least = choices[section]
-            fewest[buffer] = least
-        return fewest
-
-    def _score(self, choices: int, floor: int) -> tuple[int, int]:
-        if self._focus is Focus.FEWEST:
-            return choices, 0
-        if self._focus is Focus.FEWEST_THEN_LOWEST:
-            return choices, floor
-        return min(choices, 2 if self._focus is Focus.FORCED_THEN_LOWEST else 3), floor
-
-    def _set_bounds(self, members: list[int]) -> None:
+    def _bound_lifted(self, members: list[int]) -> None:
         """Lower bounds of the offsets: a lifted buffer lies on a neighbour, so above the lowest end of them all."""
-        piece, floor, bound, placed = self._piece, self._floor, self._bound, self._placed
         lifted = [buffer for buffer in members if self._lifted[buffer]]
+        if not lifted:
+            return
+        piece, floor, bound = self._piece, self._floor, self._bound
         # The lowest buffer of all is not lifted; whoever is lies on another, so higher than that one.
         base = min((floor[buffer] for buffer in members if not self._lifted[buffer]), default=_FAR)
-        for buffer in members:
-            bound[buffer] = max(floor[buffer], base) + 1 if self._lifted[buffer] else floor[buffer]
-        for _ in range(_ROUNDS if lifted else 0):
+        for buffer in lifted:
+            bound[buffer] = max(floor[buffer], base) + 1
+        for _ in range(_ROUNDS):
             changed = False
             for buffer in lifted:
-                at_least, carried = floor[buffer] + 1, _FAR
-                for other in piece.neighbours[buffer]:
-                    if not placed[other]:
-                        end = bound[other] + piece.rooms[other]
-                        if end < carried:
-                            carried = end
-                value = max(carried, at_least, bound[buffer])
+                # Placed neighbours are bounded by _FAR, so that only those to come count.
+                carried = min(bound[other] + piece.rooms[other] for other in piece.neighbours[buffer])
+                value = max(carried, bound[buffer])
                 value = -(-value // piece.alignments[buffer]) * piece.alignments[buffer]
                 if value > bound[buffer]:
                     bound[buffer] = value
@@ -221,8 +191,8 @@ class Search:
                 return
 
     def _nothing_fits_beneath(self, buffer: int) -> bool:
-        floor, bound, placed, rooms = self._floor[buffer], self._bound, self._placed, self._piece.rooms
-        return all(placed[other] or bound[other] + rooms[other] > floor for other in self._piece.neighbours[buffer])
+        floor, bound, rooms = self._floor[buffer], self._bound, self._piece.rooms
+        return all(bound[other] + rooms[other] > floor for other in self._piece.neighbours[buffer])
 
     def _place(self, frame: _Frame) -> None:
         """Put the chosen buffer on its floor, raise its neighbours', and cut what is left where no life crosses."""
@@ -230,6 +200,7 @@ class Search:
         frame.mark = len(self._trail)
         self._trail.append((chosen, -1, False))
         self._placed[chosen] = True
+        self._bound[chosen] = _FAR
         room = piece.rooms[chosen]
         for section in range(piece.first[chosen], piece.last[chosen]):
             self._left[section] -= room
@@ -237,7 +208,7 @@ class Search:
         for other in piece.neighbours[chosen]:
             if floor[other] < end and not self._placed[other]:
                 self._trail.append((other, floor[other], self._lifted[other]))
-                floor[other] = -(-end // piece.alignments[other]) * piece.alignments[other]
+                self._bound[other] = floor[other] = -(-end // piece.alignments[other]) * piece.alignments[other]
                 self._lifted[other] = False
         frame.parts = self._cut(buffer for buffer in frame.members if buffer != chosen)
 
@@ -259,10 +230,11 @@ class Search:
             buffer, floor, lifted = trail.pop()
             if floor < 0:
                 self._placed[buffer] = False
+                self._bound[buffer] = self._floor[buffer]
                 for section in range(piece.first[buffer], piece.last[buffer]):
                     self._left[section] += piece.rooms[buffer]
             else:
-                self._floor[buffer] = floor
+                self._bound[buffer] = self._floor[buffer] = floor
                 self._lifted[buffer] = lifted
 
     def _lift(self, frame: _Frame) -> None:
