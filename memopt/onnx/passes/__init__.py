@@ -11,12 +11,14 @@ from memopt.onnx.passes.fuse_normalization import FuseNormalization
 from memopt.onnx.passes.merge_common import MergeCommon
 from memopt.onnx.passes.order_nodes import OrderNodes
 from memopt.onnx.passes.share_initializers import ShareInitializers
+from memopt.onnx.passes.simplify_shapes import SimplifyShapes
 from memopt.onnx.passes.split_without_sequence import SplitWithoutSequence
 
 STANDARD: tuple[OnnxPass, ...] = (
     EliminateNoOps(),
     FoldConstants(),
     SplitWithoutSequence(),
+    SimplifyShapes(),
     FuseMatmulAdd(),
     FuseConvBn(),
     FuseActivations(),

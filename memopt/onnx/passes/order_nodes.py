@@ -16,6 +16,8 @@ from memopt.solve.order import OrderProblem, smallest_peak
 NOMINAL = 8
 # Larger graphs are left in their order: the search would take too long.
 _MOST_NODES = 3000
+# The beam of the search is this over the number of nodes: about a second whatever the graph.
+_BEAM = 6000
 # Results that share their input's memory.
 _VIEWS = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}
 # Results that may take over the memory of an input of the same size that nothing else reads.
@@ -40,7 +42,7 @@ class OrderNodes(OnnxPass):
 
     name: ClassVar[str] = "order_nodes"
 
-    def __init__(self, axes: Mapping[str, int] | None = None, effort: int = 20_000) -> None:
+    def __init__(self, axes: Mapping[str, int] | None = None, effort: int = 2_000) -> None:
         """Take sizes of named dynamic axes, and how many moves the exact search may try (about 20 µs each)."""
         self.axes = dict(axes or {})
         self.effort = effort
@@ -53,10 +55,10 @@ class OrderNodes(OnnxPass):
             edit.refuse(str(graph.name), f"{len(nodes)} nodes are more than {_MOST_NODES}")
             return
         problem = self._problem(edit, nodes)
-        if problem is None:
+        if problem is None or not nodes:
             return
         unchanged = tuple(range(len(nodes)))
-        found = smallest_peak(problem, effort=self.effort)
+        found = smallest_peak(problem, effort=self.effort, beam=max(2, min(32, _BEAM // len(nodes))))
         before = smallest_peak(problem, effort=0, beam=0).peak_bytes
         if found.steps == unchanged or found.peak_bytes >= before:
             return
