@@ -131,6 +131,8 @@ def _hammer(number):
     return True
 
 
+# The children only read and write files.
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_parallel_processes_never_read_half_a_record(folder):
     with multiprocessing.get_context("fork").Pool(4) as pool:
         assert all(pool.map(_hammer, range(4)))

@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 
 from memopt.memory.cost import key
 from memopt.memory.cost.key import key_of, place_of, processor_name
 from tests.memory.cost.build import aten, call
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_what_tells_operators_apart():
@@ -42,7 +45,7 @@ def test_keys_are_the_same_in_every_process():
         "x = torch.randn(4, 4, dtype=torch.bfloat16);"
         "print(key_of(call(aten.cat.default, [x, x.t()], 1)), key_of(call(aten._to_copy.default, x, dtype=torch.half)))"
     )
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True).stdout
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True, cwd=ROOT).stdout
     x = torch.randn(4, 4, dtype=torch.bfloat16)
     first, second = call(aten.cat.default, [x, x.t()], 1), call(aten._to_copy.default, x, dtype=torch.half)
     assert found == f"{key_of(first)} {key_of(second)}\n"
