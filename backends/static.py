@@ -20,12 +20,13 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from memopt.backends.aten import Boxed, emit
 from memopt.backends.static_code import Code, generate
 from memopt.backends.static_forms import is_joinable, write_of
+from memopt.backends.static_graph import Replay
 from memopt.backends.static_write import Write
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.memory.buffers import BufferPlan, Home
 from memopt.memory.timeline import Timeline
 from memopt.passes.plan_buffers import Form, plan_buffers
-from memopt.program import InputKind, Program, describe
+from memopt.program import InputKind, Program, describe, is_random
 
 
 class StaticBackend:
@@ -33,7 +34,13 @@ class StaticBackend:
 
     name = "static"
 
-    def __init__(self) -> None:
+    def __init__(self, *, graphs: bool = False) -> None:
+        """Make an engine.
+
+        Args:
+            graphs: on CUDA, replay each program as one CUDA graph where that is possible.
+        """
+        self._graphs = graphs
         self._arenas: dict[torch.device, Arena] = {}
 
     def compile_captured(
@@ -66,7 +73,7 @@ class StaticBackend:
         with unset_fake_temporarily(), torch.no_grad():  # graphs arrive while AOTAutograd still traces
             device = device_of(program)
             arena = self._arenas.get(device) or self._arenas.setdefault(device, Arena(device))
-            return StaticFunction(program, arena)
+            return StaticFunction(program, arena, graphs=self._graphs)
 
     def timeline(self, program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:
         """The memory of a call: the arena all the time, results and what operators allocate as they come.
@@ -79,7 +86,11 @@ class StaticBackend:
         return timeline_of(plan, {name: (workspace or {}).get(name, 0) for name in writes if writes[name] is None})
 
     def __reduce__(self) -> Any:
-        return StaticBackend, ()
+        return _engine, (self._graphs,)
+
+
+def _engine(graphs: bool) -> StaticBackend:
+    return StaticBackend(graphs=graphs)
 
 
 class Arena:
@@ -89,10 +100,21 @@ class Arena:
         self.device = device
         self.lock = threading.Lock()
         self.memory = torch.empty(0, dtype=torch.uint8, device=device)
+        self._stream: torch.cuda.Stream | None = None
+
+    def wait(self) -> None:
+        """On CUDA, let the current stream begin when the call before, on whatever stream, is done with the arena."""
+        if self.device.type == "cuda":
+            stream = torch.cuda.current_stream(self.device)
+            if self._stream is not None and self._stream != stream:
+                stream.wait_stream(self._stream)
+            self._stream = stream
 
     def reserve(self, nbytes: int) -> torch.Tensor:
         """The arena's memory, with at least `nbytes` bytes; what was there before it grew is lost."""
         if self.memory.numel() < nbytes:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # other streams may still use it
             self.memory = torch.empty(0, dtype=torch.uint8, device=self.device)  # the old one goes first
             self.memory = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         return self.memory
@@ -104,7 +126,7 @@ class StaticFunction:
     Calls from several threads take turns. Attributes: `plan`, where everything lives; `code`, what runs.
     """
 
-    def __init__(self, program: Program, arena: Arena) -> None:
+    def __init__(self, program: Program, arena: Arena, *, graphs: bool = False) -> None:
         """Plan the memory and generate the code; nothing is allocated before the first call."""
         self.plan, self.writes = plan_for(program)
         self.code: Code = generate(program, self.plan, self.writes)
@@ -112,6 +134,7 @@ class StaticFunction:
         self._bound_to: torch.Tensor | None = None
         self._run: Callable[..., Any] | None = None
         self._boxed_call = True
+        self._graphs = graphs and arena.device.type == "cuda" and not any(is_random(node) for node in program.calls)
         entries = [entry for entry in program.inputs if entry.kind is not InputKind.CONSTANT]
         values = {node.name: node.meta["val"] for node in program.placeholders}
         self._expected = len(entries)
@@ -137,9 +160,12 @@ class StaticFunction:
                 raise ValueError(f"input {name} is {_named(values[index])}, but the plan is for {_named(planned)}")
         with self._arena.lock:
             memory = self._arena.reserve(self.plan.arena_bytes)
+            self._arena.wait()
             if self._run is None or memory is not self._bound_to:
                 with torch.inference_mode(False), torch.no_grad():
                     self._run, self._bound_to = self.code.bind(memory), memory
+                if self._graphs:
+                    self._run = Replay(self._run, [index for index, *_ in self._users])
             return self._run(*values)
 
 

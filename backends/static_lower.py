@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,9 @@ from memopt.passes.plan_buffers import Form
 from memopt.program import tensors_of
 
 aten = torch.ops.aten
+
+LEAST_TILE, TILE = 128 * 1024, 512 * 1024
+"""Bytes of one tile of a convolution's columns or of attention's scores: at least, and as wished to stay in a cache."""
 
 
 def lower(node: fx.Node) -> Write | None:
@@ -61,10 +65,11 @@ def _same_dtype(node: fx.Node, *others: Any) -> None:
             raise Unfit
 
 
-def _tile(node: fx.Node, row: int, rows: int) -> int:
-    """Elements of scratch for as many of `rows` rows of `row` elements as a tile holds, at least one."""
+def _tiles(node: fx.Node, row: int, rows: int, fixed: int = 0, *, slices: bool = True) -> Form:
+    """Scratch for as many of `rows` rows of `row` elements as a tile holds, at least one, and `fixed` elements."""
     size = _result(node).element_size()
-    return row * max(1, min(rows, recipes.TILE_BYTES // max(1, row * size)))
+    least, wish = ((fixed + row * max(1, min(rows, tile // max(1, row * size)))) * size for tile in (LEAST_TILE, TILE))
+    return Form(scratch=least, wish=wish, slices=slices)
 
 
 def _copy(node: fx.Node, x: Any, *rest: Any) -> Write:
@@ -165,11 +170,9 @@ def _convolution(
     if not dense or not rows_in_order:
         raise Unfit
     numbers = stride, padding, dilation, groups, Place.SCRATCH
-    size = result.element_size()
     if transposed:
         columns = kernel.shape[1] * source.shape[3]
-        scratch = kernel.shape[0] // groups * kernel.shape[1] + _tile(node, columns, source.shape[2])
-        form = Form(scratch=scratch * size)
+        form = _tiles(node, columns, source.shape[2], kernel.shape[0] // groups * kernel.shape[1])
         if not source.is_contiguous():
             raise Unfit
         return Write(recipes.transposed_convolution, (Out(), x, weight, bias, *numbers), {}, form)
@@ -178,10 +181,23 @@ def _convolution(
     in_order = source.is_contiguous() or source.is_contiguous(memory_format=torch.channels_last)
     if depthwise and not kernel.is_contiguous():
         raise Unfit
-    scratch = 0
+    form = Form()
     if not depthwise and not (plain and in_order):
-        scratch = _tile(node, math.prod(kernel.shape[1:]) * result.shape[3], result.shape[2])
-    return Write(recipes.convolution, (Out(), x, weight, bias, *numbers), {}, Form(scratch=scratch * size))
+        form = _columns(node, kernel.shape, source.shape, stride, padding, dilation, *result.shape[2:])
+    return Write(recipes.convolution, (Out(), x, weight, bias, *numbers), {}, form)
+
+
+def _columns(
+    node: fx.Node, weight: Any, x: Any, stride: Any, padding: Any, dilation: Any, height: int, width: int
+) -> Form:
+    """Scratch for a tile of a convolution's columns, and for the rows of x that it is gathered from."""
+    size = _result(node).element_size()
+    bytes_of = []
+    for tile in (LEAST_TILE, TILE):
+        sizes = weight, x, stride, padding, dilation, height, width
+        rows, slab = recipes.tile_rows(tile // size, *sizes)
+        bytes_of.append((slab + rows * math.prod(weight[1:]) * width) * size)
+    return Form(scratch=bytes_of[0], wish=bytes_of[1])
 
 
 def _convolution_1d(
@@ -191,10 +207,10 @@ def _convolution_1d(
     operands = result, kernel, _value(x)
     if not all(t.is_contiguous() and t.numel() for t in operands) or not result.dtype.is_floating_point:
         raise Unfit
-    scratch = _tile(node, math.prod(kernel.shape[1:]) * result.shape[2], 1)
-    numbers = [1, *stride], [0, *padding], [1, *dilation], groups, Place.SCRATCH
-    form = Form(scratch=scratch * result.element_size(), slices=False)
-    return Write(recipes.convolution_1d, (Out(), x, weight, bias, *numbers), {}, form)
+    sizes = [1, *stride], [0, *padding], [1, *dilation]
+    shapes = [*kernel.shape[:2], 1, kernel.shape[2]], [*operands[2].shape[:2], 1, operands[2].shape[2]]
+    form = dataclasses.replace(_columns(node, *shapes, *sizes, 1, result.shape[2]), slices=False)
+    return Write(recipes.convolution_1d, (Out(), x, weight, bias, *sizes, groups, Place.SCRATCH), {}, form)
 
 
 def _safe_softmax(node: fx.Node, x: Any, dim: int, dtype: Any = None) -> Write:
@@ -237,8 +253,8 @@ def _attention(
     if any(t.stride(-1) != 1 for t in (query, key, value)) or not query.dtype.is_floating_point:
         raise Unfit
     length, keys = query.shape[2], key.shape[2]
-    scratch = _tile(node, heads[0] * keys, length)
-    rows = scratch // (heads[0] * keys)
+    form = _tiles(node, heads[0] * keys, length, slices=False)
+    rows = form.wish // (heads[0] * keys * query.element_size())
     future = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu(1) if causal else None
     if scale is None:
         scale = 1 / math.sqrt(query.shape[3])
@@ -246,7 +262,7 @@ def _attention(
         recipes.attention,
         (Out(), q, k, v, mask, future, float(scale), Place.SCRATCH),
         {},
-        Form(scratch=scratch * query.element_size(), slices=False),
+        form,
     )
 
 

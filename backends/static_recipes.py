@@ -17,9 +17,6 @@ from torch import Tensor
 
 aten = torch.ops.aten
 
-TILE_BYTES = 512 * 1024
-"""What one tile of a convolution's columns or of attention's scores takes: it should stay in a core's cache."""
-
 
 # -- normalisation --------------------------------------------------------------------------------------------------
 
@@ -118,7 +115,10 @@ def convolution(
     last = weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
     matrices = (weight.permute(0, 2, 3, 1) if last else weight).reshape(groups, weight.shape[0] // groups, -1)
     height, width = out.shape[2:]
-    rows = height if scratch is None else max(1, min(height, scratch.numel() // (matrices.shape[2] * width)))
+    rows, slab = height, out
+    if scratch is not None:
+        rows, room = tile_rows(scratch.numel(), weight.shape, x.shape, stride, padding, dilation, height, width)
+        slab, scratch = scratch[:room], scratch[room:]
     for n in range(x.shape[0]):
         for group in range(groups):
             source = x[n, group * depth : (group + 1) * depth]
@@ -130,9 +130,23 @@ def convolution(
                     columns = source.flatten(1)
                 else:
                     flat = scratch[: matrices.shape[2] * count * width]
-                    _gather(flat, source, last, kernel, stride, padding, dilation, top, count, width)
+                    _gather(flat, slab, source, last, kernel, stride, padding, dilation, top, count, width)
                     columns = flat.view(matrices.shape[2], count * width)
                 _product(out[n, outs, top : top + count], matrices[group], columns, offset)
+
+
+def tile_rows(
+    elements: int, weight: Sequence[int], x: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], height: int, width: int,
+) -> tuple[int, int]:  # fmt: skip
+    """How many of `height` output rows make a tile of at most `elements`, at least one; what of it is the slab."""
+    columns = math.prod(weight[1:]) * width
+    if not any(padding):
+        return max(1, min(height, elements // columns)), 0
+    wide = weight[1] * ((width - 1) * stride[1] + (weight[3] - 1) * dilation[1] + 1)
+    fixed = wide * ((weight[2] - 1) * dilation[0] + 1 - stride[0])
+    rows = max(1, min(height, (elements - fixed) // (columns + wide * stride[0])))
+    return rows, fixed + rows * wide * stride[0]
 
 
 def convolution_1d(
@@ -158,31 +172,32 @@ def _product(out: Tensor, matrix: Tensor, columns: Tensor, bias: Tensor | None) 
 
 
 def _gather(
-    flat: Tensor, x: Tensor, last: bool, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], top: int, count: int, width: int,
+    flat: Tensor, slab: Tensor, x: Tensor, last: bool, kernel: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], top: int, count: int, width: int,
 ) -> None:  # fmt: skip
-    """The columns of output rows top..top+count of x (c, h, w), ordered (c, kh, kw), or (kh, kw, c) if `last`."""
-    channels = x.shape[0]
-    if last:
-        columns = flat.view(*kernel, channels, count, width)
-    else:
-        columns = flat.view(channels, *kernel, count, width).permute(1, 2, 0, 3, 4)
-    if not any(padding):
-        c, h, w = x.stride()
-        shape = (*kernel, channels, count, width)
-        strides = (dilation[0] * h, dilation[1] * w, c, stride[0] * h, stride[1] * w)
-        aten.copy_(columns, x.as_strided(shape, strides, x.storage_offset() + top * stride[0] * h))
-        return
-    for i in range(kernel[0]):
-        inside = _Window(i * dilation[0] - padding[0] + top * stride[0], stride[0], count, x.shape[1])
-        for j in range(kernel[1]):
-            across = _Window(j * dilation[1] - padding[1], stride[1], width, x.shape[2])
-            target = columns[i, j]
-            if inside.stop - inside.start < count or across.stop - across.start < width:
-                aten.zero_(target)
-            if inside.stop > inside.start and across.stop > across.start:
-                target = target[:, inside.start : inside.stop, across.start : across.stop]
-                aten.copy_(target, x[:, inside.source, across.source])
+    """The columns of output rows top..top+count of x (c, h, w), ordered (c, kh, kw), or (kh, kw, c) if `last`.
+
+    Where there is padding, the rows that are read are first put into `slab`, with zeros around them.
+    """
+    channels, size, across = x.shape
+    first = top * stride[0] - padding[0]
+    if any(padding):
+        rows = (count - 1) * stride[0] + (kernel[0] - 1) * dilation[0] + 1
+        wide = (width - 1) * stride[1] + (kernel[1] - 1) * dilation[1] + 1
+        slab = slab[: channels * rows * wide].view(channels, rows, wide)
+        low, high = max(0, first), min(size, first + rows)
+        right = min(across, wide - padding[1])
+        if high - low < rows or right + padding[1] < wide or padding[1]:
+            aten.zero_(slab)
+        if low < high and right > 0:
+            inside = slab[:, low - first : high - first, padding[1] : padding[1] + right]
+            aten.copy_(inside, x[:, low:high, :right])
+        x, first = slab, 0
+    c, h, w = x.stride()
+    shape = (*kernel, channels, count, width)
+    strides = (dilation[0] * h, dilation[1] * w, c, stride[0] * h, stride[1] * w)
+    columns = flat.view(shape) if last else flat.view(channels, *kernel, count, width).permute(1, 2, 0, 3, 4)
+    aten.copy_(columns, x.as_strided(shape, strides, x.storage_offset() + first * h))
 
 
 class _Window:

@@ -29,11 +29,13 @@ class Form:
     Attributes:
         into: whether it writes its results into memory that it is given; else it allocates them itself.
         scratch: bytes that it needs only while it runs.
+        wish: bytes of scratch with which it runs faster; it gets as many as the arena has free at its step.
         slices: whether it also reads and writes slices of larger tensors.
     """
 
     into: bool = True
     scratch: int = 0
+    wish: int = 0
     slices: bool = True
 
 
@@ -55,6 +57,7 @@ def plan_buffers(
     3. What reaches the caller lives in fresh memory at every call, so that the caller may hold it: nothing can
        overwrite it.
     4. Everything else is placed in the arena, at multiples of `ALIGNMENT`.
+    5. Scratch memory takes what is free at its step, as far as its operator wishes.
 
     Args:
         program: an inference program, in the order in which it will run.
@@ -277,27 +280,48 @@ class _Planner:
             if self._home(storage) is Home.ARENA
         ]
         return found + [
-            (step, step + 1, _rounded(self._form(node).scratch))
-            for step, node in enumerate(self.steps)
-            if self._form(node).scratch
+            (self.step[node], self.step[node] + 1, _rounded(size)) for node, size in self._scratch().items()
         ]
 
+    def _scratch(self) -> dict[fx.Node, int]:
+        return {node: self._form(node).scratch for node in self.steps if self._form(node).scratch}
+
+    def _wishes(self) -> dict[fx.Node, int]:
+        """Scratch memory with what is free at each step, as far as wished."""
+        changes = [0] * (len(self.steps) + 1)
+        for start, end, nbytes in self._spans_of_roots():
+            changes[start] += nbytes
+            changes[end] -= nbytes
+        in_use = list(itertools.accumulate(changes))
+        scratch, most = self._scratch(), max(in_use, default=0)
+        for step, node in enumerate(self.steps):
+            free = scratch.get(node, 0) + most - in_use[step]
+            if self._form(node).wish > scratch.get(node, 0):
+                scratch[node] = min(self._form(node).wish, free)
+        return {node: size for node, size in scratch.items() if size}
+
     def plan(self, seconds: float) -> BufferPlan:
-        """Place everything."""
+        """Place everything: with scratch memory as wished, unless that takes a larger arena."""
+        least = self._placed(self._scratch(), seconds)
+        if self._wishes() == self._scratch():
+            return least
+        generous = self._placed(self._wishes(), seconds)
+        return generous if generous.arena_bytes <= least.arena_bytes else least
+
+    def _placed(self, scratch_bytes: Mapping[fx.Node, int], seconds: float) -> BufferPlan:
         blocks: list[Block] = []
         block_of: dict[int, int] = {}
         for storage, start, end in self._roots():
             names = tuple(self.aliasing.storages[s].producer.name for s in self._group(storage))
             block_of.update(dict.fromkeys(self._group(storage), len(blocks)))
             nbytes = self.aliasing.storages[storage].nbytes
-            first = min(names, key=lambda name: self._born(name))
+            first = min(names, key=self._born)
             blocks.append(Block(first, self._home(storage), nbytes, start, end, holds=names))
         scratch = {}
-        for step, node in enumerate(self.steps):
-            if self._form(node).scratch:
-                scratch[node.name] = len(blocks)
-                nbytes = self._form(node).scratch
-                blocks.append(Block(node.name, Home.ARENA, nbytes, step, step + 1, scratch=True))
+        for node, nbytes in scratch_bytes.items():
+            scratch[node.name] = len(blocks)
+            step = self.step[node]
+            blocks.append(Block(node.name, Home.ARENA, nbytes, step, step + 1, scratch=True))
         arena = [index for index, block in enumerate(blocks) if block.home is Home.ARENA]
         buffers = [Buffer(blocks[k].start, blocks[k].end, _rounded(blocks[k].nbytes), ALIGNMENT) for k in arena]
         packing = pack(buffers, timeout=seconds)

@@ -57,13 +57,27 @@ def run_args(program, inputs):
     return [program.state[entry.name] if entry.name in program.state else next(users) for entry in kinds]
 
 
-@pytest.mark.parametrize("name", ["densenet121", "unet"])
-def test_concatenations_are_not_copied(name):
-    model, inputs = build(name, labels=False)
-    function = bound(capture(model.eval(), **inputs))
-    assert function.plan.joins and all(all(parts) for parts in function.plan.joins.values())
-    assert "aten_cat" not in function.code.source
-    assert {block.home for block in function.plan.blocks} == {Home.ARENA, Home.OUTPUT}
+@pytest.mark.parametrize("batch", [1, 2])
+def test_densenet_copies_no_concatenation(batch):
+    model = memopt.models.build("densenet121", layers=(6, 12)).eval()
+    program, _ = PassManager(memopt.INFERENCE, verify=False).run(capture(model, **model.example_inputs(batch)))
+    plan, _ = plan_for(program)
+    cats = [node for node in program.calls if node.target is torch.ops.aten.cat.default]
+    assert len(cats) == 18 and all(all(plan.joins[node.name]) for node in cats)
+    assert {block.home for block in plan.blocks} == {Home.ARENA, Home.OUTPUT}
+
+
+def test_a_joined_concatenation_leaves_no_code():
+    x = torch.randn(4, 3, 5)
+    for last in (torch.cos, torch.clone):  # inside the arena, and as a result
+        program = trace(lambda x, last=last: (last(torch.cat((x.exp(), x.sin()), 1)),), x)
+        function = StaticBackend().bind(program)
+        assert function.plan.joins == {"cat": (True, True)}
+        assert "cat" not in function.code.source and "slice" not in function.code.source
+        assert torch.equal(function([x])[0], program.run(x)[0])
+    returned = StaticBackend().bind(trace(lambda x: (torch.cat((x.exp(), x.sin()), 1),), x))
+    assert "cat" not in returned.code.source and returned.plan.arena_bytes == 0
+    assert torch.equal(returned([x])[0], torch.cat((x.exp(), x.sin()), 1))
 
 
 def test_the_arena_is_the_only_memory_that_stays():

@@ -66,6 +66,17 @@ def test_operators_that_cannot_write_where_they_are_told_allocate():
     assert plan.arena_bytes == ROW + 128  # scratch is rounded up
 
 
+def test_wishes_are_met_where_the_arena_does_not_grow():
+    def function(x):
+        return (x.exp().sum().sin() + x.repeat(3, 1, 1, 1).sum(),)
+
+    forms = {"sin": Form(scratch=64, wish=100 * ROW), "repeat": Form(scratch=64, wish=ROW)}
+    plan = plan_of(function, forms=forms)
+    assert plan.arena_bytes == plan_of(function, forms={"repeat": Form(scratch=64)}).arena_bytes == 3 * ROW + 128
+    sizes = {block.name: block.nbytes for block in plan.blocks if block.scratch}
+    assert sizes["repeat"] == 64 and 2 * ROW < sizes["sin"] <= 3 * ROW
+
+
 def test_a_concatenation_is_written_by_its_producers():
     plan = plan_of(lambda x: (torch.cat((x.exp(), x.sin()), 1).sum(),))
     assert plan.joins == {"cat": (True, True)}
