@@ -26,6 +26,7 @@ from memopt.capture.joint import (
     program_of_graph,
     split,
 )
+from memopt.capture.keep_attention import keep_fused_attention
 from memopt.program import InputKind, Program
 
 Names = Mapping[int, tuple[InputKind, str, torch.Tensor]]
@@ -68,6 +69,7 @@ class Hooks:
     def __init__(self, session: Session, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
         self.session = session
         names = session.names()
+        keep_fused_attention(graph_module)
         placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
         self.origins = [
             _origin_of(node, value, names) for node, value in zip(placeholders, example_inputs, strict=True)
