@@ -36,7 +36,7 @@ _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
 # Added to any score that a model computes, a number as low as this swallows the score.
 _ABSORBING = -1e30
 # A number as low as this hides a score from a row that has another one.
-_HIDING = -1e9
+_HIDING = -9.9e8  # -1e9 in bfloat16 is a little more
 # Below this many keys the CPU's kernel takes the largest score without vectors, and a row of NaN for a hidden one.
 _CPU_VECTOR = 16
 

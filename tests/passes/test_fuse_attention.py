@@ -287,6 +287,14 @@ def test_causal_masks_are_recognised(function, folded):
     assert "aten.triu.default" not in names(result)
 
 
+def test_a_number_that_rounds_up_in_half_precision_still_hides():
+    def function(q, k, v):
+        low = torch.tensor(-1e9, dtype=torch.bfloat16).to(q.dtype)
+        return torch.where(torch.ones(L, L, dtype=torch.bool).tril(), q @ k.mT / 3, low).softmax(-1) @ v
+
+    assert operator(fused(function, *heads(torch.bfloat16))).args[3:] == (0.0, True)
+
+
 def test_a_causal_buffer_is_watched():
     class Causal(nn.Module):
         def __init__(self):
