@@ -21,7 +21,7 @@ import hashlib
 import operator
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from memopt.solve.pack_problem import Piece
 
@@ -69,8 +69,7 @@ class Search:
     def __init__(self, piece: Piece) -> None:
         self._piece = piece
         self._refuted: dict[bytes, int] = {}
-        # Named twice, one buffer alone gives a tuple as well.
-        self._members = [operator.itemgetter(*section, section[0]) for section in piece.sections]
+        self._members = [_getter(section) for section in piece.sections]
         self._order = sorted(range(len(piece.buffers)), key=lambda buffer: (piece.first[buffer], buffer))
         self.offsets: list[int] = []
         self.nodes = 0
@@ -257,6 +256,13 @@ class Search:
         self._undo(frame.base)
         if frame.key is not None and (len(self._refuted) < _REMEMBERED or frame.key in self._refuted):
             self._refuted[frame.key] = max(self._capacity, self._refuted.get(frame.key, -1))
+
+
+def _getter(section: tuple[int, ...]) -> Callable[[list[int]], tuple[int, ...]]:
+    """What reads the items at these places of a list."""
+    if len(section) == 1:  # itemgetter would give the item, not a tuple
+        return lambda values: (values[section[0]],)
+    return operator.itemgetter(*section)
 
 
 def ranking(piece: Piece, letters: str, noise: float = 0.0, seed: int = 0) -> list[int]:
