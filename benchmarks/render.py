@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,37 @@ def planning_table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def packing_table(result: dict[str, Any]) -> str:
+    kinds = ("lower_bound_bytes", "greedy_bytes", "heuristic_bytes", "memopt_bytes")
+    lines = [
+        f"{result['machine']}, {result['threads']} core, Python {result['python']}, at most "
+        f"{result['settings']['timeout']:g} s for each list; bytes as shares of its capacity:",
+        "",
+        "| list | buffers | lower bound | greedy by size | best heuristic | memopt | seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in result["rows"]:
+        made = row["instance"].startswith("cut, ")
+        groups.setdefault(f"cut rectangles of {row['buffers']}" if made else row["instance"], []).append(row)
+    for name, rows in groups.items():
+        shares = [[row[kind] / row["capacity"] for row in rows] for kind in kinds]
+        cells = [f"{statistics.mean(share):.3f}" for share in shares]
+        if len(rows) > 1:
+            packed = sum(row["memopt_bytes"] <= row["capacity"] for row in rows)
+            name = f"{len(rows)} {name}, {packed} packed; means"
+        seconds = statistics.mean(row["seconds"] for row in rows)
+        lines.append(f"| {name} | {rows[0]['buffers']:,} | {' | '.join(cells)} | {seconds:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+TABLES = {"step": step_table, "planning": planning_table, "packing": packing_table}
+
+
 def rendered(text: str) -> str:
     def fill(match: re.Match[str]) -> str:
         result = json.loads((RESULTS / match["name"]).read_text())
-        table = planning_table(result) if match["name"].startswith("planning") else step_table(result)
-        return match[1] + table + match[3]
+        return match[1] + TABLES[match["name"].split("_")[0]](result) + match[3]
 
     return MARK.sub(fill, text)
 

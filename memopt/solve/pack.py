@@ -20,8 +20,8 @@ __all__ = ["Buffer", "Packing", "pack"]
 _NODES_EACH, _NODES = 2, 300
 # From the second round on what ranks the buffers is shaken by at most this share.
 _NOISE = 0.3
-# Capacities tried with each setting, between the least that is not refuted and the best packing known.
-_STEPS = 4
+# Capacities tried with the first settings of a round, between the least not refuted and the best packing known.
+_STEPS, _STEPPING = 4, 2
 # The first is cheap and enough for most lists of real models; the next win most often where lists are tight.
 _SETTINGS = (
     (LOWEST, "TWA"),
@@ -89,11 +89,10 @@ def pack(buffers: Sequence[Buffer], capacity: int | None = None, timeout: float 
     for work in works:
         work.heuristics(goal, deadline)
     # The largest first: the arena is as large as that one needs, and the others need be no smaller.
-    for number, work in enumerate(sorted(works, key=lambda work: -work.size)):
-        if bound > (capacity if capacity is not None else bound):
-            break
-        remaining = deadline - time.monotonic()
-        work.search(goal, capacity is None, time.monotonic() + remaining / (len(works) - number))
+    while (waiting := [work for work in works if work.size > goal]) and (capacity is None or bound <= capacity):
+        work = max(waiting, key=lambda work: work.size)
+        now = time.monotonic()
+        work.search(goal, capacity is None, now + (deadline - now) / len(waiting))
         bound = max(bound, work.lower_bound)
         goal = max(goal, work.size)
     offsets = [0] * len(given)
@@ -121,7 +120,7 @@ class _Work:
     def search(self, goal: int, move: bool, deadline: float) -> None:
         """Search until it takes at most `goal` bytes, or that is refuted; then, with `move`, go on with the next size.
 
-        Each setting is tried at the goal itself, then, with `move`, nearer to the best packing known.
+        Each setting is tried at the goal itself, the first, with `move`, then nearer to the best packing known.
         """
         if self.piece.meetings > _PAIRS:
             return
@@ -132,7 +131,7 @@ class _Work:
             few, letters = _SETTINGS[setting]
             ranks = ranking(self.piece, letters, _NOISE if level else 0.0, seed=number)
             low = goal
-            for step in range(_STEPS if move else 1):
+            for step in range(_STEPS if move and setting < _STEPPING else 1):
                 if self.size <= goal or time.monotonic() >= deadline:
                     return
                 capacity = (low + self.size) // 2 if step else goal
