@@ -98,8 +98,11 @@ class _Generator:
             else:
                 self.name[node] = f"a{len(arguments)}"
                 arguments.append(self.name[node])
-        for node in self.program.calls:
-            self.step(node)
+        for node in self.program.graph.nodes:
+            if node.op == "get_attr":  # the body of a higher-order operator
+                self.name[node] = self.constant(getattr(self.program.graph_module, str(node.target)), f"g_{node.name}")
+            elif node.op == "call_function":
+                self.step(node)
         outputs = self.literal(list(self.program.graph.output_node().args[0]))  # type: ignore[arg-type]
         body = "".join(f"    {line}\n" for line in self.with_releases(outputs))
         source = f"def run({', '.join(arguments)}):\n{body}    return {outputs}\n"

@@ -156,6 +156,14 @@ def test_another_shape_dtype_or_layout_than_planned_is_refused():
         function([*state, None])
 
 
+def test_strides_that_no_element_sees_do_not_matter():
+    x = torch.randn(1, 6)
+    function = StaticBackend().bind(trace(lambda x: (x.exp().sin(),), x))
+    odd = torch.randn(1, 12)[:, :6]
+    assert odd.stride() != x.stride()
+    assert torch.equal(function([odd])[0], odd.exp().sin())
+
+
 def test_threads_take_turns():
     model = Small().eval()
     compiled = memopt.compile(model, backend="static")
@@ -255,6 +263,19 @@ def test_random_draws_are_those_of_eager():
     torch.manual_seed(3)
     found = function([x])
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_condition_is_left_to_itself():
+    class Branches(nn.Module):
+        def forward(self, x, flag):
+            return torch.cond(flag, lambda x: x.sin(), lambda x: x.cos(), (x.exp(),)).neg()
+
+    x = torch.randn(8, 3)
+    compiled = memopt.compile(Branches().eval(), backend="static", verify=False)
+    with torch.no_grad():
+        for flag in (True, False):
+            expected = x.exp().sin() if flag else x.exp().cos()
+            torch.testing.assert_close(compiled(x, torch.tensor(flag)), expected.neg())
 
 
 def test_the_engine_survives_pickling():
