@@ -166,7 +166,7 @@ class _Runner:
         from memopt.convert.emit import emit as export
         from memopt.convert.reference import run_wide
         from memopt.convert.verify import compare_all
-        from memopt.onnx import STANDARD, OnnxPassManager
+        from memopt.onnx import ONNXRUNTIME, OnnxPassManager
 
         fixed = {index: values[index].detach() for index in sorted(self._fixed)}
         users = [value.detach() for index, value in enumerate(values) if index not in self._fixed]
@@ -176,7 +176,7 @@ class _Runner:
         with torch.no_grad():
             exported = torch.export.export(bound, tuple(users), strict=False)
             model = export(Captured(exported, bound, {}, {}, ()), names)
-            model, _ = OnnxPassManager(STANDARD, verify=False).run(model)
+            model, _ = OnnxPassManager(ONNXRUNTIME, verify=False).run(model)
             self._start(model)
             expected = bound(*users)
             small = sum(value.numel() * value.element_size() for value in values) <= _WIDE_BYTES

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Sequence
 
 import onnx
 import pytest
 
-from memopt.onnx import STANDARD, fix_initializers, prepare
+from memopt.onnx import ONNXRUNTIME, STANDARD, OnnxPass, fix_initializers, prepare
 from memopt.onnx.passes.fold_constants import FoldConstants
 from tests.onnx.material import Case, Outcome, check, light_models, node_cases, table
 
 TABLE = pathlib.Path(__file__).with_name("material.json")
 
 
-def sweep_nodes() -> list[Outcome]:
-    return [check(case, STANDARD) for case in node_cases()]
+def sweep_nodes(passes: Sequence[OnnxPass] = STANDARD) -> list[Outcome]:
+    return [check(case, passes) for case in node_cases()]
 
 
 def sweep_light() -> list[Outcome]:
@@ -48,6 +49,11 @@ def test_node_cases() -> None:
 def test_light_models_that_are_small(name: str) -> None:
     (case,) = [case for case in light_models() if case.name == name]
     assert check(case, STANDARD, verify=True).status == "equal"
+
+
+@pytest.mark.slow
+def test_node_cases_with_operators_of_onnx_runtime() -> None:
+    assert [outcome for outcome in sweep_nodes(ONNXRUNTIME) if outcome.status == "different"] == []
 
 
 @pytest.mark.slow

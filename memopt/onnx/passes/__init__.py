@@ -1,12 +1,14 @@
-"""The rewrites of ONNX graphs, one per file, and the pipeline: an explicit tuple in order."""
+"""The rewrites of ONNX graphs, one per file, and the pipelines: explicit tuples in order."""
 
 from memopt.onnx.graph_pass import OnnxPass
 from memopt.onnx.passes.eliminate_dead import EliminateDead
 from memopt.onnx.passes.eliminate_no_ops import EliminateNoOps
 from memopt.onnx.passes.fold_constants import FoldConstants
 from memopt.onnx.passes.fuse_activations import FuseActivations
+from memopt.onnx.passes.fuse_attention import FuseAttention
 from memopt.onnx.passes.fuse_conv_bn import FuseConvBn
 from memopt.onnx.passes.fuse_matmul_add import FuseMatmulAdd
+from memopt.onnx.passes.fuse_multi_head_attention import FuseMultiHeadAttention
 from memopt.onnx.passes.fuse_normalization import FuseNormalization
 from memopt.onnx.passes.merge_common import MergeCommon
 from memopt.onnx.passes.order_nodes import OrderNodes
@@ -14,7 +16,7 @@ from memopt.onnx.passes.share_initializers import ShareInitializers
 from memopt.onnx.passes.simplify_shapes import SimplifyShapes
 from memopt.onnx.passes.split_without_sequence import SplitWithoutSequence
 
-STANDARD: tuple[OnnxPass, ...] = (
+_FIRST: tuple[OnnxPass, ...] = (
     EliminateNoOps(),
     FoldConstants(),
     SplitWithoutSequence(),
@@ -23,8 +25,10 @@ STANDARD: tuple[OnnxPass, ...] = (
     FuseConvBn(),
     FuseActivations(),
     FuseNormalization(),
-    ShareInitializers(),
-    MergeCommon(),
-    EliminateDead(),
-    OrderNodes(),
 )
+_LAST: tuple[OnnxPass, ...] = (ShareInitializers(), MergeCommon(), EliminateDead(), OrderNodes())
+
+# Standard operators only: for every engine.
+STANDARD: tuple[OnnxPass, ...] = (*_FIRST, FuseAttention(), *_LAST)
+# With ONNX Runtime's own operators (com.microsoft) where these do more.
+ONNXRUNTIME: tuple[OnnxPass, ...] = (*_FIRST, FuseMultiHeadAttention(), *_LAST)

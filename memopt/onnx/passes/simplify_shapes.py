@@ -19,7 +19,7 @@ class SimplifyShapes(OnnxPass):
     Cases:
         1. A Reshape to a computed shape: each size that is fixed is written as a number, one that the input has at that
            place as 0 (copy), and one at most as -1. Where that covers all, the shape is a constant.
-        2. An Expand to the shape that its input has goes.
+        2. An Expand or a Reshape to the shape that its input has goes.
         3. An integer tensor whose items are all fixed becomes a constant (a Gather of a fixed axis from a Shape).
         4. An integer tensor that holds what an earlier one holds is that one.
         5. Reshape to three axes, Transpose of the last two, Reshape back, which is how exporters turn the keys of an
@@ -39,7 +39,7 @@ class SimplifyShapes(OnnxPass):
         for node in list(graph):
             if node.graph is None or not is_standard(node):
                 continue
-            if node.op_type == "Expand" and _expand(edit, node, symbols):
+            if node.op_type in ("Expand", "Reshape") and _same(edit, node, symbols):
                 continue
             if node.op_type == "Reshape" and _batched_transpose(edit, node, symbols):
                 continue
@@ -49,7 +49,7 @@ class SimplifyShapes(OnnxPass):
                 _integers(edit, node, value, symbols, seen)
 
 
-def _expand(edit: Edit, node: ir.Node, symbols: Symbols) -> bool:
+def _same(edit: Edit, node: ir.Node, symbols: Symbols) -> bool:
     source, value = node.inputs[0], node.outputs[0]
     if source is None or source not in symbols.shapes or symbols.shapes[source] != symbols.shapes.get(value):
         return False
@@ -58,7 +58,7 @@ def _expand(edit: Edit, node: ir.Node, symbols: Symbols) -> bool:
     name = label(node)
     edit.replace(value, source)
     edit.erase(node)
-    edit.change(f"Expand {name} keeps the shape of {source.name}", (name,), (str(source.name),))
+    edit.change(f"{node.op_type} {name} keeps the shape of {source.name}", (name,), (str(source.name),))
     return True
 
 
