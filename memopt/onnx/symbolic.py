@@ -30,6 +30,9 @@ _BROADCAST = {
     "Add", "And", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Equal", "Greater", "GreaterOrEqual", "Less",
     "LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or", "Pow", "Sub", "Sum", "Where", "Xor",
 }  # fmt: skip
+# Operators of ONNX Runtime, which the inference does not know, whose results have the shape of their first input; an
+# attention's do where its values are as wide as its queries, which is how it is made here.
+_SAME_SHAPE = {"MultiHeadAttention", "QuickGelu", "SkipLayerNormalization"}
 _HOLDING = {"Squeeze", "Unsqueeze", "Reshape", "Identity", "Cast", "CastLike", "Flatten"}
 
 
@@ -59,6 +62,9 @@ class Symbols:
     # -- one node ----------------------------------------------------------------------------------------------------
 
     def _visit(self, node: ir.Node) -> None:
+        if node.domain == "com.microsoft" and node.op_type in _SAME_SHAPE and node.inputs[0] in self.shapes:
+            for value in node.outputs:
+                self.shapes[value] = self.shapes[node.inputs[0]]
         if not is_standard(node) or not node.outputs:
             return
         value = node.outputs[0]

@@ -10,6 +10,8 @@ from memopt.onnx.passes.fuse_conv_bn import FuseConvBn
 from memopt.onnx.passes.fuse_matmul_add import FuseMatmulAdd
 from memopt.onnx.passes.fuse_multi_head_attention import FuseMultiHeadAttention
 from memopt.onnx.passes.fuse_normalization import FuseNormalization
+from memopt.onnx.passes.fuse_quick_gelu import FuseQuickGelu
+from memopt.onnx.passes.fuse_skip_layer_norm import FuseSkipLayerNorm
 from memopt.onnx.passes.merge_common import MergeCommon
 from memopt.onnx.passes.order_nodes import OrderNodes
 from memopt.onnx.passes.share_initializers import ShareInitializers
@@ -31,4 +33,10 @@ _LAST: tuple[OnnxPass, ...] = (ShareInitializers(), MergeCommon(), EliminateDead
 # Standard operators only: for every engine.
 STANDARD: tuple[OnnxPass, ...] = (*_FIRST, FuseAttention(), *_LAST)
 # With ONNX Runtime's own operators (com.microsoft) where these do more.
-ONNXRUNTIME: tuple[OnnxPass, ...] = (*_FIRST, FuseMultiHeadAttention(), *_LAST)
+ONNXRUNTIME: tuple[OnnxPass, ...] = (
+    *_FIRST,
+    FuseMultiHeadAttention(),
+    FuseSkipLayerNorm(),
+    FuseQuickGelu(),
+    *_LAST,
+)

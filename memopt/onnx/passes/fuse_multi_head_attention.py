@@ -25,7 +25,7 @@ class FuseMultiHeadAttention(OnnxPass):
     features]. The operator does all of it, without the scores of all heads at once where it can.
 
     Cases and refusals are those of `memopt.onnx.passes.fuse_attention`, from operator set 13 on, and:
-        - The heads are not split off and joined so, as far as the shapes are known.
+        - The heads are not split off and joined so, as far as the shapes are known; values are not as wide as queries.
     """
 
     name: ClassVar[str] = "fuse_multi_head_attention"
@@ -63,6 +63,8 @@ def _fuse(edit: Edit, node: ir.Node, found: Attention, symbols: Symbols) -> None
     wanted: tuple[Dim, ...] = (split[0], split[2], heads * width)
     if tuple(attribute(back, "perm", ())) != _HEADS_FIRST or symbols.shapes.get(joined.outputs[0]) != wanted:
         raise Refused("its heads are not joined to batch, length and features, as far as the shapes are known")
+    if width != split[3]:
+        raise Refused(f"its values have {width} features, its queries {split[3]}")
     inputs: list[ir.Value | None] = [query, keys, values]
     if found.mask is not None:
         inputs += [None, None, found.mask]

@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from memopt.onnx.edit import Edit
 from memopt.onnx.graph_pass import OnnxPass
-from memopt.onnx.read import INFERRED, dims, is_standard, subgraphs
+from memopt.onnx.read import is_standard, subgraphs
+from memopt.onnx.symbolic import Symbols
 from memopt.solve.order import OrderProblem, smallest_peak
 
 # The size that a dynamic axis is taken to have.
@@ -67,6 +68,7 @@ class OrderNodes(OnnxPass):
         edit.change(f"peak of {before} bytes is now {found.peak_bytes} (dynamic axes at {NOMINAL})")
 
     def _problem(self, edit: Edit, nodes: list[ir.Node]) -> OrderProblem | None:
+        symbols = Symbols(edit.model)
         storage: dict[ir.Value, int] = {}
         sizes: list[int] = []
         touches, after, takes = [], [], []
@@ -80,7 +82,7 @@ class OrderNodes(OnnxPass):
                 if view is not None:
                     storage[value] = view
                     continue
-                size = self._bytes(value)
+                size = self._bytes(value, symbols)
                 if size is None:
                     edit.refuse(node, f"the size of {value.name or index} is not known: nothing is ordered")
                     return None
@@ -95,18 +97,17 @@ class OrderNodes(OnnxPass):
         kept = frozenset(storage[value] for value in edit.model.graph.outputs if value in storage)
         return OrderProblem(tuple(sizes), tuple(touches), tuple(after), (0,) * len(nodes), kept, tuple(takes))
 
-    def _bytes(self, value: ir.Value) -> int | None:
+    def _bytes(self, value: ir.Value, symbols: Symbols) -> int | None:
         """The bytes of a value, dynamic axes at their nominal size; None when rank or type are unknown."""
         if not value.name:
             return 0
-        known = dims(value)
-        if known is None or not isinstance(value.type, ir.TensorType) or value.dtype is None:
+        shape = symbols.shapes.get(value)
+        if shape is None or not isinstance(value.type, ir.TensorType) or value.dtype is None:
             return None
-        shape = value.meta.get(INFERRED) or value.shape
         total = 1
-        for index, size in enumerate(known):
-            symbol = None if shape is None or index >= len(shape) else getattr(shape[index], "value", None)
-            total *= size if size is not None else self.axes.get(symbol or "", NOMINAL)
+        for size in shape:
+            axes = {symbol: self.axes.get(symbol.name, NOMINAL) for symbol in size.free_symbols}
+            total *= max(int(size.subs(axes)), 0)
         return max(int(total * value.dtype.itemsize), 1) if value.dtype is not ir.DataType.STRING else 8 * total
 
 
