@@ -28,6 +28,8 @@ def prepare(model: onnx.ModelProto | ir.Model) -> ir.Model:
             raise OnnxModelError(f"the model cannot be read: {_first_line(error)}") from error
     _check_scopes(model)
     copy = model.clone()
+    # Before version 4 every initializer had to be an input; later versions allow it, and nothing else differs.
+    copy.ir_version = max(copy.ir_version, 4)
     if "ai.onnx" in copy.graph.opset_imports:  # two names of one domain
         copy.graph.opset_imports[""] = copy.graph.opset_imports.pop("ai.onnx")
     try:
@@ -53,7 +55,7 @@ def prepare(model: onnx.ModelProto | ir.Model) -> ir.Model:
 
 
 def fix_initializers(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
-    """Take the initializers out of the model's inputs, so that they are constants; return their names as well.
+    """Take the initializers of a prepared model out of its inputs, so that they are constants; return their names too.
 
     Models before IR version 4 had to list every weight as an input, which a caller may override. This changes how the
     model is called, so that it is for a caller to ask for.
@@ -65,7 +67,6 @@ def fix_initializers(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     kept = [value for value in copy.graph.inputs if not value.is_initializer()]
     copy.graph.inputs.clear()
     copy.graph.inputs.extend(kept)
-    copy.ir_version = max(copy.ir_version, 4)
     infer_shapes(copy)
     return copy, names
 

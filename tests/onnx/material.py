@@ -67,6 +67,24 @@ def light_models() -> Iterator[Case]:
         yield Case(path.stem, model, [([feed], [onnx.numpy_helper.to_array(output)])], 1e-3, 1e-7)
 
 
+def converted_models() -> Iterator[Case]:
+    """The small models of the package that came from PyTorch, and its hand-made ones."""
+    for folder in sorted([*LIGHT.parent.glob("pytorch-*/*"), *LIGHT.parent.glob("simple/*")]):
+        model = onnx.load(folder / "model.onnx")
+        data = []
+        for place in sorted(folder.glob("test_data_set_*")):
+            count = len(list(place.glob("input_*.pb")))
+            inputs = [_read(place / f"input_{index}.pb", model.graph.input[index]) for index in range(count)]
+            outputs = [_read(place / f"output_{index}.pb", value) for index, value in enumerate(model.graph.output)]
+            data.append((inputs, outputs))
+        yield Case(folder.name, model, data, 1e-3, 1e-5)
+
+
+def _read(path: pathlib.Path, value: onnx.ValueInfoProto) -> Any:
+    kinds = {"sequence_type": onnx.SequenceProto, "optional_type": onnx.OptionalProto}
+    return kinds.get(value.type.WhichOneof("value"), onnx.TensorProto).FromString(path.read_bytes())
+
+
 def check(case: Case, passes: Sequence[OnnxPass], *, verify: bool = False) -> Outcome:
     try:
         before = prepare(case.model)

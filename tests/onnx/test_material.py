@@ -14,7 +14,7 @@ import pytest
 
 from memopt.onnx import ONNXRUNTIME, STANDARD, OnnxPass, fix_initializers, prepare
 from memopt.onnx.passes.fold_constants import FoldConstants
-from tests.onnx.material import Case, Outcome, check, light_models, node_cases, table
+from tests.onnx.material import Case, Outcome, check, converted_models, light_models, node_cases, table
 
 TABLE = pathlib.Path(__file__).with_name("material.json")
 
@@ -45,6 +45,13 @@ def test_node_cases() -> None:
         }
 
 
+@pytest.mark.parametrize("passes", [STANDARD, ONNXRUNTIME], ids=["standard", "onnxruntime"])
+def test_converted_models(passes: Sequence[OnnxPass]) -> None:
+    outcomes = [check(case, passes, verify=True) for case in converted_models()]
+    assert [outcome for outcome in outcomes if outcome.status == "different"] == []
+    assert sum(outcome.status == "equal" for outcome in outcomes) > 100
+
+
 @pytest.mark.parametrize("name", ["light_shufflenet", "light_squeezenet"])
 def test_light_models_that_are_small(name: str) -> None:
     (case,) = [case for case in light_models() if case.name == name]
@@ -63,7 +70,13 @@ def test_light_models() -> None:
 
 
 if __name__ == "__main__":
-    result = {"onnx": onnx.__version__, "node cases": table(sweep_nodes()), "light models": table(sweep_light())}
+    result = {
+        "onnx": onnx.__version__,
+        "node cases": table(sweep_nodes()),
+        "node cases, onnxruntime's operators": table(sweep_nodes(ONNXRUNTIME)),
+        "light models": table(sweep_light()),
+        "converted models": table([check(case, STANDARD) for case in converted_models()]),
+    }
     TABLE.write_text(json.dumps(result, indent=1) + "\n")
     print(
         json.dumps(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import onnx_ir as ir
 
 from memopt.onnx.edit import Edit, drop_initializer
@@ -65,11 +66,16 @@ def _share(edit: Edit, graph: ir.Graph, outer: _Known) -> None:
 def _digest(tensor: ir.TensorProtocol) -> bytes:
     if tensor.dtype is ir.DataType.STRING:
         return hashlib.blake2b(repr(tensor.numpy().tolist()).encode()).digest()
-    return hashlib.blake2b(tensor.tobytes()).digest()
+    return hashlib.blake2b(_bits(tensor).data).digest()
 
 
 def _equal(a: ir.Value, b: ir.Value) -> bool:
     assert a.const_value is not None and b.const_value is not None
     if a.const_value.dtype is ir.DataType.STRING:
         return bool(a.const_value.numpy().tolist() == b.const_value.numpy().tolist())
-    return a.const_value.tobytes() == b.const_value.tobytes()
+    return bool(np.array_equal(_bits(a.const_value), _bits(b.const_value)))
+
+
+def _bits(tensor: ir.TensorProtocol) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The tensor's bytes, not copied."""
+    return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from memopt.onnx.edit import Edit
 from memopt.onnx.graph_pass import OnnxPass
-from memopt.onnx.read import attribute, constant, is_standard, label, producer
+from memopt.onnx.read import argument, attribute, constant, is_standard, label, producer
 from memopt.onnx.symbolic import Dim, Symbols
 
 
@@ -85,7 +85,7 @@ def _batched_transpose(edit: Edit, node: ir.Node, symbols: Symbols) -> bool:
 
 
 def _reshape(edit: Edit, node: ir.Node, symbols: Symbols) -> None:
-    source, target = node.inputs[0], node.inputs[1]
+    source, target = argument(node, 0), argument(node, 1)
     if source is None or target is None or constant(target) is not None:
         return
     sizes = symbols.data.get(target)
