@@ -176,6 +176,16 @@ class Softmax(OpRun):
         return (powers / powers.sum(axis=axes, keepdims=True),)
 
 
+class GatherElements(OpRun):
+    """Elements by index along one axis; the evaluator's own fails on more than 32 rows."""
+
+    def _run(self, *inputs: Any, **a: Any) -> tuple[Any, ...]:
+        data, indices = inputs
+        axis = a["axis"] % data.ndim
+        part = data[tuple(slice(None) if d == axis else slice(0, size) for d, size in enumerate(indices.shape))]
+        return (np.take_along_axis(part, indices % data.shape[axis], axis),)
+
+
 class Erf(OpRun):
     """The error function."""
 
@@ -203,4 +213,5 @@ OPERATORS: tuple[Any, ...] = (
     RMSNormalization,
     Erf,
     Gelu,
+    GatherElements,
 )
