@@ -127,7 +127,9 @@ def test_the_limit_is_corrected_by_what_the_finished_programs_take():
     step = plan([item], limit, bloated)
     assert step.feasible and len(finished) > 1
     assert step.peak_bytes <= limit
-    assert max(step.choices[0].timeline.live_bytes) == step.peak_bytes
+    (choice,) = step.choices
+    assert max(choice.timeline.live_bytes) == step.peak_bytes
+    assert choice.plan.seconds < choice.curve.points[-1].seconds, "the deepest plan is not the answer to everything"
 
 
 def test_what_in_place_conversion_saves_is_used():

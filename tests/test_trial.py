@@ -38,6 +38,15 @@ def test_tangents_are_made_where_backward_starts_and_counted() -> None:
     assert InputKind.TANGENT in kinds and str(program.graph) == text
 
 
+def test_tangents_are_not_there_during_forward() -> None:
+    def function(x):  # forward holds four large values at once; backward its result, the tangent and the gradient
+        y = x.detach()
+        return (((y.sin() + y.cos()) * (y.exp() + y.tanh())).sum() * x,)
+
+    program = capture_joint(function, X.clone().requires_grad_())
+    assert trial(program) == timeline(program).peak_bytes == 4 * SIZE
+
+
 def test_a_tangent_without_a_backward_step_is_made_at_the_end() -> None:
     program = capture_joint(lambda x: (x + 1,), X.clone().requires_grad_())
     assert SIZE <= trial(program) <= 3 * SIZE
