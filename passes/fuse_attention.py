@@ -257,6 +257,9 @@ class _Fuser:
             raise Refused("a row may be hidden wholly: by hand it is the mean of all values, in the fused operator 0")
         bounds = bounds_of_values(self.program, mask)
         if bounds is not None:
+            if mask.meta["val"].device.type != "cpu" and bounds[0][0] < _ABSORBING:
+                # CUDA's kernels multiply by log2(e): the lowest number would overflow, and a hidden row become NaN.
+                mask = self._call(found.second, aten.clamp_min.default, (mask, _ABSORBING))
             return _Mask(mask, False, scale, bounds[1])
         if mask.meta["val"].device.type != "cpu":
             raise Refused("a row may be hidden wholly: by hand it is NaN, in the fused operator 0")

@@ -592,3 +592,18 @@ def test_on_a_device(dtype, causal):
     args = [normal(2, 4, 64, 64, dtype=dtype, seed=i).cuda() for i in range(3)]
     result = fused(function, *args)
     assert any(name.startswith("aten._scaled_dot_product_") for name in names(result))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_that_are_hidden_wholly_on_a_device(dtype):
+    def function(q, k, v, m):
+        low = torch.finfo(q.dtype).min
+        return (q @ k.mT / 8 + torch.where(m, 0.0, torch.tensor(low, dtype=q.dtype, device="cuda"))).softmax(-1) @ v
+
+    args = [normal(2, 4, 64, 64, dtype=dtype, seed=i).cuda() for i in range(3)]
+    mask = torch.ones(2, 1, 64, 64, dtype=torch.bool, device="cuda")
+    mask[0, :, :, 40:] = False
+    mask[1, :, 3:9] = False
+    result = fused(function, *args, mask)
+    assert any(name.startswith("aten._scaled_dot_product_") for name in names(result))
