@@ -13,17 +13,20 @@ from memopt.step_curve import CurvePoint, monotone
 WORTH = 0.03
 
 
-def prefers_lowered(without: StepPlan, lowered: StepPlan) -> bool:
-    """Whether the plan with the rewrites is the better one.
+def acceptable(without: StepPlan) -> bool:
+    """Whether a plan without the rewrites needs no other: it keeps the limit, for next to no time."""
+    return without.feasible and _extra_share(without) <= WORTH
 
-    The one without is taken where it keeps the limit for next to no time, or for no more time than the other. Where
-    neither keeps the limit, the one with the lower peak is the nearer miss.
+
+def cheapest(plans: Sequence[StepPlan]) -> int:
+    """Index of the plan that keeps the limit in the least time; where none does, of the one that comes nearest.
+
+    Of equal plans the first is taken.
     """
-    if without.feasible != lowered.feasible:
-        return lowered.feasible
-    if not without.feasible:
-        return lowered.minimum_bytes < without.minimum_bytes
-    return _extra_share(without) > WORTH and seconds_of(lowered) < seconds_of(without)
+    feasible = [index for index, plan in enumerate(plans) if plan.feasible]
+    if feasible:
+        return min(feasible, key=lambda index: seconds_of(plans[index]))
+    return min(range(len(plans)), key=lambda index: plans[index].minimum_bytes)
 
 
 def seconds_of(plan: StepPlan) -> float:
@@ -37,15 +40,17 @@ def _extra_share(plan: StepPlan) -> float:
     return extra / base if base > 0 else 0.0
 
 
-def joined(chosen: StepPlan, other: StepPlan) -> StepPlan:
-    """The chosen plan, with the least peak and the curve of both."""
-    points = [*chosen.curve, *(dataclasses.replace(point, chosen=False) for point in other.curve)]
+def joined(chosen: StepPlan, others: Sequence[StepPlan]) -> StepPlan:
+    """The chosen plan, with the least peak and the curve of all."""
+    points = [*chosen.curve]
+    points += [dataclasses.replace(point, chosen=False) for other in others for point in other.curve]
     fastest = min((point.seconds for point in points), default=0.0)
     rebased = [
         dataclasses.replace(point, extra=point.seconds / fastest - 1 if fastest > 0 else 0.0) for point in points
     ]
     curve: tuple[CurvePoint, ...] = monotone(rebased)
-    return dataclasses.replace(chosen, minimum_bytes=min(chosen.minimum_bytes, other.minimum_bytes), curve=curve)
+    minimum = min(plan.minimum_bytes for plan in (chosen, *others))
+    return dataclasses.replace(chosen, minimum_bytes=minimum, curve=curve)
 
 
 def unused(records: Sequence[PassRecord]) -> tuple[PassRecord, ...]:

@@ -12,7 +12,7 @@ import torch
 
 from memopt.budget import Budget, BudgetError
 from memopt.capture.dynamo import Engine, Names
-from memopt.choice import joined, prefers_lowered, unused
+from memopt.choice import acceptable, cheapest, joined, unused
 from memopt.evidence import Verification
 from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.memory.optimizer import OptimizerFootprint
@@ -118,7 +118,7 @@ class Session:
         self.collecting: list[Program] | None = None
         self.whole_step = False  # whether a graph break may be answered by collecting all graphs first
         self._schedules: dict[str, Schedule | None] = {}  # by fingerprint; None: nothing is recomputed
-        self._lowered: set[str] = set()  # fingerprints of programs planned with the rewrites that lower the floor
+        self._lowered: dict[str, tuple[Pass, ...]] = {}  # by fingerprint: rewrites that lower the floor, as chosen
 
     # -- the front door's protocol -------------------------------------------------------------------------------
 
@@ -198,9 +198,8 @@ class Session:
         limit = self.limit(base + plain)
         room = None if limit is None else limit - base
         if searched:
-            planned, step, lowered = self._choose(captured, room, late)
-            if lowered:
-                self._lowered.update(map(fingerprint, programs))
+            planned, step, lowering = self._choose(captured, room, late)
+            self._lowered.update(dict.fromkeys(map(fingerprint, programs), lowering))
         else:
             planned = [self._with_trial(item) for item in captured]
             step = StepPlan((), plain, plain, room is None or plain <= room)
@@ -226,27 +225,52 @@ class Session:
 
     def _choose(
         self, captured: Sequence[Planned], room: int | None, late: Sequence[Pass]
-    ) -> tuple[list[Planned], StepPlan, bool]:
-        """Choose what to recompute in all graphs, and whether to use the rewrites that lower the floor: the flag."""
+    ) -> tuple[list[Planned], StepPlan, tuple[Pass, ...]]:
+        """Choose what to recompute in all graphs, and which of the rewrites that lower the floor to use: the last."""
         lowering = self._lowering()
-        lowered = [self._rewritten(item, lowering) for item in captured]
-        if all(after.program is item.program for after, item in zip(lowered, captured, strict=True)):
-            other, use = None, False
+        options: list[tuple[Sequence[Planned], tuple[Pass, ...]]] = [(captured, ())]
+        options.append(self._option(captured, lowering))
+        lowered, used = options[1]
+        if not used:
             planned, step = self._search(captured, self._plan(captured, room, late), room, late)
-        else:
-            plans = [self._plan(items, room, late, share=0.5) for items in (captured, lowered)]
-            use = prefers_lowered(*plans)
-            planned, step = self._search(lowered if use else captured, plans[use], room, late)
-            if not use and room is not None and step.feasible and self._measured_peak(planned, 0) > room:
-                use = True  # the plan without them does not keep the budget after all
-                planned, step = self._search(lowered, plans[use], room, late)
-            other = plans[not use]
+            return self._recorded(planned, captured, lowered, (), late), step, ()
+        plans = [self._plan(items, room, late, share=0.5) for items, _ in options]
+        if not acceptable(plans[0]):
+            for item in used if len(used) > 1 else ():  # one of them may cost more than it helps
+                options.append(self._option(captured, [other for other in used if other is not item]))
+                plans.append(self._plan(options[-1][0], room, late, share=0.25))
+        index = 0 if acceptable(plans[0]) else cheapest(plans)
+        planned, step = self._search(options[index][0], plans[index], room, late)
+        if not index and room is not None and step.feasible and self._measured_peak(planned, 0) > room:
+            index = 1 + cheapest(plans[1:])  # the plan without them does not keep the budget after all
+            planned, step = self._search(options[index][0], plans[index], room, late)
+        chosen = options[index][1]
+        others = [plan for number, plan in enumerate(plans) if number != index]
+        return self._recorded(planned, captured, lowered, chosen, late), joined(step, others), chosen
+
+    def _option(self, captured: Sequence[Planned], passes: Sequence[Pass]) -> tuple[list[Planned], tuple[Pass, ...]]:
+        """The graphs after more rewrites, and those of the rewrites that changed something."""
+        items = [self._rewritten(item, passes) for item in captured]
+        changed = {record.name for item in items for record in item.records if record.changes}
+        return items, tuple(item for item in passes if item.name in changed)
+
+    def _recorded(
+        self,
+        planned: Sequence[Planned],
+        captured: Sequence[Planned],
+        lowered: Sequence[Planned],
+        chosen: Sequence[Pass],
+        late: Sequence[Pass],
+    ) -> list[Planned]:
+        """The planned graphs with the records of all their passes, of rewrites that were not chosen too."""
         result = []
+        names = {item.name for item in chosen}
         for item, before, after in zip(planned, captured, lowered, strict=True):
-            records = PassManager(lowering, self.verify).run(before.program)[1] if use else unused(after.records)
-            item = dataclasses.replace(item, records=(*before.records, *records))
-            result.append(self._with_late_records(item, late))
-        return result, step if other is None else joined(step, other), use
+            proved = PassManager(chosen, self.verify).run(before.program)[1]
+            rest = unused([record for record in after.records if record.name not in names])
+            records = (*before.records, *rest, *proved)
+            result.append(self._with_late_records(dataclasses.replace(item, records=records), late))
+        return result
 
     def _rewritten(self, item: Planned, passes: Sequence[Pass]) -> Planned:
         """A captured program after more rewrites, not proved yet; its records are those of these alone."""
@@ -314,7 +338,7 @@ class Session:
     def _replay(self, program: Program, schedule: Schedule | None) -> Program:
         """Apply a plan that was found for an equal program."""
         early, late, _ = self._halves()
-        lowering = self._lowering() if fingerprint(program) in self._lowered else []
+        lowering = self._lowered.get(fingerprint(program), ())
         planned = [] if schedule is None else [Checkpoint(schedule=schedule)]
         result, _ = PassManager([*early, *lowering, *planned, *late], False).run(program)
         return result

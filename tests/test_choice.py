@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import memopt
-from memopt.choice import WORTH, joined, prefers_lowered
+from memopt.choice import WORTH, acceptable, cheapest, joined
 from memopt.passes.chunk_loss import ChunkLoss
 from memopt.planner import StepPlan
 from memopt.step_curve import CurvePoint
@@ -139,26 +139,66 @@ def plan(seconds, extra, *, feasible=True, minimum=10, curve=()):
 
 
 @pytest.mark.parametrize(
-    ("without", "lowered", "expected"),
+    ("without", "expected"),
     [
-        (plan(1.0, 0.0), plan(0.5, 0.0), False),
-        (plan(1.0 + WORTH, WORTH), plan(0.5, 0.0), False),
-        (plan(1.5, 0.5), plan(1.2, 0.0), True),
-        (plan(1.5, 0.5), plan(1.5, 0.0), False),
-        (plan(1.5, 0.5), plan(1.2, 0.0, feasible=False), False),
-        (plan(1.0, 0.0, feasible=False), plan(9.0, 1.0), True),
-        (plan(1.0, 0.0, feasible=False, minimum=5), plan(1.0, 0.0, feasible=False, minimum=4), True),
-        (plan(1.0, 0.0, feasible=False, minimum=4), plan(1.0, 0.0, feasible=False, minimum=4), False),
+        (plan(1.0, 0.0), True),
+        (plan(1.0 + WORTH, WORTH), True),
+        (plan(1.1, 0.1), False),
+        (plan(1.0, 0.0, feasible=False), False),
     ],
 )
-def test_the_feasible_cheaper_plan_is_taken_and_of_equal_ones_the_plain_one(without, lowered, expected):
-    assert prefers_lowered(without, lowered) is expected
+def test_a_plan_that_costs_next_to_nothing_is_taken_as_it_is(without, expected):
+    assert acceptable(without) is expected
+
+
+@pytest.mark.parametrize(
+    ("plans", "expected"),
+    [
+        ([plan(1.5, 0.5), plan(1.2, 0.0)], 1),
+        ([plan(1.5, 0.5), plan(1.5, 0.0)], 0),
+        ([plan(1.5, 0.5), plan(1.2, 0.0, feasible=False)], 0),
+        ([plan(1.0, 0.0, feasible=False), plan(9.0, 1.0), plan(8.0, 1.0)], 2),
+        ([plan(1.0, 0.0, feasible=False, minimum=5), plan(2.0, 0.0, feasible=False, minimum=4)], 1),
+        ([plan(1.0, 0.0, feasible=False, minimum=4), plan(0.5, 0.0, feasible=False, minimum=4)], 0),
+    ],
+)
+def test_the_feasible_cheaper_plan_is_taken_and_of_equal_ones_the_first(plans, expected):
+    assert cheapest(plans) == expected
+
+
+def test_of_several_rewrites_one_that_costs_more_than_it_helps_is_left_out():
+    class Vain(memopt.Pass):
+        """Negates a value twice: more time, no less memory."""
+
+        name = "vain"
+        lowers_floor = True
+
+        def run(self, program):
+            new = program.copy()
+            node = next(n for n in new.calls if n.target is torch.ops.aten.gelu.default)
+            with new.graph.inserting_after(node):
+                twice = new.graph.call_function(torch.ops.aten.neg.default, (node,))
+            with new.graph.inserting_after(twice):
+                back = new.graph.call_function(torch.ops.aten.neg.default, (twice,))
+            for extra in (twice, back):
+                extra.meta["phase"] = node.meta["phase"]
+            node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not twice)
+            return memopt.PassResult(new.finish(), (memopt.Change("negated twice", (node.name,), (back.name,)),))
+
+    model, inputs = make()
+    *early, checkpoint, inplace = without()
+    passes = (*early, Vain(), ChunkLoss(), checkpoint, inplace)
+    budget = int(1.1 * minimum((*early, ChunkLoss(), checkpoint, inplace)))
+    compiled = memopt.compile(model, budget, backend="aten", passes=passes, example_inputs=inputs)
+    found = {r.name: (len(r.changes), len(r.refusals)) for r in compiled.report.passes}
+    assert found["chunk_loss"] == (1, 0) and found["vain"] == (0, 1)
+    step(compiled, inputs)
 
 
 def test_the_curve_is_that_of_both_plans():
     chosen = plan(1.0, 0.0, minimum=6, curve=(CurvePoint(10, 1.0, 0.0, True), CurvePoint(6, 2.0, 1.0)))
     other = plan(1.0, 0.0, minimum=3, curve=(CurvePoint(9, 1.5, 0.0, True), CurvePoint(3, 3.0, 1.0)))
-    both = joined(chosen, other)
+    both = joined(chosen, [other])
     assert both.minimum_bytes == 3
     assert both.curve == (
         CurvePoint(10, 1.0, 0.0, True),
