@@ -151,7 +151,7 @@ def _refuse_monsters(model: ir.Model, path: Path) -> None:
     limit = int(_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for graph in graphs(model):
         for value in (*graph.inputs, *(value for node in graph for value in node.outputs)):
-            size = 1 if value.dtype is None else max(int(value.dtype.bitwidth // 8), 1)
+            size = 8 if value.dtype in (None, ir.DataType.STRING) else max(int(value.dtype.bitwidth // 8), 1)
             for item in dims(value) or ():
                 size *= max(item, 1) if item is not None else 1
             if size > limit:
