@@ -110,6 +110,7 @@ def _converted(
             passes=chosen_passes(how["level"], names, how["skip"]),
             repeat=how["level"] == 3,
             allow_larger=how["allow_larger"],
+            consume=True,
         )
         path = Path(request.spec)
         if path.suffix.lower() == ".onnx":

@@ -67,6 +67,15 @@ class Captured:
 
         return {name: tuple(size_of(size) for size in shape) for name, shape in self.shapes.items()}
 
+    def release(self) -> None:
+        """Give up the memory of all weights: neither the model nor the exported program can be run afterwards."""
+        held = [*self.exported.state_dict.values(), *self.exported.constants.values()]
+        if isinstance(self.function, torch.nn.Module):
+            held += [*self.function.parameters(), *self.function.buffers()]
+        for value in held:
+            if isinstance(value, torch.Tensor):
+                value.data = value.data.new_empty(0)
+
 
 def capture(
     model: torch.nn.Module,

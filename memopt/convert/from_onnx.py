@@ -16,7 +16,7 @@ from memopt.budget import format_bytes
 from memopt.convert.errors import ConversionError, DifferenceError
 from memopt.convert.onnx_file import external_files, read_onnx, size_of
 from memopt.convert.pipeline import Clock, Options, make_record
-from memopt.convert.record import Conversion
+from memopt.convert.record import Conversion, count_nodes
 from memopt.convert.rewriting import chosen_passes, rewritten
 from memopt.convert.verify import OutputEvidence, Run
 from memopt.convert.write import Staged, staged, write_whole
@@ -62,6 +62,7 @@ def convert_onnx(
         except OnnxModelError as error:
             raise ConversionError(f"{path}: {error}") from error
         _refuse_monsters(before, path)
+    counted = count_nodes(before)
     with clock("passes"):
         passes = chosen_passes() if options.passes is None else options.passes
         sets = None if inputs is None else [inputs]
@@ -75,16 +76,16 @@ def convert_onnx(
             if stage.file_bytes <= size or options.allow_larger:
                 with clock("verify"):
                     runs = _verified(before, stage, inputs)
-                record = make_record(before, model, records, notes, runs, path.name, output, size, stage.file_bytes)
+                record = make_record(counted, model, records, notes, path.name, output, size, stage.file_bytes)
                 if output is not None:
                     with clock("write"):
                         stage.commit()
-                return dataclasses.replace(record, seconds=dict(clock.seconds))
+                return dataclasses.replace(record, runs=runs, seconds=dict(clock.seconds))
             reason = f"rewritten it would take {format_bytes(stage.file_bytes)}, more than before: it stays as it was"
     else:
         reason = "nothing was rewritten"
     with _unchanged(given, path, target, options) as stage:
-        record = make_record(before, given, records, (*notes, reason), (), path.name, output, size, stage.file_bytes)
+        record = make_record(counted, given, records, (*notes, reason), path.name, output, size, stage.file_bytes)
         if output is not None:
             stage.commit()
     return dataclasses.replace(record, seconds=dict(clock.seconds))

@@ -18,7 +18,8 @@ from memopt.convert.errors import ConversionError
 from memopt.convert.inputs import Dynamic, dynamic_axes
 from memopt.convert.record import Conversion, count_nodes, signature
 from memopt.convert.rewriting import chosen_passes, rewritten
-from memopt.convert.verify import Run, first_line, made_inputs, trials, verify
+from memopt.convert.turn import turn_weights
+from memopt.convert.verify import expect, first_line, made_inputs, trials, verify
 from memopt.convert.write import SINGLE_FILE_BYTES, staged
 from memopt.onnx import OnnxPass
 from memopt.onnx.manager import OnnxPassRecord
@@ -37,6 +38,7 @@ class Options:
         passes: on the ONNX graph, in order; None: all.
         repeat: whether they run again until nothing changes.
         allow_larger: whether an ONNX file may come out larger than it went in.
+        consume: whether the module's weights may be given up once they are written: the proof then takes their memory.
         external_above: with more bytes of weights they go to a file beside the model's.
     """
 
@@ -44,6 +46,7 @@ class Options:
     passes: Sequence[OnnxPass] | None = None
     repeat: bool = False
     allow_larger: bool = False
+    consume: bool = False
     external_above: int = SINGLE_FILE_BYTES
 
 
@@ -59,7 +62,7 @@ def convert_module(
     """Convert `model(**inputs)` in its present mode to an ONNX file, verify it, and only then put it under its name.
 
     Args:
-        model: the module; it is not changed.
+        model: the module; it is not changed, but see `Options.consume`.
         inputs: keyword arguments; axes that vary need a size of two or more.
         output: the file; None converts and verifies only.
         source: what the record calls the model.
@@ -99,20 +102,27 @@ def convert_captured(
             raise ConversionError(f"the model cannot be run: {first_line(error)}") from error
         names = output_names(result)
         exported = emit(captured, names, options.opset)
+        before = count_nodes(exported)
+        turn_weights(exported)
     with clock("passes"):
         passes = chosen_passes() if options.passes is None else options.passes
         feeds = [as_arrays(made_inputs(captured, sizes, seed), exported) for seed, sizes in enumerate(_sets(captured))]
         model, records, notes = rewritten(exported, passes, inputs=feeds, repeat=options.repeat)
+    with clock("reference"):
+        expected = expect(captured)
     with staged(model, output or Path("model.onnx"), external_above=options.external_above) as stage:
-        with clock("verify"):
-            runs = verify(captured, stage.runnable, names)
         record = make_record(
-            exported, model, records, (*captured.notes, *notes), runs, source, output, bytes_before, stage.file_bytes
+            before, model, records, (*captured.notes, *notes), source, output, bytes_before, stage.file_bytes
         )
+        if options.consume:
+            del exported, model
+            captured.release()
+        with clock("verify"):
+            runs = verify(expected, stage.runnable, names)
         if output is not None:
             with clock("write"):
                 stage.commit()
-    return dataclasses.replace(record, seconds=dict(clock.seconds))
+    return dataclasses.replace(record, runs=runs, seconds=dict(clock.seconds))
 
 
 def _sets(captured: Captured) -> list[dict[str, int]]:
@@ -126,29 +136,28 @@ def as_arrays(inputs: Mapping[str, Any], model: ir.Model) -> dict[str, Any]:
 
 
 def make_record(
-    before: ir.Model,
+    before: Mapping[str, int],
     after: ir.Model,
     passes: Sequence[OnnxPassRecord],
     notes: Sequence[str],
-    runs: Sequence[Run],
     source: str,
     output: Path | None,
     bytes_before: int,
     bytes_after: int,
 ) -> Conversion:
-    """The record of a conversion, without times."""
+    """The record of a conversion, without runs and times; `before` counts the nodes by operator."""
     return Conversion(
         source=source,
         output=None if output is None else str(output),
         opset=after.graph.opset_imports.get("", 0),
         inputs=tuple(signature(value) for value in after.graph.inputs),
         outputs=tuple(signature(value) for value in after.graph.outputs),
-        nodes_before=count_nodes(before),
+        nodes_before=before,
         nodes_after=count_nodes(after),
         bytes_before=bytes_before,
         bytes_after=bytes_after,
         passes=tuple(passes),
-        runs=tuple(runs),
+        runs=(),
         notes=tuple(notes),
         seconds={},
     )

@@ -130,15 +130,30 @@ def like(value: torch.Tensor, shape: Sequence[int], generator: torch.Generator) 
     return value.flatten()[torch.randint(value.numel(), tuple(shape), generator=generator)]
 
 
-def verify(captured: Captured, model: bytes | Path, names: Sequence[str]) -> tuple[Run, ...]:
-    """Run both at several shapes and compare every output.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Expectation:
+    """What the model itself makes of one set of inputs.
+
+    Attributes:
+        sizes: of the axes that vary, by label.
+        inputs: the tensors among the inputs, by name.
+        outputs: in the model's own precision.
+        reference: in float64; None where the model's code does not allow it.
+    """
+
+    sizes: Mapping[str, int]
+    inputs: Mapping[str, torch.Tensor]
+    outputs: Sequence[torch.Tensor]
+    reference: Sequence[torch.Tensor] | None
+
+
+def expect(captured: Captured) -> list[Expectation]:
+    """Run the model itself at several shapes.
 
     Raises:
-        DifferenceError: an output differs by more than rounding, in shape or in type; the message names it.
-        ConversionError: a runtime stops.
+        ConversionError: it does not run on its example inputs.
     """
-    runner = Runner(model)
-    runs = []
+    made = []
     for seed, sizes in enumerate(trials(captured.axes)):
         inputs = dict(captured.inputs) if seed == 0 else made_inputs(captured, sizes, seed)
         try:
@@ -148,10 +163,23 @@ def verify(captured: Captured, model: bytes | Path, names: Sequence[str]) -> tup
                 raise ConversionError(f"the model cannot be run: {first_line(error)}") from error
             log.info("the model does not take %s: %s", sizes, error)
             continue
-        found = runner({name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)})
-        reference = run_wide(captured.function, inputs)
-        runs.append(Run(sizes, compare_all(names, found, expected, reference, _where(sizes))))
-    return tuple(runs)
+        tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        made.append(Expectation(sizes, tensors, expected, run_wide(captured.function, inputs)))
+    return made
+
+
+def verify(expected: Sequence[Expectation], model: bytes | Path, names: Sequence[str]) -> tuple[Run, ...]:
+    """Run the ONNX model on the same inputs and compare every output.
+
+    Raises:
+        DifferenceError: an output differs by more than rounding, in shape or in type; the message names it.
+        ConversionError: ONNX Runtime stops.
+    """
+    runner = Runner(model)
+    return tuple(
+        Run(item.sizes, compare_all(names, runner(item.inputs), item.outputs, item.reference, _where(item.sizes)))
+        for item in expected
+    )
 
 
 def _where(sizes: Mapping[str, int]) -> str:

@@ -5,7 +5,7 @@ import torch
 from memopt.convert.capture import Axis, capture
 from memopt.convert.emit import emit
 from memopt.convert.errors import ConversionError, DifferenceError
-from memopt.convert.verify import FLOOR_ULP, RATIO, Runner, compare, like, made_inputs, trials, verify
+from memopt.convert.verify import FLOOR_ULP, RATIO, Runner, compare, expect, like, made_inputs, trials, verify
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -96,7 +96,7 @@ def payload(model, rows="rows"):
 
 def test_equal_models_at_every_size():
     captured, model = payload(Scaled())
-    runs = verify(captured, ir.to_proto(model).SerializeToString(), ["y"])
+    runs = verify(expect(captured), ir.to_proto(model).SerializeToString(), ["y"])
     assert [run.sizes["rows"] for run in runs] == [4, 5, 2, 1]
     assert all(output.max_abs == 0 for run in runs for output in run.outputs)
 
@@ -111,7 +111,7 @@ def test_a_size_that_was_baked_in_is_found():
         for value in node.outputs:
             value.shape = None
     with pytest.raises(DifferenceError, match=r"output y is off by .* at rows 5"):
-        verify(captured, ir.to_proto(fixed).SerializeToString(), ["y"])
+        verify(expect(captured), ir.to_proto(fixed).SerializeToString(), ["y"])
 
 
 def test_a_model_that_onnx_runtime_refuses():
