@@ -35,7 +35,15 @@ def outcome(case, folder):
     return "no engine gives the shipped outputs of the shipped model"
 
 
+def test_shipped_cases_are_equal_or_refused(tmp_path):
+    """One in forty of them; the slow test takes all."""
+    outcomes = Counter(outcome(case, tmp_path) for case in list(node_cases())[::40])
+    assert set(outcomes) <= {"as it was", "equal", "refused: what was rewritten cannot be compared"}
+    assert outcomes["equal"] > 2
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_every_shipped_case_is_equal_or_refused(tmp_path):
     outcomes = Counter(outcome(case, tmp_path) for case in (*node_cases(), *light_models()))
     assert set(outcomes) == {"as it was", "equal", "refused: what was rewritten cannot be compared"}
