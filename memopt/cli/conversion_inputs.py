@@ -50,12 +50,17 @@ def is_hugging_face(model: Any) -> bool:
     return hasattr(model, "config") and hasattr(model, "main_input_name")
 
 
-def without_cache(model: torch.nn.Module) -> None:
-    """Let a model of transformers return no key-value cache: nothing could use it as an output."""
+def without_cache(model: Any) -> None:
+    """Let a model of transformers return no key-value cache: nothing could use it as an output.
+
+    Experts are run by the implementation that has a translation to ONNX.
+    """
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("batched_mm")
     for module in model.modules():
         config = getattr(module, "config", None)
         if hasattr(config, "use_cache"):
-            config.use_cache = False  # type: ignore[union-attr]
+            config.use_cache = False
 
 
 def derived_inputs(model: Any) -> dict[str, Any]:

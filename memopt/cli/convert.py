@@ -11,6 +11,7 @@ import click
 from memopt.cli.group import DIFFERENT, USAGE, CommandError, verbosity_options
 from memopt.cli.loading import Request, load
 from memopt.cli.output import progress, refuse_existing
+from memopt.report import write_whole
 from memopt.session import storage_bytes
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 @click.option("--skip", multiple=True, metavar="PASS", help="Leave this pass out; repeatable.")
 @click.option("--explain", is_flag=True, help="List every rewrite that was refused, with its node and the reason.")
 @click.option("--allow-larger", is_flag=True, help="Let an ONNX file come out larger than it went in.")
+@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the record: .html, .json, .txt.")
 @click.option("--tiny", is_flag=True, help="The tiny size of a model of memopt.models.")
 @click.option("--trust-pickle", is_flag=True, help="Read files that may run code when read.")
 @verbosity_options
@@ -61,6 +63,7 @@ def convert(
     task: str | None,
     tiny: bool,
     trust_pickle: bool,
+    report: Path | None,
     **how: Any,
 ) -> None:
     """Convert SOURCE to an ONNX file that computes the same, proved by real runs at several shapes.
@@ -71,6 +74,9 @@ def convert(
     if (output is None) != dry_run:
         raise CommandError("say where to: -o model.onnx, or --dry-run (not both)", USAGE)
     refuse_existing(output, overwrite)
+    refuse_existing(report, overwrite)
+    if report is not None and report.suffix.lower() not in (".html", ".json", ".txt"):
+        raise CommandError(f"{report}: a report is .html, .json or .txt", USAGE)
     request = Request(
         spec=source,
         tiny=tiny,
@@ -84,8 +90,19 @@ def convert(
     with progress(ctx, f"converting {source}"):
         record = _converted(request, output, inputs, dynamic, how)
     click.echo(record.to_json() if form == "json" else record.to_text(explain=explain), nl=False)
+    if report is not None:
+        write_whole(report, _rendered(record, report.suffix.lower()))
+        click.echo(f"written to {report}", err=True)
     if output is not None:
         click.echo(f"written to {output}", err=True)
+
+
+def _rendered(record: Conversion, suffix: str) -> str:
+    from memopt.convert.page import to_html
+
+    if suffix == ".html":
+        return to_html(record)
+    return record.to_json() if suffix == ".json" else record.to_text(explain=True)
 
 
 def _converted(

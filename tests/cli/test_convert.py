@@ -120,6 +120,20 @@ def test_passes_are_chosen_and_refusals_explained(run, folder):
     assert len(explained) > len(plain)
 
 
+def test_reports_as_pages_and_files(run, folder):
+    saved(folder, sound())
+    for suffix, start in (("html", "<!doctype html>"), ("json", "{"), ("txt", "in.onnx → nothing written")):
+        result = run("convert", "in.onnx", "--dry-run", "--report", f"r.{suffix}")
+        assert (result.exit_code, result.stderr) == (0, f"written to r.{suffix}\n")
+        assert (folder / f"r.{suffix}").read_text().startswith(start)
+    page = (folder / "r.html").read_text()
+    for expected in ("in.onnx → nothing written", "rows 2", "Identity", "eliminate_no_ops: 1 changes", "float"):
+        assert expected in page
+    assert "http" not in page
+    assert_one_line(run("convert", "in.onnx", "--dry-run", "--report", "r.pdf"), 2, "a report is .html, .json or .txt")
+    assert_one_line(run("convert", "in.onnx", "--dry-run", "--report", "r.html"), 2, "r.html exists")
+
+
 def test_json_holds_the_record(run):
     result = run("convert", "gpt2:tiny", "--dry-run", "--format", "json")
     assert result.exit_code == 0, result.stderr
