@@ -59,7 +59,7 @@ def without_cache(model: Any) -> None:
         model.set_experts_implementation("batched_mm")
     for module in model.modules():
         config = getattr(module, "config", None)
-        if hasattr(config, "use_cache"):
+        if config is not None and hasattr(config, "use_cache"):
             config.use_cache = False
 
 
