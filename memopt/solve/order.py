@@ -106,9 +106,10 @@ def smallest_peak(problem: OrderProblem, *, effort: int = 100_000, beam: int = 3
         beam: how many states the beam search keeps at each depth.
     """
     count = len(problem.touches)
-    best = Order(tuple(range(count)), max(live_bytes(problem, range(count)), default=0), 0)
+    live = live_bytes(problem, range(count))
+    best = Order(tuple(range(count)), max(live, default=0), 0)
     graph = _Graph(problem)
-    floor = graph.lower_bound()
+    floor = graph.lower_bound(live)
     if best.peak_bytes > floor:
         found = _beam(graph, floor, best.peak_bytes, beam)
         best = found or best
@@ -165,8 +166,11 @@ class _Graph:
         during = live + created + self.problem.workspace[operation]
         return during - taken if created >= taken else during, live + created - freed
 
-    def lower_bound(self) -> int:
-        """What must be alive at some operation in any order: what it touches, and what crosses it."""
+    def lower_bound(self, given: Sequence[int]) -> int:
+        """What must be alive at some operation in any order: what it touches, and what crosses it.
+
+        `given` is what is alive at each operation in the order given: the operations with most are looked at first.
+        """
         count = len(self.before)
         above, below = list(self.before), [0] * count
         for operation in range(count):
@@ -177,7 +181,9 @@ class _Graph:
                 below[operation] |= below[other] | 1 << other
         sizes, pinned = self.problem.sizes, self.problem.pinned
         bound = sum(sizes[storage] for storage in pinned if self.touchers[storage])
-        for operation in range(count):
+        for operation in sorted(range(count), key=lambda k: -given[k]):
+            if bound >= given[operation]:
+                break  # the bound of an operation is at most what is alive at it in the order given
             here, up, down = 1 << operation, above[operation], below[operation]
             total, taken = self.problem.workspace[operation], self.takes[operation]
             for storage, touchers in enumerate(self.touchers):
