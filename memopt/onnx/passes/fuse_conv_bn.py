@@ -19,6 +19,9 @@ Array = np.ndarray[Any, Any]
 Known = Mapping[ir.Value, Array]
 
 
+_LAYERS = ("Conv", "ConvTranspose", "Gemm")
+
+
 class FuseConvBn(OnnxPass):
     """Fold a batch normalization in evaluation mode into the weights of the layer that feeds it.
 
@@ -46,7 +49,8 @@ class FuseConvBn(OnnxPass):
 
     def rewrite(self, edit: Edit) -> None:
         """Walk each graph in order; a chain of scalings folds one after the other."""
-        known = evaluated(edit.model)
+        layers = any(is_standard(node, *_LAYERS) for graph in edit.graphs() for node in graph)
+        known = evaluated(edit.model) if layers else {}
         for graph in edit.graphs():
             for node in list(graph):
                 if node.graph is None or not is_standard(node, "BatchNormalization", "Mul", "Add"):
@@ -68,7 +72,7 @@ class _Scaling:
 def _fold(edit: Edit, node: ir.Node, known: Known) -> None:
     norm = node.op_type == "BatchNormalization"
     places = (0,) if norm else (0, 1)
-    found = [(producer(argument(node, place), "Conv", "ConvTranspose", "Gemm"), place) for place in places]
+    found = [(producer(argument(node, place), *_LAYERS), place) for place in places]
     layer, place = next(((made, place) for made, place in found if made is not None), (None, 0))
     if layer is None:
         if norm and any(is_standard(use.node, "Conv") for use in node.outputs[0].uses()):

@@ -8,16 +8,16 @@ import onnx_ir as ir
 
 from memopt.onnx.attention import Attention, attention
 from memopt.onnx.edit import Edit
-from memopt.onnx.graph_pass import OnnxPass
 from memopt.onnx.passes.fuse_attention import check
 from memopt.onnx.read import attribute, is_standard, label, only_user, producer
+from memopt.onnx.runtime_pass import OnnxRuntimePass
 from memopt.onnx.symbolic import Dim, Symbols
 from memopt.rewrite import Refused
 
 _HEADS_FIRST = (0, 2, 1, 3)
 
 
-class FuseMultiHeadAttention(OnnxPass):
+class FuseMultiHeadAttention(OnnxRuntimePass):
     """Attention with its heads split off before and joined after becomes com.microsoft.MultiHeadAttention.
 
     Algebra: q, k and v of shape [batch, length, heads · features] are each reshaped to [batch, length, heads, features]

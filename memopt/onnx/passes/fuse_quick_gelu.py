@@ -7,9 +7,9 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from memopt.onnx.edit import Edit
-from memopt.onnx.graph_pass import OnnxPass
 from memopt.onnx.match import Pattern, find
 from memopt.onnx.read import is_standard, label
+from memopt.onnx.runtime_pass import OnnxRuntimePass
 
 _TYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16}
 _FORMS: tuple[tuple[float, tuple[Pattern, ...]], ...] = (
@@ -18,7 +18,7 @@ _FORMS: tuple[tuple[float, tuple[Pattern, ...]], ...] = (
 )
 
 
-class FuseQuickGelu(OnnxPass):
+class FuseQuickGelu(OnnxRuntimePass):
     """x · sigmoid(f·x) becomes com.microsoft.QuickGelu, for f of 1 (SiLU, Swish) and 1.702; one result less is held.
 
     Refusals:

@@ -7,15 +7,15 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from memopt.onnx.edit import Edit
-from memopt.onnx.graph_pass import OnnxPass
 from memopt.onnx.read import argument, attribute, constant, is_standard, label, only_user, producer
+from memopt.onnx.runtime_pass import OnnxRuntimePass
 from memopt.onnx.symbolic import Symbols
 from memopt.rewrite import Refused
 
 _TYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16}
 
 
-class FuseSkipLayerNorm(OnnxPass):
+class FuseSkipLayerNorm(OnnxRuntimePass):
     """LayerNormalization(a + b) over the last of three axes becomes com.microsoft.SkipLayerNormalization(a, b).
 
     Cases:
@@ -26,6 +26,7 @@ class FuseSkipLayerNorm(OnnxPass):
     Refusals:
         - The shapes of a and b are not known to be the same three axes.
         - Scale or bias of the normalization are computed, or no vectors; its statistics are read; the sum is an output.
+        - The sum is read elsewhere, and scale or bias are Constant nodes, which may come after it.
         - The type is none that the operator has kernels for.
     """
 
@@ -66,6 +67,8 @@ def _fuse(edit: Edit, node: ir.Node, total: ir.Node, symbols: Symbols) -> None:
         raise Refused("ONNX Runtime's operator is for floating-point numbers of 16 and 32 bits")
     first, second, bias = _with_bias(total)
     shared = any(use.node is not node for use in total.outputs[0].uses())
+    if shared and any(vector is not None and not vector.is_initializer() for vector in vectors):
+        raise Refused("scale or bias are made by nodes, which may come after the sum that others read")
     inputs = [first, second, *vectors, *([bias] if bias is not None else [])]
     names = (label(total), label(node))
     new = edit.node(

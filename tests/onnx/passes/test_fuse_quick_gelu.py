@@ -1,4 +1,5 @@
 import numpy as np
+import onnx
 import pytest
 
 from memopt.onnx.passes.fuse_quick_gelu import FuseQuickGelu
@@ -36,3 +37,10 @@ def test_another_factor_stays() -> None:
 )
 def test_refused(text: str, reason: str) -> None:
     assert reason in reasons(unchanged(PASS, model(text)))
+
+
+def test_a_model_that_onnx_runtime_cannot_load_is_left_as_it_is() -> None:
+    given = model(
+        "(float[N,5] x) => (float[N,5] y) { s = Sigmoid(x) y = Mul(x, s) }", opset=onnx.defs.onnx_opset_version()
+    )
+    assert "ONNX Runtime cannot load the model" in reasons(unchanged(PASS, given))

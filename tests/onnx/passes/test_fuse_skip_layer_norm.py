@@ -29,6 +29,9 @@ def test_becomes_one_operator(nodes: str) -> None:
     assert record.evidence is not None and record.evidence.max_rel_error < 1e-5
 
 
+ONE = {"inputs": "float[B,S,1] x, float[B,S,1] z", "outputs": "float[B,S,1] y"}
+
+
 @pytest.mark.parametrize(
     ("nodes", "options", "reason"),
     [
@@ -41,6 +44,7 @@ def test_becomes_one_operator(nodes: str) -> None:
         ),
         ("t = Add(x, z) y, n = LayerNormalization(t, s, b)", {"outputs": "float y, float n"}, "statistics"),
         ("t = Add(x, z) y = LayerNormalization(t, s, b)", {"outputs": "float y, float t"}, "is an output"),
+        ("t = Add(x, z) k = Constant<value_floats=[1.0]>() n = LayerNormalization(t, k) y = Add(n, t)", ONE, "made by"),
         ("t = Add(x, z) c = Neg(s) y = LayerNormalization(t, c, b)", {}, "is computed"),
         (
             "t = Add(x, z) k = Cast<to=11>(s) y = LayerNormalization(t, k)",
