@@ -35,6 +35,15 @@ def test_resident_bytes_count_each_storage_once() -> None:
     assert resident_bytes(model, optimizer, inputs) == 2 * WEIGHT + 256 + X.nbytes
 
 
+def test_an_optimizer_without_state_holds_nothing() -> None:
+    model = Tied()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(X).backward()
+    optimizer.step()
+    optimizer.state[model.first.weight]["momentum_buffer"] = None
+    assert resident_bytes(model, optimizer, {"x": X}) == WEIGHT + 256 + X.nbytes
+
+
 def test_gradients_leave_none_behind_and_are_copies() -> None:
     model = Tied()
     found = gradients(model, {"x": X}, seed=0)
