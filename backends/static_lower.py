@@ -170,21 +170,48 @@ def _convolution(
     if not dense or not rows_in_order:
         raise Unfit
     numbers = stride, padding, dilation, groups, Place.SCRATCH
+    in_order = source.is_contiguous() or source.is_contiguous(memory_format=torch.channels_last)
     if transposed:
         columns = kernel.shape[1] * source.shape[3]
         form = _tiles(node, columns, source.shape[2], kernel.shape[0] // groups * kernel.shape[1])
-        if not source.is_contiguous():
+        if not in_order:
             raise Unfit
         return Write(recipes.transposed_convolution, (Out(), x, weight, bias, *numbers), {}, form)
     depthwise = kernel.shape[1] == 1 and groups == source.shape[1] > 1
     plain = not depthwise and tuple(kernel.shape[2:]) == (1, 1) and set(stride) == {1} and not any(padding)
-    in_order = source.is_contiguous() or source.is_contiguous(memory_format=torch.channels_last)
     if depthwise and not kernel.is_contiguous():
         raise Unfit
     form = Form()
     if not depthwise and not (plain and in_order):
         form = _columns(node, kernel.shape, source.shape, stride, padding, dilation, *result.shape[2:])
     return Write(recipes.convolution, (Out(), x, weight, bias, *numbers), {}, form)
+
+
+def _convolution_pointwise(
+    node: fx.Node, x: Any, weight: Any, bias: Any, padding: Any, stride: Any, dilation: Any, groups: int, attr: str,
+    scalars: Any, algorithm: str,
+) -> Write:  # fmt: skip
+    """A convolution, and one activation over its result."""
+    if attr not in _ACTIVATIONS or scalars or _value(weight).layout is not torch.strided:
+        raise Unfit
+    plain = _convolution(node, x, weight, bias, stride, padding, dilation, False, [], groups)
+    if plain.form.slices is False:
+        raise Unfit
+    return dataclasses.replace(
+        plain, function=recipes.convolution_then, args=(_ACTIVATIONS[attr], *plain.args), kwargs=plain.kwargs
+    )
+
+
+_ACTIVATIONS = {
+    "none": None,
+    "relu": aten.relu_.default,
+    "hardswish": aten.hardswish_.default,
+    "hardsigmoid": aten.hardsigmoid_.default,
+    "swish": aten.silu_.default,
+    "sigmoid": aten.sigmoid_.default,
+    "tanh": aten.tanh_.default,
+}
+"""What oneDNN's names for activations without numbers mean, over their operand."""
 
 
 def _columns(
@@ -331,3 +358,6 @@ _RECIPES: dict[object, Callable[..., Write | None]] = {
     aten.repeat.default: _repeat,
     aten.masked_fill.Scalar: _masked_fill,
 }
+
+if (_fused := getattr(torch.ops.mkldnn, "_convolution_pointwise", None)) is not None:  # absent without oneDNN
+    _RECIPES[_fused.default] = _convolution_pointwise

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -147,6 +148,13 @@ def tile_rows(
     fixed = wide * ((weight[2] - 1) * dilation[0] + 1 - stride[0])
     rows = max(1, min(height, (elements - fixed) // (columns + wide * stride[0])))
     return rows, fixed + rows * wide * stride[0]
+
+
+def convolution_then(activation: torch._ops.OpOverload | None, out: Tensor, *args: Any) -> None:
+    """Convolve into out, and run an in-place activation over it."""
+    convolution(out, *args)
+    if activation is not None:
+        activation(out)
 
 
 def convolution_1d(

@@ -51,6 +51,20 @@ def test_models_equal_eager_and_allocate_their_results_only(name):
     assert compiled.report.backend == "static"
 
 
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_large", "unet"])
+def test_channels_last_models_allocate_their_results_only(name):
+    model, inputs = build(name, labels=False)
+    model.eval().to(memory_format=torch.channels_last)
+    inputs = {key: value.contiguous(memory_format=torch.channels_last) for key, value in inputs.items()}
+    compiled = memopt.compile(model, backend="static", verify=False)
+    with torch.no_grad():
+        (expected,), (found,) = floats(model(**inputs)), floats(compiled(**inputs))
+        taken = measure(lambda: compiled(**inputs), device="cpu")
+    assert found.stride() == expected.stride()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert taken.peak_bytes == taken.end_bytes == bytes_of([found])
+
+
 def run_args(program, inputs):
     users = iter(inputs)
     kinds = [entry for entry in program.inputs if entry.kind.value != "constant"]

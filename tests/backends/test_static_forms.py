@@ -83,6 +83,19 @@ def test_transposed_convolution(x, w, options, bias):
     check(lambda *t: (F.conv_transpose2d(*t, **options) * 2,), *tensors)
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build has no oneDNN")
+@pytest.mark.parametrize("attr", ["none", "relu", "hardswish", "hardsigmoid", "swish", "sigmoid", "tanh"])
+def test_convolution_with_an_activation(attr):
+    fused = torch.ops.mkldnn._convolution_pointwise.default
+    x, w, b = torch.randn(2, 6, 9, 8).to(**last), torch.randn(4, 6, 3, 3).to(**last), torch.randn(4)
+    check(lambda x, w, b: (fused(x, w, b, [1, 1], [2, 2], [1, 1], 1, attr, [], "") * 2,), x, w, b, tolerance=1e-5)
+
+
+def test_transposed_convolution_channels_last():
+    x, w = randn(2, 6, 5, 4).to(**last), randn(6, 3, 3, 3).to(**last)
+    check(lambda x, w: (F.conv_transpose2d(x, w, stride=2, padding=1) * 2,), x, w)
+
+
 def test_convolution_1d():
     check(lambda x, w, b: (F.conv1d(x, w, b, 2, 3, 2) * 2,), randn(2, 6, 20), randn(4, 6, 3), randn(4))
     check(lambda x, w: (F.conv1d(x, w, padding=1, groups=6) * 2,), randn(2, 6, 20), randn(6, 1, 3))
