@@ -47,12 +47,11 @@ LOWEST, FORCED, NEARLY_FORCED, FEWEST = 0, 1, 2, _FAR
 class _Frame:
     """A set of buffers to place, and the way that is being tried."""
 
-    __slots__ = ("base", "chosen", "key", "mark", "members", "parts")
+    __slots__ = ("chosen", "key", "mark", "members", "parts")
 
-    def __init__(self, members: list[int], base: int) -> None:
+    def __init__(self, members: list[int]) -> None:
         self.members = members
-        self.base = base  # how long the trail was before anything was tried
-        self.mark = base  # and before the chosen buffer was placed
+        self.mark = 0  # how long the trail was before the chosen buffer was placed
         self.chosen = -1
         self.key: bytes | None = None
         self.parts: list[list[int]] = []
@@ -82,7 +81,7 @@ class Search:
         lowest in `ranks`. `deadline` is by `time.monotonic`.
         """
         self._start(capacity, ranks, few)
-        stack = [_Frame(list(self._order), 0)]
+        stack = [_Frame(list(self._order))]
         last_node, steps = self.nodes + limit, 0
         signal = "enter"
         while stack:
@@ -96,7 +95,7 @@ class Search:
                 self._lift(frame)
                 signal = "enter"
             if signal == "done" and frame.parts:
-                stack.append(_Frame(frame.parts.pop(), len(self._trail)))
+                stack.append(_Frame(frame.parts.pop()))
                 signal = "enter"
             elif signal == "done":
                 stack.pop()
@@ -104,7 +103,7 @@ class Search:
                 self._place(frame)
                 signal = "done"
             else:
-                self._give_up(frame)
+                self._remember(frame)
                 stack.pop()
                 signal = "failed"
         if signal == "failed":
@@ -252,8 +251,7 @@ class Search:
         frame.key = hashlib.blake2b(state.tobytes(), digest_size=16).digest()
         return self._refuted.get(frame.key, -1) >= self._capacity
 
-    def _give_up(self, frame: _Frame) -> None:
-        self._undo(frame.base)
+    def _remember(self, frame: _Frame) -> None:
         if frame.key is not None and (len(self._refuted) < _REMEMBERED or frame.key in self._refuted):
             self._refuted[frame.key] = max(self._capacity, self._refuted.get(frame.key, -1))
 

@@ -1,12 +1,14 @@
 """The exact search alone, without heuristics before it, against every order on small lists."""
 
 import math
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.packing_instances import cut_rectangle
+from memopt.solve import pack_search
 from memopt.solve.pack_check import check_packing
 from memopt.solve.pack_problem import Buffer, pieces
 from memopt.solve.pack_search import FEWEST, FORCED, LOWEST, NEARLY_FORCED, Outcome, Search, ranking
@@ -30,6 +32,20 @@ def test_every_capacity_is_met_or_refuted(few, buffers, letters, seed):
                 check_packing(piece.buffers, offsets, piece.size(search.offsets), capacity)
 
 
+@pytest.mark.parametrize("few", [LOWEST, FORCED, NEARLY_FORCED, FEWEST])
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(count=st.integers(40, 80), seed=st.integers(0, 999), shorten=st.sampled_from([0.0, 0.3, 0.8]))
+def test_what_fits_is_never_refuted(few, count, seed, shorten):
+    capacity = 1 << 16
+    for piece in pieces(cut_rectangle(count, count, capacity, 1024, seed, shorten=shorten)):
+        search = Search(piece)
+        for letters in ("TAW", "WAT"):
+            outcome = search.run(capacity, ranking(piece, letters, 0.5, seed), few, 400, math.inf)
+            assert outcome is not Outcome.IMPOSSIBLE
+            if outcome is Outcome.FOUND:
+                check_packing(piece.buffers, [piece.unit * o for o in search.offsets], piece.size(search.offsets))
+
+
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(buffers=crowded_lists(alignments=(1, 2, 4, 6)))
 def test_no_size_between_is_skipped_and_bounds_hold(buffers):
@@ -40,6 +56,18 @@ def test_no_size_between_is_skipped_and_bounds_hold(buffers):
         while size < least:
             size = piece.next_size(size)
         assert size == least
+
+
+@pytest.mark.parametrize("few", [LOWEST, FEWEST])
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(buffers=crowded_lists(most=8))
+def test_weaker_bounds_change_nothing_but_the_time(few, buffers):
+    for piece in pieces(buffers):
+        search, weaker, ranks = Search(piece), Search(piece), ranking(piece, "TAW")
+        for capacity in range(piece.lower_bound - 1, piece.lower_bound + 4):
+            outcome = search.run(capacity, ranks, few, 100_000, math.inf)
+            with mock.patch.object(pack_search, "_ROUNDS", 0):
+                assert weaker.run(capacity, ranks, few, 100_000, math.inf) is outcome
 
 
 def test_the_limit_stops_it_and_a_higher_one_goes_on():
