@@ -23,6 +23,7 @@ class AtenBackend:
     """Runs a graph operation by operation with PyTorch's own kernels."""
 
     name = "aten"
+    exact = True
 
     def compile_captured(
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks

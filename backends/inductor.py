@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
+from torch._functorch import partitioners
 from torch._inductor import compile_fx as inductor
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils import _pytree as pytree
 
-from memopt.backends.aten import Boxed, emit
+from memopt.backends.aten import AtenBackend, Boxed, emit
+from memopt.backends.inductor_halves import Halves
+from memopt.backends.inductor_replay import ReplayError, Workspace
+from memopt.budget import format_bytes
 from memopt.capture.dynamo import Hooks, Watched
+from memopt.capture.joint import constants_to_attributes, mutations_in_place
+from memopt.planner import GraphPeaks
+from memopt.program import tensors_of
+
+# How often a plan is corrected by what Inductor's code for it really takes.
+_PLANS = 3
+# A plan that leaves more than this share of the budget unused, and recomputes, is tried once more with more room.
+_SLACK = 0.04
 
 
 class InductorBackend:
-    """Inductor code for the rewritten graphs. Inductor orders and fuses for itself within each half of a step."""
+    """Inductor code for the rewritten graphs.
+
+    Inductor fuses and orders for itself, so a plan is judged by the code that came of it: the wrapper of both halves
+    is run on fake tensors before any kernel is compiled. With enough memory torch's own partition is taken; else a
+    plan is searched, and searched again with the difference between its operations and its code allowed for. Where no
+    such code keeps the budget, the graph runs operator by operator, as the aten backend runs it.
+    """
 
     name = "inductor"
+    exact = False
 
     def compile_captured(
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks
     ) -> Callable[..., Any]:
         """Lower one Dynamo graph: Inductor's own training pipeline with memopt's partition, or its inference one."""
+        if hooks.needs_gradients and not hooks.dry:
+            return _Training(graph_module, example_inputs, hooks).compile()
         if hooks.needs_gradients:
-            arguments: dict[str, Any] = {}
-            if hooks.dry:
-                arguments["inner_compile"] = _emit_only
-            lowered: Any = inductor.compile_fx(
-                graph_module, example_inputs, config_patches={"custom_partitioner_fn": _Partition(hooks)}, **arguments
-            )
+            lowered: Any = _compile_fx(graph_module, example_inputs, _emit_only, hooks.partition)
             return lowered  # type: ignore[no-any-return]
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
@@ -45,6 +65,175 @@ class InductorBackend:
 
         lower = aot_autograd(fw_compiler=unused, bw_compiler=unused, inference_compiler=inference)
         return lower(graph_module, example_inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Attempt:
+    """One way to lower a step. `excess` is None without a budget."""
+
+    run: Callable[..., Any]
+    halves: Halves
+    peaks: GraphPeaks | None
+    saving: int = 0
+    excess: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.excess is None or self.excess <= 0
+
+
+class _Hopeless(Exception):
+    """What a partition saves is over the budget by itself: lowering it is no use."""
+
+
+class _Training:
+    def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> None:
+        self.graph_module, self.example_inputs, self.hooks = graph_module, example_inputs, hooks
+        self.session: Any = hooks.session
+
+    def compile(self) -> Callable[..., Any]:
+        """Lower the step until its code keeps the budget.
+
+        Raises:
+            BudgetError: no plan keeps it, operator by operator either.
+        """
+        session = self.session
+        attempt: _Attempt | None = None
+        try:
+            if session.may_leave(self.hooks.graph_break):
+                session.search, session.correction = False, 0
+                attempt = self._attempt(self._torch_partition)
+            if attempt is None or not attempt.fits:
+                session.search = True
+                attempt = self._search()
+        finally:
+            session.search, session.correction = True, 0
+            session.forget_search()
+        if attempt is None:
+            return self._operator_by_operator()
+        attempt.halves.load()
+        return attempt.run
+
+    def _operator_by_operator(self) -> Callable[..., Any]:
+        session = self.session
+        session.note(
+            f"no code of Inductor's was found that keeps the budget (it takes {format_bytes(session.step_bytes)}): "
+            "this graph runs operator by operator, as with backend='aten'"
+        )
+        session.withdraw(self.hooks.captured)
+        session.exact = True
+        try:
+            return AtenBackend().compile_captured(self.graph_module, self.example_inputs, self.hooks)
+        finally:
+            session.exact = False
+
+    def _search(self) -> _Attempt | None:
+        session = self.session
+        best = None
+        for _ in range(_PLANS):
+            attempt = self._attempt(self.hooks.partition)
+            assert attempt is not None  # only torch's own partition gives up early
+            if attempt.excess is None:
+                return attempt
+            if attempt.fits:
+                if best is None or attempt.excess > (best.excess or 0):
+                    best = attempt
+                if -attempt.excess <= _SLACK * session.limit_bytes or not session.recomputes:
+                    break
+            elif best is not None or not session.one_graph or not session.feasible:
+                break
+            session.correction = attempt.saving - max(0, attempt.excess) // 8
+        if best is not None and best is not attempt and best.peaks is not None:
+            session.emitted(self.hooks.captured, best.peaks)
+        return best
+
+    # -- one attempt ---------------------------------------------------------------------------------------------
+
+    def _attempt(self, partition: Callable[..., Any]) -> _Attempt | None:
+        halves = Halves()
+        try:
+            run = _compile_fx(self.graph_module, self.example_inputs, halves.compile, partition)
+        except _Hopeless:
+            return None
+        captured = self.hooks.captured
+        assert captured is not None
+        try:
+            peaks = halves.peaks(captured, _workspace(self.session.table))
+        except ReplayError as error:
+            self.session.note(f"the peak of the generated code is not known: {error}")
+            return _Attempt(run, halves, None)
+        saving, excess = self.session.emitted(captured, peaks)
+        return _Attempt(run, halves, peaks, saving, excess)
+
+    def _torch_partition(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
+        """Torch's own cut of the rewritten graph, the one that torch.compile makes."""
+        forward_outputs = options.pop("num_fwd_outputs")
+        program = self.hooks.rewrite(joint, forward_outputs)
+        forward, backward = partitioners.min_cut_rematerialization_partition(
+            constants_to_attributes(program),
+            joint_inputs,
+            compiler="inductor",
+            num_fwd_outputs=program.forward_outputs,
+            **options,
+        )
+        if self.session.hopeless(_saved_bytes(forward, program.forward_outputs)):
+            raise _Hopeless
+        mutations_in_place(forward, program, forward_outputs)
+        return forward, backward
+
+
+def _compile_fx(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    inner: Callable[..., Any],
+    partition: Callable[..., Any],
+) -> Any:
+    # Both halves are lowered at once, since a peak is that of both; torch's cache of joint graphs does not know plans.
+    with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False):
+        return inductor.compile_fx(
+            fx.GraphModule(graph_module, graph_module.graph),
+            example_inputs,
+            inner_compile=inner,
+            config_patches={"custom_partitioner_fn": _Partition(partition)},
+        )
+
+
+def _saved_bytes(forward: fx.GraphModule, outputs: int) -> int:
+    """Bytes that a forward half leaves behind for backward, by storage, what was there before left out."""
+    graph: Any = forward.graph
+    values = [node for node in graph.output_node().args[0][outputs:] if isinstance(node, fx.Node)]
+    before = {t.untyped_storage()._cdata for node in graph.find_nodes(op="placeholder") for t in tensors_of(node)}
+    left = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for node in values for t in tensors_of(node)}
+    return sum(size for key, size in left.items() if key not in before)
+
+
+def _workspace(table: Any) -> Workspace:
+    """What calls of generated code take beyond their results, from the table of measured operators."""
+
+    def find(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
+        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+            return 0
+        graph = fx.Graph()
+        nodes: dict[int, fx.Node] = {}
+
+        def stand_in(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if id(value) not in nodes:
+                nodes[id(value)] = graph.placeholder(f"x{len(nodes)}")
+                nodes[id(value)].meta["val"] = value
+            return nodes[id(value)]
+
+        given = pytree.tree_map(stand_in, (tuple(args), dict(kwargs)))
+        node = graph.call_function(target, *given)
+        node.meta["val"] = result
+        with unset_fake_temporarily(), torch.no_grad():
+            taken = int(table.measure(node))
+        for node in graph.nodes:
+            node.meta.clear()  # nodes are in cycles: the tensors must die when the generated code lets go of them
+        return taken
+
+    return find
 
 
 def missing_compiler(device: torch.device) -> str | None:
@@ -65,18 +254,29 @@ def missing_compiler(device: torch.device) -> str | None:
 class _Partition(CustomPartitionerFn):
     """Inductor's hook for the joint graph, after its own joint-graph passes."""
 
-    def __init__(self, hooks: Hooks) -> None:
-        self._hooks = hooks
+    def __init__(self, partition: Callable[..., Any]) -> None:
+        self._partition = partition
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         kwargs.pop("compiler", None)
-        return self._hooks.partition(gm, joint_inputs, **kwargs)
+        halves: tuple[fx.GraphModule, fx.GraphModule] = self._partition(gm, joint_inputs, **kwargs)
+        return halves
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Partition:
+        return self  # Inductor copies its settings for the keys of its cache
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _nothing_of_a_plan, ()  # and pickles them, with all that they hold
 
     def uuid(self) -> Any | None:
-        # The plan depends on the budget and the optimizer, which torch's cache key does not know: do not cache.
-        return None
+        # Inductor's own cache goes by the halves that come of the plan, so it needs nothing of the plan here.
+        return b"memopt"
+
+
+def _nothing_of_a_plan() -> None:
+    """What a pickled partition becomes: keys of caches need no more."""
 
 
 def _compile_inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:

@@ -40,6 +40,7 @@ class OnnxRuntimeBackend:
     """
 
     name = "onnxruntime"
+    exact = False
 
     def __init__(self, device: torch.device, *, share_weights: bool = False, limit: int | None = None) -> None:
         for package in ("onnxruntime", "onnx", "onnxscript"):

@@ -33,6 +33,7 @@ class StaticBackend:
     """Runs inference in one arena per device, which all programs of a model share."""
 
     name = "static"
+    exact = False
 
     def __init__(self, *, graphs: bool = False) -> None:
         """Make an engine.

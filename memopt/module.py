@@ -19,6 +19,7 @@ from memopt.capture.dynamo import Engine, Hooks
 from memopt.capture.export import CaptureError
 from memopt.capture.shadow import Shadow, model_names
 from memopt.evidence import Verification
+from memopt.memory.allocator import library_bytes
 from memopt.memory.cost.devices import Device
 from memopt.memory.cost.elsewhere import first_of
 from memopt.memory.cost.table import CostTable
@@ -221,6 +222,8 @@ def resident_of(
     buckets = buckets_of(model)
     own = [parameter for parameter in parameters if id(parameter) not in buckets.viewed]
     gradients = [parameter.grad for parameter in own if parameter.grad is not None]
+    tensors = [*parameters, *(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))]
+    home = device or (tensors[0].device if tensors else torch.device("cpu"))
     return Resident(
         parameters=storage_bytes(parameters, device),
         buffers=storage_bytes(list(model.buffers()), device) + buckets.nbytes,
@@ -232,6 +235,8 @@ def resident_of(
             for parameter in own
             if parameter.requires_grad
         ),
+        libraries=library_bytes(home),
+        device=home,
     )
 
 

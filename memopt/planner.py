@@ -107,43 +107,29 @@ def plan_step(
     *,
     seconds: float = 20.0,
 ) -> StepPlan:
-    """Choose a plan for each graph so that the step keeps the limit at the least time.
-
-    Args:
-        programs: the training programs of the step, in the order of their forward halves.
-        costs: per program, seconds and workspace by node name.
-        limit: bytes above what is resident; None: recompute only what costs no time.
-        finish: what happens to a planned program afterwards (in-place conversion, say), and the resulting timeline.
-            The solver does not know of it, so its limit is corrected until the finished programs just fit.
-        seconds: time for the search, all graphs together.
-    """
-    planner = _Planner(programs, costs, finish, seconds)
-    best = planner.deepest()
-    minimum = planner.peak(best)
-    if limit is None:
-        best = planner.free()
-        return planner.result(best, min(minimum, planner.peak(best)), True)
-    feasible = minimum <= limit
-    target = limit
-    for _ in range(_ROUNDS):
-        picked = planner.pick(target)
-        if picked is None:
-            target = limit + (limit - target) // 2 if target > limit else target + max(1, limit // 10)
-            continue
-        peak = planner.peak(picked)
-        minimum = min(minimum, peak)
-        if peak <= limit and (not feasible or planner.seconds(picked) < planner.seconds(best)):
-            best, feasible = picked, True
-        if limit * 0.98 <= peak <= limit:
-            break
-        target += limit - peak
-    return planner.result(best, minimum, feasible)
+    """Choose a plan for each graph so that the step keeps the limit at the least time: `StepPlanner` for one limit."""
+    return StepPlanner(programs, costs, finish, seconds=seconds).plan(limit)
 
 
-class _Planner:
+class StepPlanner:
+    """Plans one step at any number of limits: the search is made once, and its curves are kept."""
+
     def __init__(
-        self, programs: Sequence[Program], costs: Sequence[Mapping[str, Cost]], finish: Finish, seconds: float
+        self,
+        programs: Sequence[Program],
+        costs: Sequence[Mapping[str, Cost]],
+        finish: Finish,
+        *,
+        seconds: float = 20.0,
     ) -> None:
+        """Search the trade-off of every graph.
+
+        Args:
+            programs: the training programs of the step, in the order of their forward halves.
+            costs: per program, seconds and workspace by node name.
+            finish: what happens to a planned program afterwards (in-place conversion, say), and the resulting timeline.
+            seconds: time for the search, all graphs together.
+        """
         self.programs, self.finish = programs, finish
         self.lowerings = [lower(program, cost) for program, cost in zip(programs, costs, strict=True)]
         weight = [len(lowering.operations) for lowering in self.lowerings]
@@ -156,6 +142,35 @@ class _Planner:
         ]
         self.built: dict[tuple[int, int], Choice] = {}
         self.peaks: dict[tuple[int, ...], int] = {}  # of finished steps
+
+    def plan(self, limit: int | None) -> StepPlan:
+        """Choose a plan for each graph so that the step keeps the limit at the least time.
+
+        The search does not know how programs are finished, so its limit is corrected until the finished ones just fit.
+
+        Args:
+            limit: bytes above what is resident; None: recompute only what costs no time.
+        """
+        best = self.deepest()
+        minimum = self.peak(best)
+        if limit is None:
+            best = self.free()
+            return self.result(best, min(minimum, self.peak(best)), True)
+        feasible = minimum <= limit
+        target = limit
+        for _ in range(_ROUNDS):
+            picked = self.pick(target)
+            if picked is None:
+                target = limit + (limit - target) // 2 if target > limit else target + max(1, limit // 10)
+                continue
+            peak = self.peak(picked)
+            minimum = min(minimum, peak)
+            if peak <= limit and (not feasible or self.seconds(picked) < self.seconds(best)):
+                best, feasible = picked, True
+            if limit * 0.98 <= peak <= limit:
+                break
+            target += limit - peak
+        return self.result(best, minimum, feasible)
 
     def _figures(self, index: int, plan: Plan) -> GraphPeaks:
         problem = self.lowerings[index].problem
@@ -183,6 +198,7 @@ class _Planner:
         return result
 
     def seconds(self, picked: Sequence[int]) -> float:
+        """The step's time with these plans."""
         return sum(found.points[i].seconds for found, i in zip(self.curves, picked, strict=True))
 
     def pick(self, limit: int, start: Sequence[int] = ()) -> list[int] | None:
@@ -208,6 +224,7 @@ class _Planner:
         return step_peak([figures[i] for figures, i in zip(self.figures, picked, strict=True)])
 
     def build(self, picked: Sequence[int]) -> list[Choice]:
+        """The finished programs of these plans."""
         for graph, point in enumerate(picked):
             if (graph, point) not in self.built:
                 plan = self.curves[graph].points[point]

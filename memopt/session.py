@@ -14,13 +14,14 @@ from memopt.budget import Budget, BudgetError
 from memopt.capture.dynamo import Engine, Names
 from memopt.choice import acceptable, cheapest, joined, unused
 from memopt.evidence import Verification
+from memopt.memory.allocator import slack_bytes, use_expandable_segments, with_slack
 from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.memory.optimizer import OptimizerFootprint
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline, timeline
 from memopt.pass_manager import Pass, PassManager, PassRecord
 from memopt.passes.checkpoint import Checkpoint, workspace
-from memopt.planner import Choice, StepPlan, peaks_of, plan_step, step_peak
+from memopt.planner import Choice, GraphPeaks, StepPlan, StepPlanner, peaks_of, step_peak
 from memopt.program import InputKind, Program, describe, tensors_of
 from memopt.report.build import build_report
 from memopt.report.record import Report
@@ -48,6 +49,8 @@ class Resident:
         gradients: that exist already when the step begins (accumulation).
         optimizer: the optimizer's state, and its temporaries while it steps; None without an optimizer.
         trainable: bytes of all gradients of trainable parameters together.
+        libraries: what libraries keep for themselves of the allocator's memory.
+        device: where all this is.
     """
 
     parameters: int = 0
@@ -56,6 +59,8 @@ class Resident:
     gradients: int = 0
     optimizer: OptimizerFootprint | None = None
     trainable: int = 0
+    libraries: int = 0
+    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
 
     @property
     def optimizer_state(self) -> int:
@@ -65,7 +70,7 @@ class Resident:
     @property
     def total(self) -> int:
         """Everything that is there during forward and backward."""
-        return self.parameters + self.buffers + self.inputs + self.gradients + self.optimizer_state
+        return self.parameters + self.buffers + self.inputs + self.gradients + self.optimizer_state + self.libraries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +78,8 @@ class Planned:
     """One graph after planning.
 
     Attributes:
-        before: the program as captured, after the rewrites that come before the plan.
+        source: the program as captured.
+        before: the same after the rewrites that come before the plan.
         program: the finished program.
         timeline: its memory.
         timeline_before: the memory of `before`.
@@ -83,6 +89,7 @@ class Planned:
         measured: what a trial run took above what is resident, in bytes; None when none was made.
     """
 
+    source: Program
     before: Program
     program: Program
     timeline: Timeline
@@ -91,6 +98,57 @@ class Planned:
     costs: Mapping[str, OperatorCost]
     choice: Choice | None = None
     measured: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """The training step that was planned last.
+
+    Attributes:
+        keys: fingerprints of its graphs as captured.
+        planned: its graphs.
+        plan: peaks above what is resident, as the program's own operations take them.
+        plain: the same peak without a plan.
+        base: bytes of what is resident.
+        limit: the budget in bytes; None without one.
+    """
+
+    keys: tuple[str, ...]
+    planned: tuple[Planned, ...]
+    plan: StepPlan
+    plain: int
+    base: int
+    limit: int | None
+
+
+@dataclasses.dataclass
+class Option:
+    """One way to plan a step.
+
+    Attributes:
+        items: its graphs after these rewrites, before the plan.
+        passes: the rewrites that lower the floor and changed something.
+        planner: the search, once it was made.
+    """
+
+    items: list[Planned]
+    passes: tuple[Pass, ...]
+    planner: StepPlanner | None = None
+
+
+@dataclasses.dataclass
+class Search:
+    """What is kept of a step between two attempts to plan it.
+
+    Attributes:
+        keys: fingerprints of its graphs as captured.
+        captured: its graphs after the rewrites that come before the plan.
+        options: by the names of the rewrites that were tried.
+    """
+
+    keys: tuple[str, ...]
+    captured: list[Planned]
+    options: dict[tuple[str, ...], Option] = dataclasses.field(default_factory=dict)
 
 
 class Session:
@@ -119,6 +177,14 @@ class Session:
         self.whole_step = False  # whether a graph break may be answered by collecting all graphs first
         self._schedules: dict[str, Schedule | None] = {}  # by fingerprint; None: nothing is recomputed
         self._lowered: dict[str, tuple[Pass, ...]] = {}  # by fingerprint: rewrites that lower the floor, as chosen
+        self._step: Step | None = None
+        self._search_kept: Search | None = None
+        self._emitted: dict[str, GraphPeaks] = {}  # by fingerprint: what the engine's own code takes
+        # Set by an engine that runs its own code: whether to search for a plan, and bytes that its code takes less
+        # than the program's own operations would.
+        self.search, self.correction = True, 0
+        # Whether what runs is the program itself, so that its timeline is the peak.
+        self.exact = backend.exact
 
     # -- the front door's protocol -------------------------------------------------------------------------------
 
@@ -154,11 +220,15 @@ class Session:
             self.collecting.append(program)
             return program
         key = fingerprint(program)
-        if key in self._schedules:
+        if self.search and key in self._schedules:
             return self._replay(program, self._schedules[key])
-        if (graph_break or self._schedules) and self.whole_step:
+        if self.search and (graph_break or self._schedules) and self.whole_step:
             raise WholeStepNeeded
-        return self.plan_training([program])[0].program
+        planned = self.plan_training([program], settled=self.exact)[0]
+        if planned.source is program:
+            return planned.program
+        # Planned for an equal graph that was captured before: a graph is lowered by the capture that made it.
+        return self._replay(program, planned.choice.plan.schedule if planned.choice else None)
 
     # -- planning ------------------------------------------------------------------------------------------------
 
@@ -166,6 +236,7 @@ class Session:
         """Rewrite one inference program and check it against the budget."""
         from memopt.passes import INFERENCE
 
+        self._prepare_allocator()
         passes = INFERENCE if self.passes is None else self.passes
         result, records = PassManager(passes, self.verify).run(program)
         program, result = self.table.placed(program), self.table.placed(result)
@@ -173,7 +244,7 @@ class Session:
         own = getattr(self._engine, "timeline", timeline)  # an engine may lay memory out for itself
         line = own(result, workspace(result, costs))
         before = timeline(program, workspace(program, self.table.measure_all(program)))
-        planned = Planned(program, result, line, before, records, costs)
+        planned = Planned(program, program, result, line, before, records, costs)
         total = self.resident.total + constant_bytes(result)
         limit = self.limit(total + before.peak_bytes)
         planned = self._with_trial(planned)
@@ -181,78 +252,169 @@ class Session:
         self.report = build_report(
             self, [planned], line.peak_bytes, line.peak_bytes, planned.measured, before.peak_bytes
         )
-        if limit is not None and total + max(line.peak_bytes, measured) > limit:
-            raise BudgetError(total + max(line.peak_bytes, measured), limit, self.report.breakdown)
+        if limit is not None and total + max(line.peak_bytes, measured) > self.usable(limit):
+            raise self._over(total + max(line.peak_bytes, measured), limit)
         return planned
 
-    def plan_training(self, programs: Sequence[Program]) -> list[Planned]:
+    def plan_training(self, programs: Sequence[Program], *, settled: bool = True) -> list[Planned]:
         """Plan all graphs of one training step together.
+
+        Args:
+            programs: the graphs as captured.
+            settled: whether the programs' own timelines decide; else an engine's code has the last word.
 
         Raises:
             BudgetError: no plan keeps the budget; `minimum_bytes` is the least that one was found for.
         """
+        self._prepare_allocator()
         early, late, searched = self._halves()
-        captured = [self._captured(program, early) for program in programs]
+        keys = tuple(fingerprint(program) for program in programs)
+        if self._search_kept is None or self._search_kept.keys != keys:
+            self._search_kept = Search(keys, [self._captured(program, early) for program in programs])
+        captured = self._search_kept.captured
         plain = self._predicted_peak(captured)
         base = self.resident.total + sum(constant_bytes(item.program) for item in captured)
         limit = self.limit(base + plain)
-        room = None if limit is None else limit - base
-        if searched:
-            planned, step, lowering = self._choose(captured, room, late)
-            self._lowered.update(dict.fromkeys(map(fingerprint, programs), lowering))
+        if limit is not None and self.optimizer_peak() > self.usable(limit):
+            self.report = build_report(self, captured, plain, plain, None, plain)
+            raise self._over(self.optimizer_peak(), limit)
+        room = None if limit is None else self.usable(limit) - base + self.correction
+        if searched and self.search:
+            planned, plan, lowering = self._choose(self._search_kept, room, late)
+            self._lowered.update(dict.fromkeys(keys, lowering))
         else:
             planned = [self._with_trial(item) for item in captured]
-            step = StepPlan((), plain, plain, room is None or plain <= room)
+            plan = StepPlan((), plain, plain, room is None or plain <= room)
+        self._step = Step(keys, tuple(planned), plan, plain, base, limit)
         measured = None
         if all(item.measured is not None for item in planned):
             measured = self._measured_peak(planned, 0)
-        self.report = build_report(self, planned, step.peak_bytes, step.minimum_bytes, measured, plain, step.curve)
-        floor = max(base + step.minimum_bytes, self.optimizer_peak())
-        if limit is not None and (not step.feasible or floor > limit or (measured or 0) > (room or 0)):
-            minimum = max(floor, base + (measured or 0) if step.feasible and floor <= limit else floor)
-            raise BudgetError(minimum, limit, self.report.breakdown)
-        for program, item in zip(programs, planned, strict=True):
-            self._schedules[fingerprint(program)] = None if item.choice is None else item.choice.plan.schedule
+        self.report = build_report(self, planned, plan.peak_bytes, plan.minimum_bytes, measured, plain, plan.curve)
+        if settled and limit is not None:
+            taken = max(plan.peak_bytes, measured or 0)
+            if not plan.feasible or base + taken > self.usable(limit):
+                raise self._over(base + (plan.minimum_bytes if not plan.feasible else taken), limit)
+        for key, item in zip(keys, planned, strict=True) if self.search else ():
+            self._schedules[key] = None if item.choice is None else item.choice.plan.schedule
+        if self.exact:
+            self.forget_search()
         return planned
 
-    def _captured(self, program: Program, passes: Sequence[Pass]) -> Planned:
+    def emitted(self, program: Program, peaks: GraphPeaks) -> tuple[int, int | None]:
+        """Put on record what an engine's own code for a graph takes.
+
+        Args:
+            program: the graph as captured.
+            peaks: as predicted from the code.
+
+        Returns:
+            Bytes by which the code takes less than the program's own operations, and bytes by which the step exceeds
+            the budget (negative when it does not); None without a budget.
+        """
+        step = self._step
+        assert step is not None
+        self._emitted[fingerprint(program)] = peaks
+        figures = [
+            self._emitted.get(key) or peaks_of(item.program, item.timeline)
+            for key, item in zip(step.keys, step.planned, strict=True)
+        ]
+        peak = step_peak(figures)
+        saving = step.plan.peak_bytes - peak
+        minimum = min(peak, step.plan.minimum_bytes)
+        self.report = build_report(self, step.planned, peak, minimum, None, step.plain, step.plan.curve)
+        if len(step.keys) == 1:
+            self._schedules.pop(step.keys[0], None)  # another attempt may want another plan
+        return saving, None if step.limit is None else step.base + peak - self.usable(step.limit)
+
+    def may_leave(self, graph_break: bool) -> bool:
+        """Whether an engine may try its own partition first: a step of one graph, or no budget to be shared."""
+        return self.budget is None or not (graph_break or self._schedules)
+
+    @property
+    def limit_bytes(self) -> int:
+        """The budget of the step that was planned last, in bytes; 0 without one."""
+        return (self._step.limit or 0) if self._step else 0
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the plan of that step keeps the budget, operation by operation."""
+        return self._step is None or self._step.plan.feasible
+
+    def hopeless(self, held: int) -> bool:
+        """Whether a step that holds `held` bytes between forward and backward is over the budget already."""
+        step = self._step
+        return step is not None and step.limit is not None and step.base + held > self.usable(step.limit)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the step that was planned last computes anything again."""
+        planned = self._step.planned if self._step else ()
+        return any(item.choice is not None and item.choice.plan.extra_seconds > 0 for item in planned)
+
+    def note(self, text: str) -> None:
+        """Tell the user something, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    @property
+    def one_graph(self) -> bool:
+        """Whether the step that was planned last is a single graph, which may be planned again by itself."""
+        return self._step is not None and len(self._step.keys) == 1
+
+    @property
+    def step_bytes(self) -> int:
+        """The peak of the step that was planned last, as it was last put on record, in bytes."""
+        return self.report.peak_bytes if self.report else 0
+
+    def forget_search(self) -> None:
+        """Let go of the search: the step is lowered, and what was found is in its schedules."""
+        self._search_kept = None
+
+    def withdraw(self, program: Program | None) -> None:
+        """Forget what `emitted` put on record: the graph runs as a program after all."""
+        if program is not None:
+            self._emitted.pop(fingerprint(program), None)
+
+    def _captured(self, source: Program, passes: Sequence[Pass]) -> Planned:
         """A training program after the rewrites that come before the plan."""
-        program, records = PassManager(passes, self.verify).run(program)
+        program, records = PassManager(passes, self.verify).run(source)
         program = self.table.placed(program)
         costs = self.table.measure_all(program)
         line = timeline(program, workspace(program, costs))
-        return Planned(program, program, line, line, records, costs)
+        return Planned(source, program, program, line, line, records, costs)
 
     def _choose(
-        self, captured: Sequence[Planned], room: int | None, late: Sequence[Pass]
+        self, search: Search, room: int | None, late: Sequence[Pass]
     ) -> tuple[list[Planned], StepPlan, tuple[Pass, ...]]:
         """Choose what to recompute in all graphs, and which of the rewrites that lower the floor to use: the last."""
-        lowering = self._lowering()
-        options: list[tuple[Sequence[Planned], tuple[Pass, ...]]] = [(captured, ())]
-        options.append(self._option(captured, lowering))
-        lowered, used = options[1]
+        captured = search.captured
+        options = [self._option(search, ()), self._option(search, self._lowering())]
+        lowered, used = options[1].items, options[1].passes
         if not used:
-            planned, step = self._search(captured, self._plan(captured, room, late), room, late)
+            planned, step = self._search(options[0], room, late)
             return self._recorded(planned, captured, lowered, (), late), step, ()
-        plans = [self._plan(items, room, late, share=0.5) for items, _ in options]
+        plans = [self._planner(option, late, share=0.5).plan(room) for option in options]
         if not acceptable(plans[0]):
             for item in used if len(used) > 1 else ():  # one of them may cost more than it helps
-                options.append(self._option(captured, [other for other in used if other is not item]))
-                plans.append(self._plan(options[-1][0], room, late, share=0.25))
+                options.append(self._option(search, [other for other in used if other is not item]))
+                plans.append(self._planner(options[-1], late, share=0.25).plan(room))
         index = 0 if acceptable(plans[0]) else cheapest(plans)
-        planned, step = self._search(options[index][0], plans[index], room, late)
+        planned, step = self._search(options[index], room, late)
         if not index and room is not None and step.feasible and self._measured_peak(planned, 0) > room:
             index = 1 + cheapest(plans[1:])  # the plan without them does not keep the budget after all
-            planned, step = self._search(options[index][0], plans[index], room, late)
-        chosen = options[index][1]
+            planned, step = self._search(options[index], room, late)
+        chosen = options[index].passes
         others = [plan for number, plan in enumerate(plans) if number != index]
         return self._recorded(planned, captured, lowered, chosen, late), joined(step, others), chosen
 
-    def _option(self, captured: Sequence[Planned], passes: Sequence[Pass]) -> tuple[list[Planned], tuple[Pass, ...]]:
+    def _option(self, search: Search, passes: Sequence[Pass]) -> Option:
         """The graphs after more rewrites, and those of the rewrites that changed something."""
-        items = [self._rewritten(item, passes) for item in captured]
-        changed = {record.name for item in items for record in item.records if record.changes}
-        return items, tuple(item for item in passes if item.name in changed)
+        names = tuple(item.name for item in passes)
+        if names not in search.options:
+            items = [self._rewritten(item, passes) for item in search.captured] if passes else search.captured
+            changed = {record.name for item in items for record in item.records if record.changes} if passes else set()
+            search.options[names] = Option(items, tuple(item for item in passes if item.name in changed))
+        return search.options[names]
 
     def _recorded(
         self,
@@ -279,29 +441,28 @@ class Session:
         line = timeline(program, workspace(program, costs))
         return dataclasses.replace(item, before=program, program=program, timeline=line, records=records, costs=costs)
 
-    def _plan(self, items: Sequence[Planned], limit: int | None, late: Sequence[Pass], share: float = 1.0) -> StepPlan:
+    def _planner(self, option: Option, late: Sequence[Pass], share: float = 1.0) -> StepPlanner:
         after = PassManager(late, False)
 
         def finish(program: Program) -> tuple[Program, Timeline]:
             finished, _ = after.run(program)
             return finished, timeline(finished, workspace(finished, self.table.measure_all(finished)))
 
-        befores, costs = [item.before for item in items], [item.costs for item in items]
-        return plan_step(befores, costs, limit, finish, seconds=share * self.plan_seconds)
+        if option.planner is None:
+            befores, costs = [item.before for item in option.items], [item.costs for item in option.items]
+            option.planner = StepPlanner(befores, costs, finish, seconds=share * self.plan_seconds)
+        return option.planner
 
-    def _search(
-        self, captured: Sequence[Planned], step: StepPlan, room: int | None, late: Sequence[Pass]
-    ) -> tuple[list[Planned], StepPlan]:
+    def _search(self, option: Option, room: int | None, late: Sequence[Pass]) -> tuple[list[Planned], StepPlan]:
         """Take a plan; plan for less while the measured step is above `room` bytes."""
         target = room
-        for attempt in range(1 + _TIGHTENINGS):
-            if attempt:
-                step = self._plan(captured, target, late)
+        for _ in range(1 + _TIGHTENINGS):
+            step = self._planner(option, late).plan(target)
             planned = [
                 self._with_trial(
                     dataclasses.replace(item, program=choice.program, timeline=choice.timeline, choice=choice)
                 )
-                for item, choice in zip(captured, step.choices, strict=True)
+                for item, choice in zip(option.items, step.choices, strict=True)
             ]
             if room is None or target is None or not step.feasible:
                 break
@@ -311,6 +472,18 @@ class Session:
             log.info("measured step is %d bytes over the budget: planning again", over)
             target -= over + over // 4
         return planned, step
+
+    def _prepare_allocator(self) -> None:
+        if self.budget is not None:
+            use_expandable_segments(self.resident.device)
+
+    def usable(self, limit: int) -> int:
+        """The bytes of a limit that tensors may take: what the allocator loses is left to it."""
+        return limit - slack_bytes(limit, self.resident.device)
+
+    def _over(self, needed: int, limit: int) -> BudgetError:
+        assert self.report is not None
+        return BudgetError(with_slack(needed, self.resident.device), limit, self.report.breakdown)
 
     def limit(self, unconstrained_bytes: int) -> int | None:
         """The budget in bytes, for a model that takes `unconstrained_bytes` without one."""
@@ -353,14 +526,12 @@ class Session:
     # -- measuring -----------------------------------------------------------------------------------------------
 
     def _with_trial(self, planned: Planned) -> Planned:
-        if not self.verify or self._engine.name != "aten":
+        if not self.verify or not self.exact:
             return planned
         try:
             return dataclasses.replace(planned, measured=trial(planned.program))
         except TrialError as error:
-            note = f"no trial step was measured: {error}"
-            if note not in self.notes:
-                self.notes.append(note)
+            self.note(f"no trial step was measured: {error}")
             return planned
 
     def _predicted_peak(self, planned: Sequence[Planned]) -> int:

@@ -56,6 +56,7 @@ class Engine(Protocol):
     """A backend seen from the front door: `compile_captured` gets Dynamo's graph and the hooks into its lowering."""
 
     name: str
+    exact: bool  # whether what runs is the program itself, so that its timeline is the peak
 
     def compile_captured(
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks
@@ -75,6 +76,7 @@ class Hooks:
             _origin_of(node, value, names) for node, value in zip(placeholders, example_inputs, strict=True)
         ]
         self.dry = session.dry
+        self.captured: Program | None = None  # the joint program, once it was partitioned
         reason = getattr(graph_module, "compile_subgraph_reason", None)
         self.graph_break = bool(reason is not None and reason.graph_break)
         self.needs_gradients = torch.is_grad_enabled() and any(
@@ -85,8 +87,7 @@ class Hooks:
         self, joint: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **options: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """AOTAutograd's partition function: plan the joint graph and cut it where the plan says."""
-        with _outside_tracing():
-            program = self.session.training(from_joint(joint, num_fwd_outputs, self.origins), self.graph_break)
+        program = self.rewrite(joint, num_fwd_outputs)
 
         def extract(module: fx.GraphModule, saved: list[fx.Node]) -> tuple[fx.GraphModule, fx.GraphModule]:
             arguments: dict[str, Any] = {
@@ -102,6 +103,12 @@ class Hooks:
         forward, backward = split(program, extract)
         mutations_in_place(forward, program, num_fwd_outputs)
         return forward, backward
+
+    def rewrite(self, joint: fx.GraphModule, forward_outputs: int) -> Program:
+        """The session's program for a joint graph."""
+        with _outside_tracing():
+            self.captured = from_joint(joint, forward_outputs, self.origins)
+            return self.session.training(self.captured, self.graph_break)
 
     def inference(
         self, graph_module: fx.GraphModule

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from memopt.memory.aliasing import analyse
+from memopt.memory.allocator import with_slack
 from memopt.memory.breakdown import MemoryBreakdown, TensorAtPeak
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline, lifetimes
@@ -52,7 +53,7 @@ def build_report(
         passes=tuple(record for item in planned for record in item.records),
         peak_bytes=max(base + peak, optimizer_peak),
         measured_peak_bytes=None if measured is None else max(base + measured, optimizer_peak),
-        minimum_bytes=max(base + minimum, optimizer_peak),
+        minimum_bytes=with_slack(max(base + minimum, optimizer_peak), session.resident.device),
         budget_bytes=session.limit(base + plain),
         unconstrained_bytes=max(base + plain, optimizer_peak),
         breakdown=breakdown,
@@ -80,8 +81,9 @@ def breakdown_of(session: Session, program: Program, line: Timeline, constants: 
         gradients, activations, scratch = resident.trainable, 0, resident.optimizer.step_peak_bytes
         buffers, total = resident.buffers, session.optimizer_peak()
     else:
-        gradients = line.gradient_bytes_at_peak
-        scratch = line.workspace_bytes[line.peak_step] if line.steps else 0
+        # An engine's own code may take less than the operations one by one.
+        gradients = min(peak, line.gradient_bytes_at_peak)
+        scratch = min(peak - gradients, line.workspace_bytes[line.peak_step] if line.steps else 0)
         activations = peak - gradients - scratch
         gradients += resident.gradients
         buffers, total = resident.buffers + constants, base + peak
@@ -92,7 +94,7 @@ def breakdown_of(session: Session, program: Program, line: Timeline, constants: 
         optimizer_state=resident.optimizer_state,
         inputs=resident.inputs,
         activations=activations,
-        workspace=scratch,
+        workspace=scratch + resident.libraries,
         total=total,
         largest=largest_tensors(program, line),
     )

@@ -1,0 +1,147 @@
+"""The two halves of a training step as Inductor lowered them.
+
+What they take is known at once; their kernels are compiled only when they are to run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor import codecache
+from torch._inductor import compile_fx as inductor
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+
+from memopt.backends.inductor_replay import Meter, ReplayError, Workspace, Wrapper, replay
+from memopt.planner import GraphPeaks
+from memopt.program import InputKind, OutputKind, Program
+
+# compile_fx_inner loads the module that it generated under this name.
+_LOADER = "load_by_key_path"
+
+
+class Half:
+    """One half: the names and fake values at its ends, its generated code, and the function that runs it."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self.inputs = [(node.name, node.meta.get("val")) for node in placeholders]
+        outputs: Any = module.graph.output_node().args[0]
+        self.outputs = [value.name if isinstance(value, fx.Node) else None for value in outputs]
+        self.wrapper: Wrapper | None = None
+        self.run: Callable[[list[Any]], Sequence[Any]] | None = None
+        self.load: Callable[[], None] = lambda: None
+
+
+class Halves:
+    """Collects both halves while `compile_fx` lowers one joint graph."""
+
+    def __init__(self) -> None:
+        self.forward: Half | None = None
+        self.backward: Half | None = None
+
+    def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
+        """Inductor's inner compiler, with the kernels left for later."""
+        half = Half(module)
+        if options.get("is_backward"):
+            self.backward = half
+        else:
+            self.forward = half
+        with _deferred(half):
+            compiled: Any = inductor.compile_fx_inner(module, example_inputs, **options)
+        half.run = compiled
+        return compiled
+
+    def load(self) -> None:
+        """Compile and load the kernels of both halves."""
+        for half in (self.forward, self.backward):
+            if half is not None:
+                half.load()
+
+    def peaks(self, program: Program, workspace: Workspace) -> GraphPeaks:
+        """What the generated code takes, in bytes above what is resident.
+
+        Args:
+            program: the joint program that was lowered.
+            workspace: bytes that a call takes beyond its results, by operator and arguments.
+
+        Raises:
+            ReplayError: the generated code could not be followed.
+        """
+        forward, backward = self.forward, self.backward
+        if forward is None or backward is None or forward.wrapper is None or backward.wrapper is None:
+            raise ReplayError("Inductor generated no Python code for one half")
+        values = dict(forward.inputs)
+        mode = _mode(values.values())
+        meter = Meter(workspace)
+        meter.ignore(list(values.values()))
+        results = replay(forward.wrapper, [value for _, value in forward.inputs], mode, meter)
+        peak_forward = meter.peak
+        values.update(zip(forward.outputs, results, strict=True))
+        held = [
+            value
+            for output, value in zip(program.outputs, results, strict=False)
+            if output.kind is OutputKind.USER and isinstance(value, torch.Tensor)
+        ]
+        read = {name for name, _ in backward.inputs}
+        values = {name: value for name, value in values.items() if name in read}
+        del results
+        saved = meter.live
+        with mode:  # what forward did not make is a tangent: it appears where backward starts
+            arguments = [
+                values[name] if name in values else torch.empty_like(fake) if isinstance(fake, torch.Tensor) else fake
+                for name, fake in backward.inputs
+            ]
+        del values
+        meter.add(arguments)
+        meter.mark()
+        gradients = replay(backward.wrapper, arguments, mode, meter)
+        end = meter.live
+        kinds = {entry.name: entry.kind for entry in program.inputs}
+        passed_on = [
+            value
+            for output, value in zip(program.outputs[program.forward_outputs :], gradients, strict=False)
+            if kinds.get(output.target or "") is InputKind.USER and isinstance(value, torch.Tensor)
+        ]
+        left = end - sum({v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in passed_on}.values())
+        del held
+        return GraphPeaks(forward=peak_forward, backward=meter.peak, saved=saved, left=max(0, left))
+
+
+@contextlib.contextmanager
+def _deferred(half: Half) -> Iterator[None]:
+    """Keep the generated wrapper, and load it, kernels and all, only when it is called."""
+    load = getattr(codecache.PyCodeCache, _LOADER)
+
+    def later(key: str, path: str, linemap: Any = None, attrs: Any = None, **options: Any) -> Any:
+        if attrs is None:  # a kernel's own module
+            return load(key, path, linemap, attrs, **options)
+        half.wrapper = Wrapper(Path(path).read_text(), dict(attrs))
+        loaded: list[Any] = []
+
+        def ready() -> None:
+            if not loaded:
+                with unset_fake_temporarily():
+                    loaded.append(load(key, path, linemap, attrs, **options))
+
+        def call(args: list[Any]) -> Any:
+            ready()
+            return loaded[0].call(args)
+
+        half.load = ready
+        return SimpleNamespace(call=call, __file__=path)
+
+    setattr(codecache.PyCodeCache, _LOADER, staticmethod(later))
+    try:
+        yield
+    finally:
+        setattr(codecache.PyCodeCache, _LOADER, load)
+
+
+def _mode(values: Any) -> FakeTensorMode:
+    return next((value.fake_mode for value in values if hasattr(value, "fake_mode")), FakeTensorMode())

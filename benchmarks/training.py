@@ -1,0 +1,268 @@
+"""Training steps beside the peers: eager, checkpointed blocks, torch.compile, its memory budget, and memopt's budgets.
+
+Every row runs in a process of its own. Rows are compiled side by side (--jobs) and timed one after another.
+Budgets are shares of torch.compile's own peak; `least` is the least that memopt says it can do, plus 2 %.
+
+python benchmarks/training.py --model gpt2_medium --device cuda --dtype bfloat16 --json out.json
+python benchmarks/training.py --model unet --tiny --rows eager,compile,memopt:0.8
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+SIZES: dict[str, dict[str, int]] = {
+    "gpt2_medium": {"batch": 16, "sequence": 1024},
+    "llama_1b": {"batch": 4, "sequence": 2048},
+    "unet": {"batch": 8, "resolution": 512},
+    "bert_large": {"batch": 32, "sequence": 512},
+    "resnet152": {"batch": 128, "resolution": 224},
+    "densenet161": {"batch": 96, "resolution": 224},
+}
+# What people wrap in torch.utils.checkpoint; a U-Net's blocks are plain Sequentials.
+BLOCKS = ("Block", "Layer", "Bottleneck", "BasicBlock", "DenseLayer", "Up")
+PEERS = ("eager", "checkpoint", "compile", "compile:0.7", "compile:0.5", "compile:0.3", "compile:0.1")
+OURS = ("memopt:1.0", "memopt:0.8", "memopt:0.6", "memopt:0.5", "memopt:0.4", "memopt:0.3", "memopt:least")
+# The same allocator for all rows: without it every row reserves more than it allocates.
+ALLOCATOR = "expandable_segments:True"
+
+
+# -- one row, in a process of its own ---------------------------------------------------------------------------------
+
+
+def worker(given: argparse.Namespace) -> int:
+    import torch
+
+    import memopt
+
+    torch.manual_seed(0)
+    model = memopt.models.build(given.model, tiny=given.tiny).to(given.device, getattr(torch, given.dtype))
+    sizes = {} if given.tiny else {k: v for k, v in SIZES[given.model].items() if k != "batch"}
+    inputs = model.example_inputs(given.batch, labels=True, **sizes)
+    cuda = given.device.startswith("cuda")
+
+    def step() -> None:
+        model.zero_grad()
+        run(**inputs).backward()
+        if cuda:
+            torch.cuda.synchronize()
+
+    started = time.perf_counter()
+    row: dict[str, Any] = {"row": given.worker}
+    try:
+        run = prepare(given, model)
+        try:
+            step()
+        except memopt.BudgetError as error:
+            if not given.worker.endswith("least"):
+                raise
+            given.budget_bytes = int(error.minimum_bytes * 1.02)
+            torch._dynamo.reset()
+            run = prepare(given, model)
+            step()
+    except memopt.BudgetError as error:
+        row.update(budget_bytes=given.budget_bytes, minimum_bytes=error.minimum_bytes)
+        print("READY", flush=True)
+        print("ROW " + json.dumps(row), flush=True)
+        return 0
+    row["first_step_seconds"] = time.perf_counter() - started
+    model.zero_grad()
+    release(cuda)
+    print("READY", flush=True)
+    sys.stdin.readline()
+    for _ in range(3):
+        step()
+    model.zero_grad()
+    release(cuda)
+    seconds = []
+    for _ in range(given.repeats):
+        started = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - started)
+    row["seconds"], row["fastest_seconds"] = statistics.median(seconds), min(seconds)
+    if cuda:
+        row["peak_bytes"], row["reserved_bytes"] = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    else:
+        model.zero_grad()
+        row["peak_bytes"] = memopt.measure(step, device=given.device).peak_bytes + resident_bytes(model, inputs)
+    report = getattr(run, "report", None)
+    if report is not None:
+        row.update(predicted_bytes=report.peak_bytes, minimum_bytes=report.minimum_bytes, notes=list(report.notes))
+        row["budget_bytes"] = report.budget_bytes
+    print("ROW " + json.dumps(row), flush=True)
+    return 0
+
+
+def prepare(given: argparse.Namespace, model: Any) -> Callable[..., Any]:
+    import torch
+
+    import memopt
+
+    kind, _, setting = given.worker.partition(":")
+    if kind == "eager":
+        return model  # type: ignore[no-any-return]
+    if kind == "checkpoint":
+        checkpointed(model)
+        return model  # type: ignore[no-any-return]
+    if kind == "compile":
+        if setting:
+            torch._functorch.config.activation_memory_budget = float(setting)
+        return torch.compile(model)  # type: ignore[no-any-return]
+    return memopt.compile(model, given.budget_bytes, backend=given.backend)
+
+
+def checkpointed(model: Any) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    for module in model.modules():
+        if type(module).__name__ in BLOCKS:
+            forward = module.forward
+            module.forward = lambda *args, _forward=forward: checkpoint(_forward, *args, use_reentrant=False)
+
+
+def resident_bytes(model: Any, inputs: dict[str, Any]) -> int:
+    tensors = (*model.parameters(), *model.buffers(), *inputs.values())
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def release(cuda: bool) -> None:
+    import gc
+
+    import torch
+
+    gc.collect()
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+# -- all rows ---------------------------------------------------------------------------------------------------------
+
+
+def start(given: argparse.Namespace, row: str, budget: int | None) -> tuple[subprocess.Popen[str], IO[str]]:
+    command = [sys.executable, __file__, *given.passed, "--worker", row]
+    if budget is not None:
+        command += ["--budget-bytes", str(budget)]
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR, **os.environ}
+    errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read once the process has ended
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+    )
+    return process, errors
+
+
+def finish(process: subprocess.Popen[str], errors: IO[str], row: str) -> dict[str, Any]:
+    """Let a compiled row be timed, and read its figures; a row that failed says why."""
+    assert process.stdin is not None and process.stdout is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write("go\n")
+        process.stdin.close()
+    found = [line[4:] for line in process.stdout if line.startswith("ROW ")]
+    process.wait()
+    if not found:
+        errors.seek(0)
+        last = [line.strip() for line in errors if "Error" in line][-1:]
+        return {"row": row, "error": (last or [f"exit code {process.returncode}"])[0][:300]}
+    return dict(json.loads(found[0]))
+
+
+def wait_until_ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("READY"):
+            return
+
+
+def run_rows(given: argparse.Namespace, rows: Sequence[str], budgets: dict[str, int]) -> list[dict[str, Any]]:
+    results = []
+    for first in range(0, len(rows), given.jobs):
+        group = rows[first : first + given.jobs]
+        processes = [start(given, row, budgets.get(row)) for row in group]
+        for process, _ in processes:
+            wait_until_ready(process)
+        for (process, errors), row in zip(processes, group, strict=True):
+            results.append(finish(process, errors, row))
+            print(line_of(results[-1]), flush=True)
+    return results
+
+
+def line_of(row: dict[str, Any]) -> str:
+    cells = [row.get(key) for key in ("budget_bytes", "predicted_bytes", "peak_bytes", "reserved_bytes")]
+    text = " ".join(f"{'-' if cell is None else f'{cell / 1e6:,.2f}':>11}" for cell in cells)
+    if "error" in row:
+        return f"{row['row']:13} {row['error']}"
+    if "seconds" not in row:
+        return f"{row['row']:13} {text} refused: the least is {row['minimum_bytes'] / 1e6:,.2f} MB"
+    by = "operator by operator" if any("operator by operator" in note for note in row.get("notes", ())) else ""
+    return f"{row['row']:13} {text} {row['seconds'] * 1e3:9.2f} {row['first_step_seconds']:9.1f} {by}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="gpt2_medium", choices=sorted(SIZES))
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--backend", default="inductor")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--jobs", type=int, default=1, help="rows compiled at a time")
+    parser.add_argument("--rows", default=",".join((*PEERS, *OURS)))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--budget-bytes", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    given.passed = sys.argv[1:]
+    given.batch = given.batch or (4 if given.tiny else SIZES[given.model]["batch"])
+    if given.worker:
+        return worker(given)
+    import torch
+
+    import memopt
+
+    chosen = given.rows.split(",")
+    print(f"{'row':13} {'budget MB':>11} {'predicted':>11} {'allocated':>11} {'reserved':>11} {'ms':>9} {'first s':>9}")
+    rows = run_rows(given, [row for row in chosen if not row.startswith("memopt")], {})
+    compiled = next((row for row in rows if row["row"] == "compile"), {})
+    ours = [row for row in chosen if row.startswith("memopt")]
+    if "peak_bytes" in compiled:
+        shares = {row: row.partition(":")[2] for row in ours}
+        budgets = {
+            row: 1 if share == "least" else int(float(share) * compiled["peak_bytes"]) for row, share in shares.items()
+        }
+        rows += run_rows(given, ours, budgets)
+    elif ours:
+        print("memopt's budgets are shares of the peak of the row `compile`, which has none")
+    cuda = given.device.startswith("cuda")
+    result = {
+        "machine": torch.cuda.get_device_name() if cuda else platform.processor() or "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "memopt": memopt.__version__,
+        "allocator": ALLOCATOR if cuda else "",
+        "settings": {
+            "model": given.model, "tiny": given.tiny, "batch": given.batch, "dtype": given.dtype,
+            "device": given.device, "backend": given.backend, "repeats": given.repeats, "jobs": given.jobs,
+            **({} if given.tiny else {k: v for k, v in SIZES[given.model].items() if k != "batch"}),
+        },
+        "rows": rows,
+    }  # fmt: skip
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

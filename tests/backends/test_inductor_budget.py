@@ -1,0 +1,145 @@
+"""Budgets on the inductor backend: the peak of the generated code is known before it runs, and it is kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from tests.end_to_end import build, gradients, resident_bytes, restorer, step
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:FX graph cache copying of a large constant:UserWarning"),
+]
+
+FAMILIES = (
+    "gpt2",
+    "unet",
+    "resnet18",
+    "mobilenet_v3_large",
+    "densenet121",
+    "vit_b_16",
+    "bert_base",
+    "llama_tiny",
+    "hf_gpt2",
+    "hf_t5",
+)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    from memopt.backends.inductor import missing_compiler
+
+    reason = missing_compiler(torch.device("cpu"))
+    if reason is not None:
+        pytest.skip(reason)
+    torch._dynamo.reset()
+
+
+def without_dropout(name):
+    model, inputs = build(name)
+    for module in model.modules():
+        for attribute, value in vars(module).items():
+            if isinstance(value, float) and ("dropout" in attribute or isinstance(module, nn.Dropout)):
+                setattr(module, attribute, 0.0)
+    return model, inputs
+
+
+def measured(run, model, inputs):
+    restore = restorer(model)
+    step(run, inputs)
+    restore()
+    taken = memopt.measure(step, run, inputs, device="cpu").peak_bytes
+    restore()
+    return taken + resident_bytes(model, inputs)
+
+
+def distance(found, expected):
+    """The largest difference of a gradient, relative to the norm of all."""
+    norm = torch.stack([g.norm() for g in expected if g is not None]).norm()
+    return max(float((a - b).norm() / norm) for a, b in zip(found, expected, strict=True) if b is not None)
+
+
+def keeps(model, inputs, expected, budget):
+    """Compile, step and measure: the report, or None where the budget cannot be met."""
+    torch._dynamo.reset()
+    restore = restorer(model)
+    compiled = memopt.compile(model, budget, backend="inductor")
+    try:
+        step(compiled, inputs)
+    except memopt.BudgetError as error:
+        assert error.minimum_bytes > budget
+        return None
+    assert distance(gradients(model), expected) < 1e-4
+    restore()
+    report = compiled.report
+    assert measured(compiled, model, inputs) <= budget
+    assert report.peak_bytes <= budget
+    return report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_feasible_budget_is_kept_with_eager_s_gradients(name):
+    model, inputs = without_dropout(name)
+    restore = restorer(model)
+    step(model, inputs)
+    expected = gradients(model)
+    restore()
+    peak = measured(torch.compile(model), model, inputs)
+    reports = [keeps(model, inputs, expected, int(peak * share)) for share in (1.0, 0.85, 0.7)]
+    assert reports[0] is not None, "what torch.compile takes is enough"
+    least = min(report.minimum_bytes for report in reports if report)
+    assert keeps(model, inputs, expected, int(least * 1.02)), "the promised minimum is true"
+
+
+def test_with_enough_memory_the_code_is_torch_compile_s_and_its_peak_is_known():
+    model, inputs = without_dropout("gpt2")
+    peak = measured(torch.compile(model), model, inputs)
+    torch._dynamo.reset()
+    compiled = memopt.compile(model, backend="inductor")
+    assert measured(compiled, model, inputs) <= peak
+    assert abs(compiled.report.peak_bytes - peak) <= 0.02 * peak
+    assert not compiled.report.notes
+
+
+class Broken(nn.Module):
+    """Two graphs, by a graph break, each with something to recompute."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(4)))
+        self.second = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(4)))
+
+    def forward(self, x):
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x).square().mean()
+
+
+def test_several_graphs_share_the_budget():
+    torch.manual_seed(0)
+    model, inputs = Broken(), {"x": torch.randn(256, 32)}
+    restore = restorer(model)
+    step(model, inputs)
+    expected = gradients(model)
+    restore()
+    peak = measured(torch.compile(model), model, inputs)
+    report = keeps(model, inputs, expected, int(peak * 0.8))
+    assert report is not None
+    assert len(report.programs) == 2
+
+
+def test_what_no_code_keeps_runs_operator_by_operator_and_says_so():
+    model, inputs = without_dropout("gpt2")
+    restore = restorer(model)
+    step(model, inputs)
+    expected = gradients(model)
+    restore()
+    torch._dynamo.reset()
+    least = memopt.plan(model, inputs, backend="aten").minimum_bytes
+    report = keeps(model, inputs, expected, int(least * 1.02))
+    assert report is not None
+    assert any("operator by operator" in note for note in report.notes)
