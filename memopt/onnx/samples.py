@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,9 @@ from memopt.onnx.read import argument, constant, dims, is_standard
 # Sizes that dynamic axes take in turn: the first named axis of a sample gets the first size, the next the second …
 _SIZES = ((2, 6, 5, 4, 3), (1, 3, 7, 2, 5), (3, 8, 4, 6, 2))
 # When a model runs on none of these, one size for every dynamic axis is tried.
-_EQUAL_SIZES = (4, 8, 1)
+_EQUAL_SIZES = (4, 8, 1, 64, 400)
+# Inputs of more elements than this together are not made up.
+_MOST_ELEMENTS = 1 << 24
 
 
 class UnknownInput(ValueError):
@@ -39,7 +42,7 @@ def samples(model: ir.Model, count: int = 2, seed: int = 0) -> list[Sample]:
     are 0 or 1 where they index none. Which of them the model really runs on is for the caller to try.
 
     Raises:
-        UnknownInput: an input has a type or a rank that values cannot be made up for.
+        UnknownInput: an input has a type or a rank that values cannot be made up for, or all of them are too large.
     """
     inputs = [value for value in model.graph.inputs if not value.is_initializer()]
     limits = {id(value): _limit(value) for value in inputs}
@@ -55,9 +58,17 @@ def samples(model: ir.Model, count: int = 2, seed: int = 0) -> list[Sample]:
     for number, sizes in enumerate(choices):
         random = np.random.default_rng(seed + number)
         axes = {name: sizes[index % len(sizes)] for index, name in enumerate(names)}
+        if sum(math.prod(_sizes(value, axes)) for value in inputs) > _MOST_ELEMENTS:
+            continue
         feeds = {str(value.name): _value(value, axes, limits[id(value)], random) for value in inputs}
         found.append(Sample(feeds, axes))
+    if not found:
+        raise UnknownInput(f"the inputs have more than {_MOST_ELEMENTS} elements")
     return found
+
+
+def _sizes(value: ir.Value, axes: Mapping[str, int]) -> list[int]:
+    return [dim if isinstance(dim, int) else axes[_axis(value, i, dim)] for i, dim in enumerate(_shape(value))]
 
 
 def _shape(value: ir.Value) -> list[int | str | None]:
@@ -74,7 +85,7 @@ def _axis(value: ir.Value, index: int, name: str | None) -> str:
 
 
 def _value(value: ir.Value, axes: Mapping[str, int], limit: int, random: np.random.Generator) -> Any:
-    shape = [dim if isinstance(dim, int) else axes[_axis(value, i, dim)] for i, dim in enumerate(_shape(value))]
+    shape = _sizes(value, axes)
     assert value.dtype is not None
     if value.dtype is ir.DataType.STRING:
         return np.asarray(random.choice(["memopt", "onnx", ""], size=shape), dtype=object)
