@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 @click.option("--skip", multiple=True, metavar="PASS", help="Leave this pass out; repeatable.")
 @click.option("--explain", is_flag=True, help="List every rewrite that was refused, with its node and the reason.")
 @click.option("--allow-larger", is_flag=True, help="Let an ONNX file come out larger than it went in.")
+@click.option("--dtype", type=click.Choice(["fp16"]), help="Lower precision; sensitive operators stay in float32.")
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the record: .html, .json, .txt.")
 @click.option("--tiny", is_flag=True, help="The tiny size of a model of memopt.models.")
 @click.option("--trust-pickle", is_flag=True, help="Read files that may run code when read.")
@@ -126,11 +127,14 @@ def _converted(
             opset=how["opset"],
             passes=chosen_passes(how["level"], names, how["skip"]),
             repeat=how["level"] == 3,
+            half=how["dtype"] == "fp16",
             allow_larger=how["allow_larger"],
             consume=True,
         )
         path = Path(request.spec)
         if path.suffix.lower() == ".onnx":
+            if options.half:
+                raise CommandError("--dtype goes with a model, not with an .onnx file", USAGE)
             if axes is not None:
                 raise CommandError(f"{path} has shapes of its own: leave --dynamic", USAGE)
             if not path.is_file():

@@ -16,6 +16,7 @@ from memopt.convert.capture import Captured, capture
 from memopt.convert.emit import DEFAULT_OPSET, emit, output_names
 from memopt.convert.errors import ConversionError
 from memopt.convert.inputs import Dynamic, dynamic_axes
+from memopt.convert.narrow import ALLOWED, narrowed
 from memopt.convert.record import Conversion, count_nodes, signature
 from memopt.convert.rewriting import chosen_passes, rewritten
 from memopt.convert.turn import turn_weights
@@ -37,6 +38,7 @@ class Options:
         opset: of the standard operators.
         passes: on the ONNX graph, in order; None: all.
         repeat: whether they run again until nothing changes.
+        half: whether weights and operators are put into float16, where they allow it.
         allow_larger: whether an ONNX file may come out larger than it went in.
         consume: whether the module's weights may be given up once they are written: the proof then takes their memory.
         external_above: with more bytes of weights they go to a file beside the model's.
@@ -45,6 +47,7 @@ class Options:
     opset: int = DEFAULT_OPSET
     passes: Sequence[OnnxPass] | None = None
     repeat: bool = False
+    half: bool = False
     allow_larger: bool = False
     consume: bool = False
     external_above: int = SINGLE_FILE_BYTES
@@ -108,6 +111,9 @@ def convert_captured(
         passes = chosen_passes() if options.passes is None else options.passes
         feeds = [as_arrays(made_inputs(captured, sizes, seed), exported) for seed, sizes in enumerate(_sets(captured))]
         model, records, notes = rewritten(exported, passes, inputs=feeds, repeat=options.repeat)
+    if options.half:
+        model = narrowed(model)
+        notes = (*notes, f"computed in float16: {100 * ALLOWED:.2g} % of an output's largest value is allowed")
     with clock("reference"):
         expected = expect(captured)
     with staged(model, output or Path("model.onnx"), external_above=options.external_above) as stage:
@@ -118,7 +124,7 @@ def convert_captured(
             del exported, model
             captured.release()
         with clock("verify"):
-            runs = verify(expected, stage.runnable, names)
+            runs = verify(expected, stage.runnable, names, ALLOWED if options.half else 0.0)
         if output is not None:
             with clock("write"):
                 stage.commit()

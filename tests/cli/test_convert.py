@@ -120,6 +120,14 @@ def test_passes_are_chosen_and_refusals_explained(run, folder):
     assert len(explained) > len(plain)
 
 
+def test_float16_by_request(run, folder):
+    saved(folder, sound())
+    result = run("convert", "resnet18:tiny", "-o", "m.onnx", "--dtype", "fp16")
+    assert result.exit_code == 0, result.stderr
+    assert "note: computed in float16" in result.stdout
+    assert_one_line(run("convert", "in.onnx", "-o", "n.onnx", "--dtype", "fp16"), 2, "--dtype goes with a model")
+
+
 def test_reports_as_pages_and_files(run, folder):
     saved(folder, sound())
     for suffix, start in (("html", "<!doctype html>"), ("json", "{"), ("txt", "in.onnx → nothing written")):
