@@ -8,7 +8,7 @@ from torch import nn
 
 import memopt
 
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 
@@ -120,8 +120,12 @@ def test_other_devices_are_refused() -> None:
         memopt.compile(network().to("meta"), backend="onnxruntime")
 
 
+def has_cuda() -> bool:
+    return torch.cuda.is_available() and "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.skipif(not has_cuda(), reason="needs a CUDA device and onnxruntime-gpu")
 @torch.no_grad()
 def test_cuda() -> None:
     model = network().cuda()
