@@ -11,7 +11,7 @@ from memopt.solve.pack import Buffer, Packing, pack
 from memopt.solve.pack_check import check_packing
 from memopt.solve.pack_greedy import by_size
 from memopt.solve.pack_problem import pieces
-from tests.solve.packings import buffer_lists, least_size
+from tests.solve.packings import GAPPED, buffer_lists, fits, least_size
 
 EXAMPLE = [Buffer(0, 3, 4), Buffer(3, 9, 4), Buffer(0, 9, 4), Buffer(9, 21, 4), Buffer(0, 21, 4)]
 # By hand: the three long ones meet two by two, so that 2 + 2 of the first moment cannot both lie beneath 3.
@@ -96,6 +96,27 @@ def test_cut_rectangles_are_put_together_again(count, seed):
     assert packing.optimal
     (piece,) = pieces(buffers)
     assert by_size(piece) > 1.05 * (1 << 20)
+
+
+@pytest.mark.parametrize(("buffers", "least"), [*zip(GAPPED, (6, 5, 7), strict=True)])
+def test_more_than_the_fullest_moment_is_proved_to_be_needed(buffers, least):
+    assert not fits(buffers, least - 1)
+    packing = pack(buffers)
+    check_packing(buffers, packing.offsets, least)
+    assert packing.optimal
+    # In units of 1,000 bytes: the next size above the refuted one is a whole unit on.
+    thousands = [buffer._replace(size=1000 * buffer.size) for buffer in buffers]
+    refuted = pack(thousands, capacity=1000 * least - 1)
+    assert refuted.lower_bound == 1000 * least
+
+
+def test_a_search_that_stopped_proves_nothing(monkeypatch):
+    monkeypatch.setattr("memopt.solve.pack._NODES", 1)
+    monkeypatch.setattr("memopt.solve.pack._NODES_EACH", 0)
+    buffers = cut_rectangle(60, 120, 1 << 20, 1024, 1)
+    packing = pack(buffers, timeout=30)
+    check_packing(buffers, packing.offsets, packing.size)
+    assert packing.lower_bound == 1 << 20
 
 
 def test_the_same_list_is_packed_the_same():

@@ -12,7 +12,7 @@ from memopt.solve import pack_search
 from memopt.solve.pack_check import check_packing
 from memopt.solve.pack_problem import Buffer, pieces
 from memopt.solve.pack_search import FEWEST, FORCED, LOWEST, NEARLY_FORCED, Outcome, Search, ranking
-from tests.solve.packings import crowded_lists, least_size
+from tests.solve.packings import crowded_lists, fits, gapped_lists, least_size
 
 
 @pytest.mark.parametrize("few", [LOWEST, FORCED, NEARLY_FORCED, FEWEST])
@@ -30,6 +30,17 @@ def test_every_capacity_is_met_or_refuted(few, buffers, letters, seed):
             if outcome is Outcome.FOUND:
                 offsets = [offset * piece.unit for offset in search.offsets]
                 check_packing(piece.buffers, offsets, piece.size(search.offsets), capacity)
+
+
+@pytest.mark.parametrize("few", [LOWEST, FORCED, NEARLY_FORCED, FEWEST])
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(buffers=gapped_lists(), letters=st.sampled_from(["TAW", "WAT"]), seed=st.integers(0, 9))
+def test_the_fullest_moment_may_not_be_enough(few, buffers, letters, seed):
+    for piece in pieces(buffers):
+        search, ranks = Search(piece), ranking(piece, letters, 0.5, seed)
+        for capacity in (piece.lower_bound, piece.lower_bound + 1, piece.lower_bound):
+            outcome = search.run(capacity, ranks, few, 100_000, math.inf)
+            assert outcome is (Outcome.FOUND if fits(list(piece.buffers), capacity) else Outcome.IMPOSSIBLE)
 
 
 @pytest.mark.parametrize("few", [LOWEST, FORCED, NEARLY_FORCED, FEWEST])
@@ -60,7 +71,7 @@ def test_no_size_between_is_skipped_and_bounds_hold(buffers):
 
 @pytest.mark.parametrize("few", [LOWEST, FEWEST])
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(buffers=crowded_lists(most=8))
+@given(buffers=st.one_of(crowded_lists(most=8), gapped_lists()))
 def test_weaker_bounds_change_nothing_but_the_time(few, buffers):
     for piece in pieces(buffers):
         search, weaker, ranks = Search(piece), Search(piece), ranking(piece, "TAW")
