@@ -352,7 +352,7 @@ def test_real_models_train_as_eager_does(name, backend):
     plain = step(model, inputs)
     eager = gradients(model)
     restore()
-    passes = tuple(p for p in memopt.TRAINING if p.name != "checkpoint")
+    passes = tuple(p for p in memopt.TRAINING if p.name != "checkpoint" and not p.lowers_floor)
     compiled = memopt.compile(model, backend=backend, passes=(*passes[:-1], ChunkLoss(4), passes[-1]))
     loss = step(compiled, inputs)
     (record,) = [r for r in compiled.report.passes if r.name == "chunk_loss"]
