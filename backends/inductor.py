@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +15,13 @@ from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._inductor import compile_fx as inductor
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from memopt.backends.aten import AtenBackend, Boxed, emit
 from memopt.backends.inductor_halves import Halves
+from memopt.backends.inductor_order import KeepOrder
 from memopt.backends.inductor_replay import ReplayError, Workspace
 from memopt.budget import format_bytes
 from memopt.capture.dynamo import Hooks, Watched
@@ -130,8 +133,9 @@ class _Training:
     def _search(self) -> _Attempt | None:
         session = self.session
         best = None
+        keep_order = False
         for _ in range(_PLANS):
-            attempt = self._attempt(self.hooks.partition)
+            attempt = self._attempt(self.hooks.partition, keep_order=keep_order)
             assert attempt is not None  # only torch's own partition gives up early
             if attempt.excess is None:
                 return attempt
@@ -142,6 +146,7 @@ class _Training:
                     break
             elif best is not None or not session.one_graph or not session.feasible:
                 break
+            keep_order = keep_order or attempt.excess > 0
             session.correction = attempt.saving - max(0, attempt.excess) // 8
         if best is not None and best is not attempt and best.peaks is not None:
             session.emitted(self.hooks.captured, best.peaks)
@@ -149,10 +154,10 @@ class _Training:
 
     # -- one attempt ---------------------------------------------------------------------------------------------
 
-    def _attempt(self, partition: Callable[..., Any]) -> _Attempt | None:
+    def _attempt(self, partition: Callable[..., Any], *, keep_order: bool = False) -> _Attempt | None:
         halves = Halves()
         try:
-            run = _compile_fx(self.graph_module, self.example_inputs, halves.compile, partition)
+            run = _compile_fx(self.graph_module, self.example_inputs, halves.compile, partition, keep_order)
         except _Hopeless:
             return None
         captured = self.hooks.captured
@@ -187,14 +192,17 @@ def _compile_fx(
     example_inputs: Sequence[Any],
     inner: Callable[..., Any],
     partition: Callable[..., Any],
+    keep_order: bool = False,
 ) -> Any:
     # Both halves are lowered at once, since a peak is that of both; torch's cache of joint graphs does not know plans.
-    with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False):
+    token = b"memopt, in order" if keep_order else b"memopt"
+    choices = V.set_choices_handler(KeepOrder()) if keep_order else contextlib.nullcontext()
+    with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False), choices:
         return inductor.compile_fx(
             fx.GraphModule(graph_module, graph_module.graph),
             example_inputs,
             inner_compile=inner,
-            config_patches={"custom_partitioner_fn": _Partition(partition)},
+            config_patches={"custom_partitioner_fn": _Partition(partition, token)},
         )
 
 
@@ -254,8 +262,8 @@ def missing_compiler(device: torch.device) -> str | None:
 class _Partition(CustomPartitionerFn):
     """Inductor's hook for the joint graph, after its own joint-graph passes."""
 
-    def __init__(self, partition: Callable[..., Any]) -> None:
-        self._partition = partition
+    def __init__(self, partition: Callable[..., Any], token: bytes) -> None:
+        self._partition, self._token = partition, token
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
@@ -271,8 +279,8 @@ class _Partition(CustomPartitionerFn):
         return _nothing_of_a_plan, ()  # and pickles them, with all that they hold
 
     def uuid(self) -> Any | None:
-        # Inductor's own cache goes by the halves that come of the plan, so it needs nothing of the plan here.
-        return b"memopt"
+        # Inductor's own cache goes by the halves that come of the plan: beside them only the fusion policy matters.
+        return self._token
 
 
 def _nothing_of_a_plan() -> None:
