@@ -11,6 +11,7 @@ import torch
 from memopt.cli.group import USAGE, CommandError
 from memopt.cli.loading import Loaded
 from memopt.convert.inputs import InputSpec, named
+from memopt.models.base import TokenModel
 
 _BATCH, _SEQUENCE, _DECODER_SEQUENCE, _SAMPLES = 2, 16, 12, 3200
 # Ids below this are often special (padding, end of a sentence), and some heads look for them.
@@ -34,6 +35,10 @@ def conversion_inputs(loaded: Loaded, specs: Sequence[InputSpec]) -> dict[str, A
         return {spec.name: spec.make() for spec in specs}
     if is_hugging_face(loaded.model):
         return derived_inputs(loaded.model)
+    if isinstance(loaded.model, TokenModel):
+        # Its own example may be as long as the model allows, with a logit for each word at each place.
+        inputs: dict[str, Any] = loaded.model.example_inputs(_BATCH, sequence=min(_SEQUENCE, loaded.model.sequence))
+        return inputs
     if not loaded.inputs:
         raise CommandError(
             f"the inputs of {loaded.name} are not known: add --input NAME=2x16:int64 for each (forward takes {takes})",

@@ -150,6 +150,7 @@ def test_json_holds_the_record(run):
     assert record["output"] is None
     assert record["inputs"] == [{"name": "input_ids", "dtype": "int64", "shape": ["batch", "sequence"]}]
     assert len(record["runs"]) == 4
+    assert record["runs"][0]["sizes"] == {"batch": 2, "sequence": 16}
     assert {"sizes", "outputs"} == set(record["runs"][0])
 
 

@@ -41,7 +41,8 @@ class FoldConstants(OnnxPass):
     """
 
     name: ClassVar[str] = "fold_constants"
-    tolerance: ClassVar[float] = 1.0
+    # An engine may run another kernel where an operand is a constant: its sums then run in another order.
+    tolerance: ClassVar[float] = 4.0
 
     def __init__(self, growth: int = 0) -> None:
         """Allow the constants to grow by `growth` bytes in all."""
