@@ -106,7 +106,7 @@ def test_more_than_the_fullest_moment_is_proved_to_be_needed(buffers, least):
     assert packing.optimal
     # In units of 1,000 bytes: the next size above the refuted one is a whole unit on.
     thousands = [buffer._replace(size=1000 * buffer.size) for buffer in buffers]
-    refuted = pack(thousands, capacity=1000 * least - 1)
+    refuted = pack(thousands, capacity=1000 * (least - 1))
     assert refuted.lower_bound == 1000 * least
 
 
