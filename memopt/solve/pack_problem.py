@@ -159,17 +159,27 @@ def _piece(buffers: Sequence[Buffer], members: list[int]) -> Piece:
         for buffer in section:
             common[buffer] = math.gcd(common[buffer], shared)
     rooms = [-(-buffer.size // step) * step for buffer, step in zip(held, common, strict=True)]
-    unit = math.gcd(*rooms, *(buffer.alignment for buffer in held))
+    unit = _unit(rooms, {buffer.alignment for buffer in held})
     return Piece(
         members=tuple(members),
         buffers=held,
         unit=unit,
         rooms=tuple(room // unit for room in rooms),
-        alignments=tuple(buffer.alignment // unit for buffer in held),
+        alignments=tuple(max(1, buffer.alignment // unit) for buffer in held),
         first=tuple(first),
         last=tuple(last),
         sections=sections,
     )
+
+
+def _unit(rooms: list[int], alignments: set[int]) -> int:
+    """The largest unit of which every room is a multiple, and that each alignment divides or is a multiple of."""
+    unit = math.gcd(*rooms)
+    while True:
+        finer = math.gcd(unit, *(alignment for alignment in alignments if unit % alignment))
+        if finer == unit:
+            return unit
+        unit = finer
 
 
 def _sections(held: tuple[Buffer, ...]) -> tuple[tuple[int, ...], ...]:

@@ -98,3 +98,17 @@ def test_ranks_follow_the_letters_and_noise_is_repeatable():
     assert ranking(piece, "TA") == [1, 0, 2]
     assert ranking(piece, "A", 0.5, 3) == ranking(piece, "A", 0.5, 3)
     assert len({tuple(ranking(piece, "A", 0.9, seed)) for seed in range(40)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("buffers", "unit", "alignments"),
+    [
+        ([(0, 2, 3000), (1, 3, 2000)], 1000, (1, 1)),
+        ([(0, 2, 3000), (1, 3, 2000, 8)], 1000, (1, 1)),
+        ([(0, 2, 192, 64), (1, 3, 128, 128)], 64, (1, 2)),
+        ([(0, 2, 12, 4), (1, 3, 18, 6)], 2, (2, 3)),
+    ],
+)
+def test_the_unit_is_as_large_as_rooms_and_alignments_allow(buffers, unit, alignments):
+    (piece,) = pieces([Buffer(*buffer) for buffer in buffers])
+    assert (piece.unit, piece.alignments) == (unit, alignments)
