@@ -15,6 +15,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._inductor import compile_fx as inductor
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.exc import InductorError
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
@@ -23,7 +24,6 @@ from memopt.backends.aten import AtenBackend, Boxed, emit
 from memopt.backends.inductor_halves import Halves
 from memopt.backends.inductor_order import KeepOrder
 from memopt.backends.inductor_replay import ReplayError, Workspace
-from memopt.budget import format_bytes
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.capture.joint import constants_to_attributes, mutations_in_place
 from memopt.planner import GraphPeaks
@@ -120,8 +120,8 @@ class _Training:
     def _operator_by_operator(self) -> Callable[..., Any]:
         session = self.session
         session.note(
-            f"no code of Inductor's was found that keeps the budget (it takes {format_bytes(session.step_bytes)}): "
-            "this graph runs operator by operator, as with backend='aten'"
+            "no code of Inductor's was found that keeps the budget: this graph runs operator by operator, as with "
+            "backend='aten'"
         )
         session.withdraw(self.hooks.captured)
         session.exact = True
@@ -136,7 +136,8 @@ class _Training:
         keep_order = False
         for _ in range(_PLANS):
             attempt = self._attempt(self.hooks.partition, keep_order=keep_order)
-            assert attempt is not None  # only torch's own partition gives up early
+            if attempt is None:
+                break
             if attempt.excess is None:
                 return attempt
             if attempt.fits:
@@ -159,6 +160,9 @@ class _Training:
         try:
             run = _compile_fx(self.graph_module, self.example_inputs, halves.compile, partition, keep_order)
         except _Hopeless:
+            return None
+        except InductorError as error:  # the graph may hold what this version of Inductor has no code for
+            self.session.note(f"Inductor has no code for this graph: {str(error).splitlines()[0]}")
             return None
         captured = self.hooks.captured
         assert captured is not None

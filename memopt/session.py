@@ -275,9 +275,6 @@ class Session:
         plain = self._predicted_peak(captured)
         base = self.resident.total + sum(constant_bytes(item.program) for item in captured)
         limit = self.limit(base + plain)
-        if limit is not None and self.optimizer_peak() > self.usable(limit):
-            self.report = build_report(self, captured, plain, plain, None, plain)
-            raise self._over(self.optimizer_peak(), limit)
         room = None if limit is None else self.usable(limit) - base + self.correction
         if searched and self.search:
             planned, plan, lowering = self._choose(self._search_kept, room, late)
@@ -291,9 +288,10 @@ class Session:
             measured = self._measured_peak(planned, 0)
         self.report = build_report(self, planned, plan.peak_bytes, plan.minimum_bytes, measured, plain, plan.curve)
         if settled and limit is not None:
-            taken = max(plan.peak_bytes, measured or 0)
-            if not plan.feasible or base + taken > self.usable(limit):
-                raise self._over(base + (plan.minimum_bytes if not plan.feasible else taken), limit)
+            fits = plan.feasible and base + max(plan.peak_bytes, measured or 0) <= self.usable(limit)
+            needed = base + (max(plan.peak_bytes, measured or 0) if plan.feasible and not fits else plan.minimum_bytes)
+            if not fits or self.optimizer_peak() > self.usable(limit):
+                raise self._over(max(needed, self.optimizer_peak()), limit)
         for key, item in zip(keys, planned, strict=True) if self.search else ():
             self._schedules[key] = None if item.choice is None else item.choice.plan.schedule
         if self.exact:
@@ -324,7 +322,7 @@ class Session:
         self.report = build_report(self, step.planned, peak, minimum, None, step.plain, step.plan.curve)
         if len(step.keys) == 1:
             self._schedules.pop(step.keys[0], None)  # another attempt may want another plan
-        return saving, None if step.limit is None else step.base + peak - self.usable(step.limit)
+        return saving, None if step.limit is None else self.report.peak_bytes - self.usable(step.limit)
 
     def may_leave(self, graph_break: bool) -> bool:
         """Whether an engine may try its own partition first: a step of one graph, or no budget to be shared."""
@@ -360,11 +358,6 @@ class Session:
     def one_graph(self) -> bool:
         """Whether the step that was planned last is a single graph, which may be planned again by itself."""
         return self._step is not None and len(self._step.keys) == 1
-
-    @property
-    def step_bytes(self) -> int:
-        """The peak of the step that was planned last, as it was last put on record, in bytes."""
-        return self.report.peak_bytes if self.report else 0
 
     def forget_search(self) -> None:
         """Let go of the search: the step is lowered, and what was found is in its schedules."""
