@@ -83,7 +83,56 @@ def packing_table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-TABLES = {"step": step_table, "planning": planning_table, "packing": packing_table}
+def training_table(result: dict[str, Any]) -> str:
+    settings = result["settings"]
+    sizes = [f"batch {settings['batch']}"]
+    sizes += [f"{key} {settings[key]}" for key in ("sequence", "resolution") if key in settings]
+    lines = [
+        f"{settings['model']}, {', '.join(sizes)}, {settings['dtype']}; {result['machine']}, torch {result['torch']}, "
+        f"`{result['allocator']}`, median of {settings['repeats']} steps, {settings['jobs']} rows compiled at a time:",
+        "",
+        "| | budget | predicted | allocated | reserved | step | first step |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        budget = f"{row['budget_bytes'] / 1e6:,.0f} MB" if "budget_bytes" in row else ""
+        if "seconds" not in row:
+            why = row.get("error") or f"refused: the least is {row['minimum_bytes'] / 1e6:,.0f} MB"
+            lines.append(f"| {row['row']} | {budget} | {why} | | | | |")
+            continue
+        kinds = ("predicted_bytes", "peak_bytes", "reserved_bytes")
+        cells = [f"{row[key] / 1e6:,.0f} MB" if key in row else "" for key in kinds]
+        mark = "¹" if any("operator by operator" in note for note in row.get("notes", ())) else ""
+        times = f"{row['seconds'] * 1e3:,.0f} ms{mark} | {row['first_step_seconds']:,.0f} s"
+        lines.append(f"| {row['row']} | {budget} | {' | '.join(cells)} | {times} |")
+    return "\n".join(lines) + "\n"
+
+
+def arena_table(result: dict[str, Any]) -> str:
+    kinds = ("sum", "eager_peak", "given_order", "reordered", "joined", "arena", "greedy_by_size")
+    heads = ("sum of tensors", "eager", "given order", "reordered", "joined", "arena", "greedy by size")
+    lines = [
+        f"{result['machine']}, {result['threads']} thread, torch {result['torch']}; MB:",
+        "",
+        f"| model and batch | {' | '.join(heads)} | allocated beside results | eager | static |",
+        "|---" * (len(heads) + 4) + "|",
+    ]
+    for row in result["rows"]:
+        cells = [f"{row[f'{kind}_bytes'] / 1e6:,.2f}" for kind in kinds]
+        times = [f"{row[f'{engine}_seconds'] * 1e3:,.0f} ms" for engine in ("eager", "static")]
+        lines.append(
+            f"| {row['model']} | {' | '.join(cells)} | {row['allocated_beside_results']:,} B | {' | '.join(times)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+TABLES = {
+    "step": step_table,
+    "planning": planning_table,
+    "packing": packing_table,
+    "training": training_table,
+    "arena": arena_table,
+}
 
 
 def rendered(text: str) -> str:

@@ -16,4 +16,6 @@ def test_readme_agrees_with_the_results():
 def test_every_result_is_in_the_readme():
     readme = (ROOT / "README.md").read_text()
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):
-        assert f"<!-- results: {path.name} -->" in readme
+        page = path.with_suffix(".md")  # a table too long for the README has a page of its own
+        named = f"(benchmarks/results/{page.name})" if page.exists() else f"<!-- results: {path.name} -->"
+        assert named in readme
