@@ -37,6 +37,8 @@ _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
 _ABSORBING = -1e30
 # A number as low as this hides a score from a row that has another one.
 _HIDING = -9.9e8  # -1e9 in bfloat16 is a little more
+# Beside a number this low, float16 keeps nothing of a score but whole units.
+_LOST_IN_HALF = -1024.0
 # Below this many keys the CPU's kernel takes the largest score without vectors, and a row of NaN for a hidden one.
 _CPU_VECTOR = 16
 
@@ -257,6 +259,8 @@ class _Fuser:
             raise Refused("a row may be hidden wholly: by hand it is the mean of all values, in the fused operator 0")
         bounds = bounds_of_values(self.program, mask)
         if bounds is not None:
+            if mask.meta["val"].dtype is torch.float16 and bounds[0][0] < _LOST_IN_HALF:
+                raise Refused("a row may be hidden wholly: by hand float16 rounds its scores away, in the operator not")
             if mask.meta["val"].device.type != "cpu" and bounds[0][0] < _ABSORBING:
                 # CUDA's kernels multiply by log2(e): the lowest number would overflow, and a hidden row become NaN.
                 mask = self._call(found.second, aten.clamp_min.default, (mask, _ABSORBING))

@@ -256,7 +256,10 @@ def test_masks_in_half_precision(dtype):
         scores = q @ k.mT / 3 + torch.where(m, 0.0, torch.finfo(dtype).min).to(q.dtype)
         return scores.softmax(-1, dtype=torch.float32 if q.dtype == dtype else None).to(v.dtype) @ v
 
-    assert FUSED in names(fused(function, *heads(dtype), padding()))
+    if dtype is torch.float16:  # -65504 leaves nothing of a score there, so a hidden row is the mean of all values
+        assert "float16 rounds its scores away" in refusals(function, *heads(dtype), padding())[0]
+    else:
+        assert FUSED in names(fused(function, *heads(dtype), padding()))
 
     def in_float32(q, k, v, m):
         return ((q @ k.mT).float() / 3 + torch.where(m, 0.0, -1e4)).softmax(-1).to(v.dtype) @ v
@@ -587,7 +590,7 @@ def test_on_a_device(dtype, causal):
         scores = q @ k.mT / 8
         if causal:
             scores = scores.masked_fill(torch.ones(64, 64, device="cuda").tril() == 0, -INF)
-        return torch.softmax(scores, -1, dtype=torch.float32).to(dtype) @ v
+        return torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype) @ v
 
     args = [normal(2, 4, 64, 64, dtype=dtype, seed=i).cuda() for i in range(3)]
     result = fused(function, *args)
@@ -595,7 +598,7 @@ def test_on_a_device(dtype, causal):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_that_are_hidden_wholly_on_a_device(dtype):
     def function(q, k, v, m):
         low = torch.finfo(q.dtype).min
