@@ -372,9 +372,13 @@ class Session:
         """A training program after the rewrites that come before the plan."""
         program, records = PassManager(passes, self.verify).run(source)
         program = self.table.placed(program)
-        costs = self.table.measure_all(program)
-        line = timeline(program, workspace(program, costs))
+        costs, line = self._measured_memory(program)
         return Planned(source, program, program, line, line, records, costs)
+
+    def _measured_memory(self, program: Program) -> tuple[Mapping[str, OperatorCost], Timeline]:
+        """What its operators take, and its memory over time."""
+        costs = self.table.measure_all(program)
+        return costs, timeline(program, workspace(program, costs))
 
     def _choose(
         self, search: Search, room: int | None, late: Sequence[Pass]
@@ -430,8 +434,7 @@ class Session:
     def _rewritten(self, item: Planned, passes: Sequence[Pass]) -> Planned:
         """A captured program after more rewrites, not proved yet; its records are those of these alone."""
         program, records = PassManager(passes, False).run(item.program)
-        costs = self.table.measure_all(program)
-        line = timeline(program, workspace(program, costs))
+        costs, line = self._measured_memory(program)
         return dataclasses.replace(item, before=program, program=program, timeline=line, records=records, costs=costs)
 
     def _planner(self, option: Option, late: Sequence[Pass], share: float = 1.0) -> StepPlanner:
@@ -439,7 +442,7 @@ class Session:
 
         def finish(program: Program) -> tuple[Program, Timeline]:
             finished, _ = after.run(program)
-            return finished, timeline(finished, workspace(finished, self.table.measure_all(finished)))
+            return finished, self._measured_memory(finished)[1]
 
         if option.planner is None:
             befores, costs = [item.before for item in option.items], [item.costs for item in option.items]
@@ -482,11 +485,14 @@ class Session:
         """The budget in bytes, for a model that takes `unconstrained_bytes` without one."""
         return None if self.budget is None else self.budget.resolve(unconstrained_bytes)
 
-    def _halves(self) -> tuple[list[Pass], list[Pass], bool]:
-        """The training passes before and after the plan, and whether there is one: whether `checkpoint` is a pass."""
+    def _training_passes(self) -> list[Pass]:
         from memopt.passes import TRAINING
 
-        passes = list(TRAINING if self.passes is None else self.passes)
+        return list(TRAINING if self.passes is None else self.passes)
+
+    def _halves(self) -> tuple[list[Pass], list[Pass], bool]:
+        """The training passes before and after the plan, and whether there is one: whether `checkpoint` is a pass."""
+        passes = self._training_passes()
         places = [index for index, item in enumerate(passes) if isinstance(item, Checkpoint)]
         if not places:
             return passes, [], False
@@ -495,9 +501,7 @@ class Session:
 
     def _lowering(self) -> list[Pass]:
         """The training passes before the plan that lower its floor: used where a plan without them is worse."""
-        from memopt.passes import TRAINING
-
-        passes = list(TRAINING if self.passes is None else self.passes)
+        passes = self._training_passes()
         place = next(index for index, item in enumerate(passes) if isinstance(item, Checkpoint))
         return [item for item in passes[:place] if item.lowers_floor]
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import onnx_ir as ir
 
+from memopt.onnx.edit import Edit
 from memopt.onnx.match import Match, find
-from memopt.onnx.read import argument, attribute, constant, dims, is_standard, producer, scalar
+from memopt.onnx.read import argument, attribute, constant, dims, is_standard, label, producer, scalar
+from memopt.onnx.symbolic import Symbols
 from memopt.rewrite import Refused
 
 _GUARD = (("Where", ("IsNaN", "p"), 0.0, "p"),)
@@ -110,3 +113,41 @@ def _is_finite(mask: ir.Value) -> bool:
         return False
     numbers = [scalar(argument(node, place)) for place in (1, 2)]
     return all(number is not None and abs(number) < float("inf") for number in numbers)
+
+
+def fuse_each(edit: Edit, fuse: Callable[[Edit, ir.Node, Attention, Symbols], None]) -> None:
+    """Offer every attention of the main graph, in order; what `fuse` raises as Refused becomes a refusal."""
+    symbols = Symbols(edit.model)
+    for node in list(edit.model.graph):
+        if node.graph is None or not is_standard(node, "MatMul"):
+            continue
+        try:
+            found = attention(node)
+            if found is not None:
+                fuse(edit, node, found, symbols)
+        except Refused as reason:
+            edit.refuse(node, f"is attention, but {reason}")
+
+
+def check(found: Attention, symbols: Symbols) -> None:
+    """Raise Refused unless nothing inside is read outside, and the mask has the scores' rows and columns."""
+    other = found.outside_user()
+    if other is not None:
+        raise Refused(f"the result of {label(other)} has other users, or is an output")
+    shapes = [symbols.shapes.get(value) for value in (found.q, found.turned, found.v)]
+    if any(shape is None or len(shape) != 4 for shape in shapes):
+        raise Refused("the shapes of q, k and v are not known")
+    q, turned, v = (shape for shape in shapes if shape is not None)
+    if not (q[0] == turned[0] == v[0] and q[1] == turned[1] == v[1] and turned[3] == v[2] and q[3] == turned[2]):
+        raise Refused("batch, heads and lengths of q, k and v are not known to agree")
+    if found.mask is None:
+        return
+    mask = symbols.shapes.get(found.mask)
+    if (
+        mask is None
+        or len(mask) != 4
+        or mask[2:] != (q[2], v[2])
+        or mask[0] not in (1, q[0])
+        or mask[1] not in (1, q[1])
+    ):
+        raise Refused(f"the shape of its mask, {mask}, is not known to be that of the scores")

@@ -6,9 +6,8 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from memopt.onnx.attention import Attention, attention
+from memopt.onnx.attention import Attention, check, fuse_each
 from memopt.onnx.edit import Edit
-from memopt.onnx.passes.fuse_attention import check
 from memopt.onnx.read import attribute, is_standard, label, only_user, producer
 from memopt.onnx.runtime_pass import OnnxRuntimePass
 from memopt.onnx.symbolic import Dim, Symbols
@@ -33,16 +32,7 @@ class FuseMultiHeadAttention(OnnxRuntimePass):
 
     def rewrite(self, edit: Edit) -> None:
         """Walk the main graph in order."""
-        symbols = Symbols(edit.model)
-        for node in list(edit.model.graph):
-            if node.graph is None or not is_standard(node, "MatMul"):
-                continue
-            try:
-                found = attention(node)
-                if found is not None:
-                    _fuse(edit, node, found, symbols)
-            except Refused as reason:
-                edit.refuse(node, f"is attention, but {reason}")
+        fuse_each(edit, _fuse)
 
 
 def _fuse(edit: Edit, node: ir.Node, found: Attention, symbols: Symbols) -> None:
