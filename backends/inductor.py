@@ -170,7 +170,7 @@ class _Training:
             peaks = halves.peaks(captured, _workspace(self.session.table))
         except ReplayError as error:
             self.session.note(f"the peak of the generated code is not known: {error}")
-            return _Attempt(run, halves, None)
+            return None if self.session.limit_bytes else _Attempt(run, halves, None)  # unknown, it cannot be promised
         saving, excess = self.session.emitted(captured, peaks)
         return _Attempt(run, halves, peaks, saving, excess)
 

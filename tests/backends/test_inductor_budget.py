@@ -143,3 +143,19 @@ def test_what_no_code_keeps_runs_operator_by_operator_and_says_so():
     report = keeps(model, inputs, expected, int(least * 1.02))
     assert report is not None
     assert any("operator by operator" in note for note in report.notes)
+
+
+def test_code_whose_peak_is_not_known_does_not_run_under_a_budget(monkeypatch):
+    from memopt.backends.inductor_halves import Halves
+    from memopt.backends.inductor_replay import ReplayError
+
+    def unknown(*args):
+        raise ReplayError("made up")
+
+    monkeypatch.setattr(Halves, "peaks", unknown)
+    torch.manual_seed(0)
+    model, inputs = Broken().second, {"input": torch.randn(256, 32)}
+    compiled = memopt.compile(nn.Sequential(model, nn.Flatten(0)), "1GB", backend="inductor")
+    compiled(**inputs).sum().backward()
+    assert any("made up" in note for note in compiled.report.notes)
+    assert any("operator by operator" in note for note in compiled.report.notes)
