@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from memopt.budget import Budget, BudgetError
 from memopt.capture.dynamo import Engine, Names
-from memopt.choice import acceptable, cheapest, joined, unused
 from memopt.evidence import Verification
 from memopt.memory.allocator import slack_bytes, use_expandable_segments, with_slack
-from memopt.memory.cost.table import CostTable, OperatorCost
+from memopt.memory.cost.table import CostTable
 from memopt.memory.optimizer import OptimizerFootprint
 from memopt.memory.rounding import allocated_bytes
-from memopt.memory.timeline import Timeline, timeline
-from memopt.pass_manager import Pass, PassManager, PassRecord
-from memopt.passes.checkpoint import Checkpoint, workspace
-from memopt.planner import Choice, GraphPeaks, StepPlan, StepPlanner, peaks_of, step_peak
-from memopt.program import InputKind, Program, describe, tensors_of
+from memopt.memory.timeline import timeline
+from memopt.pass_manager import Pass, PassManager
+from memopt.passes.checkpoint import workspace
+from memopt.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
+from memopt.planner import GraphPeaks, StepPlan, peaks_of, step_peak
+from memopt.program import Program
 from memopt.report.build import build_report
 from memopt.report.record import Report
 from memopt.solve.schedule import Schedule
+from memopt.step_search import Stages, StepSearch, replay, stages_of
 from memopt.trial import TrialError, trial
-
-log = logging.getLogger("memopt")
-
-# How often a plan whose measured step went over the budget is tightened before the budget is called infeasible.
-_TIGHTENINGS = 3
 
 
 class WholeStepNeeded(Exception):
@@ -74,33 +68,6 @@ class Resident:
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
-    """One graph after planning.
-
-    Attributes:
-        source: the program as captured.
-        before: the same after the rewrites that come before the plan.
-        program: the finished program.
-        timeline: its memory.
-        timeline_before: the memory of `before`.
-        records: one per pass.
-        costs: seconds and workspace by node name of `before`.
-        choice: the plan; None for inference, and where `checkpoint` is not among the passes.
-        measured: what a trial run took above what is resident, in bytes; None when none was made.
-    """
-
-    source: Program
-    before: Program
-    program: Program
-    timeline: Timeline
-    timeline_before: Timeline
-    records: tuple[PassRecord, ...]
-    costs: Mapping[str, OperatorCost]
-    choice: Choice | None = None
-    measured: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class Step:
     """The training step that was planned last.
 
@@ -119,36 +86,6 @@ class Step:
     plain: int
     base: int
     limit: int | None
-
-
-@dataclasses.dataclass
-class Option:
-    """One way to plan a step.
-
-    Attributes:
-        items: its graphs after these rewrites, before the plan.
-        passes: the rewrites that lower the floor and changed something.
-        planner: the search, once it was made.
-    """
-
-    items: list[Planned]
-    passes: tuple[Pass, ...]
-    planner: StepPlanner | None = None
-
-
-@dataclasses.dataclass
-class Search:
-    """What is kept of a step between two attempts to plan it.
-
-    Attributes:
-        keys: fingerprints of its graphs as captured.
-        captured: its graphs after the rewrites that come before the plan.
-        options: by the names of the rewrites that were tried.
-    """
-
-    keys: tuple[str, ...]
-    captured: list[Planned]
-    options: dict[tuple[str, ...], Option] = dataclasses.field(default_factory=dict)
 
 
 class Session:
@@ -178,7 +115,7 @@ class Session:
         self._schedules: dict[str, Schedule | None] = {}  # by fingerprint; None: nothing is recomputed
         self._lowered: dict[str, tuple[Pass, ...]] = {}  # by fingerprint: rewrites that lower the floor, as chosen
         self._step: Step | None = None
-        self._search_kept: Search | None = None
+        self._search_kept: tuple[tuple[str, ...], StepSearch] | None = None  # with the fingerprints of its graphs
         self._emitted: dict[str, GraphPeaks] = {}  # by fingerprint: what the engine's own code takes
         # Set by an engine that runs its own code: whether to search for a plan, and bytes that its code takes less
         # than the program's own operations would.
@@ -221,14 +158,14 @@ class Session:
             return program
         key = fingerprint(program)
         if self.search and key in self._schedules:
-            return self._replay(program, self._schedules[key])
+            return self._replayed(program, self._schedules[key])
         if self.search and (graph_break or self._schedules) and self.whole_step:
             raise WholeStepNeeded
         planned = self.plan_training([program], settled=self.exact)[0]
         if planned.source is program:
             return planned.program
         # Planned for an equal graph that was captured before: a graph is lowered by the capture that made it.
-        return self._replay(program, planned.choice.plan.schedule if planned.choice else None)
+        return self._replayed(program, planned.choice.plan.schedule if planned.choice else None)
 
     # -- planning ------------------------------------------------------------------------------------------------
 
@@ -267,25 +204,24 @@ class Session:
             BudgetError: no plan keeps the budget; `minimum_bytes` is the least that one was found for.
         """
         self._prepare_allocator()
-        early, late, searched = self._halves()
         keys = tuple(fingerprint(program) for program in programs)
-        if self._search_kept is None or self._search_kept.keys != keys:
-            self._search_kept = Search(keys, [self._captured(program, early) for program in programs])
-        captured = self._search_kept.captured
-        plain = self._predicted_peak(captured)
+        search = self._search_of(keys, programs)
+        captured = search.captured
+        plain = predicted_peak(captured)
         base = self.resident.total + sum(constant_bytes(item.program) for item in captured)
         limit = self.limit(base + plain)
         room = None if limit is None else self.usable(limit) - base + self.correction
-        if searched and self.search:
-            planned, plan, lowering = self._choose(self._search_kept, room, late)
-            self._lowered.update(dict.fromkeys(keys, lowering))
+        if search.stages.searched and self.search:
+            found = search.plan(room)
+            planned, plan = found.planned, found.plan
+            self._lowered.update(dict.fromkeys(keys, found.lowering))
         else:
             planned = [self._with_trial(item) for item in captured]
             plan = StepPlan((), plain, plain, room is None or plain <= room)
         self._step = Step(keys, tuple(planned), plan, plain, base, limit)
         measured = None
         if all(item.measured is not None for item in planned):
-            measured = self._measured_peak(planned, 0)
+            measured = measured_peak(planned, 0)
         self.report = build_report(self, planned, plan.peak_bytes, plan.minimum_bytes, measured, plain, plan.curve)
         if settled and limit is not None:
             fits = plan.feasible and base + max(plan.peak_bytes, measured or 0) <= self.usable(limit)
@@ -368,106 +304,22 @@ class Session:
         if program is not None:
             self._emitted.pop(fingerprint(program), None)
 
-    def _captured(self, source: Program, passes: Sequence[Pass]) -> Planned:
-        """A training program after the rewrites that come before the plan."""
-        program, records = PassManager(passes, self.verify).run(source)
-        program = self.table.placed(program)
-        costs, line = self._measured_memory(program)
-        return Planned(source, program, program, line, line, records, costs)
+    def _search_of(self, keys: tuple[str, ...], programs: Sequence[Program]) -> StepSearch:
+        """The search for these graphs: what is kept of them between two attempts to plan them."""
+        if self._search_kept is None or self._search_kept[0] != keys:
+            search = StepSearch(
+                programs,
+                self._stages(),
+                verify=self.verify,
+                table=self.table,
+                attempt=self._with_trial,
+                seconds=self.plan_seconds,
+            )
+            self._search_kept = keys, search
+        return self._search_kept[1]
 
-    def _measured_memory(self, program: Program) -> tuple[Mapping[str, OperatorCost], Timeline]:
-        """What its operators take, and its memory over time."""
-        costs = self.table.measure_all(program)
-        return costs, timeline(program, workspace(program, costs))
-
-    def _choose(
-        self, search: Search, room: int | None, late: Sequence[Pass]
-    ) -> tuple[list[Planned], StepPlan, tuple[Pass, ...]]:
-        """Choose what to recompute in all graphs, and which of the rewrites that lower the floor to use: the last."""
-        captured = search.captured
-        options = [self._option(search, ()), self._option(search, self._lowering())]
-        lowered, used = options[1].items, options[1].passes
-        if not used:
-            planned, step = self._search(options[0], room, late)
-            return self._recorded(planned, captured, lowered, (), late), step, ()
-        plans = [self._planner(option, late, share=0.5).plan(room) for option in options]
-        if not acceptable(plans[0]):
-            for item in used if len(used) > 1 else ():  # one of them may cost more than it helps
-                options.append(self._option(search, [other for other in used if other is not item]))
-                plans.append(self._planner(options[-1], late, share=0.25).plan(room))
-        index = 0 if acceptable(plans[0]) else cheapest(plans)
-        planned, step = self._search(options[index], room, late)
-        if not index and room is not None and step.feasible and self._measured_peak(planned, 0) > room:
-            index = 1 + cheapest(plans[1:])  # the plan without them does not keep the budget after all
-            planned, step = self._search(options[index], room, late)
-        chosen = options[index].passes
-        others = [plan for number, plan in enumerate(plans) if number != index]
-        return self._recorded(planned, captured, lowered, chosen, late), joined(step, others), chosen
-
-    def _option(self, search: Search, passes: Sequence[Pass]) -> Option:
-        """The graphs after more rewrites, and those of the rewrites that changed something."""
-        names = tuple(item.name for item in passes)
-        if names not in search.options:
-            items = [self._rewritten(item, passes) for item in search.captured] if passes else search.captured
-            changed = {record.name for item in items for record in item.records if record.changes} if passes else set()
-            search.options[names] = Option(items, tuple(item for item in passes if item.name in changed))
-        return search.options[names]
-
-    def _recorded(
-        self,
-        planned: Sequence[Planned],
-        captured: Sequence[Planned],
-        lowered: Sequence[Planned],
-        chosen: Sequence[Pass],
-        late: Sequence[Pass],
-    ) -> list[Planned]:
-        """The planned graphs with the records of all their passes, of rewrites that were not chosen too."""
-        result = []
-        names = {item.name for item in chosen}
-        for item, before, after in zip(planned, captured, lowered, strict=True):
-            proved = PassManager(chosen, self.verify).run(before.program)[1]
-            rest = unused([record for record in after.records if record.name not in names])
-            records = (*before.records, *rest, *proved)
-            result.append(self._with_late_records(dataclasses.replace(item, records=records), late))
-        return result
-
-    def _rewritten(self, item: Planned, passes: Sequence[Pass]) -> Planned:
-        """A captured program after more rewrites, not proved yet; its records are those of these alone."""
-        program, records = PassManager(passes, False).run(item.program)
-        costs, line = self._measured_memory(program)
-        return dataclasses.replace(item, before=program, program=program, timeline=line, records=records, costs=costs)
-
-    def _planner(self, option: Option, late: Sequence[Pass], share: float = 1.0) -> StepPlanner:
-        after = PassManager(late, False)
-
-        def finish(program: Program) -> tuple[Program, Timeline]:
-            finished, _ = after.run(program)
-            return finished, self._measured_memory(finished)[1]
-
-        if option.planner is None:
-            befores, costs = [item.before for item in option.items], [item.costs for item in option.items]
-            option.planner = StepPlanner(befores, costs, finish, seconds=share * self.plan_seconds)
-        return option.planner
-
-    def _search(self, option: Option, room: int | None, late: Sequence[Pass]) -> tuple[list[Planned], StepPlan]:
-        """Take a plan; plan for less while the measured step is above `room` bytes."""
-        target = room
-        for _ in range(1 + _TIGHTENINGS):
-            step = self._planner(option, late).plan(target)
-            planned = [
-                self._with_trial(
-                    dataclasses.replace(item, program=choice.program, timeline=choice.timeline, choice=choice)
-                )
-                for item, choice in zip(option.items, step.choices, strict=True)
-            ]
-            if room is None or target is None or not step.feasible:
-                break
-            over = self._measured_peak(planned, step.peak_bytes) - room
-            if over <= 0:
-                break
-            log.info("measured step is %d bytes over the budget: planning again", over)
-            target -= over + over // 4
-        return planned, step
+    def _replayed(self, program: Program, schedule: Schedule | None) -> Program:
+        return replay(program, self._stages(), self._lowered.get(fingerprint(program), ()), schedule)
 
     def _prepare_allocator(self) -> None:
         if self.budget is not None:
@@ -485,40 +337,10 @@ class Session:
         """The budget in bytes, for a model that takes `unconstrained_bytes` without one."""
         return None if self.budget is None else self.budget.resolve(unconstrained_bytes)
 
-    def _training_passes(self) -> list[Pass]:
+    def _stages(self) -> Stages:
         from memopt.passes import TRAINING
 
-        return list(TRAINING if self.passes is None else self.passes)
-
-    def _halves(self) -> tuple[list[Pass], list[Pass], bool]:
-        """The training passes before and after the plan, and whether there is one: whether `checkpoint` is a pass."""
-        passes = self._training_passes()
-        places = [index for index, item in enumerate(passes) if isinstance(item, Checkpoint)]
-        if not places:
-            return passes, [], False
-        late = [item for item in passes[places[0] + 1 :] if not isinstance(item, Checkpoint)]
-        return [item for item in passes[: places[0]] if not item.lowers_floor], late, True
-
-    def _lowering(self) -> list[Pass]:
-        """The training passes before the plan that lower its floor: used where a plan without them is worse."""
-        passes = self._training_passes()
-        place = next(index for index, item in enumerate(passes) if isinstance(item, Checkpoint))
-        return [item for item in passes[:place] if item.lowers_floor]
-
-    def _replay(self, program: Program, schedule: Schedule | None) -> Program:
-        """Apply a plan that was found for an equal program."""
-        early, late, _ = self._halves()
-        lowering = self._lowered.get(fingerprint(program), ())
-        planned = [] if schedule is None else [Checkpoint(schedule=schedule)]
-        result, _ = PassManager([*early, *lowering, *planned, *late], False).run(program)
-        return result
-
-    def _with_late_records(self, planned: Planned, late: Sequence[Pass]) -> Planned:
-        """Run the chosen plan once more through the pass manager, for its records and its evidence."""
-        assert planned.choice is not None
-        checkpoint = Checkpoint(costs=planned.costs, schedule=planned.choice.plan.schedule)
-        program, records = PassManager([checkpoint, *late], self.verify).run(planned.before)
-        return dataclasses.replace(planned, program=program, records=(*planned.records, *records))
+        return stages_of(TRAINING if self.passes is None else self.passes)
 
     # -- measuring -----------------------------------------------------------------------------------------------
 
@@ -531,23 +353,6 @@ class Session:
             self.note(f"no trial step was measured: {error}")
             return planned
 
-    def _predicted_peak(self, planned: Sequence[Planned]) -> int:
-        return step_peak([peaks_of(item.program, item.timeline) for item in planned])
-
-    def _measured_peak(self, planned: Sequence[Planned], default: int) -> int:
-        """The peak of a step above what is resident, each graph's own peak measured; `default` where one was not."""
-        if any(item.measured is None for item in planned):
-            return default
-        peaks = []
-        for item in planned:
-            figures = peaks_of(item.program, item.timeline)
-            assert item.measured is not None
-            excess = item.measured - item.timeline.peak_bytes
-            peaks.append(
-                dataclasses.replace(figures, forward=figures.forward + excess, backward=figures.backward + excess)
-            )
-        return step_peak(peaks)
-
     def optimizer_peak(self) -> int:
         """The most bytes during `optimizer.step()`: what is resident, all gradients, the optimizer's temporaries."""
         footprint = self.resident.optimizer
@@ -555,31 +360,6 @@ class Session:
             return 0
         held = self.resident.total - self.resident.gradients
         return held + self.resident.trainable + footprint.step_peak_bytes
-
-
-def constant_bytes(program: Program) -> int:
-    """Bytes of the constants that the program itself owns: those that alias no parameter or buffer."""
-    known = {
-        program.state[entry.name].untyped_storage().data_ptr()
-        for entry in program.inputs
-        if entry.kind in (InputKind.PARAMETER, InputKind.BUFFER) and entry.name in program.state
-    }
-    own: dict[int, int] = {}
-    for entry, node in zip(program.inputs, program.placeholders, strict=True):
-        if entry.kind is InputKind.CONSTANT:
-            storage = program.state[entry.name].untyped_storage()
-            if storage.data_ptr() not in known:
-                own[storage.data_ptr()] = allocated_bytes(storage.nbytes(), node.meta["val"].device)
-    return sum(own.values())
-
-
-def fingerprint(program: Program) -> str:
-    """A digest of the graph: operators, arguments, shapes, strides, dtypes and devices."""
-    digest = hashlib.sha256()
-    for node in program.graph.nodes:
-        values = [describe(tensor) for tensor in tensors_of(node)] if node.op == "placeholder" else []
-        digest.update(f"{node.name}|{node.target}|{node.args}|{node.kwargs}|{values}\n".encode())
-    return digest.hexdigest()
 
 
 def storage_bytes(tensors: Sequence[Any], device: torch.device | None = None) -> int:

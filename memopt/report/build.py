@@ -14,12 +14,13 @@ from memopt.memory.allocator import with_slack
 from memopt.memory.breakdown import MemoryBreakdown, TensorAtPeak
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline, lifetimes
+from memopt.planned import Planned, constant_bytes
 from memopt.program import Program, source_line, tensors_of
 from memopt.report.record import Environment, ProgramReport, Report, TensorRow
 from memopt.step_curve import CurvePoint, monotone
 
 if TYPE_CHECKING:
-    from memopt.session import Planned, Session
+    from memopt.session import Session
 
 _LARGEST = 10
 
@@ -41,8 +42,6 @@ def build_report(
         peak, minimum, measured, plain: predicted, least, measured and unplanned bytes above what is resident.
         curve: the plans that were found, in bytes above what is resident.
     """
-    from memopt.session import constant_bytes
-
     constants = sum(constant_bytes(item.program) for item in planned)
     base = session.resident.total + constants
     largest = max(range(len(planned)), key=lambda i: planned[i].timeline.peak_bytes)

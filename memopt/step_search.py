@@ -1,0 +1,219 @@
+"""The search for a step's plan: what to recompute, and which rewrites that lower the floor to use."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from memopt.choice import acceptable, cheapest, joined, unused
+from memopt.evidence import Verification
+from memopt.memory.cost.table import CostTable, OperatorCost
+from memopt.memory.timeline import Timeline, timeline
+from memopt.pass_manager import Pass, PassManager
+from memopt.passes.checkpoint import Checkpoint, workspace
+from memopt.planned import Planned, measured_peak
+from memopt.planner import StepPlan, StepPlanner
+from memopt.program import Program
+from memopt.solve.schedule import Schedule
+
+log = logging.getLogger("memopt")
+
+# How often a plan whose measured step went over the limit is tightened before the limit is called infeasible.
+_TIGHTENINGS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Stages:
+    """Training passes by their place around the plan.
+
+    Attributes:
+        early: before the plan, always.
+        lowering: before the plan, where they pay: they lower the least memory that a step can be planned for.
+        late: after the plan.
+        searched: whether there is a plan: whether `checkpoint` is among the passes.
+    """
+
+    early: tuple[Pass, ...]
+    lowering: tuple[Pass, ...]
+    late: tuple[Pass, ...]
+    searched: bool
+
+
+def stages_of(passes: Sequence[Pass]) -> Stages:
+    """Sort training passes into stages; without `checkpoint` all are early."""
+    place = next((index for index, item in enumerate(passes) if isinstance(item, Checkpoint)), None)
+    if place is None:
+        return Stages(tuple(passes), (), (), False)
+    return Stages(
+        early=tuple(item for item in passes[:place] if not item.lowers_floor),
+        lowering=tuple(item for item in passes[:place] if item.lowers_floor),
+        late=tuple(item for item in passes[place + 1 :] if not isinstance(item, Checkpoint)),
+        searched=True,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a search settled on.
+
+    Attributes:
+        planned: the graphs, with the records of all their passes.
+        plan: the step's plan, in bytes above what is resident.
+        lowering: the rewrites that lower the floor, those that are used.
+    """
+
+    planned: list[Planned]
+    plan: StepPlan
+    lowering: tuple[Pass, ...]
+
+
+@dataclasses.dataclass
+class _Option:
+    """One way to plan the step: its graphs after more rewrites, and the search, once it was made."""
+
+    items: list[Planned]
+    passes: tuple[Pass, ...]
+    planner: StepPlanner | None = None
+
+
+class StepSearch:
+    """Plans one step for any number of limits: rewrites and searched curves are kept from one to the next."""
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        stages: Stages,
+        *,
+        verify: Verification,
+        table: CostTable,
+        attempt: Callable[[Planned], Planned],
+        seconds: float,
+    ) -> None:
+        """Rewrite the programs as far as the plan; nothing is searched yet.
+
+        Args:
+            programs: the step's graphs as captured, in the order of their forward halves.
+            stages: the passes.
+            verify: how passes are proved.
+            table: what operators take.
+            attempt: runs a planned graph once, where that can be done, and fills in what it took.
+            seconds: time for one search, all graphs together.
+        """
+        self.stages, self.attempt = stages, attempt
+        self._verify, self._table, self._seconds = verify, table, seconds
+        self._options: dict[tuple[str, ...], _Option] = {}
+        self.captured = [self._captured(program) for program in programs]
+
+    def plan(self, room: int | None) -> Found:
+        """Choose what to recompute in all graphs, and which of the rewrites that lower the floor to use: the last.
+
+        Args:
+            room: bytes above what is resident; None: recompute only what costs no time.
+        """
+        options = [self._option(()), self._option(self.stages.lowering)]
+        lowered, used = options[1].items, options[1].passes
+        if not used:
+            planned, step = self._plan_within(options[0], room)
+            return Found(self._recorded(planned, lowered, ()), step, ())
+        plans = [self._planner(option, share=0.5).plan(room) for option in options]
+        if not acceptable(plans[0]):
+            for item in used if len(used) > 1 else ():  # one of them may cost more than it helps
+                options.append(self._option([other for other in used if other is not item]))
+                plans.append(self._planner(options[-1], share=0.25).plan(room))
+        index = 0 if acceptable(plans[0]) else cheapest(plans)
+        planned, step = self._plan_within(options[index], room)
+        if not index and room is not None and step.feasible and measured_peak(planned, 0) > room:
+            index = 1 + cheapest(plans[1:])  # the plan without them does not keep the budget after all
+            planned, step = self._plan_within(options[index], room)
+        chosen = options[index].passes
+        others = [plan for number, plan in enumerate(plans) if number != index]
+        return Found(self._recorded(planned, lowered, chosen), joined(step, others), chosen)
+
+    # -- one option ----------------------------------------------------------------------------------------------
+
+    def _plan_within(self, option: _Option, room: int | None) -> tuple[list[Planned], StepPlan]:
+        """Take a plan; plan for less while the measured step is above `room` bytes."""
+        target = room
+        for _ in range(1 + _TIGHTENINGS):
+            step = self._planner(option).plan(target)
+            planned = [
+                self.attempt(dataclasses.replace(item, program=choice.program, timeline=choice.timeline, choice=choice))
+                for item, choice in zip(option.items, step.choices, strict=True)
+            ]
+            if room is None or target is None or not step.feasible:
+                break
+            over = measured_peak(planned, step.peak_bytes) - room
+            if over <= 0:
+                break
+            log.info("measured step is %d bytes over the budget: planning again", over)
+            target -= over + over // 4
+        return planned, step
+
+    def _option(self, passes: Sequence[Pass]) -> _Option:
+        """The graphs after more rewrites, and those of the rewrites that changed something."""
+        names = tuple(item.name for item in passes)
+        if names not in self._options:
+            items = [self._rewritten(item, passes) for item in self.captured] if passes else self.captured
+            changed = {record.name for item in items for record in item.records if record.changes} if passes else set()
+            self._options[names] = _Option(items, tuple(item for item in passes if item.name in changed))
+        return self._options[names]
+
+    def _planner(self, option: _Option, share: float = 1.0) -> StepPlanner:
+        after = PassManager(self.stages.late, False)
+
+        def finish(program: Program) -> tuple[Program, Timeline]:
+            finished, _ = after.run(program)
+            return finished, self._memory(finished)[1]
+
+        if option.planner is None:
+            befores, costs = [item.before for item in option.items], [item.costs for item in option.items]
+            option.planner = StepPlanner(befores, costs, finish, seconds=share * self._seconds)
+        return option.planner
+
+    # -- graphs and their records --------------------------------------------------------------------------------
+
+    def _captured(self, source: Program) -> Planned:
+        """A training program after the rewrites that come before the plan."""
+        program, records = PassManager(self.stages.early, self._verify).run(source)
+        program = self._table.placed(program)
+        costs, line = self._memory(program)
+        return Planned(source, program, program, line, line, records, costs)
+
+    def _rewritten(self, item: Planned, passes: Sequence[Pass]) -> Planned:
+        """A captured program after more rewrites, not proved yet; its records are those of these alone."""
+        program, records = PassManager(passes, False).run(item.program)
+        costs, line = self._memory(program)
+        return dataclasses.replace(item, before=program, program=program, timeline=line, records=records, costs=costs)
+
+    def _memory(self, program: Program) -> tuple[Mapping[str, OperatorCost], Timeline]:
+        """What its operators take, and its memory over time."""
+        costs = self._table.measure_all(program)
+        return costs, timeline(program, workspace(program, costs))
+
+    def _recorded(
+        self, planned: Sequence[Planned], lowered: Sequence[Planned], chosen: Sequence[Pass]
+    ) -> list[Planned]:
+        """The planned graphs with the records of all their passes, of rewrites that were not chosen too."""
+        result = []
+        names = {item.name for item in chosen}
+        for item, before, after in zip(planned, self.captured, lowered, strict=True):
+            proved = PassManager(chosen, self._verify).run(before.program)[1]
+            rest = unused([record for record in after.records if record.name not in names])
+            records = (*before.records, *rest, *proved)
+            result.append(self._with_late_records(dataclasses.replace(item, records=records)))
+        return result
+
+    def _with_late_records(self, planned: Planned) -> Planned:
+        """Run the chosen plan once more through the pass manager, for its records and its evidence."""
+        assert planned.choice is not None
+        checkpoint = Checkpoint(costs=planned.costs, schedule=planned.choice.plan.schedule)
+        program, records = PassManager([checkpoint, *self.stages.late], self._verify).run(planned.before)
+        return dataclasses.replace(planned, program=program, records=(*planned.records, *records))
+
+
+def replay(program: Program, stages: Stages, lowering: Sequence[Pass], schedule: Schedule | None) -> Program:
+    """Apply a plan that was found for an equal program; without a schedule nothing is recomputed."""
+    planned = [] if schedule is None else [Checkpoint(schedule=schedule)]
+    result, _ = PassManager([*stages.early, *lowering, *planned, *stages.late], False).run(program)
+    return result
