@@ -3,14 +3,15 @@
 Each rewritten program is exported through memopt's ONNX pipeline, handed to a session as bytes, and compared with
 PyTorch on the first call's inputs, beside float64, before its results are used. Inputs and results are bound by
 address: nothing is copied between host and device. Weights are ONNX Runtime's own copy, which it lays out for its
-kernels; under a budget they stay PyTorch's, bound like inputs, so that they exist once.
+kernels; under a budget they stay PyTorch's, bound like inputs, so that they exist once, and what a run takes above them
+is measured on the first call and held against the budget. Each shape has a session of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +20,8 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 from memopt.backends.aten import Boxed, emit
+from memopt.backends.onnxruntime_memory import peak_of
+from memopt.backends.onnxruntime_session import Session, Settings, check_provider
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.program import InputKind, Program, is_random
 
@@ -32,8 +35,9 @@ class OnnxRuntimeBackend:
 
     Args:
         device: where the model is.
-        share_weights: bind the weights by address instead of giving ONNX Runtime a copy: half the memory, slower.
-        limit: bytes that the session may allocate on a CUDA device; None for no limit.
+        share_weights: bind the weights by address instead of giving ONNX Runtime a copy, and let it keep no memory of
+            its own: half the memory, slower.
+        limit: bytes that a session may allocate on a CUDA device; None for no limit.
 
     Raises:
         ValueError: a package is missing, or ONNX Runtime has no provider for the device; one line says what to install.
@@ -41,12 +45,14 @@ class OnnxRuntimeBackend:
 
     name = "onnxruntime"
     exact = False
+    measures = True  # a run says what it takes: the program's own timeline is that of other kernels
 
     def __init__(self, device: torch.device, *, share_weights: bool = False, limit: int | None = None) -> None:
         for package in ("onnxruntime", "onnx", "onnxscript"):
             if importlib.util.find_spec(package) is None:
                 raise ValueError(f"backend 'onnxruntime' needs {package}: pip install memopt[onnx]")
-        self._settings = _Settings(_providers(device, limit), share_weights)
+        check_provider(device)
+        self._settings = Settings(device, share_weights, limit)
 
     def compile_captured(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> Any:
         """Lower one Dynamo graph. Raises RuntimeError where gradients or random numbers are asked for."""
@@ -59,8 +65,10 @@ class OnnxRuntimeBackend:
                 return emit(module)
             _check(program)
             arguments = [entry for entry in program.inputs if entry.kind is not InputKind.CONSTANT]
-            weights = () if self._settings.share_weights else _weights(program)
+            weights = () if self._settings.tight else _weights(program)
             fixed = frozenset(index for index, entry in enumerate(arguments) if entry.name in weights)
+            session: Any = hooks.session
+            settle = session.settle_inference() if self._settings.tight else None
 
             def watched(program: Program) -> Program:
                 return dataclasses.replace(program, baked=program.baked | frozenset(weights))
@@ -69,7 +77,7 @@ class OnnxRuntimeBackend:
                 return watched(rewrite(state))
 
             def build(module: fx.GraphModule) -> Boxed:
-                return _Runner(module, fixed, self._settings)
+                return _Runner(module, fixed, self._settings, settle)
 
             return Watched(watched(program), again, build)
 
@@ -78,27 +86,6 @@ class OnnxRuntimeBackend:
 
         lower = aot_autograd(fw_compiler=unused, bw_compiler=unused, inference_compiler=inference)
         return lower(graph_module, example_inputs)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Settings:
-    providers: tuple[Any, ...]
-    share_weights: bool
-
-
-def _providers(device: torch.device, limit: int | None) -> tuple[Any, ...]:
-    import onnxruntime  # type: ignore[import-untyped]
-
-    if device.type == "cpu":
-        return ("CPUExecutionProvider",)
-    if device.type != "cuda":
-        raise ValueError(f"backend 'onnxruntime' runs on cpu and cuda, not on {device.type}")
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        raise ValueError("backend 'onnxruntime' on CUDA needs onnxruntime-gpu: pip install onnxruntime-gpu")
-    options = {"device_id": str(device.index or 0), "arena_extend_strategy": "kSameAsRequested"}
-    if limit is not None:
-        options["gpu_mem_limit"] = str(limit)
-    return (("CUDAExecutionProvider", options), "CPUExecutionProvider")
 
 
 def _check(program: Program) -> None:
@@ -140,29 +127,39 @@ class _Bound(torch.nn.Module):
 
 
 class _Runner:
-    """One graph: exported, loaded and compared at its first call, run by address ever after."""
+    """One graph: exported, loaded, compared and measured at its first call, run by address ever after."""
 
     _boxed_call = True
 
-    def __init__(self, module: fx.GraphModule, fixed: frozenset[int], settings: _Settings) -> None:
-        self._module, self._fixed, self._settings = module, fixed, settings
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        fixed: frozenset[int],
+        settings: Settings,
+        settle: Callable[[int | None], None] | None,
+    ) -> None:
+        self._module, self._fixed, self._settings, self._settle = module, fixed, settings, settle
         self._results = [
             node.meta["val"] if isinstance(node, fx.Node) else node
             for node in module.graph.output_node().args[0]  # type: ignore[union-attr]
         ]
-        self._session: Any = None
+        self._session: Session | None = None
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Run on a list of inputs, which is emptied."""
+        """Run on a list of inputs, which is emptied.
+
+        Raises:
+            BudgetError: the first run took more than the budget.
+        """
         values = list(args)
         args.clear()
         if self._session is None:
             # AOTAutograd calls with its own dispatch keys switched off, which torch.export needs: a new thread has all.
             with ThreadPoolExecutor(1) as thread:
-                thread.submit(self._load, values).result()
-        return self._run([value for index, value in enumerate(values) if index not in self._fixed])
+                self._session = thread.submit(self._load, values).result()
+        return self._run(self._session, [value for index, value in enumerate(values) if index not in self._fixed])
 
-    def _load(self, values: Sequence[torch.Tensor]) -> None:
+    def _load(self, values: Sequence[torch.Tensor]) -> Session:
         from memopt.convert.capture import Captured
         from memopt.convert.emit import emit as export
         from memopt.convert.reference import run_wide
@@ -172,71 +169,29 @@ class _Runner:
         fixed = {index: values[index].detach() for index in sorted(self._fixed)}
         users = [value.detach() for index, value in enumerate(values) if index not in self._fixed]
         bound = _Bound(self._module, fixed, len(values))
-        count = sum(isinstance(value, torch.Tensor) for value in self._results)
-        names = [f"output_{index}" for index in range(count)]
+        tensors = [value for value in self._results if isinstance(value, torch.Tensor)]
+        names = [f"output_{index}" for index in range(len(tensors))]
         with torch.no_grad():
             exported = torch.export.export(bound, tuple(users), strict=False)
             model = export(Captured(exported, bound, {}, {}, ()), names)
             model, _ = OnnxPassManager(ONNXRUNTIME, verify=False).run(model)
-            self._start(model)
+            session = Session(model, tensors, self._settings)
             expected = bound(*users)
             small = sum(value.numel() * value.element_size() for value in values) <= _WIDE_BYTES
-            named = dict(zip(self._names, users, strict=True))
+            named = dict(zip(session.inputs, users, strict=True))
             wide = run_wide(lambda **given: bound(*given.values()), named) if small else None
-        found = [value for value in self._run(users) if isinstance(value, torch.Tensor)]
-        compare_all(names, found, expected, wide)
+        compare_all(names, session.run(users), expected, wide)
+        if self._settle is not None:
+            del expected, wide
+            run_bytes = peak_of(lambda: session.run(users), self._settings.device)
+            self._settle(None if run_bytes is None else run_bytes + session.held_bytes)
+        return session
 
-    def _start(self, model: Any) -> None:
-        """Load the model into a session and note how its inputs and outputs are bound."""
-        import onnxruntime
-
-        from memopt.onnx.engines import first_line, with_weights_beside
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 3
-        if self._settings.share_weights:
-            options.enable_cpu_mem_arena = False  # the arena keeps what a run took
-        proto, weights = with_weights_beside(model)
-        if weights:
-            options.add_external_initializers(list(weights), list(weights.values()))
-        providers = list(self._settings.providers)
-        try:
-            self._session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=providers)
-        except Exception as error:  # its exceptions share no base class
-            raise RuntimeError(f"ONNX Runtime refuses the graph: {first_line(error)}") from error
-        self._names = [entry.name for entry in self._session.get_inputs()]
-        self._outputs = [entry.name for entry in self._session.get_outputs()]
-
-    def _run(self, users: Sequence[torch.Tensor]) -> list[Any]:
-        binding = self._session.io_binding()
-        kept = []  # what is bound must outlive the run
-        for name, value in zip(self._names, users, strict=True):
-            data = value.detach().contiguous()
-            kept.append(data)
-            binding.bind_input(name, *_where(data))
-        made = [
-            torch.empty(value.shape, dtype=value.dtype, device=value.device)
-            for value in self._results
-            if isinstance(value, torch.Tensor)
-        ]
-        for name, value in zip(self._outputs, made, strict=True):
-            binding.bind_output(name, *_where(value))
-        if self._settings.providers[0] != "CPUExecutionProvider":
-            torch.cuda.current_stream().synchronize()
-        self._session.run_with_iobinding(binding)
-        results = iter(made)
+    def _run(self, session: Session, users: Sequence[torch.Tensor]) -> list[Any]:
+        results = iter(session.run(users))
         return [
             _laid_out(next(results), value) if isinstance(value, torch.Tensor) else value for value in self._results
         ]
-
-
-def _where(value: torch.Tensor) -> tuple[str, int, int, tuple[int, ...], int]:
-    """Device, its number, ONNX's type, shape and address."""
-    from onnx_ir.tensor_adapters import from_torch_dtype
-
-    kind = int(from_torch_dtype(value.dtype))
-    return value.device.type, value.device.index or 0, kind, tuple(value.shape), value.data_ptr()
 
 
 def _laid_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

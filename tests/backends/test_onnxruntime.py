@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import memopt
+from memopt.backends.onnxruntime import OnnxRuntimeBackend
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -120,15 +121,60 @@ def test_other_devices_are_refused() -> None:
         memopt.compile(network().to("meta"), backend="onnxruntime")
 
 
-def has_cuda() -> bool:
-    return torch.cuda.is_available() and "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+class Wide(nn.Module):
+    """Eight million floats between two small ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Buffer(torch.randn(64, 2**11))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x @ self.table).amax(0)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not has_cuda(), reason="needs a CUDA device and onnxruntime-gpu")
 @torch.no_grad()
-def test_cuda() -> None:
-    model = network().cuda()
-    x = torch.randn(4, 3, 8, 8, device="cuda")
-    for budget in (None, "1GB"):
-        close(memopt.compile(model, budget, backend="onnxruntime")(x), model(x))
+def test_the_least_budget_is_what_a_run_took() -> None:
+    model, x = Wide().eval(), torch.randn(2**12, 64)
+    roomy = memopt.compile(model, "1GB", backend="onnxruntime")
+    close(roomy(x), model(x))
+    measured = roomy.report.measured_peak_bytes
+    wide = 2**23 * 4
+    assert wide < measured < 3 * wide
+    tight = memopt.compile(model, "20MB", backend="onnxruntime")
+    for _ in range(2):  # a refused call is refused again
+        with pytest.raises(memopt.BudgetError) as found:
+            tight(x)
+        assert wide < found.value.minimum_bytes < 3 * wide
+    enough = memopt.compile(model, found.value.minimum_bytes + 4 * 2**20, backend="onnxruntime")
+    close(enough(x), model(x))
+
+
+@torch.no_grad()
+def test_a_share_of_the_own_peak_is_a_budget_too() -> None:
+    model, x = Wide().eval(), torch.randn(2**12, 64)
+    with pytest.raises(memopt.BudgetError):
+        memopt.compile(model, 0.1, backend="onnxruntime")(x)
+
+
+@torch.no_grad()
+def test_where_a_run_cannot_be_measured_the_prediction_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memopt.backends.onnxruntime.peak_of", lambda run, device: None)
+    model, x = Wide().eval(), torch.randn(2**12, 64)
+    with pytest.raises(memopt.BudgetError):
+        memopt.compile(model, "20MB", backend="onnxruntime")(x)
+
+
+@torch.no_grad()
+def test_many_shapes() -> None:
+    model = network()
+    compiled = memopt.compile(model, backend="onnxruntime")
+    for batch in range(1, 12):
+        x = torch.randn(batch, 3, 8, 8)
+        close(compiled(x), model(x))
+
+
+def test_a_provider_that_is_not_installed_is_one_line() -> None:
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("onnxruntime-gpu is installed")
+    with pytest.raises(ValueError, match=r"^backend 'onnxruntime' on CUDA needs onnxruntime-gpu: pip install"):
+        OnnxRuntimeBackend(torch.device("cuda"))

@@ -1,0 +1,108 @@
+"""ONNX Runtime on a CUDA device: the same numbers, no copies to the host, and a budget that is kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import memopt
+from memopt.backends.onnxruntime_session import Session, Settings
+from tests.backends.test_onnxruntime import close, network
+from tests.backends.test_onnxruntime_session import exported, linear
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+HERE = torch.cuda.is_available() and "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="needs a CUDA device and onnxruntime-gpu")]
+
+
+def transfers(call: object) -> list[str]:
+    """What was copied between host and device while the call ran."""
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        call()
+        torch.cuda.synchronize()
+    names = [event.name for event in found.events()]
+    assert any("kernel" in name.lower() or "gemm" in name.lower() or "conv" in name.lower() for name in names), names
+    return [name for name in names if "Memcpy" in name and ("HtoD" in name or "DtoH" in name)]
+
+
+@pytest.mark.parametrize("budget", [None, "2GB"])
+@torch.no_grad()
+def test_equal_to_eager(budget: str | None) -> None:
+    model = network().cuda()
+    compiled = memopt.compile(model, budget, backend="onnxruntime")
+    for batch in (4, 2, 4):
+        x = torch.randn(batch, 3, 8, 8, device="cuda")
+        close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("budget", [None, "2GB"])
+@torch.no_grad()
+def test_nothing_is_copied_to_or_from_the_host(budget: str | None) -> None:
+    model, x = network().cuda(), torch.randn(4, 3, 8, 8, device="cuda")
+    compiled = memopt.compile(model, budget, backend="onnxruntime")
+    for _ in range(3):
+        compiled(x)
+    assert transfers(lambda: compiled(x)) == []
+
+
+@pytest.mark.parametrize("tight", [False, True])
+@torch.no_grad()
+def test_results_are_new_and_in_order_with_the_current_stream(tight: bool) -> None:
+    model = linear().cuda()
+    x = torch.randn(3, 64, device="cuda")
+    session = Session(exported(model, x), [torch.empty(3, 2000, device="cuda")], Settings(x.device, tight))
+    given = [torch.randn(3, 64, device="cuda") for _ in range(50)]
+    found = [session.run([2 * value - value])[0] for value in given]
+    for value, result in zip(given, found, strict=True):
+        torch.testing.assert_close(result, model(value), rtol=1e-4, atol=1e-4)
+    assert session.graph is not tight
+
+
+class Shaped(nn.Module):
+    """A count that only data tell: part of the graph runs on the host, so that it cannot be one CUDA graph."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input.softmax(0).topk(3).values
+
+
+@torch.no_grad()
+def test_other_operators() -> None:
+    model, x = Shaped(), torch.randn(5, 9, device="cuda")
+    close(memopt.compile(model, backend="onnxruntime")(x), model(x))
+
+
+@torch.no_grad()
+def test_a_budget_is_kept_and_the_least_is_named() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 8, 3, padding=1)).cuda().eval()
+    x = torch.randn(16, 3, 256, 256, device="cuda")
+    roomy = memopt.compile(model, "8GB", backend="onnxruntime")
+    roomy(x)
+    least, measured = roomy.report.minimum_bytes, roomy.report.measured_peak_bytes
+    assert 2**28 < measured < least
+    with pytest.raises(memopt.BudgetError) as found:
+        memopt.compile(model, "200MB", backend="onnxruntime")(x)
+    assert abs(found.value.minimum_bytes - least) < least // 20
+    enough = memopt.compile(model, found.value.minimum_bytes, backend="onnxruntime")
+    enough(x)
+    torch.cuda.reset_peak_memory_stats()
+    enough(x)
+    assert torch.cuda.max_memory_allocated() <= found.value.minimum_bytes
+
+
+@torch.no_grad()
+def test_with_a_budget_all_its_memory_is_pytorch_s() -> None:
+    model, x = linear().cuda(), torch.randn(4096, 64, device="cuda")
+    session = Session(exported(model, x), [torch.empty(4096, 2000, device="cuda")], Settings(x.device, tight=True))
+    session.run([x])
+    torch.cuda.synchronize()
+    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    kept = [session.run([x]) for _ in range(3)]
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before > 4 * 2000 * 4096 * 3
+    assert free - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved() < 2**22 and len(kept) == 3
