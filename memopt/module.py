@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +22,7 @@ from memopt.capture.export import CaptureError
 from memopt.capture.shadow import Shadow, model_names
 from memopt.evidence import Verification
 from memopt.memory.allocator import library_bytes
+from memopt.memory.allocator_limit import hold
 from memopt.memory.cost.devices import Device
 from memopt.memory.cost.elsewhere import first_of
 from memopt.memory.cost.table import CostTable
@@ -201,12 +204,36 @@ class CompiledModule(nn.Module):
             )
             self._sessions[accumulating].notes.extend(self._options.notes)
             self._sessions[accumulating].whole_step = True
+            self._sessions[accumulating].hold = functools.partial(_hold, weakref.ref(self))
         return self._sessions[accumulating]
 
     def _resident(self, args: Sequence[Any], kwargs: Mapping[str, Any], accumulating: bool) -> Resident:
         if self._footprint is None:
             self._footprint = self._options.footprint(list(self._model.parameters()))
         return resident_of(self._model, args, kwargs, self._footprint, accumulating, self._options.place)
+
+    def _own_bytes(self, device: torch.device) -> int:
+        """Bytes on the device that the budget counts and that are there already, the call's inputs left out."""
+        parameters = list(self._model.parameters())
+        gradients = [parameter.grad for parameter in parameters]
+        state = (
+            [] if self._options.optimizer is None else pytree.tree_leaves(list(self._options.optimizer.state.values()))
+        )
+        tensors = [*parameters, *self._model.buffers(), *gradients, *state]
+        here = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.device == device]
+        return storage_bytes(here) + buckets_of(self._model).nbytes + library_bytes(device)
+
+
+def _hold(owner: weakref.ref[CompiledModule], limit_bytes: int) -> None:
+    """Make a compiled model's budget the limit of its device's allocator."""
+    module = owner()
+    session = None if module is None else module._last
+    if module is None or session is None:
+        return
+    device = session.resident.device
+    if device.type == "cuda":
+        own = module._own_bytes(device) + session.resident.inputs
+        hold(module, module._model, limit_bytes, own, device)
 
 
 def resident_of(

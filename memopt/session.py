@@ -123,6 +123,7 @@ class Session:
         self.search, self.correction = True, 0
         # Whether what runs is the program itself, so that its timeline is the peak.
         self.exact = backend.exact
+        self.hold: Callable[[int], None] = _unheld  # told the budget in bytes before anything is run under it
 
     # -- the front door's protocol -------------------------------------------------------------------------------
 
@@ -193,7 +194,7 @@ class Session:
         before = timeline(program, workspace(program, self.table.measure_all(program)))
         planned = Planned(program, program, result, line, before, records, costs)
         total = self.resident.total + constant_bytes(result)
-        limit = self.limit(total + before.peak_bytes)
+        limit = self._held(total + before.peak_bytes)
         planned = self._with_trial(planned)
         measured = planned.measured or 0
         self.report = build_report(
@@ -241,7 +242,7 @@ class Session:
         captured = search.captured
         plain = predicted_peak(captured)
         base = self.resident.total + sum(constant_bytes(item.program) for item in captured)
-        limit = self.limit(base + plain)
+        limit = self._held(base + plain)
         room = None if limit is None else self.usable(limit) - base + self.correction
         if search.stages.searched and self.search:
             found = search.plan(room)
@@ -365,6 +366,13 @@ class Session:
         assert self.report is not None
         return BudgetError(with_slack(needed, self.resident.device), limit, self.report.breakdown)
 
+    def _held(self, unconstrained_bytes: int) -> int | None:
+        """The budget in bytes, made the allocator's own where the model is to run here."""
+        limit = self.limit(unconstrained_bytes)
+        if limit is not None and self.table.target is None:
+            self.hold(limit)
+        return limit
+
     def limit(self, unconstrained_bytes: int) -> int | None:
         """The budget in bytes, for a model that takes `unconstrained_bytes` without one."""
         return None if self.budget is None else self.budget.resolve(unconstrained_bytes)
@@ -402,3 +410,7 @@ def storage_bytes(tensors: Sequence[Any], device: torch.device | None = None) ->
             storage = tensor.untyped_storage()
             found[storage._cdata] = allocated_bytes(storage.nbytes(), device or storage.device)
     return sum(found.values())
+
+
+def _unheld(limit_bytes: int) -> None:
+    return None
