@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from memopt import models
-from memopt.cli.conversion_inputs import derived_inputs, without_cache
+from memopt.cli.conversion_inputs import derived_inputs
 from memopt.convert.pipeline import convert_module
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -133,7 +133,6 @@ def rows(wanted: list[str]) -> list[dict[str, Any]]:
         if not wanted or name in wanted:
             torch.manual_seed(0)
             made = getattr(transformers, name)(getattr(transformers, config)(**settings)).eval()
-            without_cache(made)
             found.append(convert(kind, name, made, derived_inputs(made)))
             print(found[-1], file=sys.stderr, flush=True)
     return found

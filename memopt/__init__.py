@@ -1,7 +1,7 @@
 """memopt: say how much memory you have; memopt makes your model fit, with the least slowdown, and proves it."""
 
 from memopt import models
-from memopt.api import compile, estimate, plan
+from memopt.api import compile, estimate, export, plan
 from memopt.budget import BudgetError
 from memopt.capture.export import CaptureError
 from memopt.memory.breakdown import MemoryBreakdown
@@ -32,6 +32,7 @@ __all__ = [
     "Report",
     "compile",
     "estimate",
+    "export",
     "measure",
     "models",
     "plan",

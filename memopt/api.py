@@ -1,11 +1,13 @@
-"""The calls: compile, plan, estimate, measure."""
+"""The calls: compile, plan, estimate, export."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,6 +21,9 @@ from memopt.memory.cost.devices import find
 from memopt.module import CompiledModule, Options
 from memopt.pass_manager import Pass
 from memopt.report.record import Report
+
+if TYPE_CHECKING:
+    from memopt.convert.record import Conversion
 
 log = logging.getLogger("memopt")
 
@@ -177,6 +182,64 @@ def estimate(
         CaptureError: the model's control flow depends on the values of tensors.
     """
     return plan(model, inputs, None, optimizer=optimizer).breakdown
+
+
+def export(
+    model: nn.Module | str | os.PathLike[str],
+    example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None,
+    path: str | os.PathLike[str] | None,
+    *,
+    dynamic: str | None = None,
+    overwrite: bool = False,
+    **options: Any,
+) -> Conversion:
+    """Convert a model to an optimized ONNX file, prove that it computes the same, and return the record.
+
+    The same as `memopt convert`: the file is written whole or not at all, and only when real runs at several shapes
+    agree with the model beside float64.
+
+    Args:
+        model: a module, converted in its present mode; or the path of an ONNX file, which is rewritten.
+        example_inputs: positional arguments as a tuple or list, keyword arguments as a mapping, or one tensor; axes
+            that vary need a size of two or more. For an ONNX file arrays by input name, or None: they are made up.
+        path: the file to write; None converts and verifies only.
+        dynamic: which axes vary: "batch,sequence", "x:0=rows", or "none"; by default batch and sequence where the names
+            of the inputs say which these are. An ONNX file has axes of its own.
+        overwrite: whether a file that exists is replaced.
+        **options: see `memopt.convert.options.make_options`: opset, target, dtype, level, passes, skip, allow_larger.
+
+    Returns:
+        What was converted and how it was proved: `.to_text()`, `.to_json()`, nodes, bytes, passes, refusals, runs.
+
+    Raises:
+        memopt.convert.errors.DifferenceError: the file would compute other numbers; the guilty pass is named.
+        memopt.convert.errors.ConversionError: the model cannot be captured, exported or run, or the file not be read.
+        FileExistsError: `path` exists, and `overwrite` is not set.
+        ValueError: an option or an axis is not known.
+        TypeError: forward does not take the inputs, or gives them no names.
+        ImportError: the `onnx` extra is not installed.
+    """
+    try:
+        from memopt.convert.from_onnx import convert_onnx
+        from memopt.convert.inputs import Dynamic, named, parse_dynamic
+        from memopt.convert.options import make_options
+        from memopt.convert.pipeline import convert_module
+    except ImportError as error:
+        raise ImportError(f"memopt.export needs {error.name or error}: pip install memopt[onnx]") from error
+    output = None if path is None else Path(path)
+    if output is not None and output.exists() and not overwrite:
+        raise FileExistsError(f"{output} exists: choose another name or set overwrite")
+    how, axes = make_options(**options), Dynamic() if dynamic is None else parse_dynamic(dynamic)
+    if not isinstance(model, nn.Module):
+        if dynamic is not None:
+            raise ValueError(f"{os.fspath(model)} has shapes of its own: leave dynamic")
+        if example_inputs is not None and not isinstance(example_inputs, Mapping):
+            raise TypeError("the inputs of an ONNX file go by their names: give a mapping")
+        return convert_onnx(Path(model), output, inputs=example_inputs, options=how)
+    if example_inputs is None:
+        raise TypeError("a module needs example inputs")
+    args, kwargs = call_arguments(example_inputs)
+    return convert_module(model, kwargs or named(model, args), output, dynamic=axes, options=how)
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -133,6 +133,7 @@ def test_public_surface_is_frozen():
         "TRAINING",
         "compile",
         "estimate",
+        "export",
         "measure",
         "models",
         "plan",

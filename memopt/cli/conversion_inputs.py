@@ -11,6 +11,7 @@ import torch
 from memopt.cli.group import USAGE, CommandError
 from memopt.cli.loading import Loaded
 from memopt.convert.inputs import InputSpec, named
+from memopt.convert.key_values import is_hugging_face
 from memopt.models.base import TokenModel
 
 _BATCH, _SEQUENCE, _DECODER_SEQUENCE, _SAMPLES = 2, 16, 12, 3200
@@ -48,24 +49,6 @@ def conversion_inputs(loaded: Loaded, specs: Sequence[InputSpec]) -> dict[str, A
         return named(loaded.model, loaded.inputs)
     except TypeError as error:
         raise CommandError(f"{loaded.name} does not take its example inputs: {error}", USAGE) from error
-
-
-def is_hugging_face(model: Any) -> bool:
-    """Whether the model is one of transformers."""
-    return hasattr(model, "config") and hasattr(model, "main_input_name")
-
-
-def without_cache(model: Any) -> None:
-    """Let a model of transformers return no key-value cache: nothing could use it as an output.
-
-    Experts are run by the implementation that has a translation to ONNX.
-    """
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("batched_mm")
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if config is not None and hasattr(config, "use_cache"):
-            config.use_cache = False
 
 
 def derived_inputs(model: Any) -> dict[str, Any]:

@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Of what is printed.")
 @click.option("--input", "inputs", multiple=True, metavar="NAME=2x3x224x224:float32", help="An input; repeatable.")
 @click.option("--dynamic", metavar="AXES", help="Which axes vary: batch,sequence or x:0=rows; none: fixed shapes.")
-@click.option("--opset", type=click.IntRange(18, 25), default=20, show_default=True, help="ONNX operators' version.")
+@click.option("--opset", type=click.IntRange(18, 25), help="ONNX operators' version.  [default: 20]")
+@click.option(
+    "--target",
+    type=click.Choice(["standard", "onnxruntime"]),
+    default="standard",
+    show_default=True,
+    help="Standard operators only, or ONNX Runtime's own as well.",
+)
 @click.option("--model", "factory", metavar="PACKAGE.MODULE:FACTORY", help="The module a state dict is for.")
 @click.option("--key", metavar="NAME.NAME", help="Where in a nested checkpoint the weights are: ema, state.model.")
 @click.option("--task", metavar="TASK", help="The head of a Hugging Face model: text-classification, …")
@@ -110,27 +117,20 @@ def _converted(
     request: Request, output: Path | None, inputs: tuple[str, ...], dynamic: str | None, how: Mapping[str, Any]
 ) -> Conversion:
     try:
-        from memopt.cli.conversion_inputs import conversion_inputs, is_hugging_face, without_cache
+        from memopt.cli.conversion_inputs import conversion_inputs
         from memopt.convert.capture import from_exported
         from memopt.convert.errors import ConversionError, DifferenceError
         from memopt.convert.from_onnx import convert_onnx
         from memopt.convert.inputs import KNOWN_AXES, parse_dynamic, parse_input
-        from memopt.convert.pipeline import Options, convert_captured, convert_module
-        from memopt.convert.rewriting import chosen_passes
+        from memopt.convert.options import make_options
+        from memopt.convert.pipeline import convert_captured, convert_module
     except ImportError as error:
         raise CommandError(f"converting needs {error.name or error}: pip install memopt[onnx]") from error
     try:
         specs = [parse_input(text) for text in inputs]
         axes = None if dynamic is None else parse_dynamic(dynamic)
         names = None if how["passes"] is None else [name for name in how["passes"].split(",") if name]
-        options = Options(
-            opset=how["opset"],
-            passes=chosen_passes(how["level"], names, how["skip"]),
-            repeat=how["level"] == 3,
-            half=how["dtype"] == "fp16",
-            allow_larger=how["allow_larger"],
-            consume=True,
-        )
+        options = make_options(**{**how, "passes": names}, consume=True)
         path = Path(request.spec)
         if path.suffix.lower() == ".onnx":
             if options.half:
@@ -150,8 +150,6 @@ def _converted(
             size = storage_bytes(list(loaded.exported.state_dict.values()))
             captured = from_exported(loaded.exported, KNOWN_AXES)
             return convert_captured(captured, output, source=loaded.name, bytes_before=size, options=options)
-        if is_hugging_face(loaded.model):
-            without_cache(loaded.model)
         example = conversion_inputs(loaded, specs)
         return convert_module(loaded.model, example, output, source=loaded.name, dynamic=axes, options=options)
     except DifferenceError as error:

@@ -15,9 +15,10 @@ import onnx_ir as ir
 from memopt.budget import format_bytes
 from memopt.convert.errors import ConversionError, DifferenceError
 from memopt.convert.onnx_file import external_files, read_onnx, size_of
-from memopt.convert.pipeline import Clock, Options, make_record
+from memopt.convert.options import Options
+from memopt.convert.pipeline import Clock, make_record
 from memopt.convert.record import Conversion, count_nodes
-from memopt.convert.rewriting import chosen_passes, rewritten
+from memopt.convert.rewriting import rewritten
 from memopt.convert.verify import OutputEvidence, Run
 from memopt.convert.write import Staged, staged, write_whole
 from memopt.onnx import OnnxEvidence, OnnxEvidenceError, OnnxModelError, prepare
@@ -54,7 +55,8 @@ def convert_onnx(
         DifferenceError: the numbers differ; nothing is written.
         OSError: a file cannot be read, or the folder not be written to.
     """
-    clock, options = Clock(), options or Options()
+    options = options or Options()
+    clock = Clock(options.notify)
     with clock("read"):
         given = read_onnx(path)
         try:
@@ -64,9 +66,8 @@ def convert_onnx(
         _refuse_monsters(before, path)
     counted = count_nodes(before)
     with clock("passes"):
-        passes = chosen_passes() if options.passes is None else options.passes
         sets = None if inputs is None else [inputs]
-        model, records, notes = rewritten(before, passes, inputs=sets, repeat=options.repeat)
+        model, records, notes = rewritten(before, options.pipeline, inputs=sets, repeat=options.repeat)
     size = size_of(path)
     changed = any(record.changes for record in records)
     target = output or path
@@ -76,7 +77,9 @@ def convert_onnx(
             if stage.file_bytes <= size or options.allow_larger:
                 with clock("verify"):
                     runs = _verified(before, stage, inputs)
-                record = make_record(counted, model, records, notes, path.name, output, size, stage.file_bytes)
+                record = make_record(
+                    counted, model, records, notes, path.name, output, size, stage.file_bytes, options.target
+                )
                 if output is not None:
                     with clock("write"):
                         stage.commit()

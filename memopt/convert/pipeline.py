@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,41 +16,19 @@ from memopt.convert.capture import Captured, capture
 from memopt.convert.emit import DEFAULT_OPSET, emit, output_names
 from memopt.convert.errors import ConversionError
 from memopt.convert.inputs import Dynamic, dynamic_axes
+from memopt.convert.key_values import without_cache
 from memopt.convert.narrow import ALLOWED, narrowed
+from memopt.convert.options import Options
 from memopt.convert.record import Conversion, count_nodes, signature
-from memopt.convert.rewriting import chosen_passes, rewritten
+from memopt.convert.rewriting import rewritten
 from memopt.convert.turn import turn_weights
-from memopt.convert.verify import expect, first_line, made_inputs, trials, verify
-from memopt.convert.write import SINGLE_FILE_BYTES, staged
-from memopt.onnx import OnnxPass
+from memopt.convert.verify import HIDDEN_NOTE, expect, first_line, made_inputs, trials, verify
+from memopt.convert.write import staged
 from memopt.onnx.manager import OnnxPassRecord
 from memopt.session import storage_bytes
 
 # How many sets of inputs the model is run on before and after each pass.
 _INPUT_SETS = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """How to convert.
-
-    Attributes:
-        opset: of the standard operators.
-        passes: on the ONNX graph, in order; None: all.
-        repeat: whether they run again until nothing changes.
-        half: whether weights and operators are put into float16, where they allow it.
-        allow_larger: whether an ONNX file may come out larger than it went in.
-        consume: whether the module's weights may be given up once they are written: the proof then takes their memory.
-        external_above: with more bytes of weights they go to a file beside the model's.
-    """
-
-    opset: int = DEFAULT_OPSET
-    passes: Sequence[OnnxPass] | None = None
-    repeat: bool = False
-    half: bool = False
-    allow_larger: bool = False
-    consume: bool = False
-    external_above: int = SINGLE_FILE_BYTES
 
 
 def convert_module(
@@ -78,12 +56,14 @@ def convert_module(
         ValueError: `dynamic` names an axis that no input has.
         OSError: the folder cannot be written to.
     """
-    wanted, clock = dynamic or Dynamic(), Clock()
-    with clock("capture"):
-        captured = capture(model, inputs, dynamic_axes(inputs, wanted), required=wanted.required)
-    size = storage_bytes(list(model.state_dict().values()))
-    name = source or type(model).__name__
-    return convert_captured(captured, output, source=name, bytes_before=size, options=options, clock=clock)
+    wanted, options = dynamic or Dynamic(), options or Options()
+    clock = Clock(options.notify)
+    with without_cache(model):
+        with clock("capture"):
+            captured = capture(model, inputs, dynamic_axes(inputs, wanted), required=wanted.required)
+        size = storage_bytes(list(model.state_dict().values()))
+        name = source or type(model).__name__
+        return convert_captured(captured, output, source=name, bytes_before=size, options=options, clock=clock)
 
 
 def convert_captured(
@@ -96,7 +76,8 @@ def convert_captured(
     clock: Clock | None = None,
 ) -> Conversion:
     """Convert what was captured; see `convert_module`. `bytes_before` is the size of the source's weights."""
-    clock, options = clock or Clock(), options or Options()
+    options = options or Options()
+    clock = clock or Clock(options.notify)
     with clock("export"):
         try:
             with torch.no_grad():
@@ -104,13 +85,12 @@ def convert_captured(
         except Exception as error:
             raise ConversionError(f"the model cannot be run: {first_line(error)}") from error
         names = output_names(result)
-        exported = emit(captured, names, options.opset)
+        exported = emit(captured, names, options.opset or DEFAULT_OPSET)
         before = count_nodes(exported)
         turn_weights(exported)
     with clock("passes"):
-        passes = chosen_passes() if options.passes is None else options.passes
         feeds = [as_arrays(made_inputs(captured, sizes, seed), exported) for seed, sizes in enumerate(_sets(captured))]
-        model, records, notes = rewritten(exported, passes, inputs=feeds, repeat=options.repeat)
+        model, records, notes = rewritten(exported, options.pipeline, inputs=feeds, repeat=options.repeat)
     if options.half:
         model = narrowed(model)
         notes = (*notes, f"computed in float16: {100 * ALLOWED:.2g} % of an output's largest value is allowed")
@@ -118,7 +98,15 @@ def convert_captured(
         expected = expect(captured)
     with staged(model, output or Path("model.onnx"), external_above=options.external_above) as stage:
         record = make_record(
-            before, model, records, (*captured.notes, *notes), source, output, bytes_before, stage.file_bytes
+            before,
+            model,
+            records,
+            (*captured.notes, *notes),
+            source,
+            output,
+            bytes_before,
+            stage.file_bytes,
+            options.target,
         )
         if options.consume:
             del exported, model
@@ -128,6 +116,8 @@ def convert_captured(
         if output is not None:
             with clock("write"):
                 stage.commit()
+    if any(run.visible_only for run in runs):
+        record = dataclasses.replace(record, notes=(*record.notes, HIDDEN_NOTE))
     return dataclasses.replace(record, runs=runs, seconds=dict(clock.seconds))
 
 
@@ -150,12 +140,14 @@ def make_record(
     output: Path | None,
     bytes_before: int,
     bytes_after: int,
+    target: str = "standard",
 ) -> Conversion:
     """The record of a conversion, without runs and times; `before` counts the nodes by operator."""
     return Conversion(
         source=source,
         output=None if output is None else str(output),
         opset=after.graph.opset_imports.get("", 0),
+        target=target,
         inputs=tuple(signature(value) for value in after.graph.inputs),
         outputs=tuple(signature(value) for value in after.graph.outputs),
         nodes_before=before,
@@ -170,14 +162,17 @@ def make_record(
 
 
 class Clock:
-    """Wall time by step."""
+    """Wall time by step; `notify` is told of each step as it begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, notify: Callable[[str], None] | None = None) -> None:
         self.seconds: dict[str, float] = {}
+        self._notify = notify
 
     @contextmanager
     def __call__(self, step: str) -> Iterator[None]:
         """Add the time that the block takes."""
+        if self._notify is not None:
+            self._notify(step)
         started = time.perf_counter()
         yield
         self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - started

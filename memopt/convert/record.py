@@ -13,6 +13,9 @@ from memopt.budget import format_bytes
 from memopt.convert.verify import Run
 from memopt.onnx.manager import OnnxPassRecord
 
+# Said once in every record: see `memopt.convert.rewriting.COUNTERPARTS`.
+PASSES_ON = "passes on the ONNX graph, whose sizes may vary; each of memopt.INFERENCE has its counterpart there"
+
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
@@ -31,6 +34,7 @@ class Conversion:
         source: what was converted.
         output: the file's name; None where nothing was written.
         opset: of the standard operators.
+        target: "standard", or the engine whose own operators may be among the nodes.
         inputs, outputs: of the graph.
         nodes_before, nodes_after: by operator, as exported and as written.
         bytes_before: of the source's weights, in bytes.
@@ -44,6 +48,7 @@ class Conversion:
     source: str
     output: str | None
     opset: int
+    target: str
     inputs: tuple[Signature, ...]
     outputs: tuple[Signature, ...]
     nodes_before: Mapping[str, int]
@@ -57,11 +62,15 @@ class Conversion:
 
     def to_text(self, *, explain: bool = False) -> str:
         """A few lines for people, ending with a newline; with `explain` every refusal, with its node."""
-        lines = [f"{self.source} → {self.output or 'nothing written'} (opset {self.opset})"]
+        for_whom = "" if self.target == "standard" else f", for {self.target}"
+        lines = [f"{self.source} → {self.output or 'nothing written'} (opset {self.opset}{for_whom})"]
         for title, entries in (("inputs", self.inputs), ("outputs", self.outputs)):
             lines.append(f"{title:9}" + ", ".join(_shown(entry) for entry in entries))
         lines += ["", *self._table(), ""]
-        lines += [f"pass {item.name}: {_counted(item)}" for item in self.passes if item.changes]
+        changed = [item for item in self.passes if item.changes]
+        if changed:
+            lines.append(PASSES_ON)
+        lines += [f"pass {item.name}: {_counted(item)}" for item in changed]
         if explain:
             lines += [f"{item.name}: {entry.node}: {entry.reason}" for item in self.passes for entry in item.refusals]
         lines += [f"note: {note}" for note in self.notes]
@@ -94,7 +103,8 @@ class Conversion:
 
     def to_json(self) -> str:
         """The whole record as JSON, ending with a newline."""
-        return json.dumps({"format": "memopt conversion", "version": 1, **dataclasses.asdict(self)}, indent=2) + "\n"
+        head = {"format": "memopt conversion", "version": 1, "rewritten": PASSES_ON}
+        return json.dumps({**head, **dataclasses.asdict(self)}, indent=2) + "\n"
 
 
 def _counted(item: OnnxPassRecord) -> str:

@@ -9,9 +9,33 @@ from typing import Any
 import onnx_ir as ir
 
 from memopt.convert.errors import ConversionError, DifferenceError
-from memopt.onnx import STANDARD, OnnxEvidenceError, OnnxModelError, OnnxPass, OnnxPassError, OnnxPassManager
+from memopt.onnx import (
+    ONNXRUNTIME,
+    STANDARD,
+    OnnxEvidenceError,
+    OnnxModelError,
+    OnnxPass,
+    OnnxPassError,
+    OnnxPassManager,
+)
 from memopt.onnx.manager import OnnxPassRecord, weight_bytes
 
+TARGETS: Mapping[str, tuple[OnnxPass, ...]] = {"standard": STANDARD, "onnxruntime": ONNXRUNTIME}
+# What stands for each pass of memopt.INFERENCE here, where sizes may vary: a Program has fixed ones. Nothing is lost by
+# running on the exported graph: weights are folded in float64 and rounded once in both places (tested to be equal).
+COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
+    "eliminate_copies": ("eliminate_no_ops",),
+    "fuse_conv_bn": ("fuse_conv_bn",),
+    "fold_constants": ("fold_constants", "simplify_shapes"),
+    "merge_common": ("merge_common", "share_initializers"),
+    "fuse_attention": ("fuse_attention", "fuse_multi_head_attention"),
+    "fuse_norm": ("fuse_normalization",),
+    "fuse_matmul_add": ("fuse_matmul_add",),
+    "fold_activation": ("fuse_activations",),
+    "eliminate_dead": ("eliminate_dead",),
+    "reorder": ("order_nodes",),
+    "inplace": (),  # ONNX has no writing in place: engines decide on it
+}
 # The passes that fuse no operators.
 _PLAIN = ("eliminate_no_ops", "fold_constants", "share_initializers", "merge_common", "eliminate_dead")
 # Above this, models before and after each pass are not run: several copies of the weights would have to be there.
@@ -19,27 +43,32 @@ PROVED_BYTES = 1_000_000_000
 _MOST_ROUNDS = 4
 
 
-def chosen_passes(level: int = 2, names: Sequence[str] | None = None, skip: Sequence[str] = ()) -> tuple[OnnxPass, ...]:
+def chosen_passes(
+    level: int = 2, names: Sequence[str] | None = None, skip: Sequence[str] = (), *, target: str = "standard"
+) -> tuple[OnnxPass, ...]:
     """The passes to run, in order.
 
     Args:
         level: 0: none; 1: those that fuse nothing; 2 and 3: all.
         names: these, in this order, in place of the level's.
         skip: all but these.
+        target: a key of `TARGETS`: whose passes.
 
     Raises:
-        ValueError: there is no pass of a name.
+        ValueError: the target has no pass of a name.
     """
-    known = {item.name: item for item in STANDARD}
+    known = {item.name: item for item in TARGETS[target]}
     for name in (*(names or ()), *skip):
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            raise ValueError(f"no pass {name!r}{hint}; known: {', '.join(known)}")
+        if name in known:
+            continue
+        others = [other for other, passes in TARGETS.items() if any(item.name == name for item in passes)]
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f" (it is one of target {others[0]})" if others else f" (did you mean {close[0]}?)" if close else ""
+        raise ValueError(f"no pass {name!r}{hint}; known: {', '.join(known)}")
     if names is not None:
         wanted = [known[name] for name in names]
     else:
-        wanted = [item for item in STANDARD if level >= 2 or (level == 1 and item.name in _PLAIN)]
+        wanted = [item for item in TARGETS[target] if level >= 2 or (level == 1 and item.name in _PLAIN)]
     return tuple(item for item in wanted if item.name not in skip)
 
 

@@ -130,7 +130,7 @@ def fuse_each(edit: Edit, fuse: Callable[[Edit, ir.Node, Attention, Symbols], No
 
 
 def check(found: Attention, symbols: Symbols) -> None:
-    """Raise Refused unless nothing inside is read outside, and the mask has the scores' rows and columns."""
+    """Raise Refused unless nothing inside is read outside, and the mask, of two to four axes, has the scores' sizes."""
     other = found.outside_user()
     if other is not None:
         raise Refused(f"the result of {label(other)} has other users, or is an output")
@@ -143,11 +143,8 @@ def check(found: Attention, symbols: Symbols) -> None:
     if found.mask is None:
         return
     mask = symbols.shapes.get(found.mask)
-    if (
-        mask is None
-        or len(mask) != 4
-        or mask[2:] != (q[2], v[2])
-        or mask[0] not in (1, q[0])
-        or mask[1] not in (1, q[1])
-    ):
+    if mask is None or not 2 <= len(mask) <= 4:
+        raise Refused(f"the shape of its mask, {mask}, is not known to be that of the scores")
+    batch, heads, *sizes = (1,) * (4 - len(mask)) + mask
+    if tuple(sizes) != (q[2], v[2]) or batch not in (1, q[0]) or heads not in (1, q[1]):
         raise Refused(f"the shape of its mask, {mask}, is not known to be that of the scores")

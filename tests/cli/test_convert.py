@@ -151,7 +151,7 @@ def test_json_holds_the_record(run):
     assert record["inputs"] == [{"name": "input_ids", "dtype": "int64", "shape": ["batch", "sequence"]}]
     assert len(record["runs"]) == 4
     assert record["runs"][0]["sizes"] == {"batch": 2, "sequence": 16}
-    assert {"sizes", "outputs"} == set(record["runs"][0])
+    assert {"sizes", "outputs", "visible_only"} == set(record["runs"][0])
 
 
 def test_a_dry_run_writes_nothing(run, folder):

@@ -5,7 +5,18 @@ import torch
 from memopt.convert.capture import Axis, capture
 from memopt.convert.emit import emit
 from memopt.convert.errors import ConversionError, DifferenceError
-from memopt.convert.verify import FLOOR_ULP, RATIO, Runner, compare, expect, like, made_inputs, trials, verify
+from memopt.convert.verify import (
+    FLOOR_ULP,
+    RATIO,
+    Runner,
+    _compared,
+    compare,
+    expect,
+    like,
+    made_inputs,
+    trials,
+    verify,
+)
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -29,15 +40,65 @@ def test_made_up_values_are_like_the_example():
     assert like(torch.ones(0, 3), (0, 4), generator).shape == (0, 4)
 
 
-def test_masks_hide_the_end_of_a_row():
-    class Sum(torch.nn.Module):
-        def forward(self, attention_mask):
-            return attention_mask.sum(1)
+class Embedded(torch.nn.Module):
+    """The sum of all places before, which hidden places see too."""
 
-    mask = torch.ones(2, 9, dtype=torch.int64)
-    captured = capture(Sum(), {"attention_mask": mask}, {"attention_mask": {1: "length"}}, required=True)
-    made = made_inputs(captured, {"length": 6}, 1)["attention_mask"]
-    assert made.tolist() == [[1] * 6, [1, 1, 1, 1, 0, 0]]
+    def __init__(self, hidden_sees=0.0):
+        super().__init__()
+        self.embedding, self.hidden_sees = torch.nn.Embedding(9, 4), hidden_sees
+
+    def forward(self, input_ids, attention_mask):
+        values = self.embedding(input_ids)
+        shown = (values * attention_mask.unsqueeze(-1)).cumsum(1)
+        return torch.where(attention_mask.unsqueeze(-1) == 1, shown, shown + self.hidden_sees * values)
+
+
+def masked(model=None, length=9):
+    inputs = {
+        "input_ids": torch.randint(5, 9, (2, length)),
+        "attention_mask": torch.ones(2, length, dtype=torch.int64),
+    }
+    axes = {name: {0: "batch", 1: "sequence"} for name in inputs}
+    return capture(model or Embedded(), inputs, axes, required=True)
+
+
+def test_masks_hide_the_end_of_a_row_or_its_start_and_the_tokens_there_are_padding():
+    captured = masked()
+    least = captured.inputs["input_ids"].min()
+    made = made_inputs(captured, {"batch": 2, "sequence": 6}, 1)
+    assert made["attention_mask"].tolist() == [[1] * 6, [1, 1, 1, 1, 0, 0]]
+    assert made["input_ids"][1, 4:].tolist() == [least, least]
+    made = made_inputs(captured, {"batch": 2, "sequence": 6}, 2)
+    assert made["attention_mask"].tolist() == [[0, 0, 1, 1, 1, 1], [1] * 6]
+    assert made["input_ids"][0, :2].tolist() == [least, least]
+
+
+def test_both_kinds_of_padding_are_among_what_is_compared():
+    masks = [item.inputs["attention_mask"] for item in expect(masked())]
+    assert any((mask[:, 0] == 0).any() for mask in masks)
+    assert any((mask[:, -1] == 0).any() for mask in masks)
+
+
+def test_only_what_depends_on_hidden_tokens_may_differ():
+    expected, other = (expect(masked(Embedded(share))) for share in (1.0, -1.0))
+    for a, b in zip(expected, other, strict=True):
+        if a.settled is None:
+            assert (a.inputs["attention_mask"] == 1).all()
+            continue
+        hidden = (a.inputs["attention_mask"] == 0).unsqueeze(-1).expand(a.outputs[0].shape)
+        assert torch.equal(~a.settled[0], hidden)
+        spoiled = torch.where(hidden, b.outputs[0] + 100, a.outputs[0])
+        assert _compared(a, ["y"], [spoiled], 0.0).visible_only
+        assert not _compared(a, ["y"], a.outputs, 0.0).visible_only
+        with pytest.raises(DifferenceError):
+            _compared(a, ["y"], [torch.where(hidden, a.outputs[0], a.outputs[0] + 1)], 0.0)
+
+
+def test_models_of_fixed_shapes_are_compared_on_several_inputs():
+    captured = capture(torch.nn.ReLU(), {"input": torch.randn(3, 4)}, {}, required=True)
+    inputs = [item.inputs["input"] for item in expect(captured)]
+    assert len(inputs) == 3
+    assert not torch.equal(inputs[1], inputs[2])
 
 
 def test_errors_up_to_the_limit_pass_and_above_it_fail():

@@ -23,6 +23,8 @@ _FIRST: tuple[OnnxPass, ...] = (
     FoldConstants(),
     SplitWithoutSequence(),
     SimplifyShapes(),
+    # What was computed from a shape that is known now: the scale of attention, axes, sizes.
+    FoldConstants(),
     FuseMatmulAdd(),
     FuseConvBn(),
     FuseActivations(),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
 import onnx_ir as ir
+import sympy  # type: ignore[import-untyped]
 
 from memopt.onnx.attention import Attention, check, fuse_each
 from memopt.onnx.edit import Edit
@@ -57,7 +59,7 @@ def _fuse(edit: Edit, node: ir.Node, found: Attention, symbols: Symbols) -> None
         raise Refused(f"its values have {width} features, its queries {split[3]}")
     inputs: list[ir.Value | None] = [query, keys, values]
     if found.mask is not None:
-        inputs += [None, None, found.mask]
+        inputs += [None, None, _four_axes(edit, joined, found.mask, symbols)]
     nodes = (joined, back, *found.nodes)
     new = edit.node(
         joined,
@@ -72,6 +74,26 @@ def _fuse(edit: Edit, node: ir.Node, found: Attention, symbols: Symbols) -> None
     edit.replace(joined.outputs[0], new.outputs[0])
     edit.erase(joined)
     edit.change(f"{len(names)} nodes are MultiHeadAttention", names, (label(new),))
+
+
+def _four_axes(edit: Edit, node: ir.Node, mask: ir.Value, symbols: Symbols) -> ir.Value:
+    """The mask as the operator takes it: with axes for batch and heads. One that many layers read is turned once."""
+    shape = symbols.shapes[mask]
+    missing = 4 - len(shape)
+    if not missing:
+        return mask
+    for user, _ in mask.uses():
+        if is_standard(user, "Unsqueeze") and symbols.shapes.get(user.outputs[0]) == ((1,) * missing + shape):
+            return user.outputs[0]
+    assert node.graph is not None
+    axes = edit.initializer(node.graph, f"{mask.name}_axes", np.arange(missing, dtype=np.int64))
+    made = edit.node(mask.producer() or node, "Unsqueeze", [mask, axes], stem=f"{mask.name}_four_axes")
+    producer_of_mask = mask.producer()
+    if producer_of_mask is not None:
+        node.graph.remove(made)
+        node.graph.insert_after(producer_of_mask, made)
+    symbols.shapes[made.outputs[0]] = (sympy.Integer(1),) * missing + shape
+    return made.outputs[0]
 
 
 def _split_off(value: ir.Value | None, order: tuple[int, ...], symbols: Symbols) -> ir.Value:

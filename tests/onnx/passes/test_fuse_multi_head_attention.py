@@ -42,6 +42,32 @@ def test_becomes_one_operator(nodes: str, inputs: str) -> None:
     assert [value.name for value in after.graph.outputs] == ["y"]
 
 
+@pytest.mark.parametrize("mask", ["float[S,T] m", "float[1,S,T] m", "float[2,S,T] m"])
+def test_a_mask_of_fewer_axes_gets_them(mask: str) -> None:
+    scores = f"{HEADS} t = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, t) f = Add(s, m) p = Softmax(f)"
+    after, record = apply(PASS, given(f"{scores} r = MatMul(p, v) {JOIN}", f", {mask}"))
+    assert operators(after) == ["Unsqueeze", "MultiHeadAttention"]
+    assert record.evidence is not None and record.evidence.max_rel_error < 1e-5
+
+
+def test_a_mask_that_two_layers_read_gets_its_axes_once() -> None:
+    def layer(x: str, n: int, y: str) -> str:
+        heads = " ".join(
+            f"{a}{n} = Reshape({given}, h) {name}{n} = Transpose<perm=[0,2,1,3]>({a}{n})"
+            for a, given, name in (("a", x, "q"), ("b", "z", "k"), ("d", "u", "v"))
+        )
+        turned = f"t{n} = Transpose<perm=[0,1,3,2]>(k{n}) s{n} = MatMul(q{n}, t{n}) f{n} = Add(s{n}, w)"
+        return f"{heads} {turned} p{n} = Softmax(f{n}) r{n} = MatMul(p{n}, v{n}) {joined(n, y)}"
+
+    def joined(n: int, y: str) -> str:
+        return f"o{n} = Transpose<perm=[0,2,1,3]>(r{n}) {y} = Reshape(o{n}, j)"
+
+    nodes = f"w = Neg(m) {layer('x', 1, 'g')} {layer('g', 2, 'y')}"
+    after, record = apply(PASS, given(nodes, ", float[S,T] m"))
+    assert sorted(operators(after)) == ["MultiHeadAttention", "MultiHeadAttention", "Neg", "Unsqueeze"]
+    assert record.evidence is not None and record.evidence.max_rel_error < 1e-5
+
+
 TURN = "t = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, t) p = Softmax(s) r = MatMul(p, v)"
 
 

@@ -1,0 +1,84 @@
+"""How to convert: what the command line and `memopt.export` let one choose."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from memopt.convert.rewriting import TARGETS, chosen_passes
+from memopt.convert.write import SINGLE_FILE_BYTES
+from memopt.onnx import OnnxPass
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How to convert.
+
+    Attributes:
+        opset: of the standard operators; None: the default for a model, its own for an ONNX file.
+        target: "standard" operators only, or with those of "onnxruntime" (com.microsoft).
+        passes: on the ONNX graph, in order; None: all of the target's.
+        repeat: whether they run again until nothing changes.
+        half: whether weights and operators are put into float16, where they allow it.
+        allow_larger: whether an ONNX file may come out larger than it went in.
+        consume: whether the module's weights may be given up once they are written: the proof then takes their memory.
+        external_above: with more bytes of weights they go to a file beside the model's.
+        notify: called with the name of each step as it begins.
+    """
+
+    opset: int | None = None
+    target: str = "standard"
+    passes: Sequence[OnnxPass] | None = None
+    repeat: bool = False
+    half: bool = False
+    allow_larger: bool = False
+    consume: bool = False
+    external_above: int = SINGLE_FILE_BYTES
+    notify: Callable[[str], None] | None = None
+
+    @property
+    def pipeline(self) -> tuple[OnnxPass, ...]:
+        """The passes to run."""
+        return chosen_passes(target=self.target) if self.passes is None else tuple(self.passes)
+
+
+def make_options(
+    *,
+    opset: int | None = None,
+    target: str = "standard",
+    dtype: str | None = None,
+    level: int = 2,
+    passes: Sequence[str] | None = None,
+    skip: Sequence[str] = (),
+    allow_larger: bool = False,
+    consume: bool = False,
+    notify: Callable[[str], None] | None = None,
+) -> Options:
+    """Check what a user asked for, and make it definite.
+
+    Args:
+        opset, target, allow_larger, consume, notify: see `Options`.
+        dtype: "fp16", or None for the model's own.
+        level: 0: no pass; 1: those that fuse nothing; 2: all; 3: all, again until nothing changes.
+        passes: names of passes, in order, in place of the level's.
+        skip: names of passes to leave out.
+
+    Raises:
+        ValueError: something is not known; the message lists what is.
+    """
+    if target not in TARGETS:
+        raise ValueError(f"unknown target {target!r}: use one of {', '.join(TARGETS)}")
+    if dtype not in (None, "fp16"):
+        raise ValueError(f"unknown dtype {dtype!r}: use fp16")
+    if level not in (0, 1, 2, 3):
+        raise ValueError(f"level is {level!r}: use 0, 1, 2 or 3")
+    return Options(
+        opset=opset,
+        target=target,
+        passes=chosen_passes(level, passes, skip, target=target),
+        repeat=level == 3,
+        half=dtype == "fp16",
+        allow_larger=allow_larger,
+        consume=consume,
+        notify=notify,
+    )
