@@ -1,0 +1,198 @@
+"""A graph of ATen operators as a JAX function of flat arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from memopt.program import Program, is_random, tensors_of
+from memopt.xla.legalize import legalize, torchax_lowering, where
+from memopt.xla.table import LOWERINGS, WITH_CONTEXT, Context, LowerError, jax_dtype
+
+# Where a node's operands with sizes that vary are kept: a graph itself holds numbers only.
+VARIED = "memopt_varied"
+_WIDE = (torch.int64, torch.uint64, torch.float64, torch.complex128)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lowered:
+    """A graph as a JAX function.
+
+    Attributes:
+        function: takes one array per placeholder of the graph, in order (None for those that are no tensors), and
+            behind them, where `random` is set, a key: uint32[2]. Returns one array per output, in order; an output that
+            is no tensor is given back as it is.
+        module: the graph that is run, every operator of which has a lowering.
+        random: whether the graph draws random numbers.
+        x64: whether it holds 64-bit numbers: trace and call it inside `precision(x64)`.
+    """
+
+    function: Callable[..., list[Any]]
+    module: fx.GraphModule
+    random: bool
+    x64: bool
+
+    def arguments(self) -> list[jax.ShapeDtypeStruct | None]:
+        """Shape and dtype of each argument of `function`, the key included."""
+        shapes = [_struct(node.meta.get("val")) for node in self.module.graph.find_nodes(op="placeholder")]
+        return [*shapes, *([jax.ShapeDtypeStruct((2,), jnp.uint32)] if self.random else [])]
+
+
+def lower(program: Program | fx.GraphModule, *, platform: str | None = None, barrier: int = 0) -> Lowered:
+    """Lower a program, or one half of a training step.
+
+    Every value has the shape and the dtype that PyTorch gives it; half types are computed in float32 where PyTorch's
+    kernels do so, and float32 products are full float32. 64-bit integers and floats stay 64 bits wide. Mutated inputs
+    are among the results.
+
+    Args:
+        program: its graph's placeholders become the arguments, constants included: weights are never part of the code.
+        platform: "cpu" or "cuda" where the function will run on one only; None: it must run on both.
+        barrier: pass everything alive through an optimization barrier each so many operators: XLA then neither merges
+            a recomputed value with its original nor moves work across; 0: never.
+
+    Raises:
+        LowerError: an operator has no lowering; one line names it and its source line.
+    """
+    given = program.graph_module if isinstance(program, Program) else program
+    module = legalize(given)
+    _check_inputs(module)
+    random = any(_draws(node) for node in module.graph.nodes)
+    x64 = any(tensor.dtype in _WIDE for node in module.graph.nodes for tensor in _read(node))
+    walker = _Walker(module, platform, barrier, random)
+    return Lowered(walker.run, module, random, x64)
+
+
+@contextlib.contextmanager
+def precision(x64: bool) -> Iterator[None]:
+    """Inside, JAX keeps 64-bit numbers if `x64` is set, and only then."""
+    with jax.enable_x64(x64):
+        yield
+
+
+def _read(node: fx.Node) -> list[torch.Tensor]:
+    """The tensors of the node that something reads: of many results only the items that are taken."""
+    several = isinstance(node.meta.get("val"), (tuple, list))
+    return [] if several or not node.users else tensors_of(node)
+
+
+def _draws(node: fx.Node) -> bool:
+    if node.op != "call_function" or not is_random(node):
+        return False
+    schema = node.target._schema  # type: ignore[union-attr]
+    for index, argument in enumerate(schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            return bool(given != 0.0)
+    return True
+
+
+def _check_inputs(module: fx.GraphModule) -> None:
+    for node in module.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if value is not None and not isinstance(value, torch.Tensor) and node.users:
+            raise LowerError(f"input {node.name} is no tensor: an XLA executable takes tensors only")
+
+
+def _struct(value: Any) -> jax.ShapeDtypeStruct | None:
+    if not isinstance(value, torch.Tensor):
+        return None
+    return jax.ShapeDtypeStruct(tuple(value.shape), jax_dtype(value.dtype))
+
+
+class _Walker:
+    """Runs the graph node by node on traced arrays."""
+
+    def __init__(self, module: fx.GraphModule, platform: str | None, barrier: int, random: bool) -> None:
+        self.module, self.platform, self.barrier, self.random = module, platform, barrier, random
+        nodes = list(module.graph.nodes)
+        self.last = {used: node for node in nodes for used in node.all_input_nodes}
+        self.numbers = {node: number for number, node in enumerate(node for node in nodes if _draws(node))}
+
+    def run(self, *arguments: Any) -> list[Any]:
+        """The function itself."""
+        key = jax.random.wrap_key_data(arguments[-1], impl="threefry2x32") if self.random else None
+        values: dict[fx.Node, Any] = {}
+        given = iter(arguments)
+        count = 0
+        for node in self.module.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(given)
+            elif node.op == "get_attr":
+                values[node] = _constant(self.module, node)
+            elif node.op == "output":
+                return [values[leaf] if isinstance(leaf, fx.Node) else leaf for leaf in node.args[0]]
+            else:
+                values[node] = self._call(node, values, key)
+                for used in node.all_input_nodes:
+                    if self.last[used] is node:
+                        del values[used]
+                count += node.target is not operator.getitem
+                if self.barrier and count % self.barrier == 0 and node.target is not operator.getitem:
+                    _fence(values)
+        raise AssertionError("a graph has an output")
+
+    def _call(self, node: fx.Node, values: dict[fx.Node, Any], key: Any) -> Any:
+        args, kwargs = fx.map_arg(node.meta.get(VARIED, (node.args, node.kwargs)), lambda n: values[n])
+        if node.target is operator.getitem:
+            found = args[0][args[1]]
+            if found is None and node.meta.get("val") is not None:
+                raise LowerError(f"{where(node.args[0])}: its result {args[1]} is not computed under XLA")  # type: ignore[arg-type]
+            return found
+        if node.target in WITH_CONTEXT:
+            args = (Context(node, self.platform, lambda: jax.random.fold_in(key, self.numbers[node])), *args)
+        function = LOWERINGS.get(node.target) or torchax_lowering(node.target)
+        assert function is not None
+        try:
+            return _as_recorded(function(*args, **kwargs), node.meta["val"], node)
+        except LowerError as error:
+            raise error if str(node.target) in str(error) else LowerError(f"{where(node)}: {error}") from None
+        except Exception as error:
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise LowerError(f"{where(node)} cannot be lowered: {reason[0]}") from error
+
+
+def _constant(module: fx.GraphModule, node: fx.Node) -> Any:
+    value = getattr(module, str(node.target))
+    if not isinstance(value, torch.Tensor):
+        raise LowerError(f"{node.name} is a graph inside of a graph, which has no form under XLA")
+    return jnp.asarray(value.detach().cpu().numpy())
+
+
+def _fence(values: dict[fx.Node, Any]) -> None:
+    """Pass every array that is alive through one barrier."""
+    leaves, spec = pytree.tree_flatten(list(values.values()))
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    passed = iter(jax.lax.optimization_barrier(tuple(arrays)))
+    again = [next(passed) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+    values.update(zip(values, pytree.tree_unflatten(again, spec), strict=True))
+
+
+def _as_recorded(found: Any, recorded: Any, node: fx.Node) -> Any:
+    """The result in the dtype that PyTorch's own has. Raises LowerError where its shape is another."""
+    if isinstance(recorded, (tuple, list)):
+        if not isinstance(found, (tuple, list)) or len(found) != len(recorded):
+            raise LowerError(f"{where(node)}: another number of results than PyTorch's")
+        return tuple(_as_recorded(a, b, node) for a, b in zip(found, recorded, strict=True))
+    if found is None or not isinstance(recorded, torch.Tensor):
+        return found
+    found = jnp.asarray(found)
+    if not _same_shape(found.shape, recorded.shape):
+        raise LowerError(f"{where(node)}: its result is {list(found.shape)}, PyTorch's is {list(recorded.shape)}")
+    return found.astype(jax.dtypes.canonicalize_dtype(jax_dtype(recorded.dtype)))
+
+
+def _same_shape(found: Sequence[Any], recorded: Sequence[int]) -> bool:
+    """Whether two shapes are equal; a size that varies equals any."""
+    return len(found) == len(recorded) and all(
+        not isinstance(a, int) or a == b for a, b in zip(found, recorded, strict=True)
+    )

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+jax = pytest.importorskip("jax")
+pytest.importorskip("torchax")
+
+from memopt.capture.export import from_module  # noqa: E402
+from memopt.program import Program  # noqa: E402
+from memopt.xla.lower import lower, precision  # noqa: E402
+from memopt.xla.table import LowerError  # noqa: E402
+from tests.end_to_end import build  # noqa: E402
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def to_jax(value: torch.Tensor) -> Any:
+    return jax.numpy.asarray(value.numpy()) if value.dtype is torch.bool else jax.dlpack.from_dlpack(value.detach())
+
+
+def to_torch(value: Any) -> torch.Tensor:
+    return torch.from_dlpack(value) if value.dtype != bool else torch.from_numpy(jax.device_get(value).copy())
+
+
+def arguments(program: Program, inputs: Any) -> list[torch.Tensor]:
+    rest = iter(pytree.tree_leaves(inputs))
+    return [program.state[entry.name] if entry.name in program.state else next(rest) for entry in program.inputs]
+
+
+def run(program: Program, inputs: Any, key: tuple[int, int] = (0, 0)) -> list[torch.Tensor]:
+    lowered = lower(program)
+    with precision(lowered.x64):
+        given = [to_jax(value.contiguous()) for value in arguments(program, inputs)]
+        given += [jax.numpy.asarray(key, jax.numpy.uint32)] if lowered.random else []
+        return [to_torch(value) for value in jax.jit(lowered.function)(*given)]
+
+
+def of(function: Callable[..., Any], *args: torch.Tensor) -> list[torch.Tensor]:
+    return run(from_module(Function(function), args), args)
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_large", "densenet121", "gpt2", "bert_base"])
+def test_models(name: str) -> None:
+    model, inputs = build(name, labels=False)
+    program = from_module(model.eval(), (), inputs)
+    expected = torch.fx.Interpreter(program.graph_module).run(*arguments(program, inputs), enable_io_processing=False)
+    for found, value in zip(run(program, inputs), expected, strict=True):
+        torch.testing.assert_close(found, value, rtol=1e-5, atol=1e-5)
+
+
+def test_64_bit_integers_are_exact() -> None:
+    x = torch.tensor([3, -7], dtype=torch.int64)
+    (found,) = of(lambda x: x * 3_000_000_000 + 1, x)
+    assert found.dtype is torch.int64 and found.tolist() == [9_000_000_001, -20_999_999_999]
+
+
+def test_no_64_bit_numbers_where_the_program_has_none() -> None:
+    program = from_module(Function(lambda x: torch.softmax(x, 0) * 2.5), (torch.randn(3),))
+    lowered = lower(program)
+    assert not lowered.x64
+    with precision(True):
+        text = jax.jit(lowered.function).lower(*lowered.arguments()).as_text()
+    assert "f64" not in text
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types_are_computed_as_pytorch_computes_them(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 33).to(dtype)
+
+    def function(x: torch.Tensor) -> Any:
+        scaled, normal = x * 0.1, nn.functional.layer_norm(x, (33,))
+        return scaled, normal, x.softmax(1), x.sum(1), x.exp(), nn.functional.gelu(x)
+
+    for found, expected in zip(of(function, x), function(x), strict=True):
+        assert found.dtype is dtype
+        torch.testing.assert_close(found, expected, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+
+
+def test_an_operator_without_a_lowering_is_named_with_its_source_line() -> None:
+    with pytest.raises(LowerError, match=r"^aten\.special_bessel_j0\.default \(.*test_lower\.py:\d+, .*\) has no form"):
+        lower(from_module(Function(lambda x: torch.special.bessel_j0(x)), (torch.randn(3),)))
+
+
+def test_a_dtype_without_a_form_is_named() -> None:
+    program = from_module(Function(lambda x: x.to(torch.float8_e4m3fn).float()), (torch.randn(3),))
+    with pytest.raises(LowerError, match=r"float8_e4m3fn has no form under XLA"):
+        jax.eval_shape(lower(program).function, *lower(program).arguments())
+
+
+def test_random_numbers_follow_the_key_and_differ_between_draws() -> None:
+    program = from_module(Function(lambda x: (torch.rand_like(x), torch.randn_like(x), torch.rand_like(x))), (
+        torch.zeros(20_000),))  # fmt: skip
+    x = torch.zeros(20_000)
+    first, again, other = (run(program, x, key) for key in ((1, 2), (1, 2), (1, 3)))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0]) and not torch.equal(first[0], first[2])
+    assert abs(float(first[0].mean()) - 0.5) < 0.01 and abs(float(first[1].std()) - 1) < 0.02
+    assert float(first[0].min()) >= 0 and float(first[0].max()) < 1
+
+
+def test_dropout_keeps_the_share_and_the_mean() -> None:
+    x = torch.ones(50_000)
+    (found,) = run(from_module(Function(lambda x: nn.functional.dropout(x, 0.3, True)), (x,)), x)
+    kept = found != 0
+    assert abs(float(kept.float().mean()) - 0.7) < 0.01
+    torch.testing.assert_close(found[kept], torch.full_like(found[kept], 1 / 0.7))
