@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
@@ -85,6 +86,10 @@ class StaticBackend:
         """
         plan, writes = plan_for(program)
         return timeline_of(plan, {name: (workspace or {}).get(name, 0) for name in writes if writes[name] is None})
+
+    def buffer_plan(self, program: Program) -> BufferPlan:
+        """Where the values of an inference program live."""
+        return plan_for(program)[0]
 
     def __reduce__(self) -> Any:
         return _engine, (self._graphs,)
@@ -182,8 +187,18 @@ class _Watched(Watched):
         return self._bind(program)
 
 
+# The timeline, the report and the bound function ask for the plan of one program; the search takes seconds.
+_PLANS: WeakKeyDictionary[Program, tuple[BufferPlan, Mapping[str, Write | None]]] = WeakKeyDictionary()
+
+
 def plan_for(program: Program) -> tuple[BufferPlan, Mapping[str, Write | None]]:
     """Where the program's values live, and by node name how each operator writes there (None: it does not)."""
+    if program not in _PLANS:
+        _PLANS[program] = _planned(program)
+    return _PLANS[program]
+
+
+def _planned(program: Program) -> tuple[BufferPlan, Mapping[str, Write | None]]:
     writes = {node.name: write_of(node) for node in program.calls}
     forms = {name: Form(into=False, slices=False) if write is None else write.form for name, write in writes.items()}
     forms |= {node.name: Form() for node in program.calls if is_joinable(node)}

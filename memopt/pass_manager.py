@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from memopt.evidence import Evidence, EvidenceError, Verification, prove
+from memopt.graph_record import GraphRecord
 from memopt.program import InputKind, Program, ProgramError
+from memopt.snapshot import snapshot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,8 @@ class PassRecord:
         seconds: wall time of the rewrite alone, without checks and evidence.
         nodes_before, nodes_after: call nodes in the program.
         evidence: the numerical proof; None when nothing changed or verification is off.
+        before, after: the graphs, with memory and work, where they were recorded; one object when nothing changed.
+        program: which of the compilation's programs it was, counted from 0.
     """
 
     name: str
@@ -81,6 +85,9 @@ class PassRecord:
     changes: tuple[Change, ...]
     refusals: tuple[Refusal, ...]
     evidence: Evidence | None
+    before: GraphRecord | None = dataclasses.field(default=None, repr=False)
+    after: GraphRecord | None = dataclasses.field(default=None, repr=False)
+    program: int = 0
 
 
 class PassError(RuntimeError):
@@ -95,12 +102,13 @@ class PassError(RuntimeError):
 class PassManager:
     """Runs passes in order. After each one that changed something the program is checked and the change is proved."""
 
-    def __init__(self, passes: Sequence[Pass], verify: Verification = True) -> None:
+    def __init__(self, passes: Sequence[Pass], verify: Verification = True, *, record: bool = False) -> None:
         """Take the passes in order.
 
         Args:
             passes: instances of Pass.
             verify: True proves each change on its own region, "full" on the whole program as well, False not at all.
+            record: whether the records hold the graphs before and after each pass.
 
         Raises:
             TypeError: something in `passes` is not a Pass instance.
@@ -109,29 +117,36 @@ class PassManager:
             if not isinstance(item, Pass):
                 raise TypeError(f"passes must hold memopt.Pass instances, not {item!r}")
         self.passes = tuple(passes)
-        self.verify = verify
+        self.verify, self.record = verify, record
 
-    def run(self, program: Program) -> tuple[Program, tuple[PassRecord, ...]]:
+    def run(self, program: Program, earlier: Sequence[PassRecord] = ()) -> tuple[Program, tuple[PassRecord, ...]]:
         """Return the rewritten program and one record per pass.
+
+        Args:
+            program: what the first pass is given.
+            earlier: records of the passes that made the program, for the identity of its nodes.
 
         Raises:
             PassError: a pass failed, returned a program that breaks the specification, or changed the numbers.
         """
         program.check()
         records: list[PassRecord] = []
+        history = _graphs(earlier)
+        if self.record and self.passes:
+            history.append(snapshot(program, history))
         for item in self.passes:
-            earlier = [record.name for record in records]
+            ran = [record.name for record in records]
             given = _fingerprint(program)
             started = time.perf_counter()
             try:
                 result = item.run(program)
             except Exception as error:
-                raise PassError(item.name, earlier, f"{type(error).__name__}: {error}") from error
+                raise PassError(item.name, ran, f"{type(error).__name__}: {error}") from error
             seconds = time.perf_counter() - started
             if not isinstance(result, PassResult):
-                raise PassError(item.name, earlier, f"returned {type(result).__name__}, not a PassResult")
+                raise PassError(item.name, ran, f"returned {type(result).__name__}, not a PassResult")
             if _fingerprint(program) != given:
-                raise PassError(item.name, earlier, "edited the program that it was given, not a copy")
+                raise PassError(item.name, ran, "edited the program that it was given, not a copy")
             evidence = None
             if result.program is not program:
                 try:
@@ -140,7 +155,10 @@ class PassManager:
                     if self.verify:
                         evidence = prove(program, result.program, item.tolerance, self.verify)
                 except (ProgramError, EvidenceError) as error:
-                    raise PassError(item.name, earlier, str(error)) from error
+                    raise PassError(item.name, ran, str(error)) from error
+            before = history[-1] if self.record else None
+            if self.record and result.program is not program:
+                history.append(snapshot(result.program, history, [(c.before, c.after) for c in result.changes]))
             records.append(
                 PassRecord(
                     item.name,
@@ -150,10 +168,17 @@ class PassManager:
                     result.changes,
                     result.refusals,
                     evidence,
+                    before,
+                    history[-1] if self.record else None,
                 )
             )
             program = result.program
         return program, tuple(records)
+
+
+def _graphs(records: Sequence[PassRecord]) -> list[GraphRecord]:
+    """Every graph of the records, in order."""
+    return [graph for record in records for graph in (record.before, record.after) if graph is not None]
 
 
 def _fingerprint(program: Program) -> tuple[object, ...]:

@@ -186,7 +186,7 @@ class Session:
 
         self._prepare_allocator()
         passes = INFERENCE if self.passes is None else self.passes
-        result, records = PassManager(passes, self.verify).run(program)
+        result, records = PassManager(passes, self.verify, record=True).run(program)
         program, result = self.table.placed(program), self.table.placed(result)
         costs = self.table.measure_all(result)
         own = getattr(self._engine, "timeline", timeline)  # an engine may lay memory out for itself

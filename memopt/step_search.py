@@ -175,7 +175,7 @@ class StepSearch:
 
     def _captured(self, source: Program) -> Planned:
         """A training program after the rewrites that come before the plan."""
-        program, records = PassManager(self.stages.early, self._verify).run(source)
+        program, records = PassManager(self.stages.early, self._verify, record=True).run(source)
         program = self._table.placed(program)
         costs, line = self._memory(program)
         return Planned(source, program, program, line, line, records, costs)
@@ -198,7 +198,7 @@ class StepSearch:
         result = []
         names = {item.name for item in chosen}
         for item, before, after in zip(planned, self.captured, lowered, strict=True):
-            proved = PassManager(chosen, self._verify).run(before.program)[1]
+            proved = PassManager(chosen, self._verify, record=True).run(before.program, before.records)[1]
             rest = unused([record for record in after.records if record.name not in names])
             records = (*before.records, *rest, *proved)
             result.append(self._with_late_records(dataclasses.replace(item, records=records)))
@@ -208,7 +208,8 @@ class StepSearch:
         """Run the chosen plan once more through the pass manager, for its records and its evidence."""
         assert planned.choice is not None
         checkpoint = Checkpoint(costs=planned.costs, schedule=planned.choice.plan.schedule)
-        program, records = PassManager([checkpoint, *self.stages.late], self._verify).run(planned.before)
+        manager = PassManager([checkpoint, *self.stages.late], self._verify, record=True)
+        program, records = manager.run(planned.before, planned.records)
         return dataclasses.replace(planned, program=program, records=(*planned.records, *records))
 
 

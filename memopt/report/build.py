@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
+from memopt.graph_record import GraphRecord
 from memopt.memory.aliasing import analyse
 from memopt.memory.allocator import with_slack
 from memopt.memory.breakdown import MemoryBreakdown, TensorAtPeak
+from memopt.memory.buffers import BufferPlan
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline, lifetimes
+from memopt.pass_manager import PassRecord
 from memopt.planned import Planned, constant_bytes
 from memopt.program import Program, source_line, tensors_of
-from memopt.report.record import Environment, ProgramReport, Report, TensorRow
+from memopt.report.record import ArenaBlock, ArenaReport, Environment, ProgramReport, Report, TensorRow
+from memopt.snapshot import snapshot
 from memopt.step_curve import CurvePoint, monotone
 
 if TYPE_CHECKING:
@@ -49,14 +53,18 @@ def build_report(
     breakdown = breakdown_of(session, item.program, item.timeline, constants, peak)
     optimizer_peak = session.optimizer_peak()
     return Report(
-        passes=tuple(record for item in planned for record in item.records),
+        passes=tuple(
+            dataclasses.replace(record, program=number)
+            for number, item in enumerate(planned)
+            for record in item.records
+        ),
         peak_bytes=max(base + peak, optimizer_peak),
         measured_peak_bytes=None if measured is None else max(base + measured, optimizer_peak),
         minimum_bytes=with_slack(max(base + minimum, optimizer_peak), session.resident.device),
         budget_bytes=session.limit(base + plain),
         unconstrained_bytes=max(base + plain, optimizer_peak),
         breakdown=breakdown,
-        programs=tuple(_program_report(number, item, base) for number, item in enumerate(planned)),
+        programs=tuple(_program_report(session, number, item, base) for number, item in enumerate(planned)),
         notes=tuple(session.notes),
         environment=Environment(torch.__version__, _device_name(session, item.program), torch.get_num_threads()),
         model=session.model_name,
@@ -124,7 +132,7 @@ def _storage_owner(node: fx.Node, size: int) -> torch.Tensor | None:
     return next(iter(exact or tensors), None)
 
 
-def _program_report(number: int, item: Planned, base: int) -> ProgramReport:
+def _program_report(session: Session, number: int, item: Planned, base: int) -> ProgramReport:
     program = item.program
     saved, recomputed = _tensor_rows(item) if program.training else ((), ())
     return ProgramReport(
@@ -136,7 +144,41 @@ def _program_report(number: int, item: Planned, base: int) -> ProgramReport:
         saved=saved,
         recomputed=recomputed,
         forward_steps=item.timeline.forward_steps,
+        before=_graph(item.timeline_before, item.before, item.records),
+        after=_graph(item.timeline, program, item.records),
+        arena=_arena(session, program),
     )
+
+
+def _graph(line: Timeline, program: Program, records: Sequence[PassRecord]) -> GraphRecord | None:
+    """The record of the graph that a timeline is of: the program, or one of those that passes saw."""
+    recorded = [graph for record in records for graph in (record.before, record.after) if graph is not None]
+    names = [node.name for node in program.graph.nodes]
+    if set(line.steps) <= set(names):
+        known = [graph for graph in recorded if [node.name for node in graph.nodes] == names]
+        return snapshot(program, known[-1:])
+    same = [graph for graph in recorded if tuple(node.name for node in graph.steps) == line.steps]
+    return same[-1] if same else None
+
+
+def _arena(session: Session, program: Program) -> ArenaReport | None:
+    plan_of = getattr(session.engine(), "buffer_plan", None)
+    if plan_of is None or program.training:
+        return None
+    plan: BufferPlan = plan_of(program)
+    blocks = sorted(plan.blocks, key=lambda block: (block.start, block.offset, block.name))
+    return ArenaReport(
+        plan.arena_bytes,
+        plan.lower_bound,
+        plan.steps,
+        tuple(
+            ArenaBlock(
+                block.name, block.home.value, block.nbytes, block.start, block.end, block.offset, block.holds,
+                block.scratch,
+            )
+            for block in blocks
+        ),
+    )  # fmt: skip
 
 
 def _tensor_rows(item: Planned) -> tuple[tuple[TensorRow, ...], tuple[TensorRow, ...]]:

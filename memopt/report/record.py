@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from memopt.graph_record import GraphRecord
 from memopt.memory.breakdown import MemoryBreakdown
 from memopt.pass_manager import PassRecord
 from memopt.step_curve import CurvePoint
@@ -39,6 +40,47 @@ class TensorRow:
 
 
 @dataclasses.dataclass(frozen=True)
+class ArenaBlock:
+    """Memory of a program in one arena that is taken and given back as one.
+
+    Attributes:
+        name: the node that needs it first.
+        home: "arena"; "output": a fresh tensor at every call; "operator": allocated by the operator itself.
+        bytes: its size.
+        start, end: the half-open span of steps in which it is in use.
+        offset: its first byte in the arena; 0 for other homes.
+        holds: names of the nodes whose results lie in it.
+        scratch: whether it holds no result, and is needed only while its node runs.
+    """
+
+    name: str
+    home: Literal["arena", "output", "operator"]
+    bytes: int
+    start: int
+    end: int
+    offset: int
+    holds: tuple[str, ...]
+    scratch: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class ArenaReport:
+    """Where the values of an inference program live.
+
+    Attributes:
+        bytes: of the arena.
+        lower_bound: no placement of these blocks takes less.
+        steps: names of the nodes that run, in order.
+        blocks: in order of time.
+    """
+
+    bytes: int
+    lower_bound: int
+    steps: tuple[str, ...]
+    blocks: tuple[ArenaBlock, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class ProgramReport:
     """One captured graph.
 
@@ -51,6 +93,9 @@ class ProgramReport:
         saved: the tensors that cross from forward to backward, largest first.
         recomputed: the tensors that backward computes again, largest first.
         forward_steps: how many leading steps of `timeline_after` are forward.
+        before: the graph that `timeline_before` is of; its storages say what is alive at each step.
+        after: the graph that is executed.
+        arena: where its values live, for an engine that plans that.
     """
 
     name: str
@@ -61,6 +106,9 @@ class ProgramReport:
     saved: tuple[TensorRow, ...] = ()
     recomputed: tuple[TensorRow, ...] = ()
     forward_steps: int = 0
+    before: GraphRecord | None = dataclasses.field(default=None, repr=False)
+    after: GraphRecord | None = dataclasses.field(default=None, repr=False)
+    arena: ArenaReport | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
