@@ -56,7 +56,8 @@ def _taken(program: Program, history: Sequence[GraphRecord], changes: Changes) -
         )
         same = known.get(record.id)
         made.append(same if same == record else record)
-    aliasing = analyse(program)
+    # A finished program holds the values of one run over the whole graph: views of it share their base's storage.
+    aliasing = analyse(program, {node: node.meta["val"] for node in program.graph.nodes if "val" in node.meta})
     life = lifetimes(program, aliasing)
     storages = tuple(
         StorageRecord(ids[storage.producer.name], storage.nbytes, *span)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import fx
@@ -45,13 +47,17 @@ class Aliasing:
         return [index for index in dict.fromkeys(self.of.get(node, ())) if self.storages[index].producer is node]
 
 
-def analyse(program: Program) -> Aliasing:
+def analyse(program: Program, values: Mapping[fx.Node, Any] | None = None) -> Aliasing:
     """Find the storages of every value by running the program on fake tensors.
 
     A view shares the storage of its base, an operation with several results has several storages, and a node that is
     annotated `meta["inplace"] = k` takes over the storage of its argument k.
+
+    Args:
+        program: any program.
+        values: every node's value from such a run, where one was made already.
     """
-    values = run_fake(program.graph_module)
+    values = run_fake(program.graph_module) if values is None else values
     storages: list[Storage] = []
     index_of: dict[int, int] = {}
     of: dict[fx.Node, tuple[int, ...]] = {}

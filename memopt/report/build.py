@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -153,8 +154,8 @@ def _program_report(session: Session, number: int, item: Planned, base: int) -> 
 def _graph(line: Timeline, program: Program, records: Sequence[PassRecord]) -> GraphRecord | None:
     """The record of the graph that a timeline is of: the program, or one of those that passes saw."""
     recorded = [graph for record in records for graph in (record.before, record.after) if graph is not None]
-    names = [node.name for node in program.graph.nodes]
-    if set(line.steps) <= set(names):
+    if line.steps == tuple(node.name for node in program.calls if node.target is not operator.getitem):
+        names = [node.name for node in program.graph.nodes]
         known = [graph for graph in recorded if [node.name for node in graph.nodes] == names]
         return snapshot(program, known[-1:])
     same = [graph for graph in recorded if tuple(node.name for node in graph.steps) == line.steps]
