@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memopt.cli.group import DIFFERENT, USAGE, CommandError, verbosity_options
-from memopt.cli.loading import Request, load
+from memopt.cli.loading import Request, is_keras, load
 from memopt.cli.output import progress, refuse_existing
 from memopt.report import write_whole
 from memopt.session import storage_bytes
@@ -77,7 +78,8 @@ def convert(
     """Convert SOURCE to an ONNX file that computes the same, proved by real runs at several shapes.
 
     SOURCE is a name of memopt.models (gpt2, resnet50:tiny, …), package.module:factory, a Hugging Face folder, a .pt2 of
-    torch.export, an .onnx file, or with --model a .safetensors, .pt, .pth or .bin state dict.
+    torch.export, a .keras or .h5 file of Keras 3, an .onnx file, or with --model a .safetensors, .pt, .pth or .bin
+    state dict.
     """
     if (output is None) != dry_run:
         raise CommandError("say where to: -o model.onnx, or --dry-run (not both)", USAGE)
@@ -121,7 +123,7 @@ def _converted(
         from memopt.convert.capture import from_exported
         from memopt.convert.errors import ConversionError, DifferenceError
         from memopt.convert.from_onnx import convert_onnx
-        from memopt.convert.inputs import KNOWN_AXES, parse_dynamic, parse_input
+        from memopt.convert.inputs import KNOWN_AXES, Dynamic, parse_dynamic, parse_input
         from memopt.convert.options import make_options
         from memopt.convert.pipeline import convert_captured, convert_module
     except ImportError as error:
@@ -141,6 +143,10 @@ def _converted(
                 raise CommandError(f"no file {path}", USAGE)
             arrays = {spec.name: spec.make().numpy() for spec in specs}
             return convert_onnx(path, output, inputs=arrays or None, options=options)
+        if is_keras(request.spec):
+            shapes = {spec.name: spec.shape for spec in specs}
+            request, specs = dataclasses.replace(request, shapes=shapes, dynamic=axes is None), []
+            axes = None if axes == Dynamic(()) else axes
         loaded = load(request)
         if loaded.exported is not None:
             if specs or axes is not None:
@@ -148,7 +154,8 @@ def _converted(
                     f"{loaded.name} has inputs and shapes of its own: leave --input and --dynamic", USAGE
                 )
             size = storage_bytes(list(loaded.exported.state_dict.values()))
-            captured = from_exported(loaded.exported, KNOWN_AXES)
+            captured = from_exported(loaded.exported, {**KNOWN_AXES, **loaded.labels})
+            captured = dataclasses.replace(captured, notes=(*captured.notes, *loaded.notes))
             return convert_captured(captured, output, source=loaded.name, bytes_before=size, options=options)
         example = conversion_inputs(loaded, specs)
         return convert_module(loaded.model, example, output, source=loaded.name, dynamic=axes, options=options)

@@ -34,7 +34,8 @@ def inspect(
     """Show where the bytes of one step of MODEL go: breakdown, timeline, and the largest tensors at the peak.
 
     MODEL is a name of memopt.models (gpt2, resnet50:tiny, …), package.module:factory, where factory() returns
-    (model, inputs), a Hugging Face folder, a .pt2, or with --model a .safetensors or .pt state dict.
+    (model, inputs), a Hugging Face folder, a .pt2, a .keras or .h5 file, or with --model a .safetensors or .pt state
+    dict.
     """
     wanted = ModelOptions.from_options(options)
     refuse_existing(output, overwrite)

@@ -13,13 +13,16 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.passes import move_to_device_pass
 from torch.utils import _pytree as pytree
 
 from memopt import models
 from memopt.cli import hugging_face
 from memopt.cli.checkpoint import fit, read_checkpoint
 from memopt.cli.exported import load_exported
-from memopt.cli.group import USAGE, CommandError
+from memopt.cli.group import FAILED, USAGE, CommandError
+from memopt.tensorflow import keras_file
+from memopt.tensorflow.process import InputsError, TensorFlowError, UnsafeModelError
 
 Inputs = tuple[Any, ...] | Mapping[str, Any]
 _STATE_DICTS = (".safetensors", ".pt", ".pth", ".bin")
@@ -29,13 +32,16 @@ _STATE_DICTS = (".safetensors", ".pt", ".pth", ".bin")
 class Loaded:
     """A model ready to run: `model(*inputs)` or, when inputs is a mapping, `model(**inputs)` runs it.
 
-    The inputs are empty where the source gives none and none were asked for. `exported` is there for a `.pt2`.
+    The inputs are empty where the source gives none and none were asked for. `exported` is there for a `.pt2` and for a
+    Keras file; `labels` are names of axes, by input, and `notes` say what could not be had, one line each.
     """
 
     name: str
     model: torch.nn.Module
     inputs: Inputs
     exported: ExportedProgram | None = None
+    labels: Mapping[str, Mapping[int, str]] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +49,8 @@ class Request:
     """What the user asked to load.
 
     Attributes:
-        spec: a name of memopt.models, `package.module:factory`, a Hugging Face folder, a `.pt2` or a state dict.
+        spec: a name of memopt.models, `package.module:factory`, a Hugging Face folder, a `.pt2`, a Keras file or a
+            state dict.
         batch: how many examples in the inputs.
         tiny: the tiny size of a model of memopt.models.
         training: inputs with labels, so that the model returns its loss, and the model in train mode.
@@ -53,6 +60,8 @@ class Request:
         trust_pickle: whether files that run code when they are read may be read.
         device: where model and inputs are moved to; None leaves them where they are made.
         needs_inputs: whether a source without example inputs is refused.
+        shapes: of inputs, by name, where a Keras file leaves them open.
+        dynamic: whether axes that a Keras file leaves open vary in its program.
     """
 
     spec: str
@@ -65,6 +74,8 @@ class Request:
     trust_pickle: bool = False
     device: str | None = None
     needs_inputs: bool = True
+    shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    dynamic: bool = False
 
 
 def load(request: Request) -> Loaded:
@@ -84,8 +95,15 @@ def load(request: Request) -> Loaded:
         raise CommandError("--task goes with a Hugging Face folder", USAGE)
     if request.spec.partition(":")[0] in models.names():
         found = _built_in(request)
+    elif is_saved_model(path):
+        raise CommandError(
+            f"{path} is a SavedModel, which memopt convert and memopt inspect read: for other verbs convert it first",
+            USAGE,
+        )
     elif path.is_dir():
         found = Loaded(path.name, *_hugging_face(path, request))
+    elif suffix in keras_file.SUFFIXES:
+        found = _keras(path, request)
     elif suffix == ".pt2" or suffix in _STATE_DICTS:
         if not path.is_file():
             raise CommandError(f"no file {path}", USAGE)
@@ -100,7 +118,7 @@ def load(request: Request) -> Loaded:
             + ", ".join(models.names()),
             USAGE,
         )
-    if suffix != ".pt2":
+    if found.exported is None:
         found.model.train(request.training)
     return found if device is None else _moved(found, device)
 
@@ -186,6 +204,32 @@ def _exported(path: Path, request: Request) -> Loaded:
     if args and kwargs:
         raise CommandError(f"{path} takes both positional and keyword arguments: export it with one kind", USAGE)
     return Loaded(path.name, program.module(), dict(kwargs) if kwargs else tuple(args), program)
+
+
+def is_saved_model(path: Path) -> bool:
+    """Whether the folder is one that TensorFlow saved a model in."""
+    return (path / "saved_model.pb").is_file()
+
+
+def is_keras(spec: str) -> bool:
+    """Whether the name is that of a Keras file."""
+    return spec.lower().endswith(keras_file.SUFFIXES)
+
+
+def _keras(path: Path, request: Request) -> Loaded:
+    try:
+        found = keras_file.load_keras(path, batch=request.batch, inputs=request.shapes, dynamic=request.dynamic)
+    except FileNotFoundError as error:
+        raise CommandError(str(error), USAGE) from error
+    except TensorFlowError as error:
+        usage = isinstance(error, UnsafeModelError | InputsError)
+        raise CommandError(str(error), USAGE if usage else FAILED) from error
+    exported = found.exported
+    if request.device is not None and request.device != "cpu":
+        exported = move_to_device_pass(exported, request.device)
+    inputs = exported.example_inputs[1] if exported.example_inputs else {}
+    labels = {name: {0: "batch"} for name in inputs}
+    return Loaded(path.name, exported.module(), dict(inputs), exported, labels, found.notes)
 
 
 def _from_state_dict(path: Path, request: Request) -> Loaded:

@@ -10,7 +10,7 @@ import click
 import torch
 
 from memopt.cli.group import USAGE, CommandError
-from memopt.cli.loading import Request
+from memopt.cli.loading import Request, is_keras
 from memopt.memory.cost.devices import find
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
@@ -33,8 +33,8 @@ class ModelOptions:
             spec=spec,
             batch=options["batch"],
             tiny=options["tiny"],
-            # torch.export keeps forward only.
-            training=not options["inference"] and not spec.lower().endswith(".pt2"),
+            # torch.export keeps forward only, and Keras files are read through it.
+            training=not options["inference"] and not spec.lower().endswith(".pt2") and not is_keras(spec),
             factory=options["factory"],
             trust_pickle=options["trust_pickle"],
             device=device,

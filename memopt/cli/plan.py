@@ -35,7 +35,8 @@ def plan(
     Without --budget: which budget would cost how much time.
 
     MODEL is a name of memopt.models (gpt2, resnet50:tiny, …), package.module:factory, where factory() returns
-    (model, inputs), a Hugging Face folder, or with --model a .safetensors or .pt state dict.
+    (model, inputs), a Hugging Face folder, a .keras or .h5 file of Keras 3 (inference), or with --model a .safetensors
+    or .pt state dict.
     """
     wanted = ModelOptions.from_options(options)
     try:
