@@ -20,6 +20,8 @@ Verification = bool | Literal["full"]
 
 # Larger regions are not run, so that proof never takes the memory that the budget is about.
 REGION_BYTES = 512 * 2**20
+# A region's run holds its values up to so many times: before, after, and in float64.
+_COPIES = 5
 # Regions of one structure that are run: the blocks of a deep model differ in their weights only.
 _SAME_STRUCTURE = 3
 # Layers of operations before a region that are run with it, tried in turn.
@@ -55,7 +57,7 @@ class Evidence:
     unproved: tuple[str, ...] = ()
 
 
-def prove(before: Program, after: Program, tolerance: float, verify: Verification) -> Evidence:
+def prove(before: Program, after: Program, tolerance: float, verify: Verification, room: int | None = None) -> Evidence:
     """Run what differs between the programs on the same random inputs, beside a float64 reference.
 
     Args:
@@ -63,20 +65,22 @@ def prove(before: Program, after: Program, tolerance: float, verify: Verificatio
         tolerance: 0.0 asks for bitwise equality; else the error after may reach this many times the error before.
             Integers, complex numbers, NaN and outputs that are no tensors must be equal in either case.
         verify: "full" compares the whole programs too.
+        room: the most bytes that the proof of a region may take; None: only regions of more than 512 MiB are not run.
 
     Raises:
         EvidenceError: the numbers differ by more than that; the message names the node.
     """
+    limit = REGION_BYTES if room is None else max(0, min(REGION_BYTES, room // _COPIES))
     _same_constants(before, after)
     _same_plain_outputs(before, after)
     state = {**before.state, **after.state}
     try:
-        regions, tally = _prove_regions(differing_regions(before, after), state, tolerance)
+        regions, tally = _prove_regions(differing_regions(before, after), state, _Tally(tolerance, limit))
     except EvidenceError:
         # A name may stand for another value than before: only what reaches the outputs counts then.
-        regions, tally = _prove_with_context(before, after, state, tolerance)
+        regions, tally = _prove_with_context(before, after, state, tolerance, limit)
     if verify == "full":
-        tally.compare(_whole(before, after), state)
+        tally.compare(_whole(before, after), state, whole=True)
     return Evidence(
         "program" if verify == "full" else "regions",
         len(regions),
@@ -89,13 +93,13 @@ def prove(before: Program, after: Program, tolerance: float, verify: Verificatio
 
 
 def _prove_with_context(
-    before: Program, after: Program, state: Mapping[str, torch.Tensor], tolerance: float
+    before: Program, after: Program, state: Mapping[str, torch.Tensor], tolerance: float, limit: int
 ) -> tuple[list[Region], _Tally]:
     """Prove regions that begin some operations earlier, until made-up inputs respect what a rewrite rests on."""
     for context in _CONTEXTS:
         try:
             regions, tally = _prove_regions(
-                differing_regions(before, after, cut=False, context=context), state, tolerance
+                differing_regions(before, after, cut=False, context=context), state, _Tally(tolerance, limit)
             )
         except EvidenceError as error:
             failure = error
@@ -106,10 +110,9 @@ def _prove_with_context(
 
 
 def _prove_regions(
-    regions: list[Region], state: Mapping[str, torch.Tensor], tolerance: float
+    regions: list[Region], state: Mapping[str, torch.Tensor], tally: _Tally
 ) -> tuple[list[Region], _Tally]:
     seen: Counter[str] = Counter()
-    tally = _Tally(tolerance)
     for region in regions:
         seen[region.structure] += 1
         if seen[region.structure] <= _SAME_STRUCTURE:
@@ -118,17 +121,18 @@ def _prove_regions(
 
 
 class _Tally:
-    def __init__(self, tolerance: float) -> None:
-        self.tolerance = tolerance
+    def __init__(self, tolerance: float, limit: int) -> None:
+        self.tolerance, self.limit = tolerance, limit
         self.proved = 0
         self.max_abs = self.max_ulp = 0.0
         self.ratio = 1.0
         self.unproved: list[str] = []
 
-    def compare(self, region: Region, state: Mapping[str, torch.Tensor]) -> None:
+    def compare(self, region: Region, state: Mapping[str, torch.Tensor], *, whole: bool = False) -> None:
         first = region.after[0].name if region.after else region.before[0].name
-        if region.bytes > REGION_BYTES:
-            self.unproved.append(f"{first}: the region takes {region.bytes} bytes, above {REGION_BYTES}")
+        limit = REGION_BYTES if whole else self.limit
+        if region.bytes > limit:
+            self.unproved.append(f"{first}: the region takes {region.bytes} bytes, above {limit}")
             return
         try:
             with torch.no_grad(), same_random_state(_fakes(region)):

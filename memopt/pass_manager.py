@@ -102,13 +102,16 @@ class PassError(RuntimeError):
 class PassManager:
     """Runs passes in order. After each one that changed something the program is checked and the change is proved."""
 
-    def __init__(self, passes: Sequence[Pass], verify: Verification = True, *, record: bool = False) -> None:
+    def __init__(
+        self, passes: Sequence[Pass], verify: Verification = True, *, record: bool = False, room: int | None = None
+    ) -> None:
         """Take the passes in order.
 
         Args:
             passes: instances of Pass.
             verify: True proves each change on its own region, "full" on the whole program as well, False not at all.
             record: whether the records hold the graphs before and after each pass.
+            room: the most bytes that the proof of a region may take; None: as `prove` has it.
 
         Raises:
             TypeError: something in `passes` is not a Pass instance.
@@ -117,7 +120,7 @@ class PassManager:
             if not isinstance(item, Pass):
                 raise TypeError(f"passes must hold memopt.Pass instances, not {item!r}")
         self.passes = tuple(passes)
-        self.verify, self.record = verify, record
+        self.verify, self.record, self.room = verify, record, room
 
     def run(self, program: Program, earlier: Sequence[PassRecord] = ()) -> tuple[Program, tuple[PassRecord, ...]]:
         """Return the rewritten program and one record per pass.
@@ -153,7 +156,7 @@ class PassManager:
                     result.program.check()
                     _same_call(program, result.program)
                     if self.verify:
-                        evidence = prove(program, result.program, item.tolerance, self.verify)
+                        evidence = prove(program, result.program, item.tolerance, self.verify, self.room)
                 except (ProgramError, EvidenceError) as error:
                     raise PassError(item.name, ran, str(error)) from error
             before = history[-1] if self.record else None

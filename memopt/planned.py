@@ -28,6 +28,8 @@ class Planned:
         costs: seconds and workspace by node name of `before`.
         choice: the plan; None for inference, and where `checkpoint` is not among the passes.
         measured: what a trial run took above what is resident, in bytes; None when none was made.
+        failure: why a trial run failed, in one line; empty when none did.
+        ran_out: whether it failed for lack of memory.
     """
 
     source: Program
@@ -39,6 +41,8 @@ class Planned:
     costs: Mapping[str, OperatorCost]
     choice: Choice | None = None
     measured: int | None = None
+    failure: str = ""
+    ran_out: bool = False
 
 
 def predicted_peak(planned: Sequence[Planned]) -> int:

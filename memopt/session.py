@@ -25,7 +25,7 @@ from memopt.report.build import build_report
 from memopt.report.record import Report
 from memopt.solve.schedule import Schedule
 from memopt.step_search import Stages, StepSearch, replay, stages_of
-from memopt.trial import TrialError, trial
+from memopt.trial import TrialError, TrialMemoryError, trial
 
 
 class WholeStepNeeded(Exception):
@@ -186,7 +186,7 @@ class Session:
 
         self._prepare_allocator()
         passes = INFERENCE if self.passes is None else self.passes
-        result, records = PassManager(passes, self.verify, record=True).run(program)
+        result, records = PassManager(passes, self.verify, record=True, room=self._room).run(program)
         program, result = self.table.placed(program), self.table.placed(result)
         costs = self.table.measure_all(result)
         own = getattr(self._engine, "timeline", timeline)  # an engine may lay memory out for itself
@@ -196,6 +196,7 @@ class Session:
         total = self.resident.total + constant_bytes(result)
         limit = self._held(total + before.peak_bytes)
         planned = self._with_trial(planned)
+        self._note_failures([planned])
         measured = planned.measured or 0
         self.report = build_report(
             self, [planned], line.peak_bytes, line.peak_bytes, planned.measured, before.peak_bytes
@@ -251,6 +252,7 @@ class Session:
         else:
             planned = [self._with_trial(item) for item in captured]
             plan = StepPlan((), plain, plain, room is None or plain <= room)
+        self._note_failures(planned)
         self._step = Step(keys, tuple(planned), plan, plain, base, limit)
         measured = None
         if all(item.measured is not None for item in planned):
@@ -318,6 +320,11 @@ class Session:
         planned = self._step.planned if self._step else ()
         return any(item.choice is not None and item.choice.plan.extra_seconds > 0 for item in planned)
 
+    def _note_failures(self, planned: Sequence[Planned]) -> None:
+        for item in planned:
+            if item.failure:
+                self.note(f"no trial step was measured: {item.failure}")
+
     def note(self, text: str) -> None:
         """Tell the user something, once."""
         if text not in self.notes:
@@ -347,6 +354,7 @@ class Session:
                 table=self.table,
                 attempt=self._with_trial,
                 seconds=self.plan_seconds,
+                room=self._room,
             )
             self._search_kept = keys, search
         return self._search_kept[1]
@@ -361,6 +369,13 @@ class Session:
     def usable(self, limit: int) -> int:
         """The bytes of a limit that tensors may take: what the allocator loses is left to it."""
         return limit - slack_bytes(limit, self.resident.device)
+
+    @property
+    def _room(self) -> int | None:
+        """Bytes of an absolute budget that are left beside what is resident; None without one."""
+        if self.budget is None or self.budget.bytes is None:
+            return None
+        return max(0, self.usable(self.budget.bytes) - self.resident.total)
 
     def _over(self, needed: int, limit: int) -> BudgetError:
         assert self.report is not None
@@ -388,10 +403,10 @@ class Session:
         if not self.verify or not self.exact:
             return planned
         try:
-            return dataclasses.replace(planned, measured=trial(planned.program))
+            return dataclasses.replace(planned, measured=trial(planned.program), failure="", ran_out=False)
         except TrialError as error:
-            self.note(f"no trial step was measured: {error}")
-            return planned
+            ran_out = isinstance(error, TrialMemoryError)
+            return dataclasses.replace(planned, measured=None, failure=str(error), ran_out=ran_out)
 
     def optimizer_peak(self) -> int:
         """The most bytes during `optimizer.step()`: what is resident, all gradients, the optimizer's temporaries."""

@@ -21,6 +21,8 @@ log = logging.getLogger("memopt")
 
 # How often a plan whose measured step went over the limit is tightened before the limit is called infeasible.
 _TIGHTENINGS = 3
+# A plan during which memory ran out is planned again for less by one part in so many.
+_STARVED = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +91,7 @@ class StepSearch:
         table: CostTable,
         attempt: Callable[[Planned], Planned],
         seconds: float,
+        room: int | None = None,
     ) -> None:
         """Rewrite the programs as far as the plan; nothing is searched yet.
 
@@ -99,9 +102,10 @@ class StepSearch:
             table: what operators take.
             attempt: runs a planned graph once, where that can be done, and fills in what it took.
             seconds: time for one search, all graphs together.
+            room: the most bytes that the proof of a pass may take; None: as `PassManager` has it.
         """
         self.stages, self.attempt = stages, attempt
-        self._verify, self._table, self._seconds = verify, table, seconds
+        self._verify, self._table, self._seconds, self._room = verify, table, seconds, room
         self._options: dict[tuple[str, ...], _Option] = {}
         self.captured = [self._captured(program) for program in programs]
 
@@ -133,14 +137,22 @@ class StepSearch:
     # -- one option ----------------------------------------------------------------------------------------------
 
     def _plan_within(self, option: _Option, room: int | None) -> tuple[list[Planned], StepPlan]:
-        """Take a plan; plan for less while the measured step is above `room` bytes."""
+        """Take a plan; plan for less while the measured step is above `room` bytes, or memory runs out in it."""
         target = room
+        starved: tuple[list[Planned], StepPlan] | None = None
         for _ in range(1 + _TIGHTENINGS):
             step = self._planner(option).plan(target)
+            if starved is not None and (not step.feasible or step.peak_bytes >= starved[1].peak_bytes):
+                return starved  # less is not to be had: what runs may have more room than the trial had
             planned = [
                 self.attempt(dataclasses.replace(item, program=choice.program, timeline=choice.timeline, choice=choice))
                 for item, choice in zip(option.items, step.choices, strict=True)
             ]
+            if step.feasible and any(item.ran_out for item in planned):
+                starved = planned, step
+                target = step.peak_bytes - step.peak_bytes // _STARVED
+                log.info("memory ran out in a step of %d bytes: planning again", step.peak_bytes)
+                continue
             if room is None or target is None or not step.feasible:
                 break
             over = measured_peak(planned, step.peak_bytes) - room
@@ -175,7 +187,7 @@ class StepSearch:
 
     def _captured(self, source: Program) -> Planned:
         """A training program after the rewrites that come before the plan."""
-        program, records = PassManager(self.stages.early, self._verify, record=True).run(source)
+        program, records = PassManager(self.stages.early, self._verify, record=True, room=self._room).run(source)
         program = self._table.placed(program)
         costs, line = self._memory(program)
         return Planned(source, program, program, line, line, records, costs)
@@ -198,7 +210,9 @@ class StepSearch:
         result = []
         names = {item.name for item in chosen}
         for item, before, after in zip(planned, self.captured, lowered, strict=True):
-            proved = PassManager(chosen, self._verify, record=True).run(before.program, before.records)[1]
+            proved = PassManager(chosen, self._verify, record=True, room=self._room).run(
+                before.program, before.records
+            )[1]
             rest = unused([record for record in after.records if record.name not in names])
             records = (*before.records, *rest, *proved)
             result.append(self._with_late_records(dataclasses.replace(item, records=records)))
@@ -208,7 +222,7 @@ class StepSearch:
         """Run the chosen plan once more through the pass manager, for its records and its evidence."""
         assert planned.choice is not None
         checkpoint = Checkpoint(costs=planned.costs, schedule=planned.choice.plan.schedule)
-        manager = PassManager([checkpoint, *self.stages.late], self._verify, record=True)
+        manager = PassManager([checkpoint, *self.stages.late], self._verify, record=True, room=self._room)
         program, records = manager.run(planned.before, planned.records)
         return dataclasses.replace(planned, program=program, records=(*planned.records, *records))
 

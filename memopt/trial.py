@@ -6,10 +6,12 @@ import dataclasses
 from typing import Any
 
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from memopt.backends.aten import emit
 from memopt.capture.joint import constants_to_attributes
+from memopt.capture.lending import borrowed
 from memopt.memory.measure import measure
 from memopt.program import InputKind, Phase, Program
 from memopt.synthesis import is_cuda, same_random_state, synthesize
@@ -19,29 +21,54 @@ class TrialError(RuntimeError):
     """The trial could not be run; the message says why."""
 
 
+class TrialMemoryError(TrialError):
+    """Memory ran out in the trial."""
+
+
 def trial(program: Program) -> int:
     """Run the program once with the aten backend and return its measured peak in bytes above its inputs.
 
-    Weights are the real ones where they are known; user inputs are random, with zeros for integers, so that they stay
-    valid as indices. In a training program the tangents appear where backward starts. Random number generators are
-    left as they were. Nothing of the model changes: the program is functional.
+    Weights are the real ones where they are known, and so are the caller's tensors where they were lent
+    (`memopt.capture.lending`); other user inputs are random, with zeros for integers, so that they stay valid as
+    indices. In a training program the tangents appear where backward starts. Random number generators are left as
+    they were. Nothing of the model changes: the program is functional.
 
     Raises:
-        TrialError: an operator refuses the made-up inputs, or memory ran out.
+        TrialError: an operator refuses the made-up inputs.
+        TrialMemoryError: memory ran out; all that the trial held is free again.
     """
     runnable = _with_own_tangents(program) if program.training else program
     run = emit(constants_to_attributes(runnable))
     fakes = [node.meta["val"] for node in runnable.placeholders]
+    device = _device(fakes)
+    failure: TrialError
     try:
         with torch.no_grad(), same_random_state(fakes):
             arguments = [
-                program.state[entry.name] if entry.name in program.state else synthesize(fake)
-                for entry, fake in zip(runnable.inputs, fakes, strict=True)
+                program.state[node.name] if node.name in program.state else _value_for(node)
+                for entry, node in zip(runnable.inputs, runnable.placeholders, strict=True)
                 if entry.kind is not InputKind.CONSTANT
             ]
-            return measure(run, arguments, device=_device(arguments)).peak_bytes
-    except (RuntimeError, IndexError, ValueError) as error:
-        raise TrialError(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+            return measure(run, arguments, device=device).peak_bytes
+    except (RuntimeError, IndexError, ValueError, MemoryError) as error:
+        kind = TrialMemoryError if is_out_of_memory(error) else TrialError
+        failure = kind(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}")
+    # Raised out here, so that no traceback holds on to the trial's tensors.
+    if device.type == "cuda" and isinstance(failure, TrialMemoryError):
+        torch.cuda.empty_cache()
+    raise failure
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device's or the machine's memory ran out."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def _value_for(node: fx.Node) -> Any:
+    value = borrowed(node)
+    return synthesize(node.meta["val"]) if value is None else value
 
 
 def _device(arguments: list[Any]) -> torch.device:

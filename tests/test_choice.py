@@ -88,7 +88,9 @@ def test_the_minimum_is_that_with_the_rewrites_and_can_be_had(broken):
     assert compiled.report.minimum_bytes <= budget
     assert chunked(compiled.report) == (1, [])
     (record,) = [r for r in compiled.report.passes if r.name == "chunk_loss" and r.changes]
-    assert record.evidence.proved == record.evidence.regions == 1
+    # What the rewrite spares is what its proof would take: it must not be had inside this budget.
+    assert record.evidence.regions == 1 and record.evidence.proved == 0
+    assert "the region takes" in record.evidence.unproved[0]
 
 
 def test_a_budget_that_is_met_without_them_leaves_the_numbers_alone():
@@ -115,9 +117,11 @@ def test_no_plan_at_all_names_the_lower_minimum():
 def test_without_a_plan_passes_are_applied_as_they_are_given():
     model, inputs = make()
     report = memopt.compile(
-        model, backend="aten", passes=(memopt.TRAINING[0], ChunkLoss()), example_inputs=inputs, verify=False
+        model, backend="aten", passes=(memopt.TRAINING[0], ChunkLoss()), example_inputs=inputs
     ).report
     assert chunked(report) == (1, [])
+    (record,) = [r for r in report.passes if r.name == "chunk_loss"]
+    assert record.evidence.proved == record.evidence.regions == 1
 
 
 # -- the rule ---------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ from memopt.capture.joint import (
     split,
 )
 from memopt.capture.keep_attention import keep_fused_attention
+from memopt.capture.lending import lend
 from memopt.program import InputKind, Program
 
 Names = Mapping[int, tuple[InputKind, str, torch.Tensor]]
@@ -75,6 +77,8 @@ class Hooks:
         self.origins = [
             _origin_of(node, value, names) for node, value in zip(placeholders, example_inputs, strict=True)
         ]
+        # Weakly: the caller's tensors are the caller's.
+        self._given = [weakref.ref(value) if isinstance(value, torch.Tensor) else None for value in example_inputs]
         self.dry = session.dry
         self.captured: Program | None = None  # the joint program, once it was partitioned
         reason = getattr(graph_module, "compile_subgraph_reason", None)
@@ -104,10 +108,15 @@ class Hooks:
         mutations_in_place(forward, program, num_fwd_outputs)
         return forward, backward
 
+    def example_inputs(self) -> list[torch.Tensor | None]:
+        """The tensors that the graph was captured with, where they are still there."""
+        return [None if given is None else given() for given in self._given]
+
     def rewrite(self, joint: fx.GraphModule, forward_outputs: int) -> Program:
         """The session's program for a joint graph."""
         with _outside_tracing():
             self.captured = from_joint(joint, forward_outputs, self.origins)
+            lend(self.captured, self.example_inputs())
             return self.session.training(self.captured, self.graph_break)
 
     def inference(

@@ -1,0 +1,50 @@
+"""The caller's own tensors, lent to a captured program for as long as they live.
+
+A trial step runs on them, so that it takes no second set of inputs. They are no part of the program: nothing may depend
+on their values but what a trial measures.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch._aot_autograd import descriptors as roles
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memopt.program import InputKind, Program, describe
+
+_KEY = "memopt_lent"
+
+
+def lend(program: Program, given: Sequence[Any]) -> None:
+    """Note on the program's user inputs which of the caller's tensors they are, without keeping those alive.
+
+    Args:
+        program: as captured.
+        given: what the graph was called with, in AOTAutograd's order.
+    """
+    for entry, node in zip(program.inputs, program.placeholders, strict=True):
+        position = position_of(node)
+        if entry.kind is InputKind.USER and position is not None and position < len(given):
+            value = given[position]
+            if type(value) is torch.Tensor and not (value.is_conj() or value.is_neg() or value.is_meta):
+                node.meta[_KEY] = weakref.ref(value)
+
+
+def borrowed(node: fx.Node) -> torch.Tensor | None:
+    """The caller's tensor, detached; None where none was lent, it is gone, or it is not as the graph wants it."""
+    value = node.meta[_KEY]() if _KEY in node.meta else None
+    fake = node.meta.get("val")
+    if value is None or isinstance(value, FakeTensor) or not isinstance(fake, torch.Tensor):
+        return None
+    return value.detach() if describe(value) == describe(fake) else None
+
+
+def position_of(placeholder: fx.Node) -> int | None:
+    """Where the input stands among the arguments that AOTAutograd was given; None for what it made itself."""
+    role = placeholder.meta.get("desc")
+    return role.idx if isinstance(role, roles.PlainAOTInput) else None
