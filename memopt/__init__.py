@@ -4,6 +4,7 @@ from memopt import models
 from memopt.api import compile, estimate, export, plan
 from memopt.budget import BudgetError
 from memopt.capture.export import CaptureError
+from memopt.comparison import Comparison, compare
 from memopt.memory.breakdown import MemoryBreakdown
 from memopt.memory.measure import Measurement, measure
 from memopt.module import CompiledModule
@@ -20,6 +21,7 @@ __all__ = [
     "BudgetError",
     "CaptureError",
     "Change",
+    "Comparison",
     "CompiledModule",
     "Measurement",
     "MemoryBreakdown",
@@ -30,6 +32,7 @@ __all__ = [
     "Program",
     "Refusal",
     "Report",
+    "compare",
     "compile",
     "estimate",
     "export",

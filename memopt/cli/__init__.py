@@ -7,6 +7,7 @@ import os
 import click
 
 import memopt
+from memopt.cli.compare import compare
 from memopt.cli.convert import convert
 from memopt.cli.demo import demo
 from memopt.cli.group import Group, set_up_logging, verbosity_options
@@ -29,5 +30,5 @@ def main(ctx: click.Context) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
-for verb in (demo, plan, convert, inspect, pack):
+for verb in (demo, plan, convert, compare, inspect, pack):
     main.add_command(verb)

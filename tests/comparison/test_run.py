@@ -1,0 +1,110 @@
+"""Whole comparisons, each row in a process of its own; whatever happens to one of them is a row."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from memopt.comparison.run import compare
+
+FACTORIES = """
+import os, signal, time, torch
+
+class Tiny(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        print("libraries print what they like")
+        return self.linear(x).relu()
+
+def pair():
+    return Tiny(), torch.ones(3, 64)
+
+def dies():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+def hangs():
+    time.sleep(600)
+
+def number():
+    return 7
+"""
+
+
+@pytest.fixture
+def factories(tmp_path, monkeypatch):
+    (tmp_path / "compared.py").write_text(FACTORIES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_inference(factories):
+    found = compare(
+        "compared:pair", backends=("aten", "static"), peers=("eager", "checkpoint"), repeats=3, jobs=4, keep_caches=True
+    )
+    eager, checkpoint, aten, static = found.rows
+    assert checkpoint.reason == "ValueError: saves memory of a training step: there is nothing to save in inference"
+    for row in (eager, aten, static):
+        assert not row.reason and len(row.seconds) == 3 and row.first_seconds > 0 and not row.differs
+        assert row.error < 1e-6 and row.gradient_error is None and row.process_bytes > 50_000_000
+    # Weights, the input, the product and its relu; memopt's engines work in place.
+    tensors = (64 * 64 + 64) * 4 + 3 * 64 * 4
+    assert eager.allocated_bytes == tensors + 2 * 3 * 64 * 4
+    assert tensors < aten.allocated_bytes <= eager.allocated_bytes
+    assert aten.predicted_bytes == aten.allocated_bytes
+    assert found.mode == "inference" and found.versions["torch"] == torch.__version__ and not found.notes
+
+
+def test_a_training_step_that_draws_random_numbers():
+    model = memopt.models.build("gpt2:tiny").train()
+    found = compare(
+        model,
+        model.example_inputs(2, labels=True),
+        backends=("aten", "static"),
+        peers=("eager", "checkpoint"),
+        budgets=("1kB",),
+        optimizer="sgd",
+        repeats=2,
+        jobs=6,
+        keep_caches=True,
+    )
+    rows = {row.name: row for row in found.rows}
+    assert list(rows) == ["eager", "checkpoint", "aten", "static", "aten:1kB", "static:1kB"]
+    assert found.mode == "training" and "eval mode" in found.notes[0]
+    assert rows["static"].reason.startswith('RuntimeError: backend "static" runs inference only')
+    assert rows["aten:1kB"].reason.startswith("refused: the least is") and rows["aten:1kB"].minimum_bytes > 1000
+    for name in ("eager", "checkpoint", "aten"):
+        assert rows[name].error < 1e-6 and rows[name].gradient_error < 1e-5 and not rows[name].differs
+    assert rows["checkpoint"].allocated_bytes < rows["eager"].allocated_bytes
+    assert rows["aten"].allocated_bytes <= rows["aten"].predicted_bytes * 1.01
+
+
+def test_a_crash_a_hang_and_a_wrong_factory_are_rows(factories):
+    dead = compare("compared:dies", backends=("aten",), peers=("eager",), jobs=2)
+    assert [row.reason.partition(":")[0] for row in dead.rows] == ["killed by SIGSEGV"] * 2
+    assert dead.notes[0].startswith("errors are not known: no float64 reference (killed by SIGSEGV")
+    started = time.monotonic()
+    slow = compare("compared:hangs", backends=(), peers=("eager",), timeout=2)
+    assert [row.reason for row in slow.rows] == ["no result within 2 s"]
+    assert time.monotonic() - started < 60
+    (wrong,) = compare("compared:number", backends=(), peers=("eager",)).rows
+    assert wrong.reason == "TypeError: compared:number returned int: it must return (model, inputs)"
+
+
+def test_what_is_wrong_is_said_before_any_process_starts(monkeypatch):
+    model, x = nn.Linear(2, 2).eval(), torch.ones(1, 2)
+    with pytest.raises(ValueError, match="unknown engine 'tensorrt'"):
+        compare(model, x, backends=("tensorrt",))
+    with pytest.raises(ValueError, match="unknown optimizer 'lion'"):
+        compare(model, x, optimizer="lion")
+    with pytest.raises(ValueError, match="budgets are for a training step"):
+        compare(model, x, budgets=("8GB",))
+    model.hook = lambda: None
+    with pytest.raises(ValueError, match="cannot be sent to another process"):
+        compare(model, x)
+    monkeypatch.setattr(nn.Linear, "__module__", "__main__")
+    with pytest.raises(ValueError, match="defined in __main__"):
+        compare(nn.Linear(2, 2), x)
