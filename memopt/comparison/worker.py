@@ -71,8 +71,7 @@ def _row(job: Job, say: Callable[..., None]) -> None:
         torch.cuda.synchronize()
     found["first_seconds"] = time.perf_counter() - started
     if job.truth:
-        kept = torch.load(job.truth)
-        found["error"], found["gradient_error"] = errors(first, Values(kept["outputs"], kept["gradients"]))
+        found["error"], found["gradient_error"] = errors(first, Values(**torch.load(job.truth)))
     del first
     if not job.eval_gradients:
         _release(cuda)
