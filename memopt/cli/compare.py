@@ -14,9 +14,9 @@ from memopt.api import BACKENDS
 from memopt.cli.group import DIFFERENT, FAILED, USAGE, CommandError, verbosity_options
 from memopt.cli.loading import Request, load
 from memopt.cli.output import chosen_format, emit, output_options, progress, refuse_existing
-from memopt.comparison.job import Source
+from memopt.comparison.job import Job, Source
 from memopt.comparison.record import Comparison
-from memopt.comparison.run import compare_source
+from memopt.comparison.run import Case, compare_cases
 from memopt.comparison.steps import OPTIMIZERS, PEERS, Engine
 
 
@@ -91,19 +91,19 @@ def compare(
     )
     load(request)  # what is wrong with the model or the device is said once, not by every row
     words = {**dataclasses.asdict(request), "device": None}
+    job = Job(
+        Source(function="memopt.cli.compare:loaded", arguments=words),
+        "",
+        train,
+        str(torch.device(device)),
+        dtype or "",
+        optimizer or "",
+        how.pop("warmup"),
+        how.pop("repeats"),
+    )
+    case = Case(f"{model}:tiny" if tiny else model, job, tuple(engines), {"batch": batch})
     with progress(ctx, f"comparing {len(engines)} rows of {model}"), tempfile.TemporaryDirectory() as folder:
-        comparison = compare_source(
-            Source(function="memopt.cli.compare:loaded", arguments=words),
-            engines,
-            Path(folder),
-            title=f"{model}:tiny" if tiny else model,
-            training=train,
-            optimizer=optimizer or "",
-            device=str(torch.device(device)),
-            dtype=dtype or "",
-            settings={"batch": batch},
-            **how,
-        )
+        (comparison,) = compare_cases([case], Path(folder), **how)
     emit(_rendered(comparison, chosen_format(form, output)), output)
     if all(row.reason for row in comparison.rows):
         raise CommandError("no engine ran the model: the table says why", FAILED)

@@ -10,9 +10,9 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -25,8 +25,11 @@ from memopt.comparison.steps import OPTIMIZERS, Engine
 
 log = logging.getLogger("memopt")
 
+T = TypeVar("T")
+
 # The same allocator for all rows, and the one that memopt's budgets are kept with.
 _ALLOCATOR = "expandable_segments:True"
+_EVAL_NOTE = "the training step draws random numbers: errors are those of a step in eval mode, with gradients"
 _LIBRARIES = ("torch", "triton", "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "jax", "tensorflow")
 
 
@@ -86,72 +89,99 @@ def compare(
         else:
             source, title = Source.of(model, inputs, folder), type(model).__name__
         place = str(torch.device(device) if device is not None else _device_of(model))
-        return compare_source(
+        job = Job(
             source,
-            engines,
-            folder,
-            title=title,
-            training=training,
-            optimizer=optimizer or "",
-            device=place,
-            dtype="" if dtype is None else str(dtype).removeprefix("torch."),
-            warmup=warmup,
-            repeats=repeats,
-            timeout=timeout,
-            jobs=jobs,
-            keep_caches=keep_caches,
+            "",
+            training,
+            place,
+            "" if dtype is None else str(dtype).removeprefix("torch."),
+            optimizer or "",
+            warmup,
+            repeats,
         )
+        case = Case(title, job, tuple(engines))
+        return compare_cases([case], folder, timeout=timeout, jobs=jobs, keep_caches=keep_caches)[0]
 
 
-def compare_source(
-    source: Source,
-    engines: Sequence[Engine],
-    folder: Path,
-    *,
-    title: str,
-    training: bool,
-    optimizer: str,
-    device: str,
-    dtype: str,
-    warmup: int,
-    repeats: int,
-    timeout: float,
-    jobs: int,
-    keep_caches: bool,
-    settings: dict[str, Any] | None = None,
-) -> Comparison:
-    """Run the rows of a model that every process makes for itself; see `compare`. Files are kept in `folder`."""
-    job = Job(source, "", training, device, dtype, optimizer, warmup, repeats, path=tuple(_search_path()))
-    launcher = _Launcher(folder, timeout, keep_caches)
-    reference, eval_reference, notes = launcher.truth(job)
-    job = dataclasses.replace(job, truth=reference)
-    rows: list[Row] = []
-    for first in range(0, len(engines), max(1, jobs)):
-        rows += launcher.group([dataclasses.replace(job, engine=item.name) for item in engines[first : first + jobs]])
-    if eval_reference:
-        with_errors = dataclasses.replace(job, truth=eval_reference, eval_gradients=True)
-        for first in range(0, len(rows), max(1, jobs)):
-            rows[first : first + jobs] = launcher.with_errors(with_errors, rows[first : first + jobs])
-    given = {"warmup": warmup, "repeats": repeats, "timeout_seconds": timeout, "jobs": jobs, "optimizer": optimizer}
-    given |= {"caches": "kept" if keep_caches else "empty", "threads": torch.get_num_threads(), **(settings or {})}
-    if device.startswith("cuda"):
-        given["allocator"] = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", _ALLOCATOR)
-    plain = getattr(torch, dtype) if dtype else torch.float32
-    return Comparison(
-        model=title,
-        mode="training" if training else "inference",
-        device=_device_name(device),
-        dtype=dtype or "as given",
-        rows=judged(tuple(rows), plain),
-        settings=given,
-        versions=_versions(device),
-        notes=tuple(notes),
-    )
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One model to be compared.
+
+    Attributes:
+        title: its name in the comparison.
+        job: how it is made and run; the engine and the truth are filled in.
+        engines: its rows.
+        settings: what else was asked for, to be put on record.
+    """
+
+    title: str
+    job: Job
+    engines: tuple[Engine, ...]
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def compare_cases(
+    cases: Sequence[Case], folder: Path, *, timeout: float, jobs: int, keep_caches: bool
+) -> list[Comparison]:
+    """Compare several models, `jobs` rows of any of them prepared at a time; see `compare`.
+
+    Args:
+        cases: the models; every process makes its own.
+        folder: where the processes find and leave their files.
+        timeout, jobs, keep_caches: as `compare` takes them.
+    """
+    launcher = _Launcher(folder, timeout, keep_caches, max(1, jobs))
+    plain = [dataclasses.replace(case.job, path=tuple(_search_path())) for case in cases]
+    truths = launcher.truths(plain)
+    timed = [
+        dataclasses.replace(job, engine=engine.name, truth="" if truth.in_eval_mode else truth.file)
+        for case, job, truth in zip(cases, plain, truths, strict=True)
+        for engine in case.engines
+    ]
+    rows = launcher.rows(timed)
+    again = [
+        dataclasses.replace(job, engine=engine.name, truth=truth.file, eval_gradients=True)
+        if truth.in_eval_mode
+        else None
+        for case, job, truth in zip(cases, plain, truths, strict=True)
+        for engine in case.engines
+    ]
+    left = iter(launcher.with_errors(rows, again))
+    found = []
+    for case, truth in zip(cases, truths, strict=True):
+        own = tuple(next(left) for _ in case.engines)
+        given = {"warmup": case.job.warmup, "repeats": case.job.repeats, "optimizer": case.job.optimizer}
+        given |= {"timeout_seconds": timeout, "jobs": jobs, "caches": "kept" if keep_caches else "empty"}
+        given |= {"threads": torch.get_num_threads(), **case.settings}
+        if case.job.device.startswith("cuda"):
+            given["allocator"] = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", _ALLOCATOR)
+        found.append(
+            Comparison(
+                model=case.title,
+                mode="training" if case.job.training else "inference",
+                device=_device_name(case.job.device),
+                dtype=case.job.dtype or "as given",
+                rows=judged(own, getattr(torch, case.job.dtype) if case.job.dtype else torch.float32),
+                settings=given,
+                versions=_versions(case.job.device),
+                notes=truth.notes,
+            )
+        )
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Truth:
+    """The file of a float64 truth (empty: there is none), of the timed step or of one in eval mode instead."""
+
+    file: str
+    in_eval_mode: bool
+    notes: tuple[str, ...]
 
 
 class _Launcher:
-    def __init__(self, folder: Path, timeout: float, keep_caches: bool) -> None:
-        self.folder, self.timeout, self.keep_caches = folder, timeout, keep_caches
+    def __init__(self, folder: Path, timeout: float, keep_caches: bool, jobs: int) -> None:
+        self.folder, self.timeout, self.keep_caches, self.jobs = folder, timeout, keep_caches, jobs
         self._started = 0
 
     def start(self, job: Job) -> Worker:
@@ -160,6 +190,9 @@ class _Launcher:
         environment = {"PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", _ALLOCATOR)}
         environment["KINETO_LOG_LEVEL"] = "99"  # the profiler's own lines
         environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # or its figures would be three quarters of the device
+        if self.jobs > 1:  # or each of them would start a compiler per core
+            threads = max(1, (os.cpu_count() or 1) // self.jobs)
+            environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
         if not self.keep_caches:
             caches = self.folder / f"caches-{name}"
             environment["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "inductor")
@@ -178,43 +211,51 @@ class _Launcher:
             for worker in workers:
                 worker.end()
 
-    def truth(self, job: Job) -> tuple[str, str, list[str]]:
-        """The files of the truths for the timed step, or for one in eval mode instead; and what went wrong."""
-        path = str(self.folder / "truth.pt")
-        with self.started([dataclasses.replace(job, truth=path)]) as (worker,):
-            try:
-                said = worker.expect()
-            except WorkerFailed as error:
-                said = {"reason": str(error)}
-        if "reason" in said:
-            return "", "", [f"errors are not known: no float64 reference ({said['reason']})"]
-        if said["random"]:
-            note = "the training step draws random numbers: errors are those of a step in eval mode, with gradients"
-            return "", path, [note]
-        return path, "", []
+    def groups(self, jobs: Sequence[T]) -> Iterator[Sequence[T]]:
+        for first in range(0, len(jobs), self.jobs):
+            yield jobs[first : first + self.jobs]
 
-    def group(self, jobs: Sequence[Job]) -> list[Row]:
-        """Prepare all at once, then time one after another."""
+    def truths(self, jobs: Sequence[Job]) -> list[_Truth]:
+        found = []
+        numbered = [
+            dataclasses.replace(job, truth=str(self.folder / f"truth-{number}.pt")) for number, job in enumerate(jobs)
+        ]
+        for group in self.groups(numbered):
+            with self.started(group) as workers:
+                for job, worker in zip(group, workers, strict=True):
+                    said = _said(worker)
+                    if "reason" in said:
+                        note = f"errors are not known: no float64 reference ({said['reason']})"
+                        found.append(_Truth("", False, (note,)))
+                    else:
+                        found.append(_Truth(job.truth, said["random"], (_EVAL_NOTE,) if said["random"] else ()))
+        return found
+
+    def rows(self, jobs: Sequence[Job]) -> list[Row]:
+        """Prepare a group at once, then time one after another."""
         rows = []
-        with self.started(jobs) as workers:
-            said = [_said(worker) for worker in workers]
-            for job, worker, ready in zip(jobs, workers, said, strict=True):
-                rows.append(_row(job.engine, ready if ready["kind"] == "row" else _timed(worker, ready["device"])))
-                log.info("%s: %s", job.engine, rows[-1].reason or f"{(rows[-1].median or 0) * 1e3:.3f} ms")
+        for group in self.groups(jobs):
+            with self.started(group) as workers:
+                said = [_said(worker) for worker in workers]
+                for job, worker, ready in zip(group, workers, said, strict=True):
+                    rows.append(_row(job.engine, ready if ready["kind"] == "row" else _timed(worker, ready["device"])))
+                    log.info("%s: %s", job.engine, rows[-1].reason or f"{(rows[-1].median or 0) * 1e3:.3f} ms")
         return rows
 
-    def with_errors(self, job: Job, rows: Sequence[Row]) -> list[Row]:
-        """The rows with the errors that other processes of the same engines find."""
+    def with_errors(self, rows: Sequence[Row], jobs: Sequence[Job | None]) -> list[Row]:
+        """The rows with the errors that the jobs, other processes of the same engines, find."""
         found = list(rows)
-        places = [index for index, row in enumerate(rows) if not row.reason]
-        with self.started([dataclasses.replace(job, engine=rows[index].name) for index in places]) as workers:
-            for index, worker in zip(places, workers, strict=True):
-                row, said = rows[index], _said(worker)
-                if "reason" in said:
-                    note = f"its error is not known: {said['reason']}"
-                    found[index] = dataclasses.replace(row, notes=(*row.notes, note))
-                else:
-                    found[index] = dataclasses.replace(row, error=said["error"], gradient_error=said["gradient_error"])
+        places = [(index, job) for index, job in enumerate(jobs) if job is not None and not rows[index].reason]
+        for group in self.groups(places):
+            with self.started([job for _, job in group]) as workers:
+                for (index, _), worker in zip(group, workers, strict=True):
+                    row, said = rows[index], _said(worker)
+                    if "reason" in said:
+                        note = f"its error is not known: {said['reason']}"
+                        found[index] = dataclasses.replace(row, notes=(*row.notes, note))
+                    else:
+                        errors = {"error": said["error"], "gradient_error": said["gradient_error"]}
+                        found[index] = dataclasses.replace(row, **errors)
         return found
 
 

@@ -16,12 +16,13 @@ def asked(monkeypatch):
     """What would be compared; nothing is run. The rows to be returned can be set."""
     found = {"rows": (Row("eager", seconds=(0.001,)),)}
 
-    def compare_source(source, engines, folder, **how):
-        found.update(how, source=source, engines=[item.name for item in engines])
+    def compare_cases(cases, folder, **how):
+        (case,) = cases
+        found.update(how, job=case.job, engines=[item.name for item in case.engines])
         settings = {"warmup": 3, "repeats": 20, "threads": 1}
-        return Comparison(how["title"], "inference", "cpu", "as given", found["rows"], settings, {"torch": "2"})
+        return [Comparison(case.title, "inference", "cpu", "as given", found["rows"], settings, {"torch": "2"})]
 
-    monkeypatch.setattr(verb, "compare_source", compare_source)
+    monkeypatch.setattr(verb, "compare_cases", compare_cases)
     return found
 
 
@@ -29,8 +30,8 @@ def test_what_is_asked_for(run, asked):
     result = run("compare", "gpt2", "--tiny", "--backends", "aten,static", "--batch", 3, "--dtype", "bfloat16")
     assert result.exit_code == 0 and result.stdout.startswith("gpt2:tiny, inference") and not result.stderr
     assert asked["engines"] == ["eager", "compile", "aten", "static"]
-    assert asked["dtype"] == "bfloat16" and asked["device"] == "cpu" and not asked["training"]
-    model, inputs = verb.loaded(**asked["source"].arguments)
+    assert asked["job"].dtype == "bfloat16" and asked["job"].device == "cpu" and not asked["job"].training
+    model, inputs = verb.loaded(**asked["job"].source.arguments)
     assert not model.training and inputs["input_ids"].shape[0] == 3
 
 
@@ -39,8 +40,8 @@ def test_training_with_budgets_and_all_peers(run, asked):
     assert run("compare", "gpt2:tiny", *words).exit_code == 0
     assert asked["engines"][0] == "eager" and asked["engines"][-3:] == ["aten", "aten:1GB", "aten:60%"]
     assert "checkpoint" in asked["engines"] and "compile:0.1" in asked["engines"]
-    assert asked["training"] and asked["optimizer"] == "sgd"
-    assert verb.loaded(**asked["source"].arguments)[0].training
+    assert asked["job"].training and asked["job"].optimizer == "sgd"
+    assert verb.loaded(**asked["job"].source.arguments)[0].training
 
 
 @pytest.mark.parametrize(
