@@ -1,0 +1,440 @@
+"""ONNX files of one model beside one another: nodes, bytes, memory of a run, latency, error. Every step is a process.
+
+python benchmarks/onnx_files.py --peers VENV/bin/python --json benchmarks/results/onnx_cpu.json
+python benchmarks/onnx_files.py --tiny
+python benchmarks/onnx_files.py --device cuda --json benchmarks/results/onnx_h100.json
+
+All files have the same varying axes (batch, sequence) and run at batch one with ONNX Runtime's default optimizations.
+Engines: `torch` is plain torch.onnx.export; `onnxsim`, `onnxslim` and `optimum` (O2) are given that file, by the Python
+of --peers; `onnxruntime` is that file as ONNX Runtime's offline optimizer (extended) saves it; `memopt` is what `memopt
+convert` writes with standard operators, `memopt/onnxruntime` with ONNX Runtime's own as well.
+
+memory: the most resident bytes of the process while it runs, above those before the file was loaded, with what loading
+        took besides given back first: weights and one run. On CUDA: device bytes by the driver, loading included, all
+        files of a model in one process.
+latency: median of the runs of one process, in seconds that its one thread worked (on CUDA: that passed); the least of
+        the rounds, in which engines take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[0] = str(HERE.parent)  # benchmarks as a package
+
+CPU_ENGINES = ("torch", "onnxsim", "onnxslim", "onnxruntime", "optimum", "memopt", "memopt/onnxruntime")
+CUDA_ENGINES = ("torch", "memopt", "memopt/onnxruntime", "torch fp16", "memopt fp16", "memopt/onnxruntime fp16")
+PEERS = ("onnxsim", "onnxslim", "optimum")
+
+
+# -- making a file: each in a process of its own ----------------------------------------------------------------------
+
+
+def make(name: str, engine: str, folder: Path, tiny: bool, verify: bool) -> None:
+    target = folder / engine.replace("/", "_").replace(" ", "_") / "model.onnx"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source = folder / "torch" / "model.onnx"
+    half = engine.endswith(" fp16")
+    kind = engine.removesuffix(" fp16")
+    if kind in ("torch", "memopt", "memopt/onnxruntime"):
+        _made_by_us(name, kind, half, folder, target, tiny, verify)
+    elif kind == "onnxsim":
+        import onnx
+        import onnxsim
+
+        model, same = onnxsim.simplify(str(source))
+        if not same:
+            raise RuntimeError("onnxsim's own check fails")
+        onnx.save(model, target)
+    elif kind == "onnxslim":
+        import onnxslim
+
+        onnxslim.slim(str(source), str(target))
+    elif kind == "onnxruntime":
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.optimized_model_filepath = str(target)
+        options.log_severity_level = 4
+        onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+    elif kind == "optimum":
+        _optimum(source, target, folder)
+    print("{}")
+
+
+def _made_by_us(name: str, kind: str, half: bool, folder: Path, target: Path, tiny: bool, verify: bool) -> None:
+    import logging
+    import warnings
+
+    import torch
+
+    from benchmarks.onnx_models import build
+    from memopt.convert.inputs import Dynamic, dynamic_axes
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    model, inputs = build(name, tiny)
+    if kind == "torch":
+        if not half:
+            _write_expected(name, model, inputs, folder)
+        if half:
+            model = model.half()
+            inputs = {key: value.half() if value.is_floating_point() else value for key, value in inputs.items()}
+        axes = dynamic_axes(inputs, Dynamic())
+        shapes = {key: dict.fromkeys(axes.get(key, {}), torch.export.Dim.DYNAMIC) or None for key in inputs}
+        with torch.no_grad():
+            torch.onnx.export(
+                model, (), target, kwargs=inputs, dynamo=True, dynamic_shapes=shapes, external_data=False, verbose=False
+            )
+        return
+    from memopt.convert.pipeline import Options, convert_module
+    from memopt.onnx import ONNXRUNTIME, STANDARD
+
+    passes = ONNXRUNTIME if kind == "memopt/onnxruntime" else STANDARD
+    if verify:
+        convert_module(model, inputs, target, options=Options(passes=passes, half=half))
+        return
+    from memopt.convert.capture import capture
+    from memopt.convert.emit import emit, output_names
+    from memopt.convert.narrow import narrowed
+    from memopt.convert.write import staged
+    from memopt.onnx import OnnxPassManager
+
+    captured = capture(model, inputs, dynamic_axes(inputs, Dynamic()), required=False)
+    with torch.no_grad():
+        names = output_names(model(**inputs))
+    graph, _ = OnnxPassManager(passes, verify=False).run(emit(captured, names))
+    with staged(narrowed(graph) if half else graph, target) as stage:
+        stage.commit()
+
+
+def _write_expected(name: str, model: Any, inputs: dict[str, Any], folder: Path) -> None:
+    import numpy as np
+    import torch
+
+    from memopt.convert.emit import tensors
+
+    single = {key: value[:1] for key, value in inputs.items()}
+    with torch.no_grad():
+        outputs = tensors(model(**single))
+    np.savez(folder / "inputs.npz", **{key: value.numpy() for key, value in single.items()})
+    np.savez(folder / "outputs.npz", *[value.numpy() for value in outputs])
+    if hasattr(model, "config"):
+        model.config.save_pretrained(folder)
+
+
+def _optimum(source: Path, target: Path, folder: Path) -> None:
+    if not (folder / "config.json").exists():
+        raise RuntimeError("optimum optimizes models of transformers only")
+    from optimum.onnxruntime import ORTOptimizer
+    from optimum.onnxruntime.configuration import OptimizationConfig
+
+    shutil.copy(folder / "config.json", source.parent / "config.json")
+    optimizer = ORTOptimizer.from_pretrained(source.parent, file_names=["model.onnx"])
+    optimizer.optimize(
+        save_dir=target.parent, optimization_config=OptimizationConfig(optimization_level=2), file_suffix=""
+    )
+
+
+# -- running a file: each time in a process of its own ----------------------------------------------------------------
+
+
+def run(files: list[Path], folder: Path, device: str, repeats: int, rounds: int) -> list[dict[str, Any]]:
+    """Figures for each file. On CUDA all in this process, after each was run once: the driver loads kernels then."""
+    import numpy as np
+
+    inputs, outputs = np.load(folder / "inputs.npz"), np.load(folder / "outputs.npz")
+    feeds = {name: inputs[name] for name in inputs.files}
+    expected = [outputs[name] for name in outputs.files]
+    if device == "cpu":
+        return [_run_cpu(file, feeds, expected, repeats) for file in files]
+    found: list[dict[str, Any]] = [{} for _ in files]
+    for number in range(1 + rounds):
+        for index, file in enumerate(files):
+            if "failed" in found[index]:
+                continue
+            try:
+                row = _run_cuda(file, feeds, expected, repeats if number else 1)
+            except Exception as error:
+                row = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+            found[index] = better(found[index], row) if number > 1 else row
+    return found
+
+
+def better(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The least of both figures, but the larger error; a failure stays one."""
+    if "failed" in old or "failed" in new:
+        return {**old, **new}
+    return old | {
+        key: max(old.get(key, value), value) if key == "error" else min(old.get(key, value), value)
+        for key, value in new.items()
+    }
+
+
+def _run_cpu(file: Path, feeds: dict[str, Any], expected: list[Any], repeats: int) -> dict[str, Any]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    before = status("VmRSS")
+    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    feeds = {entry.name: feeds[entry.name] for entry in session.get_inputs()}
+    found = session.run(None, feeds)
+    errors = [difference(a, b) for a, b in zip(found, expected, strict=False)]
+    del found
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    seconds = []
+    for _ in range(repeats):
+        began = time.thread_time()
+        session.run(None, feeds)
+        seconds.append(time.thread_time() - began)
+    return {
+        "peak_bytes": status("VmHWM") - before,
+        "seconds": statistics.median(seconds),
+        "error": max(errors),
+    }
+
+
+def _run_cuda(file: Path, feeds: dict[str, Any], expected: list[Any], repeats: int) -> dict[str, Any]:
+    import numpy as np
+    import onnxruntime
+    import torch
+
+    stream = torch.cuda.Stream()
+    tensors = {name: torch.from_numpy(value).cuda() for name, value in feeds.items()}
+    torch.cuda.synchronize()
+    before = torch.cuda.mem_get_info()[0]
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    cuda = {"arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}
+    cuda |= {"user_compute_stream": str(stream.cuda_stream), "has_user_compute_stream": "1"}
+    providers = [("CUDAExecutionProvider", cuda), "CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(str(file), options, providers=providers, enable_fallback=0)
+    if "CUDAExecutionProvider" not in session.get_providers():
+        raise RuntimeError("the CUDA provider does not load")
+    binding = session.io_binding()
+    for entry in session.get_inputs():
+        value = tensors[entry.name]
+        if entry.type == "tensor(float16)":
+            value = value.half()
+        kind = np.dtype(str(value.dtype).removeprefix("torch."))
+        tensors[entry.name] = value
+        binding.bind_input(entry.name, "cuda", 0, kind, tuple(value.shape), value.data_ptr())
+    for entry in session.get_outputs():
+        binding.bind_output(entry.name, "cuda", 0)
+    seconds = []
+    for _ in range(5):
+        session.run_with_iobinding(binding)
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        session.run_with_iobinding(binding)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    taken = before - torch.cuda.mem_get_info()[0]
+    found = binding.copy_outputs_to_cpu()
+    return {
+        "peak_bytes": taken,
+        "seconds": statistics.median(seconds),
+        "error": max(difference(a, b) for a, b in zip(found, expected, strict=False)),
+    }
+
+
+def difference(found: Any, expected: Any) -> float:
+    """The largest difference, as a share of the largest value."""
+    import numpy as np
+
+    if found.shape != expected.shape:
+        return float("inf")
+    a, b = found.astype(np.float64), expected.astype(np.float64)
+    return float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30))
+
+
+def status(name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+# -- the whole table ------------------------------------------------------------------------------------------------
+
+
+def counted(file: Path) -> dict[str, int]:
+    """Nodes of all graphs and functions, and bytes of the file and of all that lies beside it."""
+    import onnx
+
+    def nodes(graph: Any) -> int:
+        inner = (item for node in graph.node for item in node.attribute if item.HasField("g"))
+        return len(graph.node) + sum(nodes(item.g) for item in inner)
+
+    model = onnx.load(file, load_external_data=False)
+    count = nodes(model.graph) + sum(len(function.node) for function in model.functions)
+    beside = [item for item in file.parent.iterdir() if item.suffix != ".json"]
+    return {"nodes": count, "file_bytes": sum(item.stat().st_size for item in beside)}
+
+
+def child(python: str, *arguments: str, limit: float = 1200.0) -> Any:
+    """What a process of this script prints last, or why it failed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+    if python != sys.executable:
+        environment.pop("PYTHONPATH", None)
+    command = [python, str(HERE / "onnx_files.py"), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done after {limit:.0f} s"}
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        return {"failed": lines[-1][:200] if lines else f"exit code {done.returncode}"}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def slug(engine: str) -> str:
+    return engine.replace("/", "_").replace(" ", "_")
+
+
+def make_all(names: list[str], engines: tuple[str, ...], options: argparse.Namespace, work: Path) -> dict[Any, Any]:
+    """A row for each model and engine, with the file's size or why there is none."""
+
+    def made(name: str, engine: str) -> dict[str, Any]:
+        folder = work / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if engine in PEERS and options.peers is None:
+            return {"failed": "no --peers"}
+        python = str(options.peers) if engine in PEERS else sys.executable
+        more = ["--tiny"] * options.tiny + ["--no-verify"] * (options.device == "cuda")
+        answer = child(python, "--make", engine, "--only", name, "--folder", str(folder), *more)
+        return answer if "failed" in answer else counted(folder / slug(engine) / "model.onnx")
+
+    rows = {}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for first in (True, False):  # the others read what `torch` wrote
+            wanted = [(name, engine) for name in names for engine in engines if (engine == "torch") is first]
+            for (name, engine), found in zip(wanted, pool.map(lambda pair: made(*pair), wanted), strict=True):
+                rows[name, engine] = {"model": name, "engine": engine, **found}
+    return {(name, engine): rows[name, engine] for name in names for engine in engines}
+
+
+def measure(name: str, rows: dict[str, dict[str, Any]], options: argparse.Namespace, folder: Path) -> None:
+    """Add what running each engine's file takes to its row."""
+    there = [engine for engine, row in rows.items() if "failed" not in row]
+    files = {engine: str(folder / slug(engine) / "model.onnx") for engine in there}
+    more = ["--folder", str(folder), "--device", options.device, "--repeats", str(options.repeats)]
+    more += ["--rounds", str(options.rounds)]
+    if options.device == "cuda":
+        found = child(sys.executable, "--run", *files.values(), *more)
+        answers = found if isinstance(found, list) else [found] * len(there)
+        for engine, answer in zip(there, answers, strict=True):
+            rows[engine].update(answer)
+        return
+    for _ in range(options.rounds):
+        for engine in there:
+            found = child(sys.executable, "--run", files[engine], *more)
+            rows[engine] = better(rows[engine], found[0] if isinstance(found, list) else found)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--only", nargs="*", default=(), help="names of models")
+    parser.add_argument("--engines", nargs="*", default=(), help="names of engines")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--peers", type=Path, help="a Python that has onnxsim, onnxslim and optimum")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--jobs", type=int, default=1, help="files that are made at a time")
+    parser.add_argument("--work", type=Path, help="folder for the files")
+    parser.add_argument("--json", type=Path, help="written after each model; its other models' rows are kept")
+    parser.add_argument("--make", help=argparse.SUPPRESS)
+    parser.add_argument("--run", type=Path, nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--no-verify", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def versions(peers: Path | None) -> dict[str, str]:
+    code = (
+        "import importlib.metadata as m, json\n"
+        "names = ['torch', 'transformers', 'onnx', 'onnxruntime', 'onnxruntime-gpu', 'onnxscript', 'onnxsim', "
+        "'onnxslim', 'optimum', 'optimum-onnx']\n"
+        "have = {d.metadata['Name'].lower(): d.version for d in m.distributions()}\n"
+        "print(json.dumps({n: have[n] for n in names if n in have}))"
+    )
+    found: dict[str, str] = {}
+    for python in (peers, sys.executable):
+        if python is not None:
+            found |= json.loads(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout)
+    return found
+
+
+def machine(device: str) -> str:
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name()
+    return platform.processor() or platform.machine()
+
+
+def shown(row: dict[str, Any]) -> str:
+    figures = [f"{row[key] / 1e6:9.2f}" if key in row else "" for key in ("file_bytes", "peak_bytes")]
+    last = row.get("failed") or f"{row['seconds'] * 1e3:9.2f} ms  {row['error']:.0e}"
+    return f"{row['model']:20} {row['engine']:24} {row.get('nodes', ''):>6} {' '.join(figures)} {last}"
+
+
+def main() -> int:
+    options = parsed()
+    if options.make:
+        make(options.only[0], options.make, options.folder, options.tiny, not options.no_verify)
+        return 0
+    if options.run:
+        print(json.dumps(run(options.run, options.folder, options.device, options.repeats, options.rounds)))
+        return 0
+    from benchmarks.onnx_models import NAMES
+
+    result: dict[str, Any] = {
+        "machine": machine(options.device),
+        "device": options.device,
+        "versions": versions(options.peers),
+        "settings": {"rounds": options.rounds, "repeats": options.repeats, "threads": 1, "tiny": options.tiny},
+        "rows": [],
+    }
+    if options.json and options.json.exists():
+        result["rows"] = json.loads(options.json.read_text())["rows"]
+    engines = tuple(options.engines) or (CUDA_ENGINES if options.device == "cuda" else CPU_ENGINES)
+    names = list(options.only or NAMES)
+    groups = [names] if options.device == "cuda" else [[name] for name in names]  # here the disk is small, there time
+    with tempfile.TemporaryDirectory(dir=options.work) as work:
+        for group in groups:
+            made = make_all(group, engines, options, Path(work))
+            for name in group:
+                rows = {engine: made[name, engine] for engine in engines}
+                measure(name, rows, options, Path(work) / name)
+                shutil.rmtree(Path(work) / name)
+                kept = [row for row in result["rows"] if row["model"] != name or row["engine"] not in rows]
+                result["rows"] = kept + list(rows.values())
+                for row in rows.values():
+                    print(shown(row), flush=True)
+                if options.json:
+                    options.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
