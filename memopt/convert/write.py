@@ -17,6 +17,7 @@ from types import FrameType
 import onnx_ir as ir
 
 from memopt.convert.onnx_file import external_files
+from memopt.onnx.infer import without_inferred
 
 # A protobuf message must stay below 2 GiB: with weights above this they go to a file of their own.
 SINGLE_FILE_BYTES = 1_800_000_000
@@ -42,13 +43,14 @@ class Staged:
 def staged(model: ir.Model, output: Path, *, external_above: int = SINGLE_FILE_BYTES) -> Iterator[Staged]:
     """Serialize the model; on leaving, whatever was not committed is gone.
 
+    Shapes of inner values that ONNX's inference finds again are left out of the file.
     Weights of more than `external_above` bytes are streamed, one tensor at a time, to a file beside the model's.
 
     Raises:
         OSError: the folder cannot be written to, or is full.
     """
     remove_leftovers(output)
-    size = weight_bytes(model)
+    size, model = weight_bytes(model), without_inferred(model)
     if size <= external_above:
         payload = ir.to_proto(model).SerializeToString()
         yield Staged(payload, len(payload), lambda: write_whole(output, payload))

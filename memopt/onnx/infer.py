@@ -32,6 +32,26 @@ def infer_shapes(model: ir.Model) -> None:
                     value.type = entry.type
 
 
+def without_inferred(model: ir.Model) -> ir.Model:
+    """A copy, sharing the weights, without the types and shapes that ONNX's own inference finds again, word for word.
+
+    They make up most of what a file holds besides weights and nodes. What the inference cannot find stays declared.
+    """
+    bare = model.clone()
+    found = _inferred(bare)
+    for graph in (bare.graph, *bare.graph.subgraphs()):
+        for node in graph:
+            for value in node.outputs:
+                entry = found.get(value.name or "")
+                known = entry is not None and (value.type, value.shape) == (entry.type, entry.shape)
+                if known and not value.is_graph_output():
+                    value.type = value.shape = None
+        for value in graph.initializers.values():
+            if not value.is_graph_input() and not value.is_graph_output():
+                value.type = value.shape = None  # its tensor tells
+    return bare
+
+
 def _inferred(model: ir.Model) -> dict[str, ir.TypeAndShape]:
     proto = skeleton(model)
     try:

@@ -1,6 +1,7 @@
 """The rewrites of ONNX graphs, one per file, and the pipelines: explicit tuples in order."""
 
 from memopt.onnx.graph_pass import OnnxPass
+from memopt.onnx.passes.drop_zero_bias import DropZeroBias
 from memopt.onnx.passes.eliminate_dead import EliminateDead
 from memopt.onnx.passes.eliminate_no_ops import EliminateNoOps
 from memopt.onnx.passes.fold_constants import FoldConstants
@@ -27,6 +28,7 @@ _FIRST: tuple[OnnxPass, ...] = (
     FoldConstants(),
     FuseMatmulAdd(),
     FuseConvBn(),
+    DropZeroBias(),
     FuseActivations(),
     FuseNormalization(),
 )
