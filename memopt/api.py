@@ -206,7 +206,8 @@ def export(
         dynamic: which axes vary: "batch,sequence", "x:0=rows", or "none"; by default batch and sequence where the names
             of the inputs say which these are. An ONNX file has axes of its own.
         overwrite: whether a file that exists is replaced.
-        **options: see `memopt.convert.options.make_options`: opset, target, dtype, level, passes, skip, allow_larger.
+        **options: see `memopt.convert.options.make_options`: opset, target, dtype, quantize,
+            tolerance, level, passes, skip, allow_larger.
 
     Returns:
         What was converted and how it was proved: `.to_text()`, `.to_json()`, nodes, bytes, passes, refusals, runs.

@@ -50,7 +50,13 @@ if TYPE_CHECKING:
 @click.option("--skip", multiple=True, metavar="PASS", help="Leave this pass out; repeatable.")
 @click.option("--explain", is_flag=True, help="List every rewrite that was refused, with its node and the reason.")
 @click.option("--allow-larger", is_flag=True, help="Let an ONNX file come out larger than it went in.")
-@click.option("--dtype", type=click.Choice(["fp16"]), help="Lower precision; sensitive operators stay in float32.")
+@click.option(
+    "--dtype", type=click.Choice(["fp16", "bf16"]), help="Lower precision; sensitive operators stay in float32."
+)
+@click.option("--quantize", type=click.Choice(["int8"]), help="Weights of matrix products in int8.")
+@click.option(
+    "--tolerance", type=float, metavar="SHARE", help="With --dtype or --quantize: of an output's largest value."
+)
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the record: .html, .json, .txt.")
 @click.option("--tiny", is_flag=True, help="The tiny size of a model of memopt.models.")
 @click.option("--trust-pickle", is_flag=True, help="Read files that may run code when read.")
@@ -135,8 +141,6 @@ def _converted(
         options = make_options(**{**how, "passes": names}, consume=True)
         path = Path(request.spec)
         if path.suffix.lower() == ".onnx":
-            if options.half:
-                raise CommandError("--dtype goes with a model, not with an .onnx file", USAGE)
             if axes is not None:
                 raise CommandError(f"{path} has shapes of its own: leave --dynamic", USAGE)
             if not path.is_file():

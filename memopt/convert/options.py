@@ -19,9 +19,13 @@ class Options:
         target: "standard" operators only, or with those of "onnxruntime" (com.microsoft).
         passes: on the ONNX graph, in order; None: all of the target's.
         repeat: whether they run again until nothing changes.
-        half: whether weights and operators are put into float16, where they allow it.
+        dtype: "fp16" or "bf16": weights and operators in it where they allow it; None: as they are.
+        quantize: "int8": weights of matrix products in it, activations quantized as they come; None: as they are.
+        tolerance: the share of an output's largest value that may differ with `dtype` or `quantize`; None: what
+            `memopt.convert.lower` says.
         allow_larger: whether an ONNX file may come out larger than it went in.
-        consume: whether the module's weights may be given up once they are written: the proof then takes their memory.
+        consume: whether the module's weights, where they are large, may be given up once they are written: the proof
+            then takes their memory.
         external_above: with more bytes of weights they go to a file beside the model's.
         notify: called with the name of each step as it begins.
     """
@@ -30,7 +34,9 @@ class Options:
     target: str = "standard"
     passes: Sequence[OnnxPass] | None = None
     repeat: bool = False
-    half: bool = False
+    dtype: str | None = None
+    quantize: str | None = None
+    tolerance: float | None = None
     allow_larger: bool = False
     consume: bool = False
     external_above: int = SINGLE_FILE_BYTES
@@ -47,6 +53,8 @@ def make_options(
     opset: int | None = None,
     target: str = "standard",
     dtype: str | None = None,
+    quantize: str | None = None,
+    tolerance: float | None = None,
     level: int = 2,
     passes: Sequence[str] | None = None,
     skip: Sequence[str] = (),
@@ -57,8 +65,7 @@ def make_options(
     """Check what a user asked for, and make it definite.
 
     Args:
-        opset, target, allow_larger, consume, notify: see `Options`.
-        dtype: "fp16", or None for the model's own.
+        opset, target, dtype, quantize, tolerance, allow_larger, consume, notify: see `Options`.
         level: 0: no pass; 1: those that fuse nothing; 2: all; 3: all, again until nothing changes.
         passes: names of passes, in order, in place of the level's.
         skip: names of passes to leave out.
@@ -68,8 +75,16 @@ def make_options(
     """
     if target not in TARGETS:
         raise ValueError(f"unknown target {target!r}: use one of {', '.join(TARGETS)}")
-    if dtype not in (None, "fp16"):
-        raise ValueError(f"unknown dtype {dtype!r}: use fp16")
+    if dtype not in (None, "fp16", "bf16"):
+        raise ValueError(f"unknown dtype {dtype!r}: use fp16 or bf16")
+    if quantize not in (None, "int8"):
+        raise ValueError(f"cannot quantize to {quantize!r}: use int8")
+    if dtype is not None and quantize is not None:
+        raise ValueError("dtype and quantize do not go together: choose one")
+    if tolerance is not None and (dtype or quantize) is None:
+        raise ValueError("a tolerance goes with dtype or quantize: without them only rounding is allowed")
+    if tolerance is not None and not 0 < tolerance < 1:
+        raise ValueError(f"tolerance is {tolerance!r}: it is a share between 0 and 1")
     if level not in (0, 1, 2, 3):
         raise ValueError(f"level is {level!r}: use 0, 1, 2 or 3")
     return Options(
@@ -77,7 +92,9 @@ def make_options(
         target=target,
         passes=chosen_passes(level, passes, skip, target=target),
         repeat=level == 3,
-        half=dtype == "fp16",
+        dtype=dtype,
+        quantize=quantize,
+        tolerance=tolerance,
         allow_larger=allow_larger,
         consume=consume,
         notify=notify,

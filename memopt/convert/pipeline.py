@@ -17,18 +17,20 @@ from memopt.convert.emit import DEFAULT_OPSET, emit, output_names
 from memopt.convert.errors import ConversionError
 from memopt.convert.inputs import Dynamic, dynamic_axes
 from memopt.convert.key_values import without_cache
-from memopt.convert.narrow import ALLOWED, narrowed
+from memopt.convert.lower import lowered
 from memopt.convert.options import Options
 from memopt.convert.record import Conversion, count_nodes, signature
-from memopt.convert.rewriting import rewritten
+from memopt.convert.rewriting import PROVED_BYTES, check_form, rewritten
 from memopt.convert.turn import turn_weights
 from memopt.convert.verify import HIDDEN_NOTE, expect, first_line, made_inputs, trials, verify
 from memopt.convert.write import staged
-from memopt.onnx.manager import OnnxPassRecord
+from memopt.onnx.manager import OnnxPassRecord, weight_bytes
 from memopt.session import storage_bytes
 
 # How many sets of inputs the model is run on before and after each pass.
 _INPUT_SETS = 2
+# Most operators take bfloat16 from this operator set on only.
+_OPSETS: Mapping[str | None, int] = {"bf16": 22}
 
 
 def convert_module(
@@ -85,18 +87,20 @@ def convert_captured(
         except Exception as error:
             raise ConversionError(f"the model cannot be run: {first_line(error)}") from error
         names = output_names(result)
-        exported = emit(captured, names, options.opset or DEFAULT_OPSET)
+        exported = emit(captured, names, options.opset or _OPSETS.get(options.dtype, DEFAULT_OPSET))
         before = count_nodes(exported)
         turn_weights(exported)
     with clock("passes"):
         feeds = [as_arrays(made_inputs(captured, sizes, seed), exported) for seed, sizes in enumerate(_sets(captured))]
         model, records, notes = rewritten(exported, options.pipeline, inputs=feeds, repeat=options.repeat)
-    if options.half:
-        model = narrowed(model)
-        notes = (*notes, f"computed in float16: {100 * ALLOWED:.2g} % of an output's largest value is allowed")
+    with clock("precision"):
+        low = lowered(model, options)
+        model, notes = low.model, (*notes, *low.notes)
+        records = records if low.step is None else (*records, low.step)
     with clock("reference"):
         expected = expect(captured)
     with staged(model, output or Path("model.onnx"), external_above=options.external_above) as stage:
+        check_form(model)
         record = make_record(
             before,
             model,
@@ -108,17 +112,20 @@ def convert_captured(
             stage.file_bytes,
             options.target,
         )
-        if options.consume:
+        if options.consume and low.stand_in is None and weight_bytes(model) > PROVED_BYTES:
             del exported, model
             captured.release()
         with clock("verify"):
-            runs = verify(expected, stage.runnable, names, ALLOWED if options.half else 0.0)
+            first, *others = low.runnables(stage.runnable)
+            runs = verify(expected, first, names, low.allowed)
+            for other in others:
+                verify(expected, other, names, low.allowed)
         if output is not None:
             with clock("write"):
                 stage.commit()
     if any(run.visible_only for run in runs):
         record = dataclasses.replace(record, notes=(*record.notes, HIDDEN_NOTE))
-    return dataclasses.replace(record, runs=runs, seconds=dict(clock.seconds))
+    return dataclasses.replace(record, runs=runs, seconds=dict(clock.seconds), allowed=low.allowed)
 
 
 def _sets(captured: Captured) -> list[dict[str, int]]:

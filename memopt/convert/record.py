@@ -41,6 +41,7 @@ class Conversion:
         bytes_after: of the file and of the weights beside it, in bytes.
         passes: what each pass did and did not do.
         runs: the comparison with the source; none where the output is the source as it was.
+        allowed: the share of an output's largest value that lower precision may change; 0.0: rounding only.
         notes: what could not be had, one line each.
         seconds: wall time of the steps.
     """
@@ -59,6 +60,7 @@ class Conversion:
     runs: tuple[Run, ...]
     notes: tuple[str, ...]
     seconds: Mapping[str, float]
+    allowed: float = 0.0
 
     def to_text(self, *, explain: bool = False) -> str:
         """A few lines for people, ending with a newline; with `explain` every refusal, with its node."""
@@ -97,9 +99,9 @@ class Conversion:
         worst = max((output.max_relative for output in outputs), default=0.0)
         sizes = "; ".join(", ".join(f"{label} {size}" for label, size in run.sizes.items()) for run in self.runs)
         where = f" ({sizes})" if sizes.strip("; ") else ""
-        return (
-            f"equal to the source in {len(self.runs)} runs{where}: largest difference {worst:.1e} of the largest value"
-        )
+        verdict = f"within {100 * self.allowed:.2g} % of" if self.allowed else "equal to"
+        count = f"{len(self.runs)} runs{where}"
+        return f"{verdict} the source in {count}: largest difference {worst:.1e} of the largest value"
 
     def to_json(self) -> str:
         """The whole record as JSON, ending with a newline."""

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from memopt.convert.errors import ConversionError, DifferenceError
@@ -18,6 +19,7 @@ from memopt.onnx import (
     OnnxPassError,
     OnnxPassManager,
 )
+from memopt.onnx.infer import skeleton
 from memopt.onnx.manager import OnnxPassRecord, weight_bytes
 
 TARGETS: Mapping[str, tuple[OnnxPass, ...]] = {"standard": STANDARD, "onnxruntime": ONNXRUNTIME}
@@ -70,6 +72,18 @@ def chosen_passes(
     else:
         wanted = [item for item in TARGETS[target] if level >= 2 or (level == 1 and item.name in _PLAIN)]
     return tuple(item for item in wanted if item.name not in skip)
+
+
+def check_form(model: ir.Model) -> None:
+    """Raise ConversionError where ONNX's checker, shape inference included, refuses the graph.
+
+    The inference knows no operators of ONNX Runtime: graphs with any go without it.
+    """
+    full = set(model.graph.opset_imports) <= {""}
+    try:
+        onnx.checker.check_model(skeleton(model, declared=True), full_check=full)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ConversionError(f"the graph that was made is not valid ONNX: {error}") from error
 
 
 def rewritten(

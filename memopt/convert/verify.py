@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from memopt.convert.capture import Axis, Captured
 from memopt.convert.errors import ConversionError, DifferenceError
 from memopt.convert.reference import run, run_wide
+from memopt.onnx.engines import with_weights_beside
 
 HIDDEN_NOTE = (
     "where a place sees only places that the attention mask hides, ONNX and PyTorch compute different numbers; "
@@ -64,17 +66,25 @@ class Run:
 
 
 class Runner:
-    """An ONNX Runtime session on the CPU, with its optimizations on, as a user would run the file."""
+    """An ONNX Runtime session on the CPU, with its optimizations on, as a user would run the file.
 
-    def __init__(self, model: bytes | Path) -> None:
+    A graph that is not a file yet goes without them: what is to be rounded then is.
+    """
+
+    def __init__(self, model: bytes | Path | ir.Model) -> None:
         import onnxruntime  # type: ignore[import-untyped]
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
+        given: bytes | str = model if isinstance(model, bytes) else str(model)
+        if isinstance(model, ir.Model):
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            proto, self._weights = with_weights_beside(model)
+            given = proto.SerializeToString()
+            if self._weights:
+                options.add_external_initializers(list(self._weights), list(self._weights.values()))
         try:
-            self._session = onnxruntime.InferenceSession(
-                model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"]
-            )
+            self._session = onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise ConversionError(f"ONNX Runtime refuses the model: {first_line(error)}") from error
         self.input_names = tuple(entry.name for entry in self._session.get_inputs())
@@ -233,7 +243,7 @@ def _independent(
 
 
 def verify(
-    expected: Sequence[Expectation], model: bytes | Path, names: Sequence[str], allowed: float = 0.0
+    expected: Sequence[Expectation], model: bytes | Path | ir.Model, names: Sequence[str], allowed: float = 0.0
 ) -> tuple[Run, ...]:
     """Run the ONNX model on the same inputs and compare every output; `allowed` is as in `compare`.
 

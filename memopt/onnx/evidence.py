@@ -106,7 +106,7 @@ class Witness:
             found = [engine.run(sample.feeds) for sample in self.samples]
         except EngineError as error:
             raise OnnxEvidenceError(f"{self._load.__name__} no longer runs the model: {error}") from error
-        truths = self._truths() if tolerance else [None] * len(found)
+        truths = self.truths() if tolerance else [None] * len(found)
         tally = _Tally([str(value.name) for value in model.graph.outputs])
         failures: list[str] = []
         for index, after in enumerate(found):
@@ -141,7 +141,7 @@ class Witness:
         self.notes.append("not compared: " + "; ".join(reasons))
         return None
 
-    def _truths(self) -> list[list[Any] | None]:
+    def truths(self) -> list[list[Any] | None]:
         """What the given model computes in float64, per sample, found when it is first asked for."""
         if self._truth is not None:
             return self._truth
@@ -173,7 +173,7 @@ class Witness:
             engine = Reference(model)
             after = [engine.run(sample.feeds) for sample in self.samples]
             tally = _Tally([str(value.name) for value in model.graph.outputs])
-            truths = self._truths()
+            truths = self.truths()
             for index, values in enumerate(after):
                 tally.compare(self.before[index], values, self._given[index], truths[index], max(tolerance, 1.0))
         except EngineError as error:

@@ -120,12 +120,24 @@ def test_passes_are_chosen_and_refusals_explained(run, folder):
     assert len(explained) > len(plain)
 
 
-def test_float16_by_request(run, folder):
+@pytest.mark.parametrize("words", [("--dtype", "fp16"), ("--dtype", "bf16"), ("--quantize", "int8")])
+def test_lower_precision_by_request(run, folder, words):
     saved(folder, sound())
-    result = run("convert", "resnet18:tiny", "-o", "m.onnx", "--dtype", "fp16")
+    result = run("convert", "gpt2:tiny", "-o", "m.onnx", *words)
     assert result.exit_code == 0, result.stderr
-    assert "note: computed in float16" in result.stdout
-    assert_one_line(run("convert", "in.onnx", "-o", "n.onnx", "--dtype", "fp16"), 2, "--dtype goes with a model")
+    assert "% of an output's largest value is allowed" in result.stdout
+    assert "% of the source in 4 runs" in result.stdout.splitlines()[-1]
+    assert run("convert", "in.onnx", "-o", "n.onnx", *words).exit_code == 0
+    refused = run("convert", "in.onnx", "-o", "o.onnx", *words, "--tolerance", "1e-9")
+    assert_one_line(refused, 4, "output y is off by")
+    assert_one_line(run("convert", "in.onnx", "-o", "o.onnx", "--tolerance", "0.1"), 2, "a tolerance goes with")
+    assert not (folder / "o.onnx").exists()
+
+
+def test_the_operator_set_of_an_onnx_file_by_request(run, folder):
+    saved(folder, sound())
+    assert run("convert", "in.onnx", "-o", "m.onnx", "--opset", "22").exit_code == 0
+    assert onnx.load("m.onnx").opset_import[0].version == 22
 
 
 def test_reports_as_pages_and_files(run, folder):

@@ -1,0 +1,76 @@
+"""Fewer bits by request: float16, bfloat16 or int8, and how far the numbers may then be from the source's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+
+from memopt.convert.emulate import emulated
+from memopt.convert.narrow import narrowed
+from memopt.convert.options import Options
+from memopt.convert.precision import NAMES
+from memopt.convert.quantize import quantized
+from memopt.onnx.manager import OnnxPassRecord, node_count, weight_bytes
+
+# What the rounding may change, as a share of an output's largest value: sixteen units in the last place of float16,
+# four of bfloat16; of int8 what its 127 steps make of a chain of layers.
+ALLOWED: Mapping[str, float] = {"fp16": 16 * 2.0**-10, "bf16": 4 * 2.0**-7, "int8": 0.08}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lowered:
+    """A model with the bits that were asked for.
+
+    Attributes:
+        model: what is written.
+        step: what was done, as if by a pass; None: nothing.
+        notes: one line each.
+        allowed: the share of an output's largest value that may differ.
+        stand_in: a graph that rounds every result to the type, as kernels for it do: ONNX Runtime's CPU has none for
+            bfloat16, and computes chains of float16 operators in float32, which would hide what they lose.
+        runs: whether ONNX Runtime's CPU runs the file itself.
+    """
+
+    model: ir.Model
+    step: OnnxPassRecord | None = None
+    notes: tuple[str, ...] = ()
+    allowed: float = 0.0
+    stand_in: ir.Model | None = None
+    runs: bool = True
+
+    def runnables(self, staged: bytes | Path) -> tuple[bytes | Path | ir.Model, ...]:
+        """What is run for the proof: the file that is staged, what stands for it, or both."""
+        stand_ins = () if self.stand_in is None else (self.stand_in,)
+        return (*stand_ins, staged) if self.runs else stand_ins
+
+
+def lowered(model: ir.Model, options: Options) -> Lowered:
+    """Return the model with the precision that the options ask for.
+
+    Raises:
+        ConversionError: nothing in the model can be had in that precision.
+    """
+    how = options.dtype or options.quantize
+    if how is None:
+        return Lowered(model)
+    allowed = ALLOWED[how] if options.tolerance is None else options.tolerance
+    note = f"{100 * allowed:.2g} % of an output's largest value is allowed"
+    if how == "int8":
+        found, summary = quantized(model)
+        return Lowered(found, _record("quantize_int8", model, found), (f"{summary}; {note}",), allowed)
+    kind = NAMES[how]
+    made = narrowed(model, kind)
+    notes = [f"{made.summary}; {note}", "compared with the result of each of these operators rounded to its type"]
+    runs = kind is not ir.DataType.BFLOAT16
+    if not runs:
+        notes.append("the file itself was not run: ONNX Runtime's CPU has no kernels for bfloat16")
+    step = dataclasses.replace(_record(f"dtype_{how}", model, made.model), refusals=made.refusals)
+    return Lowered(made.model, step, tuple(notes), allowed, emulated(made.model, kind), runs)
+
+
+def _record(name: str, before: ir.Model, after: ir.Model) -> OnnxPassRecord:
+    counts = (node_count(before), node_count(after), weight_bytes(before), weight_bytes(after))
+    return OnnxPassRecord(name, 0.0, *counts, changes=(), refusals=(), evidence=None)
