@@ -9,8 +9,9 @@ from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline
 from memopt.program import InputKind, OutputKind, Program
 from memopt.recompute import Cost, Lowering, apply_schedule, lower
+from memopt.solve.check import check
 from memopt.solve.recompute import Curve, Plan, curve
-from memopt.solve.schedule import simulate
+from memopt.solve.schedule import Schedule, simulate
 from memopt.step_curve import CurvePoint, step_curve
 
 # Rounds in which the solver's limit is corrected by what the finished program really needs.
@@ -96,7 +97,29 @@ class StepPlan:
     curve: tuple[CurvePoint, ...] = ()
 
 
+def choice_of(program: Program, cost: Mapping[str, Cost], schedule: Schedule, peak: int, finish: Apply) -> Choice:
+    """The plan of one graph that follows a schedule found elsewhere.
+
+    Args:
+        program: the training program.
+        cost: seconds and workspace by node name.
+        schedule: an order of execution, by numbers of the program's operations.
+        peak: bytes that the schedule claims to peak at.
+        finish: applies the schedule and all that follows; returns the finished program and its memory.
+
+    Raises:
+        ScheduleError: the schedule is none of this program's, or peaks elsewhere.
+    """
+    lowering = lower(program, cost)
+    check(lowering.problem, schedule, peak)
+    seconds = simulate(lowering.problem, schedule).seconds
+    plan = Plan(schedule, peak, seconds, seconds - lowering.problem.base_seconds, peak, True)
+    finished, line = finish(program, schedule)
+    return Choice(lowering, plan, Curve((plan,)), finished, line)
+
+
 Finish = Callable[[Program], tuple[Program, Timeline]]
+Apply = Callable[[Program, Schedule], tuple[Program, Timeline]]
 
 
 def plan_step(

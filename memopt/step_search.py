@@ -12,10 +12,11 @@ from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.memory.timeline import Timeline, timeline
 from memopt.pass_manager import Pass, PassManager
 from memopt.passes.checkpoint import Checkpoint, workspace
-from memopt.planned import Planned, measured_peak
-from memopt.planner import StepPlan, StepPlanner
+from memopt.plan_store import PlanStore, StoredPlan, key_of
+from memopt.planned import Planned, measured_peak, predicted_peak
+from memopt.planner import StepPlan, StepPlanner, choice_of
 from memopt.program import Program
-from memopt.solve.schedule import Schedule
+from memopt.solve.schedule import Schedule, ScheduleError
 
 log = logging.getLogger("memopt")
 
@@ -70,6 +71,19 @@ class Found:
     lowering: tuple[Pass, ...]
 
 
+def stored_plan(found: Found) -> StoredPlan:
+    """What is kept of a choice for the next process."""
+    plans = [choice.plan for choice in found.plan.choices]
+    return StoredPlan(
+        lowering=tuple(item.name for item in found.lowering),
+        schedules=tuple(plan.schedule for plan in plans),
+        peaks=tuple(plan.peak_bytes for plan in plans),
+        peak_bytes=found.plan.peak_bytes,
+        minimum_bytes=found.plan.minimum_bytes,
+        curve=found.plan.curve,
+    )
+
+
 @dataclasses.dataclass
 class _Option:
     """One way to plan the step: its graphs after more rewrites, and the search, once it was made."""
@@ -106,15 +120,56 @@ class StepSearch:
         """
         self.stages, self.attempt = stages, attempt
         self._verify, self._table, self._seconds, self._room = verify, table, seconds, room
+        self._store, self._starved = PlanStore(), False
         self._options: dict[tuple[str, ...], _Option] = {}
         self.captured = [self._captured(program) for program in programs]
 
     def plan(self, room: int | None) -> Found:
         """Choose what to recompute in all graphs, and which of the rewrites that lower the floor to use: the last.
 
+        A choice that was made before for an equal step is found again on disk, and judged anew.
+
         Args:
             room: bytes above what is resident; None: recompute only what costs no time.
         """
+        passes = (*self.stages.early, *self.stages.lowering, *self.stages.late)
+        key = key_of(self.captured, passes, room, self._seconds)
+        stored = self._store.get(key)
+        found = None if stored is None else self.settled(stored, room)
+        if found is None:
+            self._starved = False
+            found = self._searched(room)
+            fits = found.plan.feasible and (room is None or measured_peak(found.planned, 0) <= room)
+            if fits and not self._starved:  # memory that was short today may be there tomorrow
+                self._store.put(key, stored_plan(found))
+        elif any(item.ran_out for item in found.planned):
+            tighter = self._searched(found.plan.peak_bytes - found.plan.peak_bytes // _STARVED)
+            found = tighter if tighter.plan.feasible else found
+        return found
+
+    def settled(self, stored: StoredPlan, room: int | None) -> Found | None:
+        """The step with a plan that was found before; None where it is not one for these graphs, or not within room."""
+        chosen = tuple(item for item in self.stages.lowering if item.name in stored.lowering)
+        if tuple(item.name for item in chosen) != stored.lowering or len(stored.schedules) != len(self.captured):
+            return None
+        rest = self._option(self.stages.lowering).items if chosen != self.stages.lowering else self.captured
+        planned = []
+        try:
+            for item, other, schedule, peak in zip(self.captured, rest, stored.schedules, stored.peaks, strict=True):
+                planned.append(self.attempt(self._followed(item, other, chosen, schedule, peak)))
+        except ScheduleError as error:
+            log.info("a stored plan is not used: %s", error)
+            return None
+        peak = predicted_peak(planned)
+        if peak != stored.peak_bytes:
+            return None
+        if room is not None and max(peak, measured_peak(planned, 0)) > room:
+            return None
+        choices = tuple(item.choice for item in planned if item.choice is not None)
+        plan = StepPlan(choices, peak, min(peak, stored.minimum_bytes), True, stored.curve)
+        return Found(planned, plan, chosen)
+
+    def _searched(self, room: int | None) -> Found:
         options = [self._option(()), self._option(self.stages.lowering)]
         lowered, used = options[1].items, options[1].passes
         if not used:
@@ -134,6 +189,38 @@ class StepSearch:
         others = [plan for number, plan in enumerate(plans) if number != index]
         return Found(self._recorded(planned, lowered, chosen), joined(step, others), chosen)
 
+    def _followed(
+        self, item: Planned, other: Planned, chosen: Sequence[Pass], schedule: Schedule, peak: int
+    ) -> Planned:
+        """A captured program with the chosen rewrites, in a given order.
+
+        Raises:
+            ScheduleError: the order is none of this program's.
+        """
+        rewrite = PassManager(chosen, self._verify, record=True, room=self._room)
+        before, proved = rewrite.run(item.program, item.records)
+        costs = self._table.measure_all(before)
+        names = {entry.name for entry in chosen}
+        rest = unused([record for record in other.records if record.name not in names]) if other is not item else ()
+        records = [*item.records, *rest, *proved]
+
+        def follow(program: Program, schedule: Schedule) -> tuple[Program, Timeline]:
+            steps = [Checkpoint(costs=costs, schedule=schedule), *self.stages.late]
+            finished, late = PassManager(steps, self._verify, record=True, room=self._room).run(program, records)
+            records.extend(late)
+            return finished, self._memory(finished)[1]
+
+        choice = choice_of(before, costs, schedule, peak, follow)
+        return dataclasses.replace(
+            item,
+            before=before,
+            program=choice.program,
+            timeline=choice.timeline,
+            records=tuple(records),
+            costs=costs,
+            choice=choice,
+        )
+
     # -- one option ----------------------------------------------------------------------------------------------
 
     def _plan_within(self, option: _Option, room: int | None) -> tuple[list[Planned], StepPlan]:
@@ -149,7 +236,7 @@ class StepSearch:
                 for item, choice in zip(option.items, step.choices, strict=True)
             ]
             if step.feasible and any(item.ran_out for item in planned):
-                starved = planned, step
+                starved, self._starved = (planned, step), True
                 target = step.peak_bytes - step.peak_bytes // _STARVED
                 log.info("memory ran out in a step of %d bytes: planning again", step.peak_bytes)
                 continue

@@ -16,6 +16,11 @@ from tests.passes.build import capture_joint
 W = torch.linspace(-0.3, 0.3, 32 * 32).reshape(32, 32)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_on_disk(monkeypatch):
+    monkeypatch.setenv("MEMOPT_CACHE", "0")
+
+
 def program(layers=5):
     def function(x, w):
         for _ in range(layers):
