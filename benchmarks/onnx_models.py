@@ -22,20 +22,25 @@ def build(name: str, tiny: bool) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     if name in NAMES[:4]:
         from memopt import models
 
-        model: Any = models.build(name, tiny=tiny).eval()
-        settled(model)
-        return model, model.example_inputs(2, **({} if tiny or name != "unet" else {"resolution": 128}))
-    model, inputs = _transformers(name, tiny)
+        model: Any = models.build(name, tiny=tiny)
+        inputs = model.example_inputs(2, **({} if tiny or name != "unet" else {"resolution": 128}))
+    else:
+        model, inputs = _transformers(name, tiny)
+    settled(model)
     return model.eval(), inputs
 
 
+@torch.no_grad()
 def settled(model: nn.Module) -> None:
-    """Give batch norms statistics that training would have left: folding ones and zeros would prove little."""
+    """Give constant vectors values that training would have left: removing additions of zero would prove little."""
     generator = torch.Generator().manual_seed(1)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean.normal_(0.0, 0.1, generator=generator)
             module.running_var.uniform_(0.5, 1.5, generator=generator)
+    for value in model.parameters():
+        if value.ndim <= 1 and value.numel() > 1 and bool((value == value.flatten()[0]).all()):
+            value.add_(torch.empty_like(value).normal_(0.0, 0.05, generator=generator))
 
 
 def _transformers(name: str, tiny: bool) -> tuple[Any, dict[str, torch.Tensor]]:
