@@ -13,6 +13,7 @@ from memopt.onnx.passes.fuse_multi_head_attention import FuseMultiHeadAttention
 from memopt.onnx.passes.fuse_normalization import FuseNormalization
 from memopt.onnx.passes.fuse_quick_gelu import FuseQuickGelu
 from memopt.onnx.passes.fuse_skip_layer_norm import FuseSkipLayerNorm
+from memopt.onnx.passes.fuse_skip_rms_norm import FuseSkipRmsNorm
 from memopt.onnx.passes.merge_common import MergeCommon
 from memopt.onnx.passes.order_nodes import OrderNodes
 from memopt.onnx.passes.share_initializers import ShareInitializers
@@ -24,6 +25,7 @@ _FIRST: tuple[OnnxPass, ...] = (
     FoldConstants(),
     SplitWithoutSequence(),
     SimplifyShapes(),
+    EliminateNoOps(),  # once more: whole slices and the like are seen when their bounds are constants
     # What was computed from a shape that is known now: the scale of attention, axes, sizes.
     FoldConstants(),
     FuseMatmulAdd(),
@@ -41,6 +43,7 @@ ONNXRUNTIME: tuple[OnnxPass, ...] = (
     *_FIRST,
     FuseMultiHeadAttention(),
     FuseSkipLayerNorm(),
+    FuseSkipRmsNorm(),
     FuseQuickGelu(),
     *_LAST,
 )

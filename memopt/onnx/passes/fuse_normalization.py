@@ -33,7 +33,7 @@ def _normalized(x: Pattern) -> tuple[Pattern, ...]:
 _CENTRED = ("Sub", "x", ("ReduceMean", "x"))
 _LAYER = tuple(("Mul", form, "scale") for form in _normalized(_CENTRED))
 _LAYER_BIASED = tuple(("Add", form, "bias") for form in _LAYER)
-_RMS = tuple(("Mul", form, "scale") for form in _normalized("x"))
+RMS = tuple(("Mul", form, "scale") for form in _normalized("x"))
 
 
 class FuseNormalization(OnnxPass):
@@ -59,7 +59,7 @@ class FuseNormalization(OnnxPass):
         cases = [
             (17, "LayerNormalization", _LAYER_BIASED),
             (17, "LayerNormalization", _LAYER),
-            (23, "RMSNormalization", _RMS),
+            (23, "RMSNormalization", RMS),
         ]
         for graph in edit.graphs():
             for node in reversed(list(graph)):
@@ -77,7 +77,9 @@ class FuseNormalization(OnnxPass):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Parts:
+class Parts:
+    """What a normalization is by: the first axis that its means run over, and ε."""
+
     axis: int
     epsilon: float
 
@@ -87,7 +89,7 @@ def _fuse(edit: Edit, node: ir.Node, operator: str, match: Match) -> None:
     if other is not None:
         raise Refused(f"the result of {label(other)} has other users, or is an output")
     x = match.values["x"]
-    parts = _read(match, x)
+    parts = read_parts(match, x)
     shape = dims(x)
     assert shape is not None
     vectors = [match.values[name] for name in ("scale", "bias") if name in match.values]
@@ -108,7 +110,8 @@ def _fuse(edit: Edit, node: ir.Node, operator: str, match: Match) -> None:
     edit.change(f"{len(names)} nodes are {operator}", names, (label(new),))
 
 
-def _read(match: Match, x: ir.Value) -> _Parts:
+def read_parts(match: Match, x: ir.Value) -> Parts:
+    """The first axis that the means run over, and ε. Raises Refused where these are computed, or not the last axes."""
     shape = dims(x)
     if shape is None:
         raise Refused(f"the rank of {x.name} is not known")
@@ -129,4 +132,4 @@ def _read(match: Match, x: ir.Value) -> _Parts:
     epsilon = constant(match.values["epsilon"])
     if epsilon is None or epsilon.size != 1 or argument(match.nodes[0], 0) is None:
         raise Refused("epsilon is computed")
-    return _Parts(first.pop(), float(np.asarray(epsilon, dtype=np.float64).reshape(())))
+    return Parts(first.pop(), float(np.asarray(epsilon, dtype=np.float64).reshape(())))
