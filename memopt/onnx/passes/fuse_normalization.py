@@ -89,9 +89,10 @@ def _fuse(edit: Edit, node: ir.Node, operator: str, match: Match) -> None:
     if other is not None:
         raise Refused(f"the result of {label(other)} has other users, or is an output")
     x = match.values["x"]
-    parts = read_parts(match, x)
     shape = dims(x)
-    assert shape is not None
+    if shape is None:
+        raise Refused(f"the rank of {x.name} is not known")
+    parts = read_parts(match, len(shape))
     vectors = [match.values[name] for name in ("scale", "bias") if name in match.values]
     for vector in vectors:
         array = constant(vector)
@@ -110,11 +111,8 @@ def _fuse(edit: Edit, node: ir.Node, operator: str, match: Match) -> None:
     edit.change(f"{len(names)} nodes are {operator}", names, (label(new),))
 
 
-def read_parts(match: Match, x: ir.Value) -> Parts:
+def read_parts(match: Match, rank: int) -> Parts:
     """The first axis that the means run over, and ε. Raises Refused where these are computed, or not the last axes."""
-    shape = dims(x)
-    if shape is None:
-        raise Refused(f"the rank of {x.name} is not known")
     first: set[int] = set()
     for mean in (item for item in match.nodes if item.op_type == "ReduceMean"):
         try:
@@ -123,8 +121,8 @@ def read_parts(match: Match, x: ir.Value) -> Parts:
             raise Refused("the axes of a mean are computed") from error
         if not attribute(mean, "keepdims", 1) or not axes:
             raise Refused("a mean drops its axes, or runs over all of them")
-        places = sorted(axis % len(shape) for axis in axes)
-        if places != list(range(places[0], len(shape))):
+        places = sorted(axis % rank for axis in axes)
+        if places != list(range(places[0], rank)):
             raise Refused(f"a mean runs over axes {places}, not over the last ones")
         first.add(places[0])
     if len(first) != 1:
