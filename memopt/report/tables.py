@@ -29,7 +29,7 @@ class TableWriter:
             place = self._graphs[graph] = len(self._graphs)
             self._graph_rows.append(
                 {
-                    "nodes": [self._node(node) for node in graph.nodes],
+                    "nodes": [self.node(node) for node in graph.nodes],
                     "storages": [[self._string(s.node), s.bytes, s.start, s.end] for s in graph.storages],
                     "forward_steps": graph.forward_steps,
                     "unknown": graph.unknown,
@@ -44,7 +44,8 @@ class TableWriter:
     def _string(self, text: str) -> int:
         return self._strings.setdefault(text, len(self._strings))
 
-    def _node(self, node: NodeRecord) -> int:
+    def node(self, node: NodeRecord) -> int:
+        """The node's place in the table of nodes."""
         place = self._nodes.get(node)
         if place is None:
             place = self._nodes[node] = len(self._nodes)
