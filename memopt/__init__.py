@@ -1,7 +1,7 @@
 """memopt: say how much memory you have; memopt makes your model fit, with the least slowdown, and proves it."""
 
 from memopt import models
-from memopt.api import compile, estimate, export, plan
+from memopt.api import compile, estimate, export, export_tensorflow, plan
 from memopt.budget import BudgetError
 from memopt.capture.export import CaptureError
 from memopt.comparison import Comparison, compare
@@ -36,6 +36,7 @@ __all__ = [
     "compile",
     "estimate",
     "export",
+    "export_tensorflow",
     "measure",
     "models",
     "plan",

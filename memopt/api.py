@@ -24,6 +24,7 @@ from memopt.report.record import Report
 
 if TYPE_CHECKING:
     from memopt.convert.record import Conversion
+    from memopt.tensorflow.record import TensorFlowExport
 
 log = logging.getLogger("memopt")
 
@@ -241,6 +242,53 @@ def export(
         raise TypeError("a module needs example inputs")
     args, kwargs = call_arguments(example_inputs)
     return convert_module(model, kwargs or named(model, args), output, dynamic=axes, options=how)
+
+
+def export_tensorflow(
+    model: nn.Module,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor,
+    path: str | os.PathLike[str] | None,
+    *,
+    dynamic: bool = True,
+    overwrite: bool = False,
+) -> TensorFlowExport:
+    """Write a model as a SavedModel that XLA compiles, prove that it computes the same, and return the record.
+
+    The folder is loaded by `tf.saved_model.load` where neither torch nor memopt is. Its one signature,
+    `serving_default`, has the names of the model's inputs and outputs. It is written whole or not at all, and only when
+    real runs by TensorFlow alone, at several batch sizes, agree with the model beside float64.
+
+    Args:
+        model: a module, in its present mode; it must neither draw random numbers nor change its buffers.
+        example_inputs: positional arguments as a tuple or list, keyword arguments as a mapping, or one tensor.
+        path: the folder to write; None verifies only.
+        dynamic: whether the batch varies: the first axis of the inputs that have the first input's size there. Where it
+            cannot, a note says why, and shapes are fixed.
+        overwrite: whether a SavedModel that exists is replaced.
+
+    Returns:
+        What was written and how it was proved: `.to_text()`, `.to_json()`, signature, bytes, memory, runs.
+
+    Raises:
+        memopt.convert.errors.DifferenceError: the SavedModel would compute other numbers.
+        memopt.convert.errors.ConversionError: the model cannot be captured, lowered or run.
+        memopt.tensorflow.process.TensorFlowError: TensorFlow is missing, or fails.
+        FileExistsError: `path` exists, and `overwrite` is not set or it is no SavedModel.
+        ValueError: the inputs are other things than tensors.
+        TypeError: forward does not take the inputs, or gives them no names.
+        ImportError: the `tensorflow` extra is not installed.
+    """
+    try:
+        from memopt.convert.inputs import named
+        from memopt.tensorflow.export import export_source
+        from memopt.tensorflow.source import Source
+    except ImportError as error:
+        needed = error.name or error
+        raise ImportError(f"memopt.export_tensorflow needs {needed}: pip install memopt[tensorflow]") from error
+    args, kwargs = call_arguments(example_inputs)
+    source = Source.of_module(model, kwargs or named(model, args))
+    output = None if path is None else Path(path)
+    return export_source(source, output, name=type(model).__name__, dynamic=dynamic, overwrite=overwrite)
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

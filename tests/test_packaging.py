@@ -137,6 +137,7 @@ def test_public_surface_is_frozen():
         "compile",
         "estimate",
         "export",
+        "export_tensorflow",
         "measure",
         "models",
         "plan",

@@ -8,20 +8,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from memopt.cli.group import DIFFERENT, USAGE, CommandError, verbosity_options
 from memopt.cli.loading import Request, is_keras, load
 from memopt.cli.output import progress, refuse_existing
+from memopt.cli.to_tensorflow import to_tensorflow
 from memopt.report import write_whole
 from memopt.session import storage_bytes
 
 if TYPE_CHECKING:
     from memopt.convert.record import Conversion
 
+_ONNX_ONLY = ("opset", "target", "level", "passes", "skip", "explain", "allow_larger", "dtype", "report")
+
 
 @click.command()
 @click.argument("source", metavar="SOURCE")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The ONNX file to write.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The ONNX file, or the SavedModel, to write.")
+@click.option(
+    "--to",
+    "form_out",
+    type=click.Choice(["onnx", "tensorflow"]),
+    default="onnx",
+    show_default=True,
+    help="What to write: an ONNX file, or a SavedModel folder of TensorFlow.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace the output file if it exists.")
 @click.option("--dry-run", is_flag=True, help="Convert and verify, but write nothing.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Of what is printed.")
@@ -72,6 +84,7 @@ def convert(
     form: str,
     inputs: tuple[str, ...],
     dynamic: str | None,
+    form_out: str,
     explain: bool,
     factory: str | None,
     key: str | None,
@@ -103,6 +116,18 @@ def convert(
         trust_pickle=trust_pickle,
         needs_inputs=False,
     )
+    if form_out == "tensorflow":
+        _refuse_onnx_options(ctx)
+        with progress(ctx, f"converting {source}"):
+            exported = to_tensorflow(request, output, inputs, dynamic, overwrite=overwrite)
+        click.echo(exported.to_json() if form == "json" else exported.to_text(), nl=False)
+        if output is not None:
+            click.echo(f"written to {output}", err=True)
+        return
+    if output is not None and output.is_dir():
+        raise CommandError(
+            f"{output} is a folder: an ONNX file is written, or with --to tensorflow a SavedModel", USAGE
+        )
     with progress(ctx, f"converting {source}"):
         record = _converted(request, output, inputs, dynamic, how)
     click.echo(record.to_json() if form == "json" else record.to_text(explain=explain), nl=False)
@@ -111,6 +136,13 @@ def convert(
         click.echo(f"written to {report}", err=True)
     if output is not None:
         click.echo(f"written to {output}", err=True)
+
+
+def _refuse_onnx_options(ctx: click.Context) -> None:
+    for parameter in ctx.command.params:
+        given = ctx.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if given and parameter.name in _ONNX_ONLY:
+            raise CommandError(f"{parameter.opts[0]} goes with ONNX files, not with --to tensorflow", USAGE)
 
 
 def _rendered(record: Conversion, suffix: str) -> str:

@@ -57,7 +57,7 @@ def staged(model: ir.Model, output: Path, *, external_above: int = SINGLE_FILE_B
         return
     folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.{os.getpid()}.", dir=output.parent))
     try:
-        with _signals_raise():
+        with signals_raise():
             data = _data_name(output)
             ir.save(model, folder / output.name, external_data=data)
             total = sum(file.stat().st_size for file in folder.iterdir())
@@ -179,7 +179,7 @@ def _move(folder: Path, data: str, output: Path) -> None:
 
 
 @contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
+def signals_raise() -> Iterator[None]:
     """Let a polite request to end (SIGTERM, SIGHUP) unwind the stack, so that temporary files are removed."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -7,14 +7,47 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 
-def run(task: str, folder: Path) -> dict[str, Any]:
+class Folder:
+    """Where the request, the reply and tensors lie; see `memopt.tensorflow.exchange`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Arrays by name; they are mapped into memory, not read."""
+        import ml_dtypes
+        import numpy
+
+        index = json.loads((self.path / f"{name}.json").read_text())
+        data = self.path / f"{name}.bin"
+        raw = numpy.memmap(data, mode="r") if data.stat().st_size else numpy.empty(0, numpy.uint8)
+        found = {}
+        for key, (kind, shape, start) in index.items():
+            dtype = numpy.dtype(getattr(ml_dtypes, kind, None) or kind)
+            count = math.prod(shape)
+            found[key] = raw[start : start + count * dtype.itemsize].view(dtype).reshape(shape)
+        return found
+
+    def write(self, name: str, arrays: Mapping[str, Any]) -> None:
+        """Write arrays as `memopt.tensorflow.exchange.read` wants them."""
+        index = {}
+        with (self.path / f"{name}.bin").open("wb") as file:
+            for key, array in arrays.items():
+                index[key] = [array.dtype.name, list(array.shape), file.tell()]
+                file.write(array.tobytes())
+        (self.path / f"{name}.json").write_text(json.dumps(index))
+
+
+def run(task: str, folder: Folder) -> dict[str, Any]:
     """The task's answer; or its error, with the traceback for those who ask."""
     source = Path(__file__).resolve().parent / "tasks" / f"{task}.py"
     spec = importlib.util.spec_from_file_location(f"memopt_task_{task}", source)
@@ -23,7 +56,7 @@ def run(task: str, folder: Path) -> dict[str, Any]:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-        return {"answer": module.run(json.loads((folder / "request.json").read_text()), folder)}
+        return {"answer": module.run(json.loads((folder.path / "request.json").read_text()), folder)}
     except Exception as error:
         kind = getattr(error, "kind", "failed")
         message = (
@@ -34,9 +67,9 @@ def run(task: str, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Answer the request in the folder that the command line names."""
-    folder = Path(sys.argv[2])
+    folder = Folder(Path(sys.argv[2]))
     reply = json.dumps(run(sys.argv[1], folder))
-    (folder / "reply.json").write_text(reply)
+    (folder.path / "reply.json").write_text(reply)
     sys.stdout.flush()
     sys.stderr.flush()
     # TensorFlow's and torch's threads may crash while an interpreter ends, with everything already written.

@@ -32,7 +32,7 @@ class Unsafe(ValueError):
     kind = "unsafe"
 
 
-def run(request: dict[str, Any], folder: Path) -> dict[str, Any]:
+def run(request: dict[str, Any], folder: Any) -> dict[str, Any]:
     """Raise where the file at `path` may not be read: ValueError where it is broken, Unsafe where it holds code."""
     path = Path(request["path"])
     _refuse_code(_configuration(path), path)

@@ -62,7 +62,7 @@ def named(model: Any, names: Sequence[str]) -> Named:
     return made
 
 
-def run(request: dict[str, Any], folder: Path) -> dict[str, Any]:
+def run(request: dict[str, Any], folder: Any) -> dict[str, Any]:
     """Write `model.pt2`: its weights, the graph in inference, and example inputs by name.
 
     The request: `path`; `batch`, the examples in the inputs; `inputs`, shapes by name where the model's own do not do;
@@ -87,7 +87,7 @@ def run(request: dict[str, Any], folder: Path) -> dict[str, Any]:
             raise Inputs(f"{path} cannot be run on {_shapes(inputs)}: {_first_line(error)}") from error
         exported, notes = _exported(wrapper, inputs, varying if request["dynamic"] else {}, path)
         _compare(exported.module()(**inputs), expected, path)
-    torch.export.save(exported, folder / "model.pt2")
+    torch.export.save(exported, folder.path / "model.pt2")
     return {"notes": notes}
 
 
