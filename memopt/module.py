@@ -21,6 +21,7 @@ from memopt.capture.dynamo import Engine, Hooks
 from memopt.capture.export import CaptureError
 from memopt.capture.shadow import Shadow, model_names
 from memopt.evidence import Verification
+from memopt.measured_step import lower_within
 from memopt.memory.allocator import library_bytes
 from memopt.memory.allocator_limit import hold
 from memopt.memory.cost.devices import Device
@@ -296,10 +297,13 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
 
     def memopt(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         target = session.table.target
+
+        def lower() -> tuple[Callable[..., Any], Hooks]:
+            hooks = Hooks(session, graph_module, example_inputs)
+            return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
+
         with attention_as_on(None if target is None else target.type):
-            return session.engine().compile_captured(
-                graph_module, example_inputs, Hooks(session, graph_module, example_inputs)
-            )
+            return lower_within(session, lower, example_inputs)
 
     return memopt
 

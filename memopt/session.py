@@ -121,6 +121,7 @@ class Session:
         # Set by an engine that runs its own code: whether to search for a plan, and bytes that its code takes less
         # than the program's own operations would.
         self.search, self.correction = True, 0
+        self.margin = 0  # bytes of the budget that the allocator was seen to lose beyond the slack left to it
         # Whether what runs is the program itself, so that its timeline is the peak.
         self.exact = backend.exact
         self.hold: Callable[[int], None] = _unheld  # told the budget in bytes before anything is run under it
@@ -325,10 +326,30 @@ class Session:
             if item.failure:
                 self.note(f"no trial step was measured: {item.failure}")
 
+    def tighten(self, size: int) -> tuple[int, Report | None, Step | None]:
+        """Plan for so many bytes less from now on; return what `loosen` takes."""
+        before = self.margin, self.report, self._step
+        self.margin += size
+        for key in self._step.keys if self._step else ():
+            self._schedules.pop(key, None)
+        return before
+
+    def loosen(self, before: tuple[int, Report | None, Step | None]) -> None:
+        """Take back what `tighten` did, with the plan of that time on record."""
+        self.margin, self.report, self._step = before
+
+    def took(self, size: int) -> None:
+        """Put the measured peak of the last step on record: bytes on the device, all that is resident included."""
+        if self.report is not None:
+            measured = max(size, self.optimizer_peak())
+            self.report = dataclasses.replace(self.report, measured_peak_bytes=measured)
+
     def note(self, text: str) -> None:
         """Tell the user something, once."""
         if text not in self.notes:
             self.notes.append(text)
+            if self.report is not None:
+                self.report = dataclasses.replace(self.report, notes=tuple(self.notes))
 
     @property
     def one_graph(self) -> bool:
@@ -368,7 +389,7 @@ class Session:
 
     def usable(self, limit: int) -> int:
         """The bytes of a limit that tensors may take: what the allocator loses is left to it."""
-        return limit - slack_bytes(limit, self.resident.device)
+        return limit - slack_bytes(limit, self.resident.device) - self.margin
 
     @property
     def _room(self) -> int | None:

@@ -12,6 +12,8 @@ from torch.utils import _pytree as pytree
 from memopt.backends.aten import emit
 from memopt.capture.joint import constants_to_attributes
 from memopt.capture.lending import borrowed
+from memopt.memory.allocator import slack_bytes
+from memopt.memory.allocator_limit import lifted
 from memopt.memory.measure import measure
 from memopt.program import InputKind, Phase, Program
 from memopt.synthesis import is_cuda, same_random_state, synthesize
@@ -49,7 +51,12 @@ def trial(program: Program) -> int:
                 for entry, node in zip(runnable.inputs, runnable.placeholders, strict=True)
                 if entry.kind is not InputKind.CONSTANT
             ]
-            return measure(run, arguments, device=device).peak_bytes
+            with lifted(device):
+                start = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+                taken = measure(run, arguments, device=device)
+            # What the allocator loses between blocks counts as far as it is more than the slack left to it.
+            reserved = (taken.reserved_bytes or 0) - start
+            return max(taken.peak_bytes, reserved - slack_bytes(reserved, device))
     except (RuntimeError, IndexError, ValueError, MemoryError) as error:
         kind = TrialMemoryError if is_out_of_memory(error) else TrialError
         failure = kind(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}")

@@ -7,9 +7,11 @@ every free page) and tries again, so that what is reserved stays within the budg
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -62,6 +64,24 @@ def hold(owner: Any, model: Any, limit_bytes: int, own_bytes: int, device: torch
         torch.cuda.empty_cache()
         held.foreign = max(0, torch.cuda.memory_allocated(index) - own_bytes - held.claimed(without=id(model)))
         _apply(index, held)
+
+
+@contextlib.contextmanager
+def lifted(device: torch.device) -> Iterator[None]:
+    """Let the allocator take what the process was allowed before there were budgets, to see what it would take."""
+    index = _index(device)
+    with _lock:
+        held = None if index is None else _devices.get(index)
+        if held is not None:
+            torch.cuda.set_per_process_memory_fraction(held.before, index)
+    try:
+        yield
+    finally:
+        with _lock:
+            held = None if index is None else _devices.get(index)
+            if index is not None and held is not None:
+                torch.cuda.empty_cache()
+                _apply(index, held)
 
 
 def held_bytes(device: torch.device) -> int | None:

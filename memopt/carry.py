@@ -1,0 +1,87 @@
+"""Plans carried over from one size of a step to another: the same operations on tensors of other sizes.
+
+A schedule is an order of operations by number. Where another program has the same operations under the same names, the
+order is one of that program's too, if the checker accepts it there: only bytes and seconds have to be counted anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+
+from memopt.program import Program
+from memopt.recompute import Lowering
+from memopt.solve.check import check
+from memopt.solve.recompute import Curve, Plan
+from memopt.solve.schedule import Schedule, ScheduleError, simulate
+
+# Of a searched curve so many schedules are carried at most.
+_CARRIED = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Carried:
+    """The trade-off that was found for a step of one size.
+
+    Attributes:
+        lowering: names of the rewrites that lower the floor, those that are used.
+        operations: per graph, the names of its operations.
+        schedules: per graph, orders of them, fastest first.
+        plain_bytes: the step's peak without a plan.
+    """
+
+    lowering: tuple[str, ...]
+    operations: tuple[tuple[str, ...], ...]
+    schedules: tuple[tuple[Schedule, ...], ...]
+    plain_bytes: int
+
+
+def structure(program: Program) -> str:
+    """A digest of the graph that leaves sizes out: names, operators, and which value each one reads."""
+    digest = hashlib.sha256()
+    for node in program.graph.nodes:
+        digest.update(f"{node.name}|{node.target}|{[argument.name for argument in node.all_input_nodes]}\n".encode())
+    return digest.hexdigest()
+
+
+def names_of(lowering: Lowering) -> tuple[str, ...]:
+    """The names of a lowered program's operations, in order."""
+    return tuple(node.name for node in lowering.operations)
+
+
+def spread(schedules: Sequence[Schedule]) -> tuple[Schedule, ...]:
+    """At most a few of the schedules, evenly, the first and the last among them."""
+    if len(schedules) <= _CARRIED:
+        return tuple(schedules)
+    return tuple(schedules[round(index * (len(schedules) - 1) / (_CARRIED - 1))] for index in range(_CARRIED))
+
+
+def carried_curve(lowering: Lowering, names: Sequence[str], schedules: Sequence[Schedule]) -> Curve:
+    """What schedules found at another size take at this one, that of recomputing nothing among them.
+
+    Args:
+        lowering: the program at this size.
+        names: of the operations at the other size.
+        schedules: orders of them.
+
+    Raises:
+        ScheduleError: the operations are others, or the checker does not accept a schedule here.
+    """
+    if names_of(lowering) != tuple(names):
+        raise ScheduleError("the operations are others at this size")
+    problem = lowering.problem
+    plain = Schedule(tuple(range(len(names))), problem.forward)
+    plans = []
+    for schedule in dict.fromkeys((plain, *schedules)):
+        if not set(schedule.steps) <= set(range(len(names))):
+            raise ScheduleError("a schedule names operations that there are none of")
+        trace = simulate(problem, schedule)
+        check(problem, schedule, trace.peak_bytes)
+        plans.append((trace.seconds, trace.peak_bytes, schedule))
+    points: list[Plan] = []
+    least = min(peak for _, peak, _ in plans)
+    for seconds, peak, schedule in sorted(plans, key=lambda plan: plan[:2]):
+        if not points or peak < points[-1].peak_bytes:
+            points.append(Plan(schedule, peak, seconds, seconds - problem.base_seconds, least, True))
+    return Curve(tuple(points))

@@ -1,0 +1,152 @@
+"""A real step of compiled code, taken before the caller's own: what the allocator reserves in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from memopt.budget import BudgetError
+from memopt.capture.dynamo import Hooks
+from memopt.capture.lending import position_of
+from memopt.memory.allocator_limit import held_bytes, lifted
+from memopt.program import OutputKind, Program
+from memopt.synthesis import same_random_state
+
+if TYPE_CHECKING:
+    from memopt.session import Session
+
+log = logging.getLogger("memopt")
+
+# How often a step is planned for less because of what the allocator reserves.
+_ROUNDS = 2
+# A step during which memory ran out is planned again for less by one part in so many of the budget.
+_SHORT = 16
+# Steps that are taken: the first one chooses kernels, and takes more for it than later ones.
+_STEPS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """What a step took of the device.
+
+    Attributes:
+        allocated_bytes: the most bytes of tensors at any moment, all that is there included.
+        reserved_bytes: the most bytes that the allocator held, nothing that was cached before included.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+def mutated(program: Program) -> frozenset[int] | None:
+    """Which arguments of a captured graph the step writes to, by position; None where that is not known."""
+    places = {node.name: position_of(node) for node in program.placeholders}
+    found = {places.get(out.target or "") for out in program.outputs if out.kind is OutputKind.MUTATION}
+    return None if None in found else frozenset(place for place in found if place is not None)
+
+
+def take_step(
+    run: Callable[..., Any], given: Sequence[Any], written: Collection[int], device: torch.device
+) -> Taken | None:
+    """Run forward and backward of a compiled graph and let go of all that came of it.
+
+    Nothing of the caller's changes: arguments that the step writes to are copies, gradients are returned rather than
+    accumulated, and random states are put back. The allocator's limit is lifted meanwhile, so that what it would
+    reserve is seen.
+
+    Args:
+        run: the compiled graph.
+        given: its arguments.
+        written: positions of the arguments that it writes to.
+        device: the CUDA device that is watched.
+
+    Returns:
+        What the last step took; None when memory ran out.
+    """
+    with unset_fake_temporarily(), torch._guards.tracing(None), same_random_state(given), lifted(device):
+        try:
+            for _ in range(_STEPS):
+                torch.cuda.synchronize(device)
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats(device)
+                _step(run, given, written)
+                torch.cuda.synchronize(device)
+            return Taken(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
+        except torch.OutOfMemoryError:
+            pass  # its traceback holds the step's tensors until this clause is left
+        finally:
+            torch.cuda.empty_cache()
+    return None
+
+
+def _step(run: Callable[..., Any], given: Sequence[Any], written: Collection[int]) -> None:
+    arguments = [_own(value, index in written) for index, value in enumerate(given)]
+    wanted = [value for value in arguments if isinstance(value, torch.Tensor) and value.requires_grad]
+    with torch.enable_grad():
+        results = run(*arguments)
+        made = [value for value in results if isinstance(value, torch.Tensor) and value.requires_grad]
+        if made and wanted:
+            torch.autograd.grad(made, wanted, [torch.ones_like(value) for value in made], allow_unused=True)
+
+
+def _own(value: Any, copied: bool) -> Any:
+    """A tensor that hooks and gradients of the caller's do not see; what is written to has memory of its own."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    own = value.detach()
+    if copied:
+        own = own.clone(memory_format=torch.preserve_format)
+    return own.requires_grad_(value.requires_grad)
+
+
+def lower_within(
+    session: Session, lower: Callable[[], tuple[Callable[..., Any], Hooks]], given: Sequence[Any]
+) -> Callable[..., Any]:
+    """Lower one graph, take a step with it, and lower it for less while the allocator reserves more than the budget.
+
+    Args:
+        session: whose graph it is.
+        lower: compiles the graph under the session's present budget.
+        given: the caller's arguments.
+
+    Raises:
+        BudgetError: no plan keeps the budget.
+    """
+    run, hooks = lower()
+    for _ in range(_ROUNDS):
+        device = session.resident.device
+        written, allowed = _measurable(session, hooks), held_bytes(device)
+        if written is None or allowed is None:
+            return run
+        taken = take_step(run, given, written, device)
+        if taken is not None:
+            session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
+        over = allowed // _SHORT if taken is None else taken.reserved_bytes - allowed
+        if over <= 0:
+            return run
+        log.info("the allocator holds %d bytes more than the budget in a step: planning again", over)
+        known = session.tighten(over + over // 8)
+        try:
+            run, hooks = lower()
+        except BudgetError:
+            session.loosen(known)
+            session.note("the allocator reserves more than the step needs: it is held to the budget, which takes time")
+            break
+    return run
+
+
+def _measurable(session: Session, hooks: Hooks) -> frozenset[int] | None:
+    """What a step of this graph writes to, where one may be taken: the whole step is here, alone and for real."""
+    program = hooks.captured
+    if program is None or hooks.dry or session.exact or not session.verify or session.table.target is not None:
+        return None
+    if session.resident.device.type != "cuda" or not session.one_graph or hooks.graph_break:
+        return None
+    if any("c10d" in getattr(node.target, "namespace", "") for node in program.calls):
+        return None  # a collective would wait for the other ranks
+    return mutated(program)
