@@ -191,8 +191,17 @@ def export(
     path: str | os.PathLike[str] | None,
     *,
     dynamic: str | None = None,
+    opset: int | None = None,
+    target: str = "standard",
+    dtype: str | None = None,
+    quantize: str | None = None,
+    tolerance: float | None = None,
+    level: int = 2,
+    passes: Sequence[str] | None = None,
+    skip: Sequence[str] = (),
+    allow_larger: bool = False,
+    measure: bool = True,
     overwrite: bool = False,
-    **options: Any,
 ) -> Conversion:
     """Convert a model to an optimized ONNX file, prove that it computes the same, and return the record.
 
@@ -206,9 +215,18 @@ def export(
         path: the file to write; None converts and verifies only.
         dynamic: which axes vary: "batch,sequence", "x:0=rows", or "none"; by default batch and sequence where the names
             of the inputs say which these are. An ONNX file has axes of its own.
+        opset: of the standard operators; None: 20 for a module (22 with bf16), its own for an ONNX file.
+        target: "standard" operators only, or with those of "onnxruntime" (com.microsoft) where these do more.
+        dtype: "fp16" or "bf16": lower precision, with sensitive operators kept in float32.
+        quantize: "int8": weights of matrix products in it, activations quantized as they come.
+        tolerance: with `dtype` or `quantize`, the share of an output's largest value that may differ; None: what
+            `memopt.convert.lower` says.
+        level: 0: no pass; 1: those that fuse nothing; 2: all; 3: all, again until nothing changes.
+        passes: names of passes on the ONNX graph, in order, in place of the level's.
+        skip: names of passes to leave out.
+        allow_larger: whether an ONNX file may come out larger than it went in.
+        measure: whether the graph before and after is run for its memory and time.
         overwrite: whether a file that exists is replaced.
-        **options: see `memopt.convert.options.make_options`: opset, target, dtype, quantize,
-            tolerance, level, passes, skip, allow_larger.
 
     Returns:
         What was converted and how it was proved: `.to_text()`, `.to_json()`, nodes, bytes, passes, refusals, runs.
@@ -231,7 +249,19 @@ def export(
     output = None if path is None else Path(path)
     if output is not None and output.exists() and not overwrite:
         raise FileExistsError(f"{output} exists: choose another name or set overwrite")
-    how, axes = make_options(**options), Dynamic() if dynamic is None else parse_dynamic(dynamic)
+    how = make_options(
+        opset=opset,
+        target=target,
+        dtype=dtype,
+        quantize=quantize,
+        tolerance=tolerance,
+        level=level,
+        passes=passes,
+        skip=skip,
+        allow_larger=allow_larger,
+        measure=measure,
+    )
+    axes = Dynamic() if dynamic is None else parse_dynamic(dynamic)
     if not isinstance(model, nn.Module):
         if dynamic is not None:
             raise ValueError(f"{os.fspath(model)} has shapes of its own: leave dynamic")

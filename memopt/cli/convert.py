@@ -13,9 +13,9 @@ from click.core import ParameterSource
 from memopt.cli.group import DIFFERENT, USAGE, CommandError, verbosity_options
 from memopt.cli.loading import Request, is_keras, load
 from memopt.cli.output import progress, refuse_existing
+from memopt.cli.steps import steps
 from memopt.cli.to_tensorflow import to_tensorflow
 from memopt.report import write_whole
-from memopt.session import storage_bytes
 
 if TYPE_CHECKING:
     from memopt.convert.record import Conversion
@@ -69,6 +69,7 @@ _ONNX_ONLY = ("opset", "target", "level", "passes", "skip", "explain", "allow_la
 @click.option(
     "--tolerance", type=float, metavar="SHARE", help="With --dtype or --quantize: of an output's largest value."
 )
+@click.option("--measure/--no-measure", default=True, help="Run the graph before and after for memory and time.")
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the record: .html, .json, .txt.")
 @click.option("--tiny", is_flag=True, help="The tiny size of a model of memopt.models.")
 @click.option("--trust-pickle", is_flag=True, help="Read files that may run code when read.")
@@ -128,8 +129,8 @@ def convert(
         raise CommandError(
             f"{output} is a folder: an ONNX file is written, or with --to tensorflow a SavedModel", USAGE
         )
-    with progress(ctx, f"converting {source}"):
-        record = _converted(request, output, inputs, dynamic, how)
+    with steps(ctx, f"converting {source}") as notify:
+        record = _converted(request, output, inputs, dynamic, {**how, "notify": notify})
     click.echo(record.to_json() if form == "json" else record.to_text(explain=explain), nl=False)
     if report is not None:
         write_whole(report, _rendered(record, report.suffix.lower()))
@@ -189,10 +190,9 @@ def _converted(
                 raise CommandError(
                     f"{loaded.name} has inputs and shapes of its own: leave --input and --dynamic", USAGE
                 )
-            size = storage_bytes(list(loaded.exported.state_dict.values()))
             captured = from_exported(loaded.exported, {**KNOWN_AXES, **loaded.labels})
             captured = dataclasses.replace(captured, notes=(*captured.notes, *loaded.notes))
-            return convert_captured(captured, output, source=loaded.name, bytes_before=size, options=options)
+            return convert_captured(captured, output, source=loaded.name, options=options)
         example = conversion_inputs(loaded, specs)
         return convert_module(loaded.model, example, output, source=loaded.name, dynamic=axes, options=options)
     except DifferenceError as error:

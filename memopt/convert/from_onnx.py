@@ -16,6 +16,7 @@ import torch
 from memopt.budget import format_bytes
 from memopt.convert.errors import ConversionError, DifferenceError
 from memopt.convert.lower import Lowered, lowered
+from memopt.convert.measure import as_file, costs
 from memopt.convert.onnx_file import external_files, read_onnx, size_of
 from memopt.convert.opset import at_opset
 from memopt.convert.options import Options
@@ -74,7 +75,9 @@ def convert_onnx(
             wanted = at_opset(before, options.opset)
     with clock("passes"):
         sets = None if inputs is None else [inputs]
-        model, records, notes = rewritten(wanted, options.pipeline, inputs=sets, repeat=options.repeat)
+        model, records, notes = rewritten(
+            wanted, options.pipeline, inputs=sets, repeat=options.repeat, notify=options.notify
+        )
     with clock("precision"):
         low = lowered(model, options)
         model, notes = low.model, (*notes, *low.notes)
@@ -93,6 +96,9 @@ def convert_onnx(
                 record = make_record(
                     counted, model, records, notes, path.name, output, size, stage.file_bytes, options.target
                 )
+                if options.measure:
+                    with clock("measure"):
+                        record = _with_costs(record, before, model, stage, low, inputs)
                 if output is not None:
                     with clock("write"):
                         stage.commit()
@@ -176,6 +182,17 @@ def _near(before: ir.Model, witness: Witness, runner: Runner, allowed: float) ->
         outputs = compare_all(names, runner(inputs), expected, wide, where, allowed)
         found.append(Run(dict(sample.axes), outputs))
     return tuple(found)
+
+
+def _with_costs(
+    record: Conversion, before: ir.Model, after: ir.Model, stage: Staged, low: Lowered, inputs: Mapping[str, Any] | None
+) -> Conversion:
+    """The record with what a run takes, on the inputs given or on the first ones made up."""
+    sample = samples(before, 1)[0] if inputs is None else Sample(dict(inputs), {})
+    after_file = stage.runnable if low.runs and isinstance(stage.runnable, bytes) else None
+    files = (None if after_file is None else as_file(before), after_file)
+    old, new = costs(before, after, files, sample.feeds, sample.axes)
+    return dataclasses.replace(record, cost_before=old, cost_after=new)
 
 
 def _outputs(evidence: OnnxEvidence) -> tuple[OutputEvidence, ...]:

@@ -27,6 +27,7 @@ class Options:
         consume: whether the module's weights, where they are large, may be given up once they are written: the proof
             then takes their memory.
         external_above: with more bytes of weights they go to a file beside the model's.
+        measure: whether the graph before and after is run for its memory and time.
         notify: called with the name of each step as it begins.
     """
 
@@ -40,6 +41,7 @@ class Options:
     allow_larger: bool = False
     consume: bool = False
     external_above: int = SINGLE_FILE_BYTES
+    measure: bool = True
     notify: Callable[[str], None] | None = None
 
     @property
@@ -60,12 +62,13 @@ def make_options(
     skip: Sequence[str] = (),
     allow_larger: bool = False,
     consume: bool = False,
+    measure: bool = True,
     notify: Callable[[str], None] | None = None,
 ) -> Options:
     """Check what a user asked for, and make it definite.
 
     Args:
-        opset, target, dtype, quantize, tolerance, allow_larger, consume, notify: see `Options`.
+        opset, target, dtype, quantize, tolerance, allow_larger, consume, measure, notify: see `Options`.
         level: 0: no pass; 1: those that fuse nothing; 2: all; 3: all, again until nothing changes.
         passes: names of passes, in order, in place of the level's.
         skip: names of passes to leave out.
@@ -97,5 +100,6 @@ def make_options(
         tolerance=tolerance,
         allow_larger=allow_larger,
         consume=consume,
+        measure=measure,
         notify=notify,
     )

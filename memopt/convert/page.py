@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Mapping, Sequence
 
-from memopt.budget import format_bytes
 from memopt.convert.record import Conversion, Signature
 from memopt.pass_manager import Change, Refusal
 
@@ -25,7 +24,6 @@ def to_html(record: Conversion) -> str:
     kinds = sorted({*record.nodes_before, *record.nodes_after})
     nodes = [(kind, record.nodes_before.get(kind, 0), record.nodes_after.get(kind, 0)) for kind in kinds]
     totals = ("all nodes", sum(record.nodes_before.values()), sum(record.nodes_after.values()))
-    size = ("bytes", format_bytes(record.bytes_before), format_bytes(record.bytes_after))
     outputs = [
         (_sizes(run.sizes), item.name, f"{item.max_abs:.2e}", f"{item.max_relative:.2e}", f"{item.max_ulp:.3g}")
         for run in record.runs
@@ -38,7 +36,7 @@ def to_html(record: Conversion) -> str:
         "<h2>Inputs and outputs</h2>",
         _table(("", "type", "shape"), map(_signature, (*record.inputs, *record.outputs))),
         "<h2>Before and after</h2>",
-        _table(("", "before", "after"), (size, totals, *nodes)),
+        _table(("", "before", "after"), (*record.sizes_and_times(), totals, *nodes)),
         "<h2>Compared with the source</h2>",
         _table(("sizes", "output", "largest difference", "of the largest value", "ulp"), outputs),
         "<h2>Passes</h2>",

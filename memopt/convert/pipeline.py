@@ -18,14 +18,15 @@ from memopt.convert.errors import ConversionError
 from memopt.convert.inputs import Dynamic, dynamic_axes
 from memopt.convert.key_values import without_cache
 from memopt.convert.lower import lowered
+from memopt.convert.measure import as_file, costs
 from memopt.convert.options import Options
 from memopt.convert.record import Conversion, count_nodes, signature
 from memopt.convert.rewriting import PROVED_BYTES, check_form, rewritten
 from memopt.convert.turn import turn_weights
 from memopt.convert.verify import HIDDEN_NOTE, expect, first_line, made_inputs, trials, verify
 from memopt.convert.write import staged
+from memopt.onnx.infer import skeleton
 from memopt.onnx.manager import OnnxPassRecord, weight_bytes
-from memopt.session import storage_bytes
 
 # How many sets of inputs the model is run on before and after each pass.
 _INPUT_SETS = 2
@@ -63,9 +64,8 @@ def convert_module(
     with without_cache(model):
         with clock("capture"):
             captured = capture(model, inputs, dynamic_axes(inputs, wanted), required=wanted.required)
-        size = storage_bytes(list(model.state_dict().values()))
         name = source or type(model).__name__
-        return convert_captured(captured, output, source=name, bytes_before=size, options=options, clock=clock)
+        return convert_captured(captured, output, source=name, options=options, clock=clock)
 
 
 def convert_captured(
@@ -73,11 +73,10 @@ def convert_captured(
     output: Path | None,
     *,
     source: str,
-    bytes_before: int,
     options: Options | None = None,
     clock: Clock | None = None,
 ) -> Conversion:
-    """Convert what was captured; see `convert_module`. `bytes_before` is the size of the source's weights."""
+    """Convert what was captured; see `convert_module`."""
     options = options or Options()
     clock = clock or Clock(options.notify)
     with clock("export"):
@@ -88,11 +87,14 @@ def convert_captured(
             raise ConversionError(f"the model cannot be run: {first_line(error)}") from error
         names = output_names(result)
         exported = emit(captured, names, options.opset or _OPSETS.get(options.dtype, DEFAULT_OPSET))
-        before = count_nodes(exported)
+        before, plain = count_nodes(exported), as_file(exported) if options.measure else None
+        size = skeleton(exported).ByteSize() + weight_bytes(exported)
         turn_weights(exported)
     with clock("passes"):
         feeds = [as_arrays(made_inputs(captured, sizes, seed), exported) for seed, sizes in enumerate(_sets(captured))]
-        model, records, notes = rewritten(exported, options.pipeline, inputs=feeds, repeat=options.repeat)
+        model, records, notes = rewritten(
+            exported, options.pipeline, inputs=feeds, repeat=options.repeat, notify=options.notify
+        )
     with clock("precision"):
         low = lowered(model, options)
         model, notes = low.model, (*notes, *low.notes)
@@ -108,10 +110,15 @@ def convert_captured(
             (*captured.notes, *notes),
             source,
             output,
-            bytes_before,
+            size,
             stage.file_bytes,
             options.target,
         )
+        if options.measure:
+            with clock("measure"):
+                file = stage.runnable if low.runs and isinstance(stage.runnable, bytes) else None
+                old, new = costs(exported, model, (plain, file), feeds[0], _sets(captured)[0])
+                record = dataclasses.replace(record, cost_before=old, cost_after=new)
         if options.consume and low.stand_in is None and weight_bytes(model) > PROVED_BYTES:
             del exported, model
             captured.release()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from memopt.budget import format_bytes
+from memopt.convert.measure import Cost
 from memopt.convert.verify import Run
 from memopt.onnx.manager import OnnxPassRecord
 
@@ -37,13 +38,14 @@ class Conversion:
         target: "standard", or the engine whose own operators may be among the nodes.
         inputs, outputs: of the graph.
         nodes_before, nodes_after: by operator, as exported and as written.
-        bytes_before: of the source's weights, in bytes.
+        bytes_before: of the graph as exported or read, in bytes, and of the weights beside it.
         bytes_after: of the file and of the weights beside it, in bytes.
         passes: what each pass did and did not do.
         runs: the comparison with the source; none where the output is the source as it was.
         allowed: the share of an output's largest value that lower precision may change; 0.0: rounding only.
         notes: what could not be had, one line each.
         seconds: wall time of the steps.
+        cost_before, cost_after: what a run takes, at the sizes of the first run.
     """
 
     source: str
@@ -61,6 +63,8 @@ class Conversion:
     notes: tuple[str, ...]
     seconds: Mapping[str, float]
     allowed: float = 0.0
+    cost_before: Cost = dataclasses.field(default_factory=Cost)
+    cost_after: Cost = dataclasses.field(default_factory=Cost)
 
     def to_text(self, *, explain: bool = False) -> str:
         """A few lines for people, ending with a newline; with `explain` every refusal, with its node."""
@@ -88,9 +92,23 @@ class Conversion:
         rows += [
             (f"  {kind}", str(self.nodes_before.get(kind, 0)), str(self.nodes_after.get(kind, 0))) for kind in changed
         ]
-        rows.append(("bytes", format_bytes(self.bytes_before), format_bytes(self.bytes_after)))
+        rows += self.sizes_and_times()
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         return [f"{row[0]:{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}" for row in rows]
+
+    def sizes_and_times(self) -> list[tuple[str, str, str]]:
+        """The rows of the table that say what the file takes: on the disk, in memory, in time."""
+        old, new = self.cost_before, self.cost_after
+        rows = [("file", format_bytes(self.bytes_before), format_bytes(self.bytes_after))]
+        for title, before, after in (
+            ("peak, estimated", old.estimated_bytes, new.estimated_bytes),
+            ("peak, measured", old.peak_bytes, new.peak_bytes),
+        ):
+            if before is not None or after is not None:
+                rows.append((title, _bytes(before), _bytes(after)))
+        if old.seconds is not None and new.seconds is not None:
+            rows.append(("latency on this CPU", f"{1000 * old.seconds:.3g} ms", f"{1000 * new.seconds:.3g} ms"))
+        return rows
 
     def _proof(self) -> str:
         if not self.runs:
@@ -107,6 +125,10 @@ class Conversion:
         """The whole record as JSON, ending with a newline."""
         head = {"format": "memopt conversion", "version": 1, "rewritten": PASSES_ON}
         return json.dumps({**head, **dataclasses.asdict(self)}, indent=2) + "\n"
+
+
+def _bytes(size: int | None) -> str:
+    return "unknown" if size is None else format_bytes(size)
 
 
 def _counted(item: OnnxPassRecord) -> str:

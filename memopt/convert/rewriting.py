@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -92,6 +92,7 @@ def rewritten(
     *,
     inputs: Sequence[Mapping[str, Any]] | None = None,
     repeat: bool = False,
+    notify: Callable[[str], None] | None = None,
 ) -> tuple[ir.Model, tuple[OnnxPassRecord, ...], tuple[str, ...]]:
     """Run the passes; return the model, one record per pass, and what is not proved.
 
@@ -100,6 +101,7 @@ def rewritten(
         passes: in order.
         inputs: arrays by input name, one mapping per run; made up by default.
         repeat: run all of them again until nothing changes (four times at most).
+        notify: called with the name of each pass as it begins.
 
     Raises:
         ConversionError: the model cannot be handled, or a pass failed.
@@ -110,7 +112,7 @@ def rewritten(
     records: list[OnnxPassRecord] = []
     for _ in range(_MOST_ROUNDS if repeat else 1):
         try:
-            model, made = OnnxPassManager(passes, verify=proved, inputs=inputs).run(model)
+            model, made = OnnxPassManager(passes, verify=proved, inputs=inputs, notify=notify).run(model)
         except OnnxModelError as error:
             raise ConversionError(f"the ONNX graph cannot be handled: {error}") from error
         except OnnxPassError as error:

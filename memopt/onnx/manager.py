@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -66,6 +66,7 @@ class OnnxPassManager:
         verify: bool = True,
         inputs: Sequence[Mapping[str, Any]] | None = None,
         samples: int = 2,
+        notify: Callable[[str], None] | None = None,
     ) -> None:
         """Take the passes in order.
 
@@ -74,6 +75,7 @@ class OnnxPassManager:
             verify: run the model before and after each change on the same inputs.
             inputs: arrays by input name, one mapping per run; made up at random, in several shapes, by default.
             samples: how many sets of inputs to make up.
+            notify: called with the name of each pass as it begins.
 
         Raises:
             TypeError: something in `passes` is not an OnnxPass instance.
@@ -85,6 +87,7 @@ class OnnxPassManager:
         self.verify = verify
         self._inputs = None if inputs is None else [Sample(dict(feeds), {}) for feeds in inputs]
         self._count = samples
+        self._notify = notify
 
     def run(self, model: onnx.ModelProto | ir.Model) -> tuple[ir.Model, tuple[OnnxPassRecord, ...]]:
         """Return the rewritten model and one record per pass. The given model is never edited.
@@ -98,6 +101,8 @@ class OnnxPassManager:
         records: list[OnnxPassRecord] = []
         for item in self.passes:
             earlier = [record.name for record in records]
+            if self._notify is not None:
+                self._notify(item.name)
             started = time.perf_counter()
             try:
                 result = item.run(model)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from memopt.onnx.edit import Edit
 from memopt.onnx.graph_pass import OnnxPass
-from memopt.onnx.read import is_standard, subgraphs
+from memopt.onnx.read import bytes_of, graphs, is_standard, subgraphs
 from memopt.onnx.symbolic import Symbols
 from memopt.solve.order import OrderProblem, smallest_peak
 
@@ -109,6 +109,34 @@ class OrderNodes(OnnxPass):
             axes = {symbol: self.axes.get(symbol.name, NOMINAL) for symbol in size.free_symbols}
             total *= max(int(size.subs(axes)), 0)
         return max(int(total * value.dtype.itemsize), 1) if value.dtype is not ir.DataType.STRING else 8 * total
+
+
+def peak_bytes(model: ir.Model, axes: Mapping[str, int]) -> int | None:
+    """What a run of the prepared model holds at its fullest moment, in the order of its nodes: weights and inputs too.
+
+    Args:
+        axes: the sizes of the dynamic axes, by name.
+
+    Returns:
+        Bytes; None where the size of a value is not known, or the graph has too many nodes.
+    """
+    nodes = list(model.graph)
+    if len(nodes) > _MOST_NODES:
+        return None
+    ordering = OrderNodes(axes)
+    problem = ordering._problem(Edit(model), nodes)
+    if problem is None:
+        return None
+    symbols = Symbols(model)
+    made = [symbols.shapes.get(value, ()) for node in nodes for value in node.outputs]
+    if any(symbol.name not in axes for shape in made for size in shape for symbol in size.free_symbols):
+        return None
+    sizes = [ordering._bytes(value, symbols) for value in model.graph.inputs if not value.is_initializer()]
+    weights = [bytes_of(value) for graph in graphs(model) for value in graph.initializers.values()]
+    if any(size is None for size in sizes):
+        return None
+    held = smallest_peak(problem, effort=0, beam=0).peak_bytes if nodes else 0
+    return held + sum(weights) + sum(size for size in sizes if size is not None)
 
 
 def _is(node: ir.Node, operators: set[str]) -> bool:
