@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+from torch import fx
 
 from memopt.backends.aten import emit
 from memopt.bisect import Pipeline, Rewrite, Split, Verdict
-from memopt.evidence import _execute, _widen  # the one float64 interpreter of programs
+from memopt.evidence import execute, widen
 from memopt.graph_diff import align, unified
 from memopt.pass_manager import Change, Pass
 from memopt.program import InputKind, Program
 from memopt.program_nodes import graph_nodes
-from memopt.synthesis import synthesize
 from memopt.transplant import Cut, Part, Tangled, cut, transplant
 
 # Errors below this many units in the last place of the largest value are rounding of any correct program.
@@ -87,24 +87,24 @@ class NumbersCheck:
 
         Args:
             start: the program before any pass.
-            values: of all inputs but CONSTANT ones, in order; see `input_values`.
+            values: of all inputs but CONSTANT ones, in order; see `memopt.capture.recorded`.
             tolerance: how many times the error of `start` against float64 an error may reach.
         """
         self.values, self.tolerance = list(values), tolerance
         self.before = self._run(start)
         drawn: dict[str, Any] = {}
         inputs = dict(zip([node.name for node in start.placeholders], self._all(start), strict=True))
-        wanted = [node for node in start.output_nodes if isinstance(node, torch.fx.Node)]
+        wanted = [node for node in start.output_nodes if isinstance(node, fx.Node)]
         with torch.no_grad():
             torch.manual_seed(0)
-            _execute(start.calls, inputs, wanted, record=drawn)
-            wide = {name: _widen(value) for name, value in inputs.items()}
+            execute(start.calls, inputs, wanted, record=drawn)
+            wide = {name: widen(value) for name, value in inputs.items()}
             try:
-                found = iter(_execute(start.calls, wide, wanted, replay=drawn, wide=True))
+                found = iter(execute(start.calls, wide, wanted, replay=drawn, wide=True))
             except (RuntimeError, NotImplementedError):  # an operator without a float64 kernel
-                found = iter([_widen(value) for value in self.before if isinstance(value, torch.Tensor)])
+                found = iter([widen(value) for value in self.before if isinstance(value, torch.Tensor)])
         nodes = start.output_nodes
-        self.truth = [next(found) if isinstance(node, torch.fx.Node) else node for node in nodes]
+        self.truth = [next(found) if isinstance(node, fx.Node) else node for node in nodes]
 
     def __call__(self, program: Program, stage: str) -> Verdict:
         """Run a program and compare."""
@@ -153,29 +153,36 @@ class NumbersCheck:
         return f"float64 error {error:.3g}, {usual:.3g} before any pass"
 
 
-def input_values(program: Program, inputs: Sequence[Any] = ()) -> list[Any]:
-    """Values of all inputs but CONSTANT ones: the known state, the user's own in order, and made-up tangents.
+def save_program(program: Program, values: Sequence[Any], path: Path) -> None:
+    """Write a program as a `.pt2`: a module of the user's inputs and of tangents, whose results are all of its outputs.
+
+    New values of buffers and gradients are results like the others. In-place annotations are not kept.
 
     Args:
-        program: whose inputs they are.
-        inputs: values of the USER inputs in order; made up where there are none.
-
-    Raises:
-        ValueError: there are other inputs than the program takes.
+        program: what to write, with its state.
+        values: of all inputs but CONSTANT ones, in order; those that are no state become the file's example inputs.
+        path: the file.
     """
-    users = [entry for entry in program.inputs if entry.kind is InputKind.USER]
-    given = list(inputs)
-    if given and len(given) != len(users):
-        raise ValueError(f"the program takes {len(users)} inputs, {len(given)} are given")
-    torch.manual_seed(0)
-    values = []
-    for entry, node in zip(program.inputs, program.placeholders, strict=True):
-        if entry.kind is InputKind.CONSTANT:
-            continue
-        if entry.kind is InputKind.USER and given:
-            values.append(given.pop(0))
-        elif entry.name in program.state:
-            values.append(program.state[entry.name])
-        else:
-            values.append(pytree.tree_map_only(torch.Tensor, synthesize, node.meta["val"]))
-    return values
+    given = iter(values)
+    known = {entry.name: None if entry.kind is InputKind.CONSTANT else next(given) for entry in program.inputs}
+    free = [entry.name for entry in program.inputs if entry.name not in program.state]
+    exported = torch.export.export(_Runner(program, free), tuple(known[name] for name in free), strict=False)
+    torch.export.save(exported, path)
+
+
+class _Runner(torch.nn.Module):
+    def __init__(self, program: Program, free: Sequence[str]) -> None:
+        super().__init__()
+        self._program, self._free = program, list(free)
+        self._held = {name: f"state_{index}" for index, name in enumerate(program.state)}
+        for name, attribute in self._held.items():
+            self.register_buffer(attribute, program.state[name])
+
+    def forward(self, *args: Any) -> tuple[Any, ...]:
+        given = dict(zip(self._free, args, strict=True))
+        values = [
+            given[entry.name] if entry.name in given else getattr(self, self._held[entry.name])
+            for entry in self._program.inputs
+        ]
+        graph = fx.Interpreter(self._program.graph_module)
+        return tuple(graph.run(*values, enable_io_processing=False))

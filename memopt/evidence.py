@@ -179,17 +179,17 @@ def _run_region(region: Region, state: Mapping[str, torch.Tensor]) -> tuple[list
         old_inputs, new_inputs = _region_inputs(region, state, positive)
         drawn: dict[str, Any] = {}
         torch.manual_seed(0)
-        expected = _execute(region.before, old_inputs, [old for old, _ in region.results], record=drawn)
+        expected = execute(region.before, old_inputs, [old for old, _ in region.results], record=drawn)
         torch.manual_seed(0)
-        found = _execute(region.after, new_inputs, [new for _, new in region.results])
+        found = execute(region.after, new_inputs, [new for _, new in region.results])
         if positive or not any(_has_nan(leaf) for leaf in pytree.tree_leaves(expected)):
             break
-    wide = {name: _widen(value) for name, value in old_inputs.items()}
+    wide = {name: widen(value) for name, value in old_inputs.items()}
     try:
-        reference = _execute(region.before, wide, [old for old, _ in region.results], replay=drawn, wide=True)
+        reference = execute(region.before, wide, [old for old, _ in region.results], replay=drawn, wide=True)
     except (RuntimeError, NotImplementedError):
         reference = [
-            _widen(value) for value in expected
+            widen(value) for value in expected
         ]  # an operator without a float64 kernel: before is the reference
     return found, expected, reference
 
@@ -208,7 +208,7 @@ def _region_inputs(region: Region, state: Mapping[str, torch.Tensor], positive: 
     return [{node.name: made[number] for node, number in side.items()} for side in sides]
 
 
-def _execute(
+def execute(
     nodes: Sequence[fx.Node],
     inputs: Mapping[str, Any],
     wanted: Sequence[fx.Node],
@@ -221,7 +221,7 @@ def _execute(
     values = dict(inputs)
     for node in nodes:
         if replay is not None and node.name in replay:
-            values[node.name] = _widen(replay[node.name])
+            values[node.name] = widen(replay[node.name])
             continue
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n.name])
         if wide:
@@ -271,7 +271,9 @@ def _has_nan(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and bool(leaf.isnan().any())
 
 
-def _widen(value: Any) -> Any:
+def widen(value: Any) -> Any:
+    """The value with its floating-point tensors in float64."""
+
     def one(leaf: Any) -> Any:
         return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 

@@ -130,10 +130,14 @@ def _standing_for(before: Program, after: Program, changes: Sequence[Change]) ->
     for change in changes:
         if change.before and change.after:
             join(change.before[-1], change.after[-1])
+    told = {name for change in changes for name in (*change.before, *change.after)}
     aligned = align(graph_nodes(before), graph_nodes(after), names=True)
     for row in aligned.rows:
-        if row.before is not None and row.after is not None:
-            join(aligned.before[row.before].name, aligned.after[row.after].name)
+        if row.before is None or row.after is None:
+            continue
+        one, other = aligned.before[row.before].name, aligned.after[row.after].name
+        if one not in told and other not in told:  # where the pass speaks there is nothing to be guessed
+            join(one, other)
     return found
 
 
@@ -204,7 +208,25 @@ class _Surgery:
             return found
 
         end = graph.output_node()
+        originals = {node.name: node for node in region.before}
+        shared: set[fx.Node] = set()  # what the region takes in only for the sake of its proof
+
+        def is_shared(node: fx.Node) -> bool:
+            same = originals.get(node.name)
+            if same is None or same.target is not node.target:
+                return False
+            if repr((same.args, same.kwargs)) != repr((node.args, node.kwargs)):
+                return False
+            return all(
+                argument in shared or by_number.get(region.inputs_after.get(argument, -1)) == argument.name
+                for argument in node.all_input_nodes
+            )
+
         for node in region.after:
+            if is_shared(node):
+                shared.add(node)
+                made[node] = self.stand_in.get(node.name, self.nodes[node.name])
+                continue
             args, kwargs = fx.map_arg((node.args, node.kwargs), source)
             with graph.inserting_before(end):
                 name = self.names.get(node.name, node.name)
@@ -213,13 +235,16 @@ class _Surgery:
             made[node] = copied
             # Before the node whose value it gives; those of one region in their own order.
             self.key[copied] = (key - 0.5, next(self.drawn))
+        copies = [made[node] for node in made if node not in shared]
         for old, new in region.results:
             target = self.nodes[old.name]
             given = made[new] if new in made else source(new)
-            own = frozenset(made.values())
+            if given is target:
+                continue
+            own = frozenset(copies)
             target.replace_all_uses_with(given, lambda user, own=own: user not in own)
             self.stand_in[old.name] = given
-        return list(made.values())
+        return copies
 
     def _input(self, node: fx.Node) -> fx.Node:
         """The placeholder of this name: one that is there, or a new constant."""

@@ -7,6 +7,7 @@ import os
 import click
 
 import memopt
+from memopt.cli.bisect import bisect
 from memopt.cli.compare import compare
 from memopt.cli.convert import convert
 from memopt.cli.demo import demo
@@ -30,5 +31,5 @@ def main(ctx: click.Context) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
-for verb in (demo, plan, convert, compare, inspect, pack):
+for verb in (demo, plan, convert, compare, inspect, bisect, pack):
     main.add_command(verb)

@@ -1,0 +1,100 @@
+"""The programs of one real call, with the values that they were called with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from memopt.backends.aten import AtenBackend
+from memopt.capture.dynamo import Hooks, Names
+from memopt.capture.shadow import model_names
+from memopt.module import dynamo_settings
+from memopt.program import InputKind, Program
+from memopt.synthesis import synthesize
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """A program as captured, and values of all its inputs but CONSTANT ones, in order.
+
+    Values of parameters and buffers are those of the program's state, after the call; tangents are made up.
+    """
+
+    program: Program
+    values: tuple[Any, ...]
+
+
+def record_programs(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool
+) -> list[Recorded]:
+    """Call the model once and return its graphs in order, as memopt's engines receive them before any pass.
+
+    Args:
+        model: called in its present mode; buffers that its forward updates are updated.
+        args, kwargs: what it is called with.
+        training: whether the graphs are joint ones, with backward.
+    """
+    recorder = _Recorder(model_names(model))
+    with dynamo_settings(), torch.set_grad_enabled(training), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        torch.compile(model, backend=recorder.backend, dynamic=False)(*args, **kwargs)
+    return [Recorded(program, _values(program, given)) for program, given in recorder.found]
+
+
+class _Recorder:
+    """Stands where a session stands: takes every graph as it is."""
+
+    dry = False
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self.found: list[tuple[Program, list[Any]]] = []
+
+    def names(self) -> Names:
+        return self._names
+
+    def training(self, program: Program, graph_break: bool) -> Program:
+        self.found.append((program, []))
+        return program
+
+    def inference(self, program: Program) -> Program:
+        self.found.append((program, []))
+        return program
+
+    def backend(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        hooks: Any = Hooks(self, graph_module, example_inputs)  # type: ignore[arg-type]
+        number = len(self.found)
+        compiled = AtenBackend().compile_captured(graph_module, example_inputs, hooks)
+
+        def run(*args: Any) -> Any:
+            if number < len(self.found) and not self.found[number][1]:
+                self.found[number][1].extend(_kept(value) for value in args)
+            return compiled(*args)
+
+        return run
+
+
+def _kept(value: Any) -> Any:
+    """The value as it is before the call; a parameter, which no call changes, as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach() if isinstance(value, nn.Parameter) else value.detach().clone()
+
+
+def _values(program: Program, given: Sequence[Any]) -> tuple[Any, ...]:
+    left = list(given)
+    torch.manual_seed(0)
+    found = []
+    for entry, node in zip(program.inputs, program.placeholders, strict=True):
+        if entry.kind is InputKind.CONSTANT:
+            continue
+        if entry.kind is InputKind.TANGENT or not left:
+            found.append(synthesize(node.meta["val"]))
+            continue
+        value = left.pop(0)
+        found.append(program.state.get(entry.name, value))
+    return tuple(found)
