@@ -15,7 +15,7 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 from torch.utils import _pytree as pytree
 
-from memopt.budget import Budget
+from memopt.budget import Budget, format_bytes
 from memopt.capture.attention import attention_as_on
 from memopt.capture.dynamo import Engine, Hooks
 from memopt.capture.export import CaptureError
@@ -23,7 +23,7 @@ from memopt.capture.shadow import Shadow, model_names
 from memopt.evidence import Verification
 from memopt.measured_step import lower_within
 from memopt.memory.allocator import library_bytes
-from memopt.memory.allocator_limit import hold
+from memopt.memory.allocator_limit import Allowance
 from memopt.memory.cost.devices import Device
 from memopt.memory.cost.elsewhere import first_of
 from memopt.memory.cost.table import CostTable
@@ -33,6 +33,7 @@ from memopt.memory.rounding import allocated_bytes
 from memopt.pass_manager import Pass
 from memopt.report.record import Report
 from memopt.session import Resident, Session, WholeStepNeeded, storage_bytes
+from memopt.step_guard import StepGuard
 
 # How many shapes and modes of one model are compiled before a call is refused.
 _RECOMPILE_LIMIT = 256
@@ -81,6 +82,7 @@ class CompiledModule(nn.Module):
         self._footprint: OptimizerFootprint | None = None
         self._sessions: dict[bool, Session] = {}
         self._compiled: dict[bool, Callable[..., Any]] = {}
+        self._guards: dict[Session, StepGuard] = {}
         self._last: Session | None = None
 
     # -- the user's surface --------------------------------------------------------------------------------------
@@ -102,17 +104,20 @@ class CompiledModule(nn.Module):
 
         Raises:
             BudgetError: no plan keeps the budget. Nothing was run, and nothing of the model has changed.
+            MemoryError: the device had less memory left than the step needs.
         """
         accumulating = self._accumulating()
         session = self._session(accumulating)
         session.resident = self._resident(args, kwargs, accumulating)
         self._last = session
+        guard = self._guards.setdefault(session, StepGuard())
         try:
-            return self._call(session, accumulating, args, kwargs)
-        except WholeStepNeeded:
-            self.plan(args, kwargs)
-            session.whole_step = False
-            return self._call(session, accumulating, args, kwargs)
+            with guard.forward():
+                outputs = self._planned_call(session, accumulating, args, kwargs)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(_short_of_memory(session, error)) from None
+        guard.backward(outputs)
+        return outputs
 
     def plan(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:
         """Plan for these inputs without running the model.
@@ -175,8 +180,17 @@ class CompiledModule(nn.Module):
     def _forget(self) -> None:
         self._sessions.clear()
         self._compiled.clear()
+        self._guards.clear()
         self._last = None
         self._footprint = None
+
+    def _planned_call(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
+        try:
+            return self._call(session, accumulating, args, kwargs)
+        except WholeStepNeeded:
+            self.plan(args, kwargs)
+            session.whole_step = False
+            return self._call(session, accumulating, args, kwargs)
 
     def _call(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
         if accumulating not in self._compiled:
@@ -205,7 +219,9 @@ class CompiledModule(nn.Module):
             )
             self._sessions[accumulating].notes.extend(self._options.notes)
             self._sessions[accumulating].whole_step = True
-            self._sessions[accumulating].hold = functools.partial(_hold, weakref.ref(self))
+            self._sessions[accumulating].hold = functools.partial(
+                _allow, weakref.ref(self), weakref.ref(self._sessions[accumulating])
+            )
         return self._sessions[accumulating]
 
     def _resident(self, args: Sequence[Any], kwargs: Mapping[str, Any], accumulating: bool) -> Resident:
@@ -213,28 +229,37 @@ class CompiledModule(nn.Module):
             self._footprint = self._options.footprint(list(self._model.parameters()))
         return resident_of(self._model, args, kwargs, self._footprint, accumulating, self._options.place)
 
-    def _own_bytes(self, device: torch.device) -> int:
-        """Bytes on the device that the budget counts and that are there already, the call's inputs left out."""
+    def _allow(self, session: Session, limit_bytes: int) -> None:
+        """Make the budget the limit of the device's allocator in the steps of this session."""
+        device = session.resident.device
+        if device.type != "cuda":
+            return
         parameters = list(self._model.parameters())
         gradients = [parameter.grad for parameter in parameters]
-        state = (
-            [] if self._options.optimizer is None else pytree.tree_leaves(list(self._options.optimizer.state.values()))
-        )
-        tensors = [*parameters, *self._model.buffers(), *gradients, *state]
-        here = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.device == device]
-        return storage_bytes(here) + buckets_of(self._model).nbytes + library_bytes(device)
+        optimizer = self._options.optimizer
+        state = storage_bytes([] if optimizer is None else pytree.tree_leaves(list(optimizer.state.values())))
+        here = storage_bytes([*parameters, *self._model.buffers(), *gradients]) + buckets_of(self._model).nbytes
+        own = here + state + session.resident.inputs + session.resident.libraries
+        coming = max(0, session.resident.optimizer_state - state)
+        allowance = Allowance(device, limit_bytes, torch.cuda.memory_allocated(device), own, coming)
+        self._guards.setdefault(session, StepGuard()).allow(allowance)
 
 
-def _hold(owner: weakref.ref[CompiledModule], limit_bytes: int) -> None:
-    """Make a compiled model's budget the limit of its device's allocator."""
-    module = owner()
-    session = None if module is None else module._last
-    if module is None or session is None:
-        return
-    device = session.resident.device
-    if device.type == "cuda":
-        own = module._own_bytes(device) + session.resident.inputs
-        hold(module, module._model, limit_bytes, own, device)
+def _allow(owner: weakref.ref[CompiledModule], session: weakref.ref[Session], limit_bytes: int) -> None:
+    """Tell a compiled model, where it still lives, the budget in bytes of a step that is about to run."""
+    module, known = owner(), session()
+    if module is not None and known is not None:
+        module._allow(known, limit_bytes)
+
+
+def _short_of_memory(session: Session, error: torch.OutOfMemoryError) -> str:
+    """One line that says what ran out, what was promised, and what would help."""
+    reason = str(error).splitlines()[0].split(". GPU")[0] if str(error) else "out of memory"
+    if session.report is None:
+        return f"memory ran out before the step was planned ({reason}): free memory on the device"
+    budget, peak = session.report.budget_bytes, format_bytes(session.report.peak_bytes, short=True)
+    held = "" if budget is None else f" inside the budget of {format_bytes(budget, short=True)}"
+    return f"memory ran out in a step planned to take {peak}{held} ({reason}): free other memory or allow more"
 
 
 def resident_of(

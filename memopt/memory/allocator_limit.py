@@ -1,112 +1,119 @@
-"""The budget as a limit of CUDA's own allocator: it frees what it caches before it takes more of the device.
+"""The budget as a limit of CUDA's own allocator: in a step it frees what it caches before it takes more of the device.
 
 A step whose tensors fit may still reserve more, since blocks that are free lie where a new tensor does not fit, and the
 allocator would rather grow than hand them back. At its limit it hands back every free block (with expandable segments,
-every free page) and tries again, so that what is reserved stays within the budget as long as the tensors are.
+every free page) and tries again. That takes time, so steps are planned such that it is rare; but what is reserved stays
+within the budget whatever else ran before. Outside of steps the allocator does as it likes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import threading
-import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 _lock = threading.RLock()
-_devices: dict[int, _Device] = {}
+_tokens = itertools.count(1)
 
 
 @dataclasses.dataclass
 class _Device:
-    """One device's claims: bytes by owner and by what the budget is for; and the share allowed before the first."""
+    """One device's limits in force, in bytes, and the share of it that the process was allowed before the first."""
 
     before: float
-    claims: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    foreign: int = 0
-
-    def claimed(self, without: int | None = None) -> int:
-        """Bytes that all owners claim together; `without` leaves one model out."""
-        largest: dict[int, int] = {}
-        for model, size in self.claims.values():
-            largest[model] = max(size, largest.get(model, 0))
-        return sum(size for model, size in largest.items() if model != without)
+    limits: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
-def hold(owner: Any, model: Any, limit_bytes: int, own_bytes: int, device: torch.device) -> None:
-    """Let the allocator of a CUDA device hold no more than the owner's budget, for as long as the owner lives.
+_devices: dict[int, _Device] = {}
 
-    Owners of one model share the largest of their budgets; those of several models share the sum. What is allocated now
-    and belongs to none of them is allowed on top. The limit never goes below what is reserved once the cache is
-    emptied, nor above what the process was allowed before. Nothing happens on other devices.
 
-    Args:
-        owner: whose budget it is; a later claim of the same owner replaces a smaller one.
-        model: what the budget is for.
+@dataclasses.dataclass(frozen=True)
+class Allowance:
+    """What the allocator may hold during a model's steps: its budget, and beside it what belongs to others.
+
+    Attributes:
+        device: a CUDA device.
         limit_bytes: the budget.
-        own_bytes: bytes of the budget that are allocated already.
-        device: where.
+        allocated_bytes: what was allocated when the step was planned.
+        own_bytes: what of that the budget counts.
+        coming_bytes: what the budget counts and comes to stay later: the optimizer's state.
     """
-    index = _index(device)
-    if index is None:
-        return
+
+    device: torch.device
+    limit_bytes: int
+    allocated_bytes: int
+    own_bytes: int
+    coming_bytes: int = 0
+
+    def now(self) -> int:
+        """The bytes that the allocator may hold in a step that begins now."""
+        grown = torch.cuda.memory_allocated(self.device) - self.allocated_bytes - self.coming_bytes
+        return self.limit_bytes + max(0, self.allocated_bytes - self.own_bytes) + max(0, grown)
+
+
+def enter(device: torch.device, limit_bytes: int) -> tuple[int, int]:
+    """Hold the allocator of a CUDA device to a limit until `leave`; of several limits the largest is in force.
+
+    Returns:
+        What `leave` takes.
+    """
+    index = device.index if device.index is not None else torch.cuda.current_device()
     with _lock:
         if index not in _devices:
             _devices[index] = _Device(torch.cuda.get_per_process_memory_fraction(index))
-        held = _devices[index]
-        if id(owner) not in held.claims:
-            weakref.finalize(owner, _release, index, id(owner)).atexit = False
-        known = held.claims.get(id(owner), (0, 0))[1]
-        held.claims[id(owner)] = id(model), max(known, limit_bytes)
-        torch.cuda.empty_cache()
-        held.foreign = max(0, torch.cuda.memory_allocated(index) - own_bytes - held.claimed(without=id(model)))
-        _apply(index, held)
+        token = index, next(_tokens)
+        _devices[index].limits[token[1]] = limit_bytes
+        _apply(index)
+    return token
+
+
+def leave(token: tuple[int, int]) -> None:
+    """Take a limit back; what the process was allowed before the first is allowed again after the last."""
+    index, number = token
+    with _lock:
+        held = _devices.get(index)
+        if held is None or held.limits.pop(number, None) is None:
+            return
+        if not held.limits:
+            del _devices[index]
+        _apply(index, held.before)
 
 
 @contextlib.contextmanager
 def lifted(device: torch.device) -> Iterator[None]:
-    """Let the allocator take what the process was allowed before there were budgets, to see what it would take."""
+    """Let the allocator take what the process was allowed before, to see what it would take."""
     index = _index(device)
     with _lock:
         held = None if index is None else _devices.get(index)
-        if held is not None:
+        if index is not None and held is not None:
             torch.cuda.set_per_process_memory_fraction(held.before, index)
     try:
         yield
     finally:
         with _lock:
-            held = None if index is None else _devices.get(index)
-            if index is not None and held is not None:
-                torch.cuda.empty_cache()
-                _apply(index, held)
+            if index is not None and index in _devices:
+                _apply(index)
 
 
 def held_bytes(device: torch.device) -> int | None:
-    """The most bytes that the allocator of a device may hold for the sake of budgets; None where there are none."""
+    """The limit in force on a device; None where there is none."""
     index = _index(device)
     with _lock:
         held = None if index is None else _devices.get(index)
-        return None if held is None else held.claimed() + held.foreign
+        return None if held is None else max(held.limits.values())
 
 
-def _release(index: int, owner: int) -> None:
-    with _lock:
-        held = _devices[index]
-        del held.claims[owner]
-        if held.claims:
-            _apply(index, held)
-        else:
-            del _devices[index]
-            torch.cuda.set_per_process_memory_fraction(held.before, index)
-
-
-def _apply(index: int, held: _Device) -> None:
-    total = torch.cuda.get_device_properties(index).total_memory
-    limit = max(held.claimed() + held.foreign, torch.cuda.memory_reserved(index))
-    torch.cuda.set_per_process_memory_fraction(min(held.before, limit / total), index)
+def _apply(index: int, before: float = 1.0) -> None:
+    held = _devices.get(index)
+    share = before
+    if held is not None:
+        total = torch.cuda.get_device_properties(index).total_memory
+        share = min(held.before, max(held.limits.values()) / total)
+    torch.cuda.set_per_process_memory_fraction(share, index)
 
 
 def _index(device: torch.device) -> int | None:

@@ -1,0 +1,69 @@
+"""Guards a compiled model's steps: the allocator's limit is in force in forward and in backward, and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from memopt.memory.allocator_limit import Allowance, enter, leave
+
+
+class StepGuard:
+    """The limit of one model's steps."""
+
+    def __init__(self) -> None:
+        """Without an allowance nothing is limited."""
+        self.allowance: Allowance | None = None
+        self._token: tuple[int, int] | None = None
+        self._limit = 0  # of the latest step
+        self._inside = False
+
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[None]:
+        """In force until the model's forward returns, from when the allowance is known."""
+        self._inside = True
+        try:
+            self._begin()
+            yield
+        finally:
+            self._inside = False
+            self._end()
+
+    def allow(self, allowance: Allowance) -> None:
+        """Set what the steps may hold, or more than before; in the middle of forward, from now on."""
+        known = 0 if self.allowance is None else self.allowance.limit_bytes
+        self.allowance = dataclasses.replace(allowance, limit_bytes=max(known, allowance.limit_bytes))
+        if self._inside:
+            self._end()
+            self._begin()
+
+    def backward(self, outputs: Any) -> None:
+        """Be in force again from when backward reaches the model's outputs until backward ends."""
+        if self.allowance is None:
+            return
+        enters = functools.partial(_in_backward, self.allowance.device, self._limit)
+        for leaf in pytree.tree_leaves(outputs):
+            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                leaf.register_hook(enters)  # type: ignore[no-untyped-call]
+                return
+
+    def _begin(self) -> None:
+        if self.allowance is not None:
+            self._limit = self.allowance.now()
+            self._token = enter(self.allowance.device, self._limit)
+
+    def _end(self) -> None:
+        if self._token is not None:
+            leave(self._token)
+            self._token = None
+
+
+def _in_backward(device: torch.device, limit_bytes: int, gradient: torch.Tensor) -> None:
+    token = enter(device, limit_bytes)
+    torch.autograd.Variable._execution_engine.queue_callback(functools.partial(leave, token))
