@@ -31,7 +31,7 @@ log = logging.getLogger("memopt")
 # Levers that change the numbers or the meaning of a step, by consent only. None is built yet.
 LEVERS: tuple[str, ...] = ()
 
-BACKENDS = ("aten", "inductor", "static", "onnxruntime")
+BACKENDS = ("aten", "inductor", "static", "onnxruntime", "xla")
 
 
 def compile(
@@ -56,7 +56,8 @@ def compile(
             once, without running the model. Without them the first call plans.
         optimizer: the one that will step the parameters: its state and temporaries count. It is never stepped here.
         backend: "inductor" for speed, "aten" for a step that is byte for byte what was planned, "static" for inference
-            in one arena with no allocation in a call but the results, "onnxruntime" for inference by ONNX Runtime.
+            in one arena with no allocation in a call but the results, "onnxruntime" for inference by ONNX Runtime,
+            "xla" for executables of XLA's.
         passes: rewrites in order, in place of `memopt.INFERENCE` or `memopt.TRAINING`.
         allow: names of levers that may change the numbers; none is available in this version.
         verify: True proves each rewrite on its own region and measures a trial step; "full" also compares whole
@@ -357,4 +358,8 @@ def _engine(backend: str, device: torch.device, budget: Budget | None) -> tuple[
 
         limit = None if budget is None else budget.bytes
         return OnnxRuntimeBackend(device, share_weights=budget is not None, limit=limit), ()
+    if backend == "xla":
+        from memopt.backends.xla import XlaBackend
+
+        return XlaBackend(device), ()
     raise ValueError(f"unknown backend {backend!r}: use one of {', '.join(BACKENDS)}")

@@ -128,7 +128,8 @@ def _written_out(node: fx.Node) -> fx.GraphModule | None:
         args, kwargs = pytree.tree_unflatten(
             [next(rest) if isinstance(leaf, fx.Node) else leaf for leaf in leaves], spec
         )
-        return function(*args, **kwargs)
+        found = function(*args, **kwargs)
+        return tuple(found) if isinstance(found, tuple) else found  # a named tuple would be a call of its own
 
     values = [leaf.meta["val"] for leaf in nodes]
     try:

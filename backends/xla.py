@@ -1,0 +1,216 @@
+"""The xla backend: forward and backward as XLA executables that share PyTorch's memory.
+
+Each rewritten graph is lowered to StableHLO and compiled by XLA for the device that the model is on. Tensors go in and
+come out by DLPack, in place. XLA fuses and orders for itself, so a plan is judged by the compiler's own analysis of
+the executables that came of it. What crosses from forward to backward is what the plan keeps: two executables, so that
+XLA cannot merge what is computed again with its original; the backward half is cut in pieces, and what a piece was the
+last to read is freed behind it. The optimizer stays PyTorch's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from memopt.backends.aten import Boxed, emit
+from memopt.budget import BudgetError
+from memopt.capture.dynamo import Hooks, Watched
+from memopt.planner import GraphPeaks
+from memopt.program import InputKind, OutputKind, tensors_of
+
+# Operators in a piece of a backward half.
+PIECE = 80
+# How often a plan is corrected by what its executables really take.
+_PLANS = 4
+# A plan that leaves more than this share of the budget unused, and recomputes, is tried once more with more room.
+_SLACK = 0.04
+
+
+class XlaBackend:
+    """Runs graphs as XLA executables on the CPU or on CUDA.
+
+    Args:
+        device: where the model is.
+
+    Raises:
+        ValueError: a package is missing, or XLA has no such device; one line says what to install.
+    """
+
+    name = "xla"
+    exact = False
+
+    def __init__(self, device: torch.device) -> None:
+        for package in ("jax", "torchax"):
+            if importlib.util.find_spec(package) is None:
+                raise ValueError(f"backend 'xla' needs {package}: pip install memopt[xla]")
+        if device.type not in ("cpu", "cuda"):
+            raise ValueError(f"backend 'xla' runs on cpu and cuda, not on {device.type}")
+        if device.type == "cuda":
+            _check_cuda()
+
+    def compile_captured(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> Any:
+        """Lower one Dynamo graph, both halves at once where gradients are asked for.
+
+        Raises:
+            LowerError: an operator has no form under XLA; one line names it and its source line.
+            BudgetError: no plan's executables keep the budget.
+        """
+        if hooks.dry:
+            return _aot(graph_module, example_inputs, hooks, _emit, _emit)
+        if hooks.needs_gradients:
+            return _Training(graph_module, example_inputs, hooks).compile()
+
+        return _aot(graph_module, example_inputs, hooks, _emit, _emit)
+
+
+def _aot(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks, forward: Any, backward: Any) -> Any:
+    """Lower with AOTAutograd: these compilers for the two halves, memopt's own for inference."""
+
+    def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+        program, rewrite = hooks.inference(module)
+        return emit(module) if hooks.dry else Watched(program, rewrite, _Half)
+
+    lower = aot_autograd(
+        fw_compiler=forward, bw_compiler=backward, inference_compiler=inference, partition_fn=hooks.partition
+    )
+    with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False):
+        return lower(graph_module, example_inputs)
+
+
+def _emit(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+    return emit(module)
+
+
+class _Half:
+    """One compiled graph as AOTAutograd calls it."""
+
+    def __init__(self, module: fx.GraphModule, *, exact: int | None = None, size: int = 0) -> None:
+        """Compile.
+
+        Args:
+            module: the graph.
+            exact: how many leading results a caller sees, in PyTorch's layout; the others are memopt's own. None: all.
+            size: operators in a piece; 0: one piece.
+        """
+        from memopt.xla.executable import Executable
+
+        with torch._guards.tracing(None), unset_fake_temporarily(), torch.no_grad():
+            self.executable = Executable(module, _device_of(module), size=size)
+        self._boxed_call = True
+        results: Any = module.graph.output_node().args[0]
+        self._exact = [exact is None or number < exact for number in range(len(results))]
+        self.names = [node.name if isinstance(node, fx.Node) else None for node in results]
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Run on a list of inputs, which is emptied."""
+        return self.executable(args, outputs=self._exact)
+
+
+class _Training:
+    """One graph of a training step: planned, compiled, judged by the compiler's analysis, planned again if over."""
+
+    def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> None:
+        self._graph_module, self._example_inputs, self._hooks = graph_module, example_inputs, hooks
+        self._session: Any = hooks.session
+        self._halves: dict[str, _Half] = {}
+        self._forward_outputs = 0
+
+    def compile(self) -> Callable[..., Any]:
+        """Compile plans until the executables of one keep the budget.
+
+        Raises:
+            BudgetError: those of none do.
+        """
+        session = self._session
+        best: tuple[int, Any, GraphPeaks] | None = None
+        try:
+            for _ in range(_PLANS):
+                run = self._attempt()
+                peaks = self._peaks()
+                saving, excess = session.emitted(self._hooks.captured, peaks)
+                if excess is None or excess <= 0:
+                    if best is None or excess is None or excess > best[0]:
+                        best = (excess or 0, run, peaks)
+                    if excess is None or -excess <= _SLACK * session.limit_bytes or not session.recomputes:
+                        break
+                if not session.one_graph or (excess > 0 and (best is not None or not session.feasible)):
+                    break
+                session.correction = saving - max(0, excess) // 8
+            if best is None:
+                raise self._over(excess)
+            session.emitted(self._hooks.captured, best[2])
+            return best[1]  # type: ignore[no-any-return]
+        finally:
+            session.correction = 0
+            session.forget_search()
+
+    def _over(self, excess: int) -> BudgetError:
+        report, limit = self._session.report, self._session.limit_bytes
+        return BudgetError(limit + excess, limit, report.breakdown)
+
+    def _attempt(self) -> Callable[..., Any]:
+        self._halves.clear()
+
+        def forward(module: fx.GraphModule, inputs: Sequence[Any]) -> _Half:
+            self._halves["forward"] = _Half(module, exact=self._forward_outputs)
+            return self._halves["forward"]
+
+        def backward(module: fx.GraphModule, inputs: Sequence[Any]) -> _Half:
+            self._halves["backward"] = _Half(module, size=PIECE)
+            return self._halves["backward"]
+
+        partition = self._hooks.partition
+
+        def counted(joint: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **options: Any) -> Any:
+            self._forward_outputs = num_fwd_outputs
+            return partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
+
+        self._hooks.partition = counted  # type: ignore[method-assign]
+        try:
+            return _aot(self._graph_module, self._example_inputs, self._hooks, forward, backward)  # type: ignore[no-any-return]
+        finally:
+            self._hooks.partition = partition  # type: ignore[method-assign]
+
+    def _peaks(self) -> GraphPeaks:
+        """What the executables take, in bytes above what is resident."""
+        program = self._hooks.captured
+        assert program is not None
+        forward, backward = self._halves["forward"].executable, self._halves["backward"].executable
+        resident = {entry.name for entry in program.inputs if entry.kind is not InputKind.TANGENT}
+        peak, saved = forward.usage(resident)
+        highest, left = backward.usage(resident)
+        kinds = {entry.name: entry.kind for entry in program.inputs}
+        gradients = zip(program.outputs[program.forward_outputs :], backward.result_bytes, strict=True)
+        passed_on = sum(
+            size
+            for output, size in gradients
+            if output.kind is OutputKind.GRADIENT and kinds.get(output.target or "") is InputKind.USER
+        )
+        # What the caller holds of forward's results stays beside backward.
+        held = {n for n in self._halves["forward"].names[: self._forward_outputs] if n}
+        beside = forward.bytes_of(held - backward.argument_names - resident)
+        return GraphPeaks(peak, highest + beside, saved, max(0, left - passed_on) + beside)
+
+
+def _device_of(module: fx.GraphModule) -> torch.device:
+    for node in module.graph.nodes:
+        for value in tensors_of(node):
+            if value.device.type != "cpu":
+                return value.device
+    return torch.device("cpu")
+
+
+def _check_cuda() -> None:
+    import jax
+
+    try:
+        jax.devices("cuda")
+    except RuntimeError as error:
+        raise ValueError("backend 'xla' on CUDA needs JAX with CUDA: pip install 'jax[cuda13]'") from error

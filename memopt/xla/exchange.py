@@ -1,0 +1,80 @@
+"""Tensors between PyTorch and JAX by DLPack: the same memory, no copy through the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import torch
+import torch.utils.dlpack
+
+# XLA reads its arguments in whole vectors: what does not begin at such a multiple of bytes is copied first.
+_ALIGNMENT = {"cpu": 64, "cuda": 16}
+
+
+class Importer:
+    """Arguments as JAX arrays, those that stay in their place imported once.
+
+    An array that shares a tensor's memory shows what an optimizer writes there, so a parameter is imported again only
+    when it has moved. What cannot be shared (another layout, an odd address) is copied at every call.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[tuple[Any, ...], Any]] = {}
+
+    def __call__(self, index: int, value: torch.Tensor, *, keep: bool) -> Any:
+        """The argument at a position; `keep` says that it is likely to be the same tensor again."""
+        if not keep or value.device.type != "cpu":
+            return to_jax(value)  # on CUDA each import also orders XLA's stream behind PyTorch's
+        place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+        known = self._known.get(index)
+        if known is not None and known[0] == place:
+            return known[1]
+        array = to_jax(value)
+        if array.unsafe_buffer_pointer() == value.data_ptr():
+            self._known[index] = (place, array)
+        return array
+
+
+def to_jax(value: torch.Tensor) -> Any:
+    """The tensor as a JAX array on its own device, in its own memory where its layout allows."""
+    value = value.detach()
+    if not value.is_contiguous() or value.data_ptr() % _ALIGNMENT.get(value.device.type, 1):
+        value = value.clone(memory_format=torch.contiguous_format)
+    if not value.numel():
+        shape = jax.ShapeDtypeStruct(tuple(value.shape), _dtype(value))
+        return jax.device_put(jax.numpy.zeros(shape.shape, shape.dtype), _device(value))
+    return jax.dlpack.from_dlpack(value)
+
+
+def to_torch(array: Any, like: torch.Tensor | None = None) -> torch.Tensor:
+    """The array as a tensor in the same memory; with `like`, laid out as that tensor is."""
+    result = torch.utils.dlpack.from_dlpack(array) if array.size else _empty(array)
+    if like is None or result.stride() == like.stride():
+        return result
+    laid_out = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=result.device)
+    return laid_out.copy_(result)
+
+
+def _empty(array: Any) -> torch.Tensor:
+    device = next(iter(array.devices()))
+    kind = torch.device("cpu") if device.platform == "cpu" else torch.device("cuda", device.local_hardware_id or 0)
+    return torch.empty(array.shape, dtype=_TORCH[str(array.dtype)], device=kind)
+
+
+def _dtype(value: torch.Tensor) -> Any:
+    from memopt.xla.table import jax_dtype
+
+    return jax_dtype(value.dtype)
+
+
+def _device(value: torch.Tensor) -> Any:
+    platform = "cpu" if value.device.type == "cpu" else "cuda"
+    return jax.devices(platform)[value.device.index or 0]
+
+
+_TORCH = {
+    "bool": torch.bool, "uint8": torch.uint8, "int8": torch.int8, "int16": torch.int16, "int32": torch.int32,
+    "int64": torch.int64, "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32,
+    "float64": torch.float64, "complex64": torch.complex64, "complex128": torch.complex128,
+}  # fmt: skip

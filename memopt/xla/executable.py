@@ -1,0 +1,210 @@
+"""A graph compiled by XLA for one device: run on PyTorch's tensors, its memory known before it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+# XLA would take three quarters of the card's memory at its first use, beside PyTorch's allocator.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+import jax.numpy as jnp
+
+from memopt.xla.exchange import Importer, to_torch
+from memopt.xla.lower import Lowered, lower, precision
+from memopt.xla.pieces import Piece, cut
+
+# XLA's CPU compiler orders operations for parallelism unless it is told to keep memory low.
+_OPTIONS = {"cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """What an executable takes while it runs, in bytes, by the compiler's own analysis for its device.
+
+    Attributes:
+        arguments: of all its arguments.
+        outputs: of its results that are in memory of their own.
+        temporaries: of everything between.
+    """
+
+    arguments: int
+    outputs: int
+    temporaries: int
+
+    @property
+    def peak(self) -> int:
+        """All of it together."""
+        return self.arguments + self.outputs + self.temporaries
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compiled:
+    piece: Piece
+    lowered: Lowered
+    run: Any
+    memory: Memory
+
+
+class Executable:
+    """One graph: cut in pieces if it is to free arguments on its way, each piece compiled ahead of its first run."""
+
+    def __init__(self, module: fx.GraphModule, device: torch.device, *, size: int = 0, barrier: int = 0) -> None:
+        """Compile.
+
+        Args:
+            module: a functional ATen graph; tensors among its attributes become arguments that are kept here.
+            device: where its arguments are.
+            size: operators in a piece; 0: one piece.
+            barrier: operators between two barriers in a piece; 0: none.
+
+        Raises:
+            LowerError: an operator has no lowering.
+        """
+        self.module, self.device = module, device
+        self.platform = "cpu" if device.type == "cpu" else "cuda"
+        module, held = _attributes_to_inputs(module)
+        self._held = list(held.values())
+        self._inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self._results: list[Any] = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
+        self._import = Importer()
+        self._compiled = [self._compile(piece, barrier) for piece in cut(module, size)]
+        self.random = any(one.lowered.random for one in self._compiled)
+
+    def _compile(self, piece: Piece, barrier: int) -> _Compiled:
+        lowered = lower(piece.module, platform=self.platform, barrier=barrier)
+        device = jax.devices(self.platform)[self.device.index or 0]
+        sharding = jax.sharding.SingleDeviceSharding(device)
+        with precision(lowered.x64):
+            arguments = [
+                jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding) if one is not None else None
+                for one in lowered.arguments()
+            ]
+            traced = jax.jit(lowered.function, keep_unused=True).lower(*arguments)
+            run = traced.compile(compiler_options=_OPTIONS.get(self.platform))
+        found = run.memory_analysis()
+        memory = Memory(
+            found.argument_size_in_bytes,
+            found.output_size_in_bytes - found.alias_size_in_bytes,
+            found.temp_size_in_bytes,
+        )
+        return _Compiled(piece, lowered, run, memory)
+
+    @property
+    def memories(self) -> list[Memory]:
+        """What each piece takes, in order."""
+        return [one.memory for one in self._compiled]
+
+    def __call__(self, args: list[Any], *, outputs: Sequence[bool]) -> list[Any]:
+        """Run on a list of tensors, which is emptied.
+
+        Args:
+            args: the arguments; what is no tensor is passed over.
+            outputs: per result, whether its layout matters: it is laid out as PyTorch's own.
+        """
+        given = [*args, *self._held]
+        args.clear()
+        passed = {node: given[self._inputs.index(node)] for node in self._results if node in self._inputs}
+        with precision(True):
+            values = {
+                node.name: self._import(index, value, keep=isinstance(value, torch.nn.Parameter))
+                for index, (node, value) in enumerate(zip(self._inputs, given, strict=True))
+                if isinstance(value, torch.Tensor)
+            }
+            given.clear()
+            seed = _seed() if self.random else None
+            for number, one in enumerate(self._compiled):
+                taken = [values[name] for name in one.piece.reads]
+                if one.lowered.random:
+                    taken.append(jax.device_put(_key(seed, number), jax.devices(self.platform)[self.device.index or 0]))
+                found = one.run(*taken)
+                del taken
+                values.update(zip(one.piece.writes, found, strict=True))
+                for name in one.piece.frees:
+                    del values[name]
+            wanted: dict[fx.Node, torch.Tensor | None] = {}
+            for node, exact in zip(self._results, outputs, strict=True):
+                if isinstance(node, fx.Node) and node not in passed:
+                    wanted[node] = node.meta["val"] if exact else wanted.get(node)
+            arrays = {node: values[node.name] for node in wanted}
+            values.clear()
+            if self.platform == "cpu":  # PyTorch may write to what XLA still reads
+                jax.block_until_ready(list(arrays.values()))
+            made = {node: to_torch(arrays.pop(node), like) for node, like in wanted.items()}
+        made.update(passed)
+        return [made[node] if isinstance(node, fx.Node) else node for node in self._results]
+
+    def usage(self, resident: Collection[str]) -> tuple[int, int]:
+        """The most bytes above what is resident while it runs, and those of its results.
+
+        Args:
+            resident: names of the arguments that are somebody else's, and stay.
+        """
+        live = {node.name: _bytes(node) for node in self._inputs if node.name not in resident}
+        peak = sum(live.values())
+        for one in self._compiled:
+            peak = max(peak, sum(live.values()) + one.memory.outputs + one.memory.temporaries)
+            results = one.piece.module.graph.output_node().args[0]
+            live.update(zip(one.piece.writes, map(_bytes, results), strict=True))  # type: ignore[arg-type]
+            for name in one.piece.frees:
+                live.pop(name, None)
+        kept = dict.fromkeys(node for node in self._results if isinstance(node, fx.Node) and node.name not in resident)
+        return peak, sum(map(_bytes, kept))
+
+    @property
+    def argument_names(self) -> set[str]:
+        """Names of its arguments, those that it keeps itself included."""
+        return {node.name for node in self._inputs}
+
+    @property
+    def result_bytes(self) -> list[int]:
+        """Bytes of each result; 0 for what is no tensor."""
+        return [_bytes(node) if isinstance(node, fx.Node) else 0 for node in self._results]
+
+    def bytes_of(self, names: Collection[str]) -> int:
+        """Bytes of the results of these names."""
+        found = {node.name: _bytes(node) for node in self._results if isinstance(node, fx.Node)}
+        return sum(size for name, size in found.items() if name in names)
+
+
+def _bytes(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+
+
+def _seed() -> torch.Tensor:
+    """A key for this call, from PyTorch's own generator: `torch.manual_seed` makes it the same again."""
+    return torch.randint(0, 1 << 32, (2,), dtype=torch.int64)
+
+
+def _key(seed: Any, number: int) -> Any:
+    first, second = (int(part) for part in seed)
+    return jnp.asarray([first, (second + number * 0x9E3779B9) % (1 << 32)], jnp.uint32)
+
+
+def _attributes_to_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, torch.Tensor]]:
+    """A graph whose tensor attributes are placeholders behind the others, and their values in order."""
+    graph = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    held: dict[str, torch.Tensor] = {}
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            mapping[node] = graph.placeholder(node.name)
+            mapping[node].meta = dict(node.meta)
+    for node in module.graph.nodes:
+        value = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(value, torch.Tensor):
+            mapping[node] = graph.placeholder(node.name)
+            mapping[node].meta = dict(node.meta)
+            held[node.name] = value
+    for node in module.graph.nodes:
+        if node not in mapping:
+            mapping[node] = graph.node_copy(node, lambda n: mapping[n])
+            mapping[node].meta = dict(node.meta)
+    return fx.GraphModule(module, graph), held
