@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+
+jax = pytest.importorskip("jax")
+pytest.importorskip("torchax")
+
+from tests.end_to_end import build, gradients, restorer, step  # noqa: E402
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10)]
+    return nn.Sequential(*layers)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def has_cuda() -> bool:
+    if not torch.cuda.is_available():
+        return False
+    import memopt.xla.executable  # noqa: F401  # it says how much memory XLA may take
+
+    try:
+        return bool(jax.devices("cuda"))
+    except RuntimeError:
+        return False
+
+
+@torch.no_grad()
+def test_equal_to_eager_for_new_shapes_and_new_weights() -> None:
+    model = network().eval()
+    compiled = memopt.compile(model, backend="xla")
+    x = torch.randn(4, 3, 8, 8)
+    close(compiled(x), model(x))
+    close(compiled(x[:2]), model(x[:2]))
+    model[4].weight.mul_(2.0)
+    model[1].running_mean.add_(1.0)
+    close(compiled(x), model(x))
+    assert str(compiled.report).startswith("Sequential, backend xla")
+
+
+def test_training_moves_the_statistics_and_gives_the_gradients() -> None:
+    model = network()
+    x = torch.randn(4, 3, 8, 8)
+    restore = restorer(model)
+    model(x).square().mean().backward()
+    expected, buffers = gradients(model), [buffer.clone() for buffer in model.buffers()]
+    restore()
+    memopt.compile(model, backend="xla", verify=False)(x).square().mean().backward()
+    for found, value in zip(gradients(model), expected, strict=True):
+        close(found, value)
+    for found, value in zip(model.buffers(), buffers, strict=True):
+        close(found, value)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_cuda(), reason="needs a CUDA device and JAX with CUDA")
+def test_cuda() -> None:
+    model = network().cuda()
+    x = torch.randn(4, 3, 8, 8, device="cuda")
+    compiled = memopt.compile(model, backend="xla", verify=False)
+    model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-2, atol=1e-2)
+    model.train()
+    restore = restorer(model)
+    model(x).square().mean().backward()
+    expected = gradients(model)
+    restore()
+    compiled(x).square().mean().backward()
+    for found, value in zip(gradients(model), expected, strict=True):
+        torch.testing.assert_close(found, value, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_cuda(), reason="needs a CUDA device and JAX with CUDA")
+@pytest.mark.parametrize("name", ["gpt2", "llama_tiny", "unet", "hf_bert"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_models_on_cuda(name: str, dtype: torch.dtype) -> None:
+    model, inputs = build(name)
+    model = model.cuda().to(dtype).eval()
+    inputs = {k: v.cuda().to(dtype) if v.is_floating_point() else v.cuda() for k, v in inputs.items()}
+    restore = restorer(model)
+    loss = step(model, inputs)
+    expected = gradients(model)
+    restore()
+    tolerance = 2e-3 if dtype is torch.float32 else 6e-2
+    compiled = memopt.compile(model, backend="xla", verify=False)
+    torch.testing.assert_close(step(compiled, inputs), loss, rtol=tolerance, atol=tolerance)
+    for found, value in zip(gradients(model), expected, strict=True):
+        if value is not None:
+            scale = float(value.abs().max()) or 1.0
+            assert float((found - value).abs().max()) <= tolerance * scale
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_cuda(), reason="needs a CUDA device and JAX with CUDA")
+def test_pointers_are_exchanged_without_a_copy() -> None:
+    from memopt.xla.exchange import to_jax, to_torch
+
+    value = torch.randn(1 << 20, device="cuda")
+    array = to_jax(value)
+    assert array.unsafe_buffer_pointer() == value.data_ptr()
+    assert to_torch(array).data_ptr() == value.data_ptr()
+
+
+def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jax" else real(name))
+    with pytest.raises(ValueError, match=r"^backend 'xla' needs jax: pip install memopt\[xla\]$"):
+        memopt.compile(network(), backend="xla")
+
+
+def test_other_devices_are_refused() -> None:
+    with pytest.raises(ValueError, match="runs on cpu and cuda, not on meta"):
+        memopt.compile(network().to("meta"), backend="xla")
