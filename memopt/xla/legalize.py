@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx
@@ -28,13 +30,28 @@ _SILENT = (
 _DEPTH = 8
 
 
+@functools.cache
+def _torchax() -> Any:
+    """Torchax's table of operators, without what its import does to PyTorch.
+
+    It would rename PyTorch's spare device to "jax", which Dynamo then asks for its streams, and switch off PyTorch's
+    own fast path of attention: neither is undone by anyone.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with (
+        mock.patch.object(torch.utils, "rename_privateuse1_backend", lambda name: None),
+        mock.patch.object(torch, "_register_device_module", lambda name, module: None),
+    ):
+        import torchax
+        from torchax.ops import ops_registry
+    torch.backends.mha.set_fastpath_enabled(fast)
+    torchax.default_env()  # enters the operators
+    return ops_registry.all_aten_ops
+
+
 def torchax_lowering(target: Any) -> Callable[..., Any] | None:
     """The function of torchax for an overload, where it has one that is a plain JAX function."""
-    import torchax
-    from torchax.ops import ops_registry
-
-    torchax.default_env()  # enters the operators
-    entry = ops_registry.all_aten_ops.get(target) or ops_registry.all_aten_ops.get(target.overloadpacket)
+    entry = _torchax().get(target) or _torchax().get(target.overloadpacket)
     if entry is None or not entry.is_jax_function or entry.needs_env:
         return None
     function: Callable[..., Any] = entry.func

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from torch import nn
 
 jax = pytest.importorskip("jax")
-pytest.importorskip("torchax")
+if importlib.util.find_spec("torchax") is None:
+    pytest.skip("needs torchax", allow_module_level=True)
 
 from memopt.capture.export import from_module  # noqa: E402
 from memopt.pass_manager import PassManager  # noqa: E402

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 jax = pytest.importorskip("jax")
-pytest.importorskip("torchax")
+if importlib.util.find_spec("torchax") is None:
+    pytest.skip("needs torchax", allow_module_level=True)
 
 from memopt.capture.export import from_module  # noqa: E402
 from memopt.program import Program  # noqa: E402
