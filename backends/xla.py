@@ -3,8 +3,8 @@
 Each rewritten graph is lowered to StableHLO and compiled by XLA for the device that the model is on. Tensors go in and
 come out by DLPack, in place. XLA fuses and orders for itself, so a plan is judged by the compiler's own analysis of
 the executables that came of it. What crosses from forward to backward is what the plan keeps: two executables, so that
-XLA cannot merge what is computed again with its original; the backward half is cut in pieces, and what a piece was the
-last to read is freed behind it. The optimizer stays PyTorch's.
+XLA cannot merge what is computed again with its original. Under a budget both are cut in pieces, in the plan's order;
+what a piece was the last to read is freed behind it. The optimizer stays PyTorch's.
 """
 
 from __future__ import annotations
@@ -25,12 +25,8 @@ from memopt.capture.dynamo import Hooks, Watched
 from memopt.planner import GraphPeaks
 from memopt.program import InputKind, OutputKind, tensors_of
 
-# Operators in a piece of a backward half.
-PIECE = 80
-# How often a plan is corrected by what its executables really take.
-_PLANS = 4
-# A plan that leaves more than this share of the budget unused, and recomputes, is tried once more with more room.
-_SLACK = 0.04
+# Operators in a piece of a graph, in the attempts to keep a budget: smaller pieces hold less, and are slower.
+PIECES = (80, 20, 8, 3)
 
 
 class XlaBackend:
@@ -129,41 +125,29 @@ class _Training:
             BudgetError: those of none do.
         """
         session = self._session
-        best: tuple[int, Any, GraphPeaks] | None = None
         try:
-            for _ in range(_PLANS):
-                run = self._attempt()
-                peaks = self._peaks()
-                saving, excess = session.emitted(self._hooks.captured, peaks)
+            for size in PIECES if session.budget is not None else (0,):
+                run = self._attempt(size)
+                saving, excess = session.emitted(self._hooks.captured, self._peaks())
                 if excess is None or excess <= 0:
-                    if best is None or excess is None or excess > best[0]:
-                        best = (excess or 0, run, peaks)
-                    if excess is None or -excess <= _SLACK * session.limit_bytes or not session.recomputes:
-                        break
-                if not session.one_graph or (excess > 0 and (best is not None or not session.feasible)):
-                    break
-                session.correction = saving - max(0, excess) // 8
-            if best is None:
-                raise self._over(excess)
-            session.emitted(self._hooks.captured, best[2])
-            return best[1]  # type: ignore[no-any-return]
+                    return run
+                if session.one_graph and session.feasible:
+                    session.correction = saving - excess // 8
+            report, limit = session.report, session.limit_bytes
+            raise BudgetError(limit + excess, limit, report.breakdown)
         finally:
             session.correction = 0
             session.forget_search()
 
-    def _over(self, excess: int) -> BudgetError:
-        report, limit = self._session.report, self._session.limit_bytes
-        return BudgetError(limit + excess, limit, report.breakdown)
-
-    def _attempt(self) -> Callable[..., Any]:
+    def _attempt(self, size: int) -> Callable[..., Any]:
         self._halves.clear()
 
         def forward(module: fx.GraphModule, inputs: Sequence[Any]) -> _Half:
-            self._halves["forward"] = _Half(module, exact=self._forward_outputs)
+            self._halves["forward"] = _Half(module, exact=self._forward_outputs, size=size)
             return self._halves["forward"]
 
         def backward(module: fx.GraphModule, inputs: Sequence[Any]) -> _Half:
-            self._halves["backward"] = _Half(module, size=PIECE)
+            self._halves["backward"] = _Half(module, size=size)
             return self._halves["backward"]
 
         partition = self._hooks.partition

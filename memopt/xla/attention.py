@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from memopt.xla.table import HALVES, Context, LowerError, lowers, wide
+from memopt.xla.table import HALVES, Context, LowerError, lowers, random_key, wide
 
 aten = torch.ops.aten
 
@@ -87,8 +87,7 @@ def _needed(context: Context, index: int) -> bool:
 
 def _keep(data: Any, shape: tuple[Any, ...], p: float) -> Any:
     """What dropout multiplies probabilities by: 0 or 1/(1-p)."""
-    key = jax.random.wrap_key_data(data, impl="threefry2x32")
-    return jax.random.bernoulli(key, 1 - p, shape) / (1 - p)
+    return jax.random.bernoulli(random_key(data), 1 - p, shape) / (1 - p)
 
 
 def _forward(
@@ -129,7 +128,7 @@ def _backward(
 
 
 def _seed(context: Context, p: float) -> Any:
-    return None if p == 0 else jax.random.key_data(context.key())
+    return None if p == 0 else jax.random.key_data(context.key())[:2]
 
 
 def _packed(data: Any) -> tuple[Any, Any]:

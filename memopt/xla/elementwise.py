@@ -54,6 +54,7 @@ for _function, _packet in [
     (jnp.equal, aten.eq), (jnp.not_equal, aten.ne), (jnp.less, aten.lt), (jnp.less_equal, aten.le),
     (jnp.greater, aten.gt), (jnp.greater_equal, aten.ge), (jnp.bitwise_and, aten.bitwise_and),
     (jnp.bitwise_or, aten.bitwise_or), (jnp.bitwise_xor, aten.bitwise_xor), (jnp.multiply, aten.mul),
+    (jnp.remainder, aten.remainder), (jnp.fmod, aten.fmod),
 ]:  # fmt: skip
     _plain(_function, _packet.Tensor, _packet.Scalar)
 
@@ -62,8 +63,10 @@ _plain(jnp.minimum, aten.minimum.default)
 _plain(jnp.logical_and, aten.logical_and.default)
 _plain(jnp.logical_or, aten.logical_or.default)
 _plain(jnp.logical_xor, aten.logical_xor.default)
-_plain(lambda x, y: jnp.remainder(x, y), aten.remainder.Tensor, aten.remainder.Scalar)
-_plain(lambda x, y: jnp.fmod(x, y), aten.fmod.Tensor, aten.fmod.Scalar)
+for _function, _packet in [
+    (jnp.left_shift, aten.bitwise_left_shift), (jnp.right_shift, aten.bitwise_right_shift),
+]:  # fmt: skip
+    _plain(_function, _packet.Tensor, _packet.Tensor_Scalar)
 
 
 @lowers(aten.where.self)
@@ -161,8 +164,8 @@ def _threshold_backward(gradient: Any, x: Any, threshold: Any) -> Any:
     return jnp.where(x <= threshold, jnp.zeros_like(gradient), gradient)
 
 
-@lowers(aten._to_copy.default, context=True)
-def _to_copy(context: Context, x: Any, **layout: Any) -> Any:
+@lowers(aten._to_copy.default, torch.ops.prims.convert_element_type.default, context=True)
+def _to_copy(context: Context, x: Any, *dtype: Any, **layout: Any) -> Any:
     return x.astype(jax_dtype(context.value().dtype))
 
 

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from memopt.program import Program, is_random, tensors_of
 from memopt.xla.legalize import legalize, torchax_lowering, where
-from memopt.xla.table import LOWERINGS, WITH_CONTEXT, Context, LowerError, jax_dtype
+from memopt.xla.table import LOWERINGS, WITH_CONTEXT, Context, LowerError, jax_dtype, random_key
 
 # Where a node's operands with sizes that vary are kept: a graph itself holds numbers only.
 VARIED = "memopt_varied"
@@ -120,7 +120,7 @@ class _Walker:
 
     def run(self, *arguments: Any) -> list[Any]:
         """The function itself."""
-        key = jax.random.wrap_key_data(arguments[-1], impl="threefry2x32") if self.random else None
+        key = random_key(arguments[-1]) if self.random else None
         values: dict[fx.Node, Any] = {}
         given = iter(arguments)
         count = 0

@@ -286,6 +286,11 @@ def _arange(context: Context, *bounds: Any, **layout: Any) -> Any:
     return jnp.asarray(start + numpy.arange(count) * step, dtype)
 
 
+@lowers(torch.ops.prims.iota.default, context=True)
+def _iota(context: Context, length: Any, *, start: int, step: int, **layout: Any) -> Any:
+    return (start + jnp.arange(length) * step).astype(jax_dtype(context.value().dtype))
+
+
 @lowers(aten.full.default, context=True)
 def _full(context: Context, shape: Sequence[Any], value: Any, **layout: Any) -> Any:
     return jnp.full(tuple(shape), value, jax_dtype(context.value().dtype))

@@ -87,3 +87,8 @@ def wide(value: Any) -> Any:
     if isinstance(value, jax.Array) and value.dtype in HALVES:
         return value.astype(jnp.float32)
     return value
+
+
+def random_key(data: jax.Array) -> jax.Array:
+    """A key from two words, uint32[2], for XLA's own generator: compiled at once, where others unroll their rounds."""
+    return jax.random.wrap_key_data(jnp.concatenate([data, data ^ jnp.uint32(0x9E3779B9)]), impl="rbg")

@@ -124,3 +124,57 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_devices_are_refused() -> None:
     with pytest.raises(ValueError, match="runs on cpu and cuda, not on meta"):
         memopt.compile(network().to("meta"), backend="xla")
+
+
+class Several(nn.Module):
+    """Results of many kinds: a view in another layout, integers, booleans, an input, a number and None."""
+
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> dict[str, object]:
+        y = x * scale
+        return {"t": y.transpose(0, 1), "i": y.argmax(1), "b": y > 0, "x": x, "n": 3, "none": None, "y": [y, y]}
+
+
+@torch.no_grad()
+def test_results_of_many_kinds() -> None:
+    model = Several().eval()
+    compiled = memopt.compile(model, backend="xla")
+    x, scale = torch.randn(3, 5), torch.randn(5)
+    turned = x.t().contiguous().t()
+    found, expected = compiled(turned, scale=scale), model(turned, scale=scale)
+    assert found.keys() == expected.keys() and found["n"] == 3 and found["none"] is None
+    for name in ("t", "i", "b", "x"):
+        torch.testing.assert_close(found[name], expected[name])
+    assert found["t"].stride() == expected["t"].stride() == (3, 1)
+    assert compiled(x, scale=scale)["t"].stride() == (1, 5)
+    torch.testing.assert_close(found["y"], expected["y"])
+
+
+class Unknown(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j0(x)
+
+
+@torch.no_grad()
+def test_an_operator_without_a_form_is_named_with_its_line() -> None:
+    with pytest.raises(RuntimeError, match=r"^aten\.special_bessel_j0\.default \(.*test_xla\.py:\d+, .*\) has no form"):
+        memopt.compile(Unknown().eval(), backend="xla")(torch.randn(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_half_types(dtype: torch.dtype) -> None:
+    model = network().eval().to(dtype)
+    x = torch.randn(4, 3, 8, 8).to(dtype)
+    found = memopt.compile(model, backend="xla", passes=())(x)
+    assert found.dtype is dtype
+    torch.testing.assert_close(found, model(x), rtol=0.02, atol=0.02)
+
+
+@torch.no_grad()
+def test_empty_and_misaligned_inputs() -> None:
+    compiled = memopt.compile(nn.ReLU().eval(), backend="xla")
+    assert compiled(torch.zeros(0, 3)).shape == (0, 3)
+    x = torch.randn(65)[1:]
+    assert torch.equal(compiled(x), x.relu())
+    x.neg_()
+    assert torch.equal(compiled(x), x.relu())

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import memopt
+
+jax = pytest.importorskip("jax")
+if importlib.util.find_spec("torchax") is None:
+    pytest.skip("needs torchax", allow_module_level=True)
+
+from tests.end_to_end import build, gradients, restorer, step  # noqa: E402
+
+
+def deep(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.Dropout(dropout)) for _ in range(6)]
+    return nn.Sequential(*blocks)
+
+
+def loss_of(model: Any, x: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = model(x).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+def test_the_gradients_are_equal_and_the_memory_falls_with_the_budget() -> None:
+    model, x = deep(), torch.randn(512, 64)
+    restore = restorer(model)
+    loss_of(model, x)
+    expected = gradients(model)
+    peaks: list[int] = []
+    for share in (None, 0.6, 0.4):
+        restore()
+        budget = None if share is None else int(peaks[0] * share)
+        compiled = memopt.compile(model, budget, backend="xla", verify=False)
+        loss_of(compiled, x)
+        for found, value in zip(gradients(model), expected, strict=True):
+            torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-7)
+        peaks.append(compiled.report.peak_bytes)
+        assert budget is None or peaks[-1] <= budget
+    assert peaks[0] > peaks[1] >= peaks[2]
+
+
+def test_what_no_plan_keeps_is_refused() -> None:
+    compiled = memopt.compile(deep(), 400_000, backend="xla", verify=False)
+    with pytest.raises(memopt.BudgetError) as found:
+        loss_of(compiled, torch.randn(512, 64))
+    assert found.value.minimum_bytes > 400_000
+
+
+def test_dropout_is_reproducible_and_keeps_its_mask_in_backward() -> None:
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(40_000))
+
+        def forward(self) -> torch.Tensor:
+            return F.dropout(self.weight, 0.25, True)
+
+    model = Dropped()
+    compiled = memopt.compile(model, backend="xla", verify=False)
+    runs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        model.zero_grad()
+        result = compiled()
+        result.sum().backward()
+        assert model.weight.grad is not None
+        torch.testing.assert_close(model.weight.grad, result.detach())  # 0 or 1/(1-p) where forward had it
+        runs.append(result.detach())
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+    assert abs(float((runs[0] != 0).float().mean()) - 0.75) < 0.01
+    again = compiled().detach()
+    assert not torch.equal(again, compiled().detach())
+
+
+def test_an_optimizer_step_is_seen() -> None:
+    model, x = deep(), torch.randn(16, 64)
+    twin = deep()
+    compiled = memopt.compile(model, backend="xla", verify=False)
+    for net, run in ((model, compiled), (twin, twin)):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss_of(run, x)
+            optimizer.step()
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama_tiny", "resnet18", "unet", "hf_t5", "hf_bert"])
+def test_models(name: str) -> None:
+    model, inputs = build(name)
+    model.eval()
+    restore = restorer(model)
+    loss = step(model, inputs)
+    expected = gradients(model)
+    peak = 0
+    for share in (None, 1.0, 0.8):
+        restore()
+        torch._dynamo.reset()
+        compiled = memopt.compile(model, None if share is None else int(peak * share), backend="xla", verify=False)
+        torch.testing.assert_close(step(compiled, inputs), loss, rtol=1e-4, atol=1e-5)
+        peak = peak or compiled.report.peak_bytes
+        for found, value in zip(gradients(model), expected, strict=True):
+            if value is not None:
+                assert found is not None
+                assert float((found - value).abs().max()) <= 1e-4 * float(value.abs().max()) + 1e-7
