@@ -20,7 +20,10 @@ from memopt.report import write_whole
 if TYPE_CHECKING:
     from memopt.convert.record import Conversion
 
-_ONNX_ONLY = ("opset", "target", "level", "passes", "skip", "explain", "allow_larger", "dtype", "report")
+_ONNX_ONLY = (
+    "opset", "target", "level", "passes", "skip", "explain", "allow_larger", "dtype", "quantize", "tolerance",
+    "measure", "report",
+)  # fmt: skip
 
 
 @click.command()

@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 
 from memopt.budget import format_bytes
+from memopt.convert.blame import culprit
 from memopt.convert.errors import ConversionError, DifferenceError
 from memopt.convert.lower import Lowered, lowered
 from memopt.convert.measure import as_file, costs
@@ -92,7 +93,19 @@ def convert_onnx(
             if stage.file_bytes <= size or options.allow_larger or asked:
                 check_form(model)
                 with clock("verify"):
-                    runs = _verified(before, stage, inputs, low)
+                    try:
+                        runs = _verified(before, stage, inputs, low)
+                    except DifferenceError as error:
+                        executed = options.pipeline * (len(records) // max(len(options.pipeline), 1))
+                        last = None if low.step is None else low.step.name
+                        who = culprit(
+                            wanted,
+                            executed,
+                            last,
+                            lambda graph: _same(before, graph, inputs),
+                            "the operator set's change",
+                        )
+                        raise DifferenceError(f"{error}; {who}") from error
                 record = make_record(
                     counted, model, records, notes, path.name, output, size, stage.file_bytes, options.target
                 )
@@ -165,6 +178,11 @@ def _verified(before: ir.Model, stage: Staged, inputs: Mapping[str, Any] | None,
         raise DifferenceError(f"the written file computes other numbers: {error}") from error
     assert evidence is not None
     return tuple(Run(sample.axes, _outputs(evidence)) for sample in witness.samples)
+
+
+def _same(before: ir.Model, graph: ir.Model, inputs: Mapping[str, Any] | None) -> None:
+    payload = ir.to_proto(graph).SerializeToString()
+    _verified(before, Staged(payload, len(payload), lambda: None), inputs, Lowered(graph))
 
 
 def _near(before: ir.Model, witness: Witness, runner: Runner, allowed: float) -> tuple[Run, ...]:

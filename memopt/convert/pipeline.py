@@ -12,9 +12,10 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from memopt.convert.blame import culprit, second_opinion
 from memopt.convert.capture import Captured, capture
 from memopt.convert.emit import DEFAULT_OPSET, emit, output_names
-from memopt.convert.errors import ConversionError
+from memopt.convert.errors import ConversionError, DifferenceError
 from memopt.convert.inputs import Dynamic, dynamic_axes
 from memopt.convert.key_values import without_cache
 from memopt.convert.lower import lowered
@@ -119,20 +120,42 @@ def convert_captured(
                 file = stage.runnable if low.runs and isinstance(stage.runnable, bytes) else None
                 old, new = costs(exported, model, (plain, file), feeds[0], _sets(captured)[0])
                 record = dataclasses.replace(record, cost_before=old, cost_after=new)
-        if options.consume and low.stand_in is None and weight_bytes(model) > PROVED_BYTES:
+        consumed = options.consume and low.stand_in is None and weight_bytes(model) > PROVED_BYTES
+        if consumed:
             del exported, model
             captured.release()
         with clock("verify"):
-            first, *others = low.runnables(stage.runnable)
-            runs = verify(expected, first, names, low.allowed)
-            for other in others:
-                verify(expected, other, names, low.allowed)
+            try:
+                first, *others = low.runnables(stage.runnable)
+                runs = verify(expected, first, names, low.allowed)
+                for other in others:
+                    verify(expected, other, names, low.allowed)
+            except DifferenceError as error:
+                if consumed:
+                    raise
+                executed = options.pipeline * (len(records) // max(len(options.pipeline), 1))
+                last = None if low.step is None else low.step.name
+                who = culprit(
+                    exported,
+                    executed,
+                    last,
+                    lambda graph: verify(expected, as_runnable(graph), names),
+                    "the graph as torch.onnx exports it",
+                )
+                heard = second_opinion(low.stand_in or model, expected, names, low.allowed)
+                raise DifferenceError(f"{error}; {who}; {heard}") from error
         if output is not None:
             with clock("write"):
                 stage.commit()
     if any(run.visible_only for run in runs):
         record = dataclasses.replace(record, notes=(*record.notes, HIDDEN_NOTE))
     return dataclasses.replace(record, runs=runs, seconds=dict(clock.seconds), allowed=low.allowed)
+
+
+def as_runnable(graph: ir.Model) -> bytes:
+    """The graph as a file, for ONNX Runtime to run as a user would."""
+    payload: bytes = ir.to_proto(graph).SerializeToString()
+    return payload
 
 
 def _sets(captured: Captured) -> list[dict[str, int]]:

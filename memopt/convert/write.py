@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
+import logging
 import os
 import secrets
 import shutil
@@ -18,6 +20,8 @@ import onnx_ir as ir
 
 from memopt.convert.onnx_file import external_files
 from memopt.onnx.infer import without_inferred
+
+log = logging.getLogger(__name__)
 
 # A protobuf message must stay below 2 GiB: with weights above this they go to a file of their own.
 SINGLE_FILE_BYTES = 1_800_000_000
@@ -55,7 +59,7 @@ def staged(model: ir.Model, output: Path, *, external_above: int = SINGLE_FILE_B
         payload = ir.to_proto(model).SerializeToString()
         yield Staged(payload, len(payload), lambda: write_whole(output, payload))
         return
-    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.{os.getpid()}.", dir=output.parent))
+    folder, lock = _own_folder(output)
     try:
         with signals_raise():
             data = _data_name(output)
@@ -64,6 +68,18 @@ def staged(model: ir.Model, output: Path, *, external_above: int = SINGLE_FILE_B
             yield Staged(folder / output.name, total, lambda: _move(folder, data, output))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _own_folder(output: Path) -> tuple[Path, int]:
+    """A new hidden folder beside the output, and the descriptor that says that it is in use, as long as it is open."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.{os.getpid()}.", dir=output.parent))
+        lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():  # else another process took it for a leftover, in the moment before it was locked
+            return folder, lock
+        os.close(lock)
 
 
 def weight_bytes(model: ir.Model) -> int:
@@ -90,6 +106,7 @@ def write_whole(path: Path, payload: bytes) -> None:
         handle, temporary = unnamed, f"{path.parent}/.{path.name}.{os.getpid()}.{secrets.token_hex(8)}"
     try:
         with os.fdopen(handle, "wb") as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX)
             view = memoryview(payload)
             for start in range(0, len(view), _CHUNK):
                 file.write(view[start : start + _CHUNK])
@@ -108,27 +125,38 @@ def write_whole(path: Path, payload: bytes) -> None:
 
 
 def remove_leftovers(output: Path) -> None:
-    """Remove what processes that were killed had made for this output: temporary folders and files."""
+    """Remove what processes that were killed had made for this output: temporary folders and files.
+
+    Those that are at work hold a lock on what they make, which goes with them however they end.
+    """
     for found in output.parent.iterdir():
-        if not found.name.startswith(f".{output.name}."):
+        rest = found.name.removeprefix(f".{output.name}.")
+        if rest == found.name or not rest.partition(".")[0].isdigit() or found.is_symlink():
             continue
-        number = found.name[len(output.name) + 2 :].partition(".")[0]
-        if not number.isdigit() or _alive(int(number)):
+        try:
+            descriptor = os.open(found, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError as error:
+            log.info("%s stays: %s", found, error)
             continue
-        if found.is_dir():
-            shutil.rmtree(found, ignore_errors=True)
-        else:
-            found.unlink()
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(found, output)
+        except OSError as error:
+            log.info("%s stays: %s", found, error)
+        finally:
+            os.close(descriptor)
 
 
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def _remove(found: Path, output: Path) -> None:
+    if not found.is_dir():
+        found.unlink()
+        return
+    # Weights that had been moved to their place, where the model that reads them never was.
+    orphans = external_files(found / output.name) - (external_files(output) if output.exists() else set())
+    for name in orphans:
+        if name.startswith(f"{output.name}.") and not (found / name).exists():
+            (output.parent / name).unlink(missing_ok=True)
+    shutil.rmtree(found, ignore_errors=True)
 
 
 def _open_unnamed(folder: Path) -> int | None:

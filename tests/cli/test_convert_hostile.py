@@ -167,6 +167,27 @@ def test_a_file(run, folder, monkeypatch, name):
     check(run, folder, name, *words)
 
 
+def test_there_are_fifty_and_more_of_every_kind():
+    suffixes = {"pt", "pth", "bin", "safetensors", "pt2", "onnx"}
+    assert {name.rpartition(".")[2] for name in FILES} == suffixes
+    kinds = (
+        "empty",
+        "text",
+        "cut",
+        "bomb",
+        "code",
+        "cycle",
+        "dtype",
+        "shape",
+        "missing",
+        "unexpected",
+        "lying",
+        "deep",
+    )
+    assert all(any(name.startswith(kind) for name in FILES) for kind in kinds)
+    assert len(FILES) >= 50
+
+
 def check(run, folder: Path, source: str, *words: str) -> None:
     before = listing(folder)
     result = run("convert", source, *words, "-o", "out.onnx")

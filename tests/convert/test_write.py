@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -88,15 +89,41 @@ def test_whole_files_with_and_without_nameless_ones(tmp_path, monkeypatch, unnam
     assert os.listdir(tmp_path) == ["m.bin"]
 
 
-def test_leftovers_of_dead_processes_go_and_others_stay(tmp_path):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    names = [f".m.onnx.{dead.pid}.a", f".m.onnx.{os.getpid()}.b", ".m.onnx.notes.c", f".other.{dead.pid}.d"]
+def test_leftovers_that_nothing_holds_go_and_others_stay(tmp_path):
+    output = tmp_path / "m.onnx"
+    names = [".m.onnx.123.a", ".m.onnx.notes.c", ".other.123.d"]
     for name in names:
         (tmp_path / name).mkdir()
-    (tmp_path / f".m.onnx.{dead.pid}.file").write_text("part")
-    remove_leftovers(tmp_path / "m.onnx")
-    assert sorted(os.listdir(tmp_path)) == sorted(names[1:])
+    (tmp_path / ".m.onnx.123.file").write_text("part")
+    (tmp_path / ".m.onnx.123.link").symlink_to(tmp_path / ".other.123.d")
+    with staged(model(), output, external_above=0):
+        (mine,) = [name for name in os.listdir(tmp_path) if name.startswith(f".m.onnx.{os.getpid()}.")]
+        remove_leftovers(output)
+        assert (tmp_path / mine).is_dir()
+    assert sorted(os.listdir(tmp_path)) == [".m.onnx.123.link", ".m.onnx.notes.c", ".other.123.d"]
+
+
+def test_weights_whose_model_never_came_go_with_the_folder_and_those_of_others_stay(tmp_path, monkeypatch):
+    output = tmp_path / "m.onnx"
+    with staged(model(1.0), output, external_above=0) as stage:
+        stage.commit()
+    real = os.replace
+    monkeypatch.setattr(write.shutil, "rmtree", lambda *args, **kwargs: None)
+
+    def dies(source, target):
+        if str(target) == str(output):
+            raise KeyboardInterrupt
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", dies)
+    monkeypatch.setattr(Path, "unlink", lambda *args, **kwargs: None)
+    with pytest.raises(KeyboardInterrupt), staged(model(2.0), output, external_above=0) as stage:
+        stage.commit()
+    monkeypatch.undo()
+    assert len(os.listdir(tmp_path)) == 4  # the old model and its weights, new weights, the folder
+    remove_leftovers(output)
+    assert sorted(os.listdir(tmp_path)) == ["m.onnx", "m.onnx.data"]
+    assert weight_of(output)[0] == 1
 
 
 def test_a_request_to_end_removes_the_temporary_folder(tmp_path):
