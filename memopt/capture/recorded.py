@@ -1,4 +1,4 @@
-"""The programs of one real call, with the values that they were called with."""
+"""The programs of one call as captured, before any pass; where it is a real one, with the values of their inputs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from memopt.api import compile as compile_model
 from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks, Names
 from memopt.capture.shadow import model_names
-from memopt.module import dynamo_settings
+from memopt.module import collect, dynamo_settings
 from memopt.program import InputKind, Program
 from memopt.synthesis import synthesize
 
@@ -98,3 +99,16 @@ def _values(program: Program, given: Sequence[Any]) -> tuple[Any, ...]:
         value = left.pop(0)
         found.append(program.state.get(entry.name, value))
     return tuple(found)
+
+
+def capture_programs(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool
+) -> list[Program]:
+    """The graphs of one call in order, as memopt's passes receive them, without running the model.
+
+    Raises:
+        CaptureError: the model's control flow depends on the values of tensors.
+    """
+    session = compile_model(model, backend="aten")._session(False)
+    with torch.set_grad_enabled(training):
+        return collect(model, args, kwargs, session)

@@ -11,6 +11,7 @@ from memopt.cli.bisect import bisect
 from memopt.cli.compare import compare
 from memopt.cli.convert import convert
 from memopt.cli.demo import demo
+from memopt.cli.diff import diff
 from memopt.cli.group import Group, set_up_logging, verbosity_options
 from memopt.cli.inspect_ import inspect
 from memopt.cli.pack import pack
@@ -31,5 +32,5 @@ def main(ctx: click.Context) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
-for verb in (demo, plan, convert, compare, inspect, bisect, pack):
+for verb in (demo, plan, convert, compare, inspect, diff, bisect, pack):
     main.add_command(verb)
