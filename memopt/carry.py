@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 
+from memopt.planner import Choice
 from memopt.program import Program
 from memopt.recompute import Lowering
 from memopt.solve.check import check
@@ -18,6 +19,8 @@ from memopt.solve.schedule import Schedule, ScheduleError, simulate
 
 # Of a searched curve so many schedules are carried at most.
 _CARRIED = 32
+# For so many sizes of one model a plan is searched for.
+SEARCHES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +40,60 @@ class Carried:
     plain_bytes: int
 
 
+class Sizes:
+    """The plans of one model's steps, the largest of each structure: smaller steps are served without a search."""
+
+    def __init__(self) -> None:
+        """Nothing is planned yet."""
+        self._largest: dict[tuple[str, ...], Carried] = {}
+        self._searches = 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether so many sizes were searched for that no more are."""
+        return self._searches >= SEARCHES
+
+    def serves(self, programs: Sequence[Program], plain_bytes: int) -> bool:
+        """Whether a plan of a step as large or larger is known."""
+        known = self._largest.get(tuple(map(structure, programs)))
+        return known is not None and plain_bytes <= known.plain_bytes
+
+    def proposal(self, programs: Sequence[Program], plain_bytes: int) -> Carried | None:
+        """A plan to carry over to a step that peaks at `plain_bytes` without one; None where it is worth a search."""
+        if self.serves(programs, plain_bytes) or self.exhausted:
+            return self._largest.get(tuple(map(structure, programs)))
+        return None
+
+    def keep(self, programs: Sequence[Program], plan: Carried, *, searched: bool) -> None:
+        """Keep a step's plan if the step is the largest of its structure; count what was searched for."""
+        self._searches += searched
+        key = tuple(map(structure, programs))
+        if key not in self._largest or plan.plain_bytes > self._largest[key].plain_bytes:
+            self._largest[key] = plan
+
+
 def structure(program: Program) -> str:
     """A digest of the graph that leaves sizes out: names, operators, and which value each one reads."""
     digest = hashlib.sha256()
     for node in program.graph.nodes:
         digest.update(f"{node.name}|{node.target}|{[argument.name for argument in node.all_input_nodes]}\n".encode())
     return digest.hexdigest()
+
+
+def carried_from(lowering: Sequence[str], choices: Sequence[Choice], plain_bytes: int) -> Carried:
+    """What of a step's plans can be carried over.
+
+    Args:
+        lowering: names of the rewrites that lower the floor, those that are used.
+        choices: the plan of each graph.
+        plain_bytes: the step's peak without a plan.
+    """
+    return Carried(
+        tuple(lowering),
+        tuple(names_of(choice.lowering) for choice in choices),
+        tuple(spread([point.schedule for point in choice.curve.points]) for choice in choices),
+        plain_bytes,
+    )
 
 
 def names_of(lowering: Lowering) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from memopt.capture.attention import attention_as_on
 from memopt.capture.dynamo import Engine, Hooks
 from memopt.capture.export import CaptureError
 from memopt.capture.shadow import Shadow, model_names
+from memopt.carry import Sizes
 from memopt.evidence import Verification
 from memopt.measured_step import lower_within
 from memopt.memory.allocator import library_bytes
@@ -83,6 +84,7 @@ class CompiledModule(nn.Module):
         self._sessions: dict[bool, Session] = {}
         self._compiled: dict[bool, Callable[..., Any]] = {}
         self._guards: dict[Session, StepGuard] = {}
+        self._sizes = Sizes()
         self._last: Session | None = None
 
     # -- the user's surface --------------------------------------------------------------------------------------
@@ -181,6 +183,7 @@ class CompiledModule(nn.Module):
         self._sessions.clear()
         self._compiled.clear()
         self._guards.clear()
+        self._sizes = Sizes()
         self._last = None
         self._footprint = None
 
@@ -190,7 +193,10 @@ class CompiledModule(nn.Module):
         except WholeStepNeeded:
             self.plan(args, kwargs)
             session.whole_step = False
-            return self._call(session, accumulating, args, kwargs)
+            try:
+                return self._call(session, accumulating, args, kwargs)
+            finally:
+                session.whole_step = True  # another size is another step
 
     def _call(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
         if accumulating not in self._compiled:
@@ -216,6 +222,7 @@ class CompiledModule(nn.Module):
                 resident=Resident(),
                 table=self._table,
                 model_name=type(self._model).__name__,
+                sizes=self._sizes,
             )
             self._sessions[accumulating].notes.extend(self._options.notes)
             self._sessions[accumulating].whole_step = True

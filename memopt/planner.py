@@ -144,6 +144,7 @@ class StepPlanner:
         finish: Finish,
         *,
         seconds: float = 20.0,
+        search: Callable[[Lowering, float], Curve] | None = None,
     ) -> None:
         """Search the trade-off of every graph.
 
@@ -152,12 +153,13 @@ class StepPlanner:
             costs: per program, seconds and workspace by node name.
             finish: what happens to a planned program afterwards (in-place conversion, say), and the resulting timeline.
             seconds: time for the search, all graphs together.
+            search: finds the trade-off of one graph in so many seconds; None: the solver's own search.
         """
         self.programs, self.finish = programs, finish
         self.lowerings = [lower(program, cost) for program, cost in zip(programs, costs, strict=True)]
         weight = [len(lowering.operations) for lowering in self.lowerings]
         self.curves = [
-            curve(lowering.problem, seconds=seconds * share / max(1, sum(weight)))
+            (search or _solve)(lowering, seconds * share / max(1, sum(weight)))
             for lowering, share in zip(self.lowerings, weight, strict=True)
         ]
         self.figures = [
@@ -286,6 +288,10 @@ class StepPlanner:
             if picked is None:
                 return
             yield tuple(picked)
+
+
+def _solve(lowering: Lowering, seconds: float) -> Curve:
+    return curve(lowering.problem, seconds=seconds)
 
 
 def _left_bytes(program: Program, end_bytes: int) -> int:

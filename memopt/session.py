@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from memopt.budget import Budget, BudgetError
 from memopt.capture.dynamo import Engine, Names
+from memopt.carry import SEARCHES, Sizes, carried_from
 from memopt.evidence import Verification
 from memopt.memory.allocator import slack_bytes, use_expandable_segments, with_slack
 from memopt.memory.cost.table import CostTable
@@ -24,8 +26,17 @@ from memopt.program import Program
 from memopt.report.build import build_report
 from memopt.report.record import Report
 from memopt.solve.schedule import Schedule
-from memopt.step_search import Stages, StepSearch, replay, stages_of
+from memopt.step_search import Found, Stages, StepSearch, replay, stages_of
 from memopt.trial import TrialError, TrialMemoryError, trial
+
+log = logging.getLogger("memopt")
+
+# Seconds for a search beyond those: enough to keep the budget, at some cost in time.
+_LITTLE = 0.5
+_ADVICE = (
+    f"{SEARCHES} sizes of input were planned for, each larger than the last or of another form: give the largest as "
+    "example_inputs, or pad to few sizes; further ones are planned in haste"
+)
 
 
 class WholeStepNeeded(Exception):
@@ -103,6 +114,7 @@ class Session:
         table: CostTable,
         model_name: str = "",
         plan_seconds: float = 10.0,
+        sizes: Sizes | None = None,
     ) -> None:
         self.budget, self.passes, self.verify = budget, passes, verify
         self._engine, self._names = backend, names
@@ -121,6 +133,7 @@ class Session:
         # Set by an engine that runs its own code: whether to search for a plan, and bytes that its code takes less
         # than the program's own operations would.
         self.search, self.correction = True, 0
+        self.sizes = Sizes() if sizes is None else sizes
         self.margin = 0  # bytes of the budget that the allocator was seen to lose beyond the slack left to it
         # Whether what runs is the program itself, so that its timeline is the peak.
         self.exact = backend.exact
@@ -163,7 +176,8 @@ class Session:
         key = fingerprint(program)
         if self.search and key in self._schedules:
             return self._replayed(program, self._schedules[key])
-        if self.search and (graph_break or self._schedules) and self.whole_step:
+        another = bool(self._schedules) and not self.one_graph  # one of several graphs, at another size
+        if self.search and (graph_break or another) and self.whole_step:
             raise WholeStepNeeded
         planned = self.plan_training([program], settled=self.exact)[0]
         if planned.source is program:
@@ -247,7 +261,7 @@ class Session:
         limit = self._held(base + plain)
         room = None if limit is None else self.usable(limit) - base + self.correction
         if search.stages.searched and self.search:
-            found = search.plan(room)
+            found = self._found(search, programs, plain, room)
             planned, plan = found.planned, found.plan
             self._lowered.update(dict.fromkeys(keys, found.lowering))
         else:
@@ -379,6 +393,21 @@ class Session:
             )
             self._search_kept = keys, search
         return self._search_kept[1]
+
+    def _found(self, search: StepSearch, programs: Sequence[Program], plain: int, room: int | None) -> Found:
+        """The step's plan: a smaller step's from a larger one's, and of many sizes only the first few are searched."""
+        made = search.searches
+        if self.sizes.exhausted and not self.sizes.serves(programs, plain):
+            search.seconds = min(search.seconds, _LITTLE)
+            if _ADVICE not in self.notes:
+                log.warning("memopt: %s", _ADVICE)
+                self.note(_ADVICE)
+        found = search.plan(room, self.sizes.proposal(programs, plain))
+        searched = search.searches > made == 0
+        if found.plan.feasible:
+            names = [item.name for item in found.lowering]
+            self.sizes.keep(programs, carried_from(names, found.plan.choices, plain), searched=searched)
+        return found
 
     def _replayed(self, program: Program, schedule: Schedule | None) -> Program:
         return replay(program, self._stages(), self._lowered.get(fingerprint(program), ()), schedule)

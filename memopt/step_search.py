@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from memopt.carry import Carried, carried_curve
 from memopt.choice import acceptable, cheapest, joined, unused
 from memopt.evidence import Verification
 from memopt.memory.cost.table import CostTable, OperatorCost
@@ -16,6 +17,8 @@ from memopt.plan_store import PlanStore, StoredPlan, key_of
 from memopt.planned import Planned, measured_peak, predicted_peak
 from memopt.planner import StepPlan, StepPlanner, choice_of
 from memopt.program import Program
+from memopt.recompute import Lowering
+from memopt.solve.recompute import Curve
 from memopt.solve.schedule import Schedule, ScheduleError
 
 log = logging.getLogger("memopt")
@@ -119,23 +122,29 @@ class StepSearch:
             room: the most bytes that the proof of a pass may take; None: as `PassManager` has it.
         """
         self.stages, self.attempt = stages, attempt
-        self._verify, self._table, self._seconds, self._room = verify, table, seconds, room
+        self._verify, self._table, self.seconds, self._room = verify, table, seconds, room
+        self.searches = 0
         self._store, self._starved = PlanStore(), False
         self._options: dict[tuple[str, ...], _Option] = {}
         self.captured = [self._captured(program) for program in programs]
 
-    def plan(self, room: int | None) -> Found:
+    def plan(self, room: int | None, carried: Carried | None = None) -> Found:
         """Choose what to recompute in all graphs, and which of the rewrites that lower the floor to use: the last.
 
         A choice that was made before for an equal step is found again on disk, and judged anew.
 
         Args:
             room: bytes above what is resident; None: recompute only what costs no time.
+            carried: what was found for the same step at another size: taken over where it keeps the room.
         """
         passes = (*self.stages.early, *self.stages.lowering, *self.stages.late)
-        key = key_of(self.captured, passes, room, self._seconds)
+        key = key_of(self.captured, passes, room, self.seconds)
         stored = self._store.get(key)
         found = None if stored is None else self.settled(stored, room)
+        if found is None and carried is not None:
+            found = self._carried_over(carried, room)
+            if found is not None:
+                return found
         if found is None:
             self._starved = False
             found = self._searched(room)
@@ -169,7 +178,25 @@ class StepSearch:
         plan = StepPlan(choices, peak, min(peak, stored.minimum_bytes), True, stored.curve)
         return Found(planned, plan, chosen)
 
+    def _carried_over(self, carried: Carried, room: int | None) -> Found | None:
+        """The step with a plan of another size; None where that is none of this size, or not within room."""
+        chosen = tuple(item for item in self.stages.lowering if item.name in carried.lowering)
+        if tuple(item.name for item in chosen) != carried.lowering or len(carried.schedules) != len(self.captured):
+            return None
+        option = self._option(chosen)
+        known = iter(zip(carried.operations, carried.schedules, strict=True))
+        try:
+            planner = self._planned_by(option, lambda lowering, seconds: carried_curve(lowering, *next(known)))
+        except ScheduleError as error:
+            log.info("a plan of another size is not used: %s", error)
+            return None
+        planned, step = self._plan_within(_Option(option.items, chosen, planner), room)
+        if not step.feasible or (room is not None and measured_peak(planned, 0) > room):
+            return None
+        return Found(self._recorded(planned, self._option(self.stages.lowering).items, chosen), step, chosen)
+
     def _searched(self, room: int | None) -> Found:
+        self.searches += 1
         options = [self._option(()), self._option(self.stages.lowering)]
         lowered, used = options[1].items, options[1].passes
         if not used:
@@ -259,16 +286,21 @@ class StepSearch:
         return self._options[names]
 
     def _planner(self, option: _Option, share: float = 1.0) -> StepPlanner:
+        if option.planner is None:
+            option.planner = self._planned_by(option, None, share)
+        return option.planner
+
+    def _planned_by(
+        self, option: _Option, search: Callable[[Lowering, float], Curve] | None, share: float = 1.0
+    ) -> StepPlanner:
         after = PassManager(self.stages.late, False)
 
         def finish(program: Program) -> tuple[Program, Timeline]:
             finished, _ = after.run(program)
             return finished, self._memory(finished)[1]
 
-        if option.planner is None:
-            befores, costs = [item.before for item in option.items], [item.costs for item in option.items]
-            option.planner = StepPlanner(befores, costs, finish, seconds=share * self._seconds)
-        return option.planner
+        befores, costs = [item.before for item in option.items], [item.costs for item in option.items]
+        return StepPlanner(befores, costs, finish, seconds=share * self.seconds, search=search)
 
     # -- graphs and their records --------------------------------------------------------------------------------
 
