@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from memopt.cli.group import DIFFERENT, USAGE, CommandError, verbosity_options
 from memopt.cli.loading import Request, is_keras, load
 from memopt.cli.output import progress, refuse_existing
+from memopt.cli.printing import check_passes, print_options, printing_onnx
 from memopt.cli.steps import steps
 from memopt.cli.to_tensorflow import to_tensorflow
 from memopt.report import write_whole
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _ONNX_ONLY = (
     "opset", "target", "level", "passes", "skip", "explain", "allow_larger", "dtype", "quantize", "tolerance",
-    "measure", "report",
+    "measure", "report", "print_after", "print_changed",
 )  # fmt: skip
 
 
@@ -76,6 +77,7 @@ _ONNX_ONLY = (
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the record: .html, .json, .txt.")
 @click.option("--tiny", is_flag=True, help="The tiny size of a model of memopt.models.")
 @click.option("--trust-pickle", is_flag=True, help="Read files that may run code when read.")
+@print_options
 @verbosity_options
 @click.pass_context
 def convert(
@@ -96,6 +98,8 @@ def convert(
     tiny: bool,
     trust_pickle: bool,
     report: Path | None,
+    print_after: tuple[str, ...],
+    print_changed: bool,
     **how: Any,
 ) -> None:
     """Convert SOURCE to an ONNX file that computes the same, proved by real runs at several shapes.
@@ -132,7 +136,8 @@ def convert(
         raise CommandError(
             f"{output} is a folder: an ONNX file is written, or with --to tensorflow a SavedModel", USAGE
         )
-    with steps(ctx, f"converting {source}") as notify:
+    check_passes(print_after, _onnx_passes())
+    with printing_onnx(print_after, print_changed), steps(ctx, f"converting {source}") as notify:
         record = _converted(request, output, inputs, dynamic, {**how, "notify": notify})
     click.echo(record.to_json() if form == "json" else record.to_text(explain=explain), nl=False)
     if report is not None:
@@ -147,6 +152,15 @@ def _refuse_onnx_options(ctx: click.Context) -> None:
         given = ctx.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
         if given and parameter.name in _ONNX_ONLY:
             raise CommandError(f"{parameter.opts[0]} goes with ONNX files, not with --to tensorflow", USAGE)
+
+
+def _onnx_passes() -> list[str]:
+    """The names of the passes on ONNX graphs; none without the extra: the conversion says then what is missing."""
+    try:
+        from memopt.onnx import ONNXRUNTIME, STANDARD
+    except ImportError:
+        return []
+    return [item.name for item in (*STANDARD, *ONNXRUNTIME)]
 
 
 def _rendered(record: Conversion, suffix: str) -> str:

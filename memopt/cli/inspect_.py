@@ -12,6 +12,7 @@ from memopt.cli.group import verbosity_options
 from memopt.cli.loading import load
 from memopt.cli.model_options import ModelOptions, model_options
 from memopt.cli.output import chosen_format, emit, output_options, progress, refuse_existing
+from memopt.cli.printing import check_passes, print_options, print_passes
 from memopt.report import ProgramReport, Report, render
 from memopt.report.text import sparkline, title
 
@@ -20,6 +21,7 @@ _WIDTH = 72
 
 @click.command()
 @model_options
+@print_options
 @output_options
 @verbosity_options
 @click.pass_context
@@ -29,6 +31,8 @@ def inspect(
     form: str | None,
     output: Path | None,
     overwrite: bool,
+    print_after: tuple[str, ...],
+    print_changed: bool,
     **options: object,
 ) -> None:
     """Show where the bytes of one step of MODEL go: breakdown, timeline, and the largest tensors at the peak.
@@ -39,11 +43,13 @@ def inspect(
     """
     wanted = ModelOptions.from_options(options)
     refuse_existing(output, overwrite)
+    check_passes(print_after)
     with progress(ctx, f"inspecting {wanted.request.spec}"):
         loaded = load(wanted.request)
         report = memopt.plan(
             loaded.model, loaded.inputs, None, optimizer=wanted.optimizer(loaded.model), device=wanted.target
         )
+    print_passes(report, print_after, print_changed)
     chosen = chosen_format(form, output)
     emit(_text(report) if chosen == "text" else render(report, chosen), output)
 

@@ -14,6 +14,7 @@ from memopt.onnx.evidence import OnnxEvidence, OnnxEvidenceError, Witness
 from memopt.onnx.graph_pass import OnnxPass, OnnxPassResult
 from memopt.onnx.infer import skeleton
 from memopt.onnx.load import prepare
+from memopt.onnx.observe import observed
 from memopt.onnx.read import graphs
 from memopt.onnx.samples import Sample, UnknownInput, samples
 from memopt.pass_manager import Change, Refusal
@@ -130,6 +131,7 @@ class OnnxPassManager:
                     tuple(notes),
                 )
             )
+            observed(item.name, model, result.model)
             model = result.model
         return model, tuple(records)
 
