@@ -8,6 +8,7 @@ from memopt.onnx.passes.fold_constants import FoldConstants
 from memopt.onnx.passes.fuse_activations import FuseActivations
 from memopt.onnx.passes.fuse_attention import FuseAttention
 from memopt.onnx.passes.fuse_conv_bn import FuseConvBn
+from memopt.onnx.passes.fuse_conv_relu import FuseConvRelu
 from memopt.onnx.passes.fuse_matmul_add import FuseMatmulAdd
 from memopt.onnx.passes.fuse_multi_head_attention import FuseMultiHeadAttention
 from memopt.onnx.passes.fuse_normalization import FuseNormalization
@@ -45,5 +46,6 @@ ONNXRUNTIME: tuple[OnnxPass, ...] = (
     FuseSkipLayerNorm(),
     FuseSkipRmsNorm(),
     FuseQuickGelu(),
+    FuseConvRelu(),
     *_LAST,
 )
