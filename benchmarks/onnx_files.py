@@ -104,24 +104,26 @@ def _made_by_us(name: str, kind: str, half: bool, folder: Path, target: Path, ti
                 model, (), target, kwargs=inputs, dynamo=True, dynamic_shapes=shapes, external_data=False, verbose=False
             )
         return
-    from memopt.convert.pipeline import Options, convert_module
-    from memopt.onnx import ONNXRUNTIME, STANDARD
+    from memopt.convert.options import Options
+    from memopt.convert.pipeline import convert_module
 
-    passes = ONNXRUNTIME if kind == "memopt/onnxruntime" else STANDARD
+    options = Options(
+        target="onnxruntime" if kind == "memopt/onnxruntime" else "standard", dtype="fp16" if half else None
+    )
     if verify:
-        convert_module(model, inputs, target, options=Options(passes=passes, half=half))
+        convert_module(model, inputs, target, options=options)
         return
     from memopt.convert.capture import capture
     from memopt.convert.emit import emit, output_names
-    from memopt.convert.narrow import narrowed
+    from memopt.convert.lower import lowered
     from memopt.convert.write import staged
     from memopt.onnx import OnnxPassManager
 
     captured = capture(model, inputs, dynamic_axes(inputs, Dynamic()), required=False)
     with torch.no_grad():
         names = output_names(model(**inputs))
-    graph, _ = OnnxPassManager(passes, verify=False).run(emit(captured, names))
-    with staged(narrowed(graph) if half else graph, target) as stage:
+    graph, _ = OnnxPassManager(options.pipeline, verify=False).run(emit(captured, names))
+    with staged(lowered(graph, options).model, target) as stage:
         stage.commit()
 
 

@@ -47,7 +47,8 @@ class Options:
     @property
     def pipeline(self) -> tuple[OnnxPass, ...]:
         """The passes to run."""
-        return chosen_passes(target=self.target) if self.passes is None else tuple(self.passes)
+        wanted = chosen_passes(target=self.target) if self.passes is None else tuple(self.passes)
+        return tuple(item for item in wanted if self.dtype is None or not item.float32_only)
 
 
 def make_options(

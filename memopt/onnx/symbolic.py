@@ -32,7 +32,7 @@ _BROADCAST = {
 }  # fmt: skip
 # Operators of ONNX Runtime, which the inference does not know, whose results have the shape of their first input; an
 # attention's do where its values are as wide as its queries, which is how it is made here.
-_SAME_SHAPE = {"MultiHeadAttention", "QuickGelu", "SkipLayerNormalization"}
+_SAME_SHAPE = {"MultiHeadAttention", "QuickGelu", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"}
 _HOLDING = {"Squeeze", "Unsqueeze", "Reshape", "Identity", "Cast", "CastLike", "Flatten"}
 
 

@@ -22,6 +22,7 @@ class FuseConvRelu(OnnxRuntimePass):
 
     name: ClassVar[str] = "fuse_conv_relu"
     tolerance: ClassVar[float] = 4.0
+    float32_only: ClassVar[bool] = True
 
     def rewrite(self, edit: Edit) -> None:
         """Walk each graph in order."""

@@ -1,5 +1,6 @@
 import pytest
 
+from memopt.convert.options import Options
 from memopt.onnx.passes.fuse_conv_relu import FuseConvRelu
 from tests.onnx.build import apply, model, operators, reasons, unchanged, weight
 
@@ -45,3 +46,8 @@ def test_refused(nodes: str, options: dict[str, str], reason: str) -> None:
 
 def test_others_stay() -> None:
     unchanged(PASS, given("c = Conv<group=2>(x, w) y = Sigmoid(c)"))
+
+
+def test_models_of_lower_precision_do_without() -> None:
+    assert any(isinstance(item, FuseConvRelu) for item in Options(target="onnxruntime").pipeline)
+    assert not any(isinstance(item, FuseConvRelu) for item in Options(target="onnxruntime", dtype="fp16").pipeline)
