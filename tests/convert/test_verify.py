@@ -94,6 +94,17 @@ def test_only_what_depends_on_hidden_tokens_may_differ():
             _compared(a, ["y"], [torch.where(hidden, a.outputs[0], a.outputs[0] + 1)], 0.0)
 
 
+@torch.no_grad()
+def test_a_hidden_place_is_left_out_whole_where_some_of_its_values_are_the_same_by_chance():
+    model = Embedded(1.0)
+    model.embedding.weight[:, 0] = 0.5
+    for item in expect(masked(model)):
+        if item.settled is not None:
+            hidden = (item.inputs["attention_mask"] == 0).unsqueeze(-1).expand(item.outputs[0].shape)
+            assert torch.equal(~item.settled[0], hidden)
+            assert _compared(item, ["y"], [item.outputs[0] + hidden], 0.0).visible_only
+
+
 def test_models_of_fixed_shapes_are_compared_on_several_inputs():
     captured = capture(torch.nn.ReLU(), {"input": torch.randn(3, 4)}, {}, required=True)
     inputs = [item.inputs["input"] for item in expect(captured)]
