@@ -112,8 +112,10 @@ def with_weights_beside(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, Any
         )
         entry.external_data.add(key="location", value=name)
         array = np.ascontiguousarray(tensor.numpy())
-        if array.dtype.isbuiltin == 1:
-            values[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        if array.dtype.kind in "biuf":
+            # Read from a file, a type may carry its order of bytes, which ONNX Runtime does not know.
+            native = array.astype(array.dtype.newbyteorder("="), copy=False)
+            values[name] = onnxruntime.OrtValue.ortvalue_from_numpy(native)
         else:  # bfloat16 and the 8-bit floats, which numpy does not know, go by their bits
             bits = array.view({1: np.uint8, 2: np.uint16}[array.dtype.itemsize])
             values[name] = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, int(tensor.dtype))
