@@ -11,9 +11,10 @@ import click
 from click.core import ParameterSource
 
 from memopt.cli.group import DIFFERENT, USAGE, CommandError, verbosity_options
-from memopt.cli.loading import Request, is_keras, load
+from memopt.cli.loading import Request, is_keras, is_saved_model, load
 from memopt.cli.output import progress, refuse_existing
 from memopt.cli.printing import check_passes, print_options, printing_onnx
+from memopt.cli.saved_model import convert_folder
 from memopt.cli.steps import steps
 from memopt.cli.to_tensorflow import to_tensorflow
 from memopt.report import write_whole
@@ -21,6 +22,7 @@ from memopt.report import write_whole
 if TYPE_CHECKING:
     from memopt.convert.record import Conversion
 
+# What says how an ONNX file is made; the other options are about the source, or about any output.
 _ONNX_ONLY = (
     "opset", "target", "level", "passes", "skip", "explain", "allow_larger", "dtype", "quantize", "tolerance",
     "measure", "report", "print_after", "print_changed",
@@ -105,8 +107,8 @@ def convert(
     """Convert SOURCE to an ONNX file that computes the same, proved by real runs at several shapes.
 
     SOURCE is a name of memopt.models (gpt2, resnet50:tiny, …), package.module:factory, a Hugging Face folder, a .pt2 of
-    torch.export, a .keras or .h5 file of Keras 3, an .onnx file, or with --model a .safetensors, .pt, .pth or .bin
-    state dict.
+    torch.export, a .keras or .h5 file of Keras 3, a SavedModel folder of TensorFlow, an .onnx file, or with --model a
+    .safetensors, .pt, .pth or .bin state dict.
     """
     if (output is None) != dry_run:
         raise CommandError("say where to: -o model.onnx, or --dry-run (not both)", USAGE)
@@ -197,6 +199,8 @@ def _converted(
                 raise CommandError(f"no file {path}", USAGE)
             arrays = {spec.name: spec.make().numpy() for spec in specs}
             return convert_onnx(path, output, inputs=arrays or None, options=options)
+        if is_saved_model(path):
+            return convert_folder(path, output, specs, axes, options)
         if is_keras(request.spec):
             shapes = {spec.name: spec.shape for spec in specs}
             request, specs = dataclasses.replace(request, shapes=shapes, dynamic=axes is None), []

@@ -9,10 +9,11 @@ import click
 import memopt
 from memopt.budget import format_bytes
 from memopt.cli.group import verbosity_options
-from memopt.cli.loading import load
+from memopt.cli.loading import is_saved_model, load
 from memopt.cli.model_options import ModelOptions, model_options
 from memopt.cli.output import chosen_format, emit, output_options, progress, refuse_existing
 from memopt.cli.printing import check_passes, print_options, print_passes
+from memopt.cli.saved_model import inspect_folder
 from memopt.report import ProgramReport, Report, render
 from memopt.report.text import sparkline, title
 
@@ -39,11 +40,17 @@ def inspect(
 
     MODEL is a name of memopt.models (gpt2, resnet50:tiny, …), package.module:factory, where factory() returns
     (model, inputs), a Hugging Face folder, a .pt2, a .keras or .h5 file, or with --model a .safetensors or .pt state
-    dict.
+    dict. A SavedModel of TensorFlow is compiled by XLA, and its memory and time are shown before and after.
     """
     wanted = ModelOptions.from_options(options)
     refuse_existing(output, overwrite)
     check_passes(print_after)
+    path = Path(wanted.request.spec)
+    if is_saved_model(path):
+        with progress(ctx, f"compiling {path}"):
+            text = inspect_folder(path, chosen_format(form, output), wanted.request.batch)
+        emit(text, output)
+        return
     with progress(ctx, f"inspecting {wanted.request.spec}"):
         loaded = load(wanted.request)
         report = memopt.plan(

@@ -50,7 +50,7 @@ def emit(captured: Captured, output_names: Sequence[str], opset: int = DEFAULT_O
     if len(model.graph.outputs) != len(output_names):
         raise ConversionError(f"the ONNX graph has {len(model.graph.outputs)} outputs, the model {len(output_names)}")
     for value, name in zip(model.graph.outputs, output_names, strict=True):
-        _rename(model.graph, value, name)
+        rename(model.graph, value, name)
     _strip(model)
     model.producer_name = "memopt"
     return model
@@ -128,7 +128,7 @@ def _distinct_outputs(graph: ir.Graph) -> None:
         seen.add(id(value))
 
 
-def _rename(graph: ir.Graph, value: ir.Value, name: str) -> None:
+def rename(graph: ir.Graph, value: ir.Value, name: str) -> None:
     """Give an output its name; another value of that name gets another."""
     if value.name == name:
         return
