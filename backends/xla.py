@@ -24,6 +24,7 @@ from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.planner import GraphPeaks
 from memopt.program import InputKind, OutputKind, tensors_of
+from memopt.report.record import ExecutableReport
 
 # Operators in a piece of a graph, in the attempts to keep a budget: smaller pieces hold less, and are slower.
 PIECES = (80, 20, 8, 3)
@@ -41,6 +42,7 @@ class XlaBackend:
 
     name = "xla"
     exact = False
+    measures = True  # the compiler says what its executables take: the program's own timeline is that of other kernels
 
     def __init__(self, device: torch.device) -> None:
         for package in ("jax", "torchax"):
@@ -68,10 +70,22 @@ class XlaBackend:
 
 def _aot(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks, forward: Any, backward: Any) -> Any:
     """Lower with AOTAutograd: these compilers for the two halves, memopt's own for inference."""
+    session: Any = hooks.session
+
+    def build(module: fx.GraphModule) -> Boxed:
+        resident = {node.name for node in module.graph.nodes}
+        sizes = (0, *PIECES) if session.budget is not None else (0,)
+        for size in sizes:
+            half = _Half(module, size=size)
+            excess = session.emitted_inference(half.executable.usage(resident)[0])
+            if excess is None or excess <= 0:
+                session.compiled(half.records("inference"))
+                return half
+        raise _over(session, excess)
 
     def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         program, rewrite = hooks.inference(module)
-        return emit(module) if hooks.dry else Watched(program, rewrite, _Half)
+        return emit(module) if hooks.dry else Watched(program, rewrite, build)
 
     lower = aot_autograd(
         fw_compiler=forward, bw_compiler=backward, inference_compiler=inference, partition_fn=hooks.partition
@@ -104,6 +118,17 @@ class _Half:
         self._exact = [exact is None or number < exact for number in range(len(results))]
         self.names = [node.name if isinstance(node, fx.Node) else None for node in results]
 
+    def records(self, name: str) -> list[ExecutableReport]:
+        """What the compiler says of each piece."""
+        found = self.executable.memories
+        several = f" of {len(found)}" if len(found) > 1 else ""
+        return [
+            ExecutableReport(
+                f"{name}, piece {number}{several}" if several else name, one.arguments, one.outputs, one.temporaries
+            )
+            for number, one in enumerate(found, 1)
+        ]
+
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Run on a list of inputs, which is emptied."""
         return self.executable(args, outputs=self._exact)
@@ -130,11 +155,11 @@ class _Training:
                 run = self._attempt(size)
                 saving, excess = session.emitted(self._hooks.captured, self._peaks())
                 if excess is None or excess <= 0:
+                    session.compiled([one for name, half in self._halves.items() for one in half.records(name)])
                     return run
                 if session.one_graph and session.feasible:
                     session.correction = saving - excess // 8
-            report, limit = session.report, session.limit_bytes
-            raise BudgetError(limit + excess, limit, report.breakdown)
+            raise _over(session, excess)
         finally:
             session.correction = 0
             session.forget_search()
@@ -181,6 +206,11 @@ class _Training:
         held = {n for n in self._halves["forward"].names[: self._forward_outputs] if n}
         beside = forward.bytes_of(held - backward.argument_names - resident)
         return GraphPeaks(peak, highest + beside, saved, max(0, left - passed_on) + beside)
+
+
+def _over(session: Any, excess: int) -> BudgetError:
+    limit = session.report.budget_bytes
+    return BudgetError(limit + excess, limit, session.report.breakdown)
 
 
 def _device_of(module: fx.GraphModule) -> torch.device:

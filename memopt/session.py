@@ -24,7 +24,7 @@ from memopt.planned import Planned, constant_bytes, fingerprint, measured_peak, 
 from memopt.planner import GraphPeaks, StepPlan, peaks_of, step_peak
 from memopt.program import Program
 from memopt.report.build import build_report
-from memopt.report.record import Report
+from memopt.report.record import ExecutableReport, Report
 from memopt.solve.schedule import Schedule
 from memopt.step_search import Found, Stages, StepSearch, replay, stages_of
 from memopt.trial import TrialError, TrialMemoryError, trial
@@ -122,6 +122,7 @@ class Session:
         self.model_name, self.plan_seconds = model_name, plan_seconds
         self.notes: list[str] = []
         self.report: Report | None = None
+        self.executables: tuple[ExecutableReport, ...] = ()  # of the engine's own compiler
         self.collecting: list[Program] | None = None
         self.whole_step = False  # whether a graph break may be answered by collecting all graphs first
         self._schedules: dict[str, Schedule | None] = {}  # by fingerprint; None: nothing is recomputed
@@ -309,6 +310,24 @@ class Session:
         if len(step.keys) == 1:
             self._schedules.pop(step.keys[0], None)  # another attempt may want another plan
         return saving, None if step.limit is None else self.report.peak_bytes - self.usable(step.limit)
+
+    def compiled(self, executables: Sequence[ExecutableReport]) -> None:
+        """Put on record what an engine's own compiler says of the executables that it made of a graph."""
+        self.executables = (*self.executables, *executables)
+        if self.report is not None:
+            self.report = dataclasses.replace(self.report, executables=self.executables)
+
+    def emitted_inference(self, peak: int) -> int | None:
+        """Put on record that an engine's code for the inference graph planned last takes `peak` bytes of its own.
+
+        Returns:
+            Bytes by which the graph exceeds the budget (negative when it does not); None without a budget.
+        """
+        planned = self._inference
+        assert planned is not None
+        self.report = report = build_report(self, [planned], peak, peak, None, planned.timeline_before.peak_bytes)
+        limit = report.budget_bytes
+        return None if limit is None else report.peak_bytes - self.usable(limit)
 
     def may_leave(self, graph_break: bool) -> bool:
         """Whether an engine may try its own partition first: a step of one graph, or no budget to be shared."""

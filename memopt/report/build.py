@@ -70,6 +70,7 @@ def build_report(
         environment=Environment(torch.__version__, _device_name(session, item.program), torch.get_num_threads()),
         model=session.model_name,
         backend=session.engine().name,
+        executables=session.executables,
         curve=_whole_curve(curve, peak, base, optimizer_peak),
     )
 

@@ -112,6 +112,28 @@ class ProgramReport:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExecutableReport:
+    """What one executable of an engine's own compiler takes while it runs, in bytes, by that compiler's analysis.
+
+    Attributes:
+        name: which graph, half and piece it is.
+        arguments: of its arguments, weights included.
+        outputs: of its results.
+        temporaries: of everything between.
+    """
+
+    name: str
+    arguments: int
+    outputs: int
+    temporaries: int
+
+    @property
+    def peak(self) -> int:
+        """All of it together."""
+        return self.arguments + self.outputs + self.temporaries
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """What one compilation did. All sizes are bytes on the device, whole step, everything resident included.
 
@@ -130,6 +152,7 @@ class Report:
         backend: the engine that runs the programs.
         curve: what more or less memory would cost, falling in bytes and rising in seconds; the plan that was taken is
             marked. Empty for inference, and where nothing was planned.
+        executables: what an engine's own compiler says of each of its executables, in the order in which they run.
     """
 
     passes: tuple[PassRecord, ...]
@@ -145,6 +168,7 @@ class Report:
     model: str = ""
     backend: str = ""
     curve: tuple[CurvePoint, ...] = ()
+    executables: tuple[ExecutableReport, ...] = ()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON, as one self-contained HTML page or as text, by the path's suffix.

@@ -9,7 +9,7 @@ from memopt.budget import format_bytes
 from memopt.evidence import Evidence
 from memopt.memory.breakdown import align
 from memopt.report.curve_table import curve_table
-from memopt.report.record import ProgramReport, Report, TensorRow
+from memopt.report.record import ExecutableReport, ProgramReport, Report, TensorRow
 
 _BARS = "▁▂▃▄▅▆▇█"
 _REFUSALS_SHOWN = 3
@@ -27,6 +27,8 @@ def to_text(report: Report) -> str:
         lines += _curve(report)
     for program in report.programs:
         lines += [*_program(program), ""]
+    if report.executables:
+        lines += ["executables, by their compiler's own analysis:", *_indent(_executables(report.executables)), ""]
     if report.passes:
         lines += ["passes:", *_indent(_passes(report))]
     return "\n".join(lines).rstrip()
@@ -131,6 +133,16 @@ def _program(program: ProgramReport) -> list[str]:
             table = [(row.name, format_bytes(row.bytes), row.source) for row in shown]
             lines += [f"  {label}:", *_indent(_indent(align(table, right=(1,))))]
     return lines
+
+
+def _executables(executables: Sequence[ExecutableReport]) -> list[str]:
+    shown = sorted(executables, key=lambda one: -one.peak)[:_ROWS_SHOWN]
+    rows = [("", "arguments", "outputs", "temporaries", "together")]
+    for one in shown:
+        sizes = [format_bytes(size) for size in (one.arguments, one.outputs, one.temporaries, one.peak)]
+        rows.append((one.name, sizes[0], sizes[1], sizes[2], sizes[3]))
+    hidden = len(executables) - len(shown)
+    return align(rows, right=(1, 2, 3, 4)) + ([f"{hidden} smaller ones: see the JSON report"] if hidden else [])
 
 
 def _passes(report: Report) -> list[str]:

@@ -178,3 +178,28 @@ def test_empty_and_misaligned_inputs() -> None:
     assert torch.equal(compiled(x), x.relu())
     x.neg_()
     assert torch.equal(compiled(x), x.relu())
+
+
+@torch.no_grad()
+def test_the_report_says_what_the_compiler_says() -> None:
+    model = network().eval()
+    compiled = memopt.compile(model, "1GB", backend="xla")
+    compiled(torch.randn(4, 3, 8, 8))
+    report = compiled.report
+    (one,) = report.executables
+    weights = sum(value.numel() * 4 for value in (model[4].weight, model[4].bias, model[0].weight, model[0].bias))
+    assert one.arguments == weights + 4 * 3 * 64 * 4 and one.outputs == 160 and one.temporaries > 0
+    assert "executables, by their compiler's own analysis:" in str(report)
+    assert (
+        report.peak_bytes <= 1e9
+        and memopt.report.json_format.from_json(memopt.report.json_format.to_json(report)).executables
+        == report.executables
+    )
+
+
+@torch.no_grad()
+def test_inference_over_the_budget_is_refused() -> None:
+    compiled = memopt.compile(network().eval(), 30_000, backend="xla")
+    with pytest.raises(memopt.BudgetError) as found:
+        compiled(torch.randn(64, 3, 8, 8))
+    assert found.value.minimum_bytes > 30_000
