@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from memopt.convert.capture import Captured
 from memopt.convert.errors import ConversionError
+from memopt.onnx.origin import origin_of
 
 # What the exporter's own translations are written for: other opsets are reached by converting from it.
 DEFAULT_OPSET = 20
@@ -63,6 +64,7 @@ def _strip(model: ir.Model) -> None:
         for value in (*graph.inputs, *graph.outputs, *graph.initializers.values()):
             value.metadata_props.clear()
         for node in graph:
+            node.meta.update(origin_of(node))  # which no file holds
             node.metadata_props.clear()
             node.doc_string = None
             for value in node.outputs:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import os
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 
 import onnx_ir as ir
 
@@ -13,6 +14,10 @@ from memopt.budget import format_bytes
 from memopt.convert.measure import Cost
 from memopt.convert.verify import Run
 from memopt.onnx.manager import OnnxPassRecord
+from memopt.report.json_format import document_of, dumps, parsed, record_of
+
+SCHEMA = "memopt-conversion"
+VERSION = 2
 
 # Said once in every record: see `memopt.convert.rewriting.COUNTERPARTS`.
 PASSES_ON = "passes on the ONNX graph, whose sizes may vary; each of memopt.INFERENCE has its counterpart there"
@@ -122,9 +127,30 @@ class Conversion:
         return f"{verdict} the source in {count}: largest difference {worst:.1e} of the largest value"
 
     def to_json(self) -> str:
-        """The whole record as JSON, ending with a newline."""
-        head = {"format": "memopt conversion", "version": 1, "rewritten": PASSES_ON}
-        return json.dumps({**head, **dataclasses.asdict(self)}, indent=2) + "\n"
+        """The whole record as JSON, ending with a newline: docs/report_schema.md describes it."""
+        return dumps(document_of(self, SCHEMA, VERSION))
+
+
+def from_json(text: str) -> Conversion:
+    """Read `Conversion.to_json`'s text back.
+
+    Raises:
+        ValueError: not JSON, no record of a conversion, or one of a version that is not known.
+    """
+    return record_of(parsed(text), Conversion, SCHEMA, VERSION)
+
+
+def load(path: str | os.PathLike[str]) -> Conversion:
+    """Read the record of a conversion that was saved as JSON.
+
+    Raises:
+        ValueError: the file is none, or of a version that is not known.
+        OSError: the file cannot be read.
+    """
+    try:
+        return from_json(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _bytes(size: int | None) -> str:

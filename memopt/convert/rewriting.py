@@ -112,7 +112,8 @@ def rewritten(
     records: list[OnnxPassRecord] = []
     for _ in range(_MOST_ROUNDS if repeat else 1):
         try:
-            model, made = OnnxPassManager(passes, verify=proved, inputs=inputs, notify=notify).run(model)
+            manager = OnnxPassManager(passes, verify=proved, inputs=inputs, notify=notify, record=True)
+            model, made = manager.run(model, records)
         except OnnxModelError as error:
             raise ConversionError(f"the ONNX graph cannot be handled: {error}") from error
         except OnnxPassError as error:

@@ -11,6 +11,7 @@ the model is run on inputs that it accepts (where a broadcast would fail, any sh
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -233,8 +234,10 @@ class Symbols:
             sizes = None if shape is None else [int(dim) if dim.is_Integer else self._named(dim) for dim in shape]
             types[value.name] = onnx.helper.make_tensor_type_proto(int(value.dtype), sizes)
             known = _integers(self.data.get(value))
-            if known is not None and shape is not None:
-                array = np.asarray(known, dtype=value.dtype.numpy()).reshape([int(dim) for dim in shape])
+            # A shape may be open, or contradict the data: what a model declares need not be so.
+            fixed = [size for size in sizes or () if isinstance(size, int)]
+            if known is not None and sizes is not None and len(fixed) == len(sizes) and math.prod(fixed) == len(known):
+                array = np.asarray(known, dtype=value.dtype.numpy()).reshape(fixed)
                 data[value.name] = onnx.numpy_helper.from_array(array, value.name)
         try:
             schema = onnx.defs.get_schema(node.op_type, self._version, node.domain)

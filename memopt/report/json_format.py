@@ -80,6 +80,8 @@ def record_of(document: dict[str, Any], kind: type[T], schema: str, version: int
     Raises:
         ValueError: another schema, a version that is not known, or a field missing or of the wrong type.
     """
+    if document["schema"] == "memopt-conversion" != schema:
+        raise ValueError("the record of a conversion: read it with memopt.convert.record.load")
     if document["schema"] != schema:
         raise ValueError(f'not a memopt report: no "schema": "{schema}"')
     found = document.get("version")

@@ -153,6 +153,7 @@ def _program(program: ProgramReport, tables: TableWriter) -> View:
     return {
         "name": program.name,
         "kind": program.kind,
+        "note": "",
         "nodes": program.nodes,
         "forward": program.forward_steps,
         "lines": [list(program.timeline_before), list(program.timeline_after)],

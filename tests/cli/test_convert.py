@@ -147,9 +147,9 @@ def test_reports_as_pages_and_files(run, folder):
         assert (result.exit_code, result.stderr) == (0, f"written to r.{suffix}\n")
         assert (folder / f"r.{suffix}").read_text().startswith(start)
     page = (folder / "r.html").read_text()
-    for expected in ("in.onnx → nothing written", "rows 2", "Identity", "eliminate_no_ops: 1 changes", "float"):
+    for expected in ("in.onnx → nothing written", "rows 2", "Identity", "pass eliminate_no_ops: 1 changes", "float"):
         assert expected in page
-    assert "http" not in page
+    assert "https:" not in page
     assert_one_line(run("convert", "in.onnx", "--dry-run", "--report", "r.pdf"), 2, "a report is .html, .json or .txt")
     assert_one_line(run("convert", "in.onnx", "--dry-run", "--report", "r.html"), 2, "r.html exists")
 
@@ -157,8 +157,9 @@ def test_reports_as_pages_and_files(run, folder):
 def test_json_holds_the_record(run):
     result = run("convert", "gpt2:tiny", "--dry-run", "--format", "json")
     assert result.exit_code == 0, result.stderr
-    record = json.loads(result.stdout)
-    assert (record["format"], record["version"]) == ("memopt conversion", 1)
+    document = json.loads(result.stdout)
+    assert (document["schema"], document["version"]) == ("memopt-conversion", 2)
+    record = document["report"]
     assert record["output"] is None
     assert record["inputs"] == [{"name": "input_ids", "dtype": "int64", "shape": ["batch", "sequence"]}]
     assert len(record["runs"]) == 4

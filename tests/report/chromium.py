@@ -92,7 +92,10 @@ class Browser:
     def press(self, key: str, *, text: str = "") -> None:
         """Press a key in whatever has the focus."""
         codes = {"Enter": 13, "Tab": 9, " ": 32, "Home": 36, "End": 35, "ArrowRight": 39, "ArrowLeft": 37}
-        common = {"key": key, "windowsVirtualKeyCode": codes.get(key, ord(key.upper()) if len(key) == 1 else 0)}
+        common = {
+            "key": key,
+            "windowsVirtualKeyCode": codes.get(key, ord(key.upper()) if key.isalnum() and len(key) == 1 else 0),
+        }
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text or ("\r" if key == "Enter" else ""), **common)
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 

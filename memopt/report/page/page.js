@@ -22,7 +22,7 @@ function programSections(program, at) {
   const parts = [];
   const title = data.programs.length > 1 ? ` of ${program.name}` : "";
   if (program.lines.some((line) => line.length)) {
-    parts.push(section(`memory-${at}`, `Memory over time${title}`, make("p", { class: "soft" }, `${program.kind}, ${count(program.nodes, "operation")}`), timelineChart(program, data.budget)));
+    parts.push(section(`memory-${at}`, `Memory over time${title}`, make("p", { class: "soft" }, `${program.kind}, ${count(program.nodes, "operation")}${program.note ? `: ${program.note}` : ""}`), timelineChart(program, data.budget)));
   }
   if (program.arena) parts.push(section(`arena-${at}`, `The arena${title}`, arenaChart(program.arena)));
   if (program.decisions.length) parts.push(section(`decisions-${at}`, `Kept or computed again${title}`, decisionTable(program.decisions)));
