@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-
 # One thread per process: xdist already uses every core.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo test test-slow test-gpu lint clean
+.PHONY: demo test test-slow test-gpu lint readme clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -29,6 +29,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p memopt
+
+# The README's tables, from benchmarks/results.
+readme: $(STAMP)
+	$(BIN)/python benchmarks/render.py
 
 # Set-up is repeated only when what is to be installed changes.
 $(STAMP): pyproject.toml constraints.txt

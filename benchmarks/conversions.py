@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import transformers
+from render import conversions_table
 
 from memopt import models
 from memopt.cli.conversion_inputs import derived_inputs
@@ -138,25 +139,6 @@ def rows(wanted: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def table(result: dict[str, Any]) -> str:
-    done = [row for row in result["rows"] if "refused" not in row]
-    lines = [
-        f"{len(done)} of {len(result['rows'])} models converted, each compared with PyTorch at every size named: "
-        f"torch {result['torch']}, transformers {result['transformers']}, small configs with random weights.",
-        "",
-        "| | model | nodes as exported | nodes written | compared at | largest difference, of the largest value |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in result["rows"]:
-        if "refused" in row:
-            lines.append(f"| {row['kind']} | {row['model']} | | | refused: {row['refused']} | |")
-            continue
-        sizes = "; ".join(", ".join(f"{label} {size}" for label, size in run.items()) for run in row["runs"])
-        counts = f"{row['nodes_before']:,} | {row['nodes_after']:,}"
-        lines.append(f"| {row['kind']} | {row['model']} | {counts} | {sizes} | {row['max_relative']:.1e} |")
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -173,8 +155,9 @@ def main() -> None:
         "rows": made,
     }
     path.write_text(json.dumps(result, indent=1) + "\n")
-    path.with_suffix(".md").write_text(table(result))
-    print(table(result), end="")
+    table = conversions_table(result)
+    path.with_suffix(".md").write_text(table)
+    print(table, end="")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Write the results under benchmarks/results into the README, between the marks that name them.
 
-python benchmarks/render.py            rewrite the README
-python benchmarks/render.py --check    exit 1 when the README and the files disagree
+A result that is too long for the README has a page of its own beside it, of the same name, which the README links to.
+
+python benchmarks/render.py            rewrite the README and the pages (`make readme`)
+python benchmarks/render.py --check    exit 1 when one of them and the results disagree
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import json
 import re
 import statistics
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,32 +129,128 @@ def arena_table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def compare_table(result: dict[str, Any]) -> str:
+    """Two tables of models by engines: time of a step, and memory; what did not run is said below."""
+    comparisons = result["comparisons"]
+    engines = list(dict.fromkeys(row["name"] for item in comparisons for row in item["rows"]))
+    first, reasons = comparisons[0], {}
+    for item in comparisons:
+        for row in item["rows"]:
+            if row["reason"]:
+                reasons.setdefault((row["name"], row["reason"]), []).append(item["model"])
+    engines = [name for name in engines if any(row["seconds"] for item in comparisons for row in _named(item, name))]
+    driver = f", driver {first['versions']['driver']}" if "driver" in first["versions"] else ""
+    settings = first["settings"]
+    lines = [
+        f"{first['mode'].capitalize()}, {first['dtype']}; {first['device']}{driver}, torch "
+        f"{first['versions']['torch']}; median of {settings['repeats']} steps ± half the distance of the quartiles, "
+        "in milliseconds:",
+        "",
+        *_matrix(comparisons, engines, _milliseconds),
+        "",
+        "What the process holds of the device, libraries included and, in parentheses, what PyTorch's allocator gave "
+        "out at most, in MB:",
+        "",
+        *_matrix(comparisons, engines, _megabytes),
+        "",
+        "Error of the results against float64, relative, in the Euclidean norm:",
+        "",
+        *_matrix(comparisons, engines, lambda row: "" if row["error"] is None else f"{row['error']:.1e}"),
+    ]
+    for (name, reason), models in reasons.items():
+        where = "" if len(models) == len(comparisons) else f" ({', '.join(models)})"
+        lines += ["", f"`{name}`{where}: {reason}"]
+    return "\n".join(lines) + "\n"
+
+
+def _named(item: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [row for row in item["rows"] if row["name"] == name]
+
+
+def _matrix(
+    comparisons: list[dict[str, Any]], engines: list[str], cell: Callable[[dict[str, Any]], str]
+) -> Iterator[str]:
+    yield f"| model | {' | '.join(engines)} |"
+    yield "|---" * (len(engines) + 1) + "|"
+    for item in comparisons:
+        settings = item["settings"]
+        sizes = ", ".join(str(settings[key]) for key in ("batch", "sequence", "resolution") if key in settings)
+        cells = [cell(row) if row["seconds"] else "-" for name in engines for row in _named(item, name)]
+        yield f"| {item['model']} {sizes} | {' | '.join(cells)} |"
+
+
+def _milliseconds(row: dict[str, Any]) -> str:
+    low, _, high = statistics.quantiles(row["seconds"], n=4, method="inclusive")
+    return f"{statistics.median(row['seconds']) * 1e3:.2f} ±{(high - low) * 500:.2f}"
+
+
+def _megabytes(row: dict[str, Any]) -> str:
+    held, given = (
+        None if row[key] is None else f"{row[key] / 1e6:,.0f}" for key in ("process_bytes", "allocated_bytes")
+    )
+    return f"{held or '?'}{f' ({given})' if given else ''}"
+
+
+def conversions_table(result: dict[str, Any]) -> str:
+    done = [row for row in result["rows"] if "refused" not in row]
+    lines = [
+        f"{len(done)} of {len(result['rows'])} models converted, each compared with PyTorch at every size named: "
+        f"torch {result['torch']}, transformers {result['transformers']}, small configs with random weights.",
+        "",
+        "| | model | nodes as exported | nodes written | compared at | largest difference, of the largest value |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        if "refused" in row:
+            lines.append(f"| {row['kind']} | {row['model']} | | | refused: {row['refused']} | |")
+            continue
+        sizes = "; ".join(", ".join(f"{label} {size}" for label, size in run.items()) for run in row["runs"])
+        counts = f"{row['nodes_before']:,} | {row['nodes_after']:,}"
+        lines.append(f"| {row['kind']} | {row['model']} | {counts} | {sizes} | {row['max_relative']:.1e} |")
+    return "\n".join(lines) + "\n"
+
+
+# By the first word of a result's name: what stands in the README, and what has a page of its own.
 TABLES = {
     "step": step_table,
     "planning": planning_table,
     "packing": packing_table,
     "training": training_table,
     "arena": arena_table,
+    "compare": compare_table,
 }
+PAGES = {"conversions": conversions_table}
 
 
 def rendered(text: str) -> str:
+    """The README with every table made anew."""
+
     def fill(match: re.Match[str]) -> str:
         result = json.loads((RESULTS / match["name"]).read_text())
-        return match[1] + TABLES[match["name"].split("_")[0]](result) + match[3]
+        return match[1] + TABLES[match["name"].split("_")[0].removesuffix(".json")](result) + match[3]
 
     return MARK.sub(fill, text)
 
 
-def main() -> int:
+def texts() -> dict[Path, str]:
+    """Every file that is made of results, as it should be."""
     readme = ROOT / "README.md"
-    text = readme.read_text()
-    new = rendered(text)
+    found = {readme: rendered(readme.read_text())}
+    for path in sorted(RESULTS.glob("*.json")):
+        table = PAGES.get(path.stem.split("_")[0])
+        if table is not None:
+            found[path.with_suffix(".md")] = table(json.loads(path.read_text()))
+    return found
+
+
+def main() -> int:
+    wrong = [(path, text) for path, text in texts().items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv[1:]:
-        if new != text:
-            print("README.md and benchmarks/results disagree: run python benchmarks/render.py", file=sys.stderr)
-        return int(new != text)
-    readme.write_text(new)
+        for path, _ in wrong:
+            print(f"{path.relative_to(ROOT)} and benchmarks/results disagree: run make readme", file=sys.stderr)
+        return int(bool(wrong))
+    for path, text in wrong:
+        path.write_text(text)
     return 0
 
 

@@ -1,21 +1,68 @@
-"""The README's figures are those of the committed results."""
+"""The README's figures, and the pages', are those of the committed results."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from benchmarks import render
+
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 
 
-def test_readme_agrees_with_the_results():
+def test_readme_and_pages_agree_with_the_results():
     check = [sys.executable, str(ROOT / "benchmarks" / "render.py"), "--check"]
     found = subprocess.run(check, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
 
 
-def test_every_result_is_in_the_readme():
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_every_result_is_in_the_readme(path):
     readme = (ROOT / "README.md").read_text()
-    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
-        page = path.with_suffix(".md")  # a table too long for the README has a page of its own
-        named = f"(benchmarks/results/{page.name})" if page.exists() else f"<!-- results: {path.name} -->"
-        assert named in readme
+    page = path.with_suffix(".md")  # a table too long for the README has a page of its own
+    if page.exists():
+        assert f"(benchmarks/results/{page.name})" in readme
+        assert page in render.texts()
+    else:
+        assert f"<!-- results: {path.name} -->" in readme
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_a_figure_that_is_changed_by_hand_is_seen(path, tmp_path, monkeypatch):
+    """No figure of a table is typed: another number in the file is another number on the page."""
+    monkeypatch.setattr(render, "RESULTS", tmp_path)
+    kind = path.stem.split("_")[0]
+    table = render.TABLES.get(kind) or render.PAGES[kind]
+    result = json.loads(path.read_text())
+    rows = result["comparisons"][0]["rows"] if "comparisons" in result else result["rows"]
+    before = table(json.loads(path.read_text()))
+    figures = [key for key, value in rows[0].items() if isinstance(value, int | float) and not isinstance(value, bool)]
+    for key in figures:
+        rows[0][key] = rows[0][key] * 3 + 7
+    assert figures and table(result) != before
+
+
+def test_comparisons_say_what_did_not_run():
+    row = {"reason": "", "seconds": [0.001, 0.002, 0.003], "error": 1e-3, "process_bytes": 2_000_000}
+    eager = {"name": "eager", "allocated_bytes": 1_000_000, **row}
+    missing = {"name": "xla", "reason": "needs jax", "seconds": [], "error": None}
+    other = {"name": "static", "allocated_bytes": None, **row, "process_bytes": None}
+    common = {"mode": "inference", "dtype": "float16", "device": "H100", "versions": {"torch": "2.11"}}
+    settings = {"repeats": 3, "batch": 8, "sequence": 128}
+    comparisons = [
+        {**common, "settings": settings, "model": "bert", "rows": [eager, missing, other]},
+        {
+            **common,
+            "settings": {"repeats": 3, "batch": 4},
+            "model": "unet",
+            "rows": [eager, {**missing}, {**missing, "name": "static"}],
+        },
+    ]
+    lines = render.compare_table({"comparisons": comparisons}).splitlines()
+    assert "| bert 8, 128 | 2.00 ±0.50 | 2.00 ±0.50 |" in lines
+    assert "| unet 4 | 2.00 ±0.50 | - |" in lines
+    assert "| bert 8, 128 | 2 (1) | ? |" in lines
+    assert "`xla`: needs jax" in lines and "`static` (unet): needs jax" in lines
