@@ -31,7 +31,7 @@ log = logging.getLogger("memopt")
 # Levers that change the numbers or the meaning of a step, by consent only. None is built yet.
 LEVERS: tuple[str, ...] = ()
 
-BACKENDS = ("aten", "inductor", "static", "onnxruntime", "xla")
+BACKENDS = ("aten", "inductor", "static", "onnxruntime", "xla", "tensorflow")
 
 
 def compile(
@@ -57,7 +57,7 @@ def compile(
         optimizer: the one that will step the parameters: its state and temporaries count. It is never stepped here.
         backend: "inductor" for speed, "aten" for a step that is byte for byte what was planned, "static" for inference
             in one arena with no allocation in a call but the results, "onnxruntime" for inference by ONNX Runtime,
-            "xla" for executables of XLA's.
+            "xla" for executables of XLA's, "tensorflow" for inference by TensorFlow, compiled by XLA.
         passes: rewrites in order, in place of `memopt.INFERENCE` or `memopt.TRAINING`.
         allow: names of levers that may change the numbers; none is available in this version.
         verify: True proves each rewrite on its own region and measures a trial step; "full" also compares whole
@@ -362,4 +362,10 @@ def _engine(backend: str, device: torch.device, budget: Budget | None) -> tuple[
         from memopt.backends.xla import XlaBackend
 
         return XlaBackend(device), ()
+    if backend == "tensorflow":
+        from memopt.backends.tensorflow import TensorFlowBackend
+
+        if budget is not None:
+            raise ValueError("backend 'tensorflow' keeps no budget: use 'xla', whose executables are measured")
+        return TensorFlowBackend(device), ()
     raise ValueError(f"unknown backend {backend!r}: use one of {', '.join(BACKENDS)}")

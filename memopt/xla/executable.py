@@ -69,7 +69,7 @@ class Executable:
         """
         self.module, self.device = module, device
         self.platform = "cpu" if device.type == "cpu" else "cuda"
-        module, held = _attributes_to_inputs(module)
+        module, held = attributes_to_inputs(module)
         self._held = list(held.values())
         self._inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._results: list[Any] = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
@@ -188,7 +188,7 @@ def _key(seed: Any, number: int) -> Any:
     return jnp.asarray([first, (second + number * 0x9E3779B9) % (1 << 32)], jnp.uint32)
 
 
-def _attributes_to_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, torch.Tensor]]:
+def attributes_to_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, torch.Tensor]]:
     """A graph whose tensor attributes are placeholders behind the others, and their values in order."""
     graph = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
