@@ -15,6 +15,7 @@ from memopt.capture.dynamo import Hooks
 from memopt.capture.lending import position_of
 from memopt.memory.allocator_limit import held_bytes, lifted
 from memopt.program import OutputKind, Program
+from memopt.progress import stage
 from memopt.synthesis import same_random_state
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ def lower_within(
         written, allowed = _measurable(session, hooks), held_bytes(device)
         if written is None or allowed is None:
             return run
+        stage("taking a step")
         taken = take_step(run, given, written, device)
         if taken is not None:
             session.took(taken.allocated_bytes - (allowed - session.limit_bytes))

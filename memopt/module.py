@@ -32,6 +32,7 @@ from memopt.memory.distributed import buckets_of
 from memopt.memory.optimizer import OptimizerFootprint, optimizer_footprint
 from memopt.memory.rounding import allocated_bytes
 from memopt.pass_manager import Pass
+from memopt.progress import planning, stage
 from memopt.report.record import Report
 from memopt.session import Resident, Session, WholeStepNeeded, storage_bytes
 from memopt.step_guard import StepGuard
@@ -114,7 +115,7 @@ class CompiledModule(nn.Module):
         self._last = session
         guard = self._guards.setdefault(session, StepGuard())
         try:
-            with guard.forward():
+            with guard.forward(), planning(session.model_name):
                 outputs = self._planned_call(session, accumulating, args, kwargs)
         except torch.OutOfMemoryError as error:
             raise MemoryError(_short_of_memory(session, error)) from None
@@ -132,13 +133,15 @@ class CompiledModule(nn.Module):
         session = self._session(accumulating)
         session.resident = self._resident(args, kwargs, accumulating)
         self._last = session
-        programs = collect(self._model, args, kwargs, session)
-        with torch._C._DisableAutocast():  # the casts are in the programs
-            if any(program.training for program in programs):
-                session.plan_training([program for program in programs if program.training])
-            else:
-                for program in programs:
-                    session.plan_inference(program)
+        with planning(session.model_name):
+            stage("tracing the model")
+            programs = collect(self._model, args, kwargs, session)
+            with torch._C._DisableAutocast():  # the casts are in the programs
+                if any(program.training for program in programs):
+                    session.plan_training([program for program in programs if program.training])
+                else:
+                    for program in programs:
+                        session.plan_inference(program)
         assert session.report is not None
         return session.report
 

@@ -17,6 +17,7 @@ from memopt.plan_store import PlanStore, StoredPlan, key_of
 from memopt.planned import Planned, measured_peak, predicted_peak
 from memopt.planner import StepPlan, StepPlanner, choice_of
 from memopt.program import Program
+from memopt.progress import stage
 from memopt.recompute import Lowering
 from memopt.solve.recompute import Curve
 from memopt.solve.schedule import Schedule, ScheduleError
@@ -258,6 +259,7 @@ class StepSearch:
             step = self._planner(option).plan(target)
             if starved is not None and (not step.feasible or step.peak_bytes >= starved[1].peak_bytes):
                 return starved  # less is not to be had: what runs may have more room than the trial had
+            stage("taking a trial step")
             planned = [
                 self.attempt(dataclasses.replace(item, program=choice.program, timeline=choice.timeline, choice=choice))
                 for item, choice in zip(option.items, step.choices, strict=True)
@@ -299,6 +301,7 @@ class StepSearch:
             finished, _ = after.run(program)
             return finished, self._memory(finished)[1]
 
+        stage(f"searching, {share * self.seconds:.0f} s at most" if search is None else "carrying a plan over")
         befores, costs = [item.before for item in option.items], [item.costs for item in option.items]
         return StepPlanner(befores, costs, finish, seconds=share * self.seconds, search=search)
 
@@ -306,6 +309,7 @@ class StepSearch:
 
     def _captured(self, source: Program) -> Planned:
         """A training program after the rewrites that come before the plan."""
+        stage("rewriting the step, measuring its operators")
         program, records = PassManager(self.stages.early, self._verify, record=True, room=self._room).run(source)
         program = self._table.placed(program)
         costs, line = self._memory(program)
@@ -326,6 +330,7 @@ class StepSearch:
         self, planned: Sequence[Planned], lowered: Sequence[Planned], chosen: Sequence[Pass]
     ) -> list[Planned]:
         """The planned graphs with the records of all their passes, of rewrites that were not chosen too."""
+        stage("proving the rewrites")
         result = []
         names = {item.name for item in chosen}
         for item, before, after in zip(planned, self.captured, lowered, strict=True):
