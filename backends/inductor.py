@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from memopt.backends.aten import AtenBackend, Boxed, emit
+from memopt.backends.inductor_fusion import InductorFusion
 from memopt.backends.inductor_halves import Halves
 from memopt.backends.inductor_order import KeepOrder
 from memopt.backends.inductor_replay import ReplayError, Workspace
@@ -46,6 +47,7 @@ class InductorBackend:
 
     name = "inductor"
     exact = False
+    fusion = InductorFusion
 
     def compile_captured(
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks

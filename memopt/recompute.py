@@ -39,8 +39,8 @@ class Lowering:
 
     Attributes:
         problem: the numbers.
-        operations: per operation of the problem, its node. Views are no operations: they are rebuilt where needed. A
-            placeholder stands for the arrival of the tangents.
+        operations: per operation of the problem, its node. Views, and values that are annotated as fused, are no
+            operations: they are rebuilt where needed. A placeholder stands for the arrival of the tangents.
         aliasing: the program's storages, with the problem's numbering.
     """
 
@@ -217,7 +217,7 @@ class _Emitter:
 
 def _is_operation(node: fx.Node, aliasing: Aliasing) -> bool:
     """Whether the node does work of its own: it allocates, draws, has effects, or yields no tensor at all."""
-    if node.target is operator.getitem:
+    if node.target is operator.getitem or node.meta.get("fused"):
         return False
     return bool(aliasing.created_by(node)) or not aliasing.of.get(node) or is_random(node) or is_effectful(node)
 

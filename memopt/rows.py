@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from memopt.column_padding import cuts_columns, pads_columns, turns
 from memopt.program import Phase, Program, is_effectful, is_random, tensors_of
 from memopt.rewrite import Refused
 
@@ -22,7 +23,6 @@ HALVES = (torch.float16, torch.bfloat16)
 PRODUCTS = (aten.mm.default, aten.addmm.default)
 NLL_FORWARD, NLL_BACKWARD = aten.nll_loss_forward.default, aten.nll_loss_backward.default
 _PICKS = {NLL_FORWARD, aten.gather.default}
-_TRANSPOSES = {aten.t.default: (), aten.permute.default: ([1, 0],), aten.transpose.int: (0, 1)}
 _VIEWS = {
     aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims,
     aten.alias.default, aten.detach.default,
@@ -106,6 +106,8 @@ def products_before_losses(program: Program) -> list[fx.Node]:
             def sources(node: fx.Node, columns: torch.Size = columns) -> list[fx.Node]:
                 if node.target in PRODUCTS:
                     return []
+                if cuts_columns(node):
+                    return node.all_input_nodes
                 return [n for n in node.all_input_nodes if any(t.shape[-1:] == columns for t in tensors_of(n))]
 
             reached = _reach([operand], sources, set())
@@ -137,7 +139,8 @@ def lead_of(shape: Sequence[int], rows: int) -> int | None:
 class _Finder:
     def __init__(self, program: Program, product: fx.Node) -> None:
         self.program, self.product = program, product
-        self.rows, self.columns = (int(size) for size in product.meta["val"].shape)
+        self.rows, columns = (int(size) for size in product.meta["val"].shape)
+        self.columns = {columns}  # as many as the product has, or as are left where padding was cut off
         self.position = {node: index for index, node in enumerate(program.graph.nodes)}
         self.wide: set[fx.Node] = {product}
         self.narrow: set[fx.Node] = set()  # read wide values, and give less per row, or sums over rows
@@ -152,7 +155,9 @@ class _Finder:
             for user in node.users:
                 if user.op == "output":
                     raise RowRefused(node, "the logits, or what is as large, are returned to the caller as well")
-                if user.target in PRODUCTS or _turns(user) or not self._is_wide(user):
+                if cuts_columns(user) and 2 * user.meta["val"].shape[-1] > node.meta["val"].shape[-1]:
+                    self.columns.add(int(user.meta["val"].shape[-1]))
+                if user.target in PRODUCTS or turns(user) or not self._is_wide(user):
                     self.narrow.add(user)
                 elif user not in self.wide:
                     self.wide.add(user)
@@ -169,7 +174,7 @@ class _Finder:
 
     def region(self) -> RowRegion:
         self._grow()
-        self.turned = {node for node in self.narrow if _turns(node)}
+        self.turned = {node for node in self.narrow if turns(node)}
         for node in self.turned:
             self.narrow |= {user for user in node.users if user.op == "call_function"}
         self.inside = self.wide | (self.narrow - self.turned)
@@ -184,7 +189,7 @@ class _Finder:
 
     def _is_wide(self, node: fx.Node) -> bool:
         value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or value.ndim < 2 or value.shape[-1] != self.columns:
+        if not isinstance(value, torch.Tensor) or value.ndim < 2 or value.shape[-1] not in self.columns:
             return False
         return math.prod(value.shape[:-1]) == self.rows
 
@@ -246,6 +251,10 @@ class _Finder:
         if lead is None:
             raise RowRefused(node, f"{target} reads the logits, or what is as large, but gives no value per row")
         rest = list(node.meta["val"].shape[lead:])
+        if cuts_columns(node):
+            return Recipe(target, (self._row(node, args[0]), len(rest), *args[2:]))
+        if pads_columns(node):
+            return Recipe(target, (self._row(node, args[0]), list(args[1][:2]), *args[2:]))  # type: ignore[index]
         if target in _VIEWS:
             operand = self._row(node, args[0])
             same = rest == list(args[0].meta["val"].shape[lead_of(args[0].meta["val"].shape, self.rows) :])  # type: ignore[union-attr]
@@ -286,7 +295,7 @@ class _Finder:
             if bias and bias[0].meta["val"].shape[0] == self.rows and bias[0].meta["val"].ndim == 2:  # type: ignore[union-attr]
                 raise RowRefused(node, "its addend has rows of its own")
             return Recipe(target, (*bias, self._row(node, left), right))
-        if bias or not _turns(left):
+        if bias or not turns(left):
             raise RowRefused(node, f"{target} of the logits, or of what is as large, mixes their rows")
         return Recipe(target, (self._row(node, left.args[0], turned=True), self._row(node, right)), summed=True)  # type: ignore[union-attr]
 
@@ -334,11 +343,6 @@ def _reach(starts: Iterable[fx.Node], step: Callable[[fx.Node], Iterable[fx.Node
         if node not in stop:
             work.extend(other for other in step(node) if other.meta.get("phase") is node.meta["phase"])
     return found
-
-
-def _turns(node: Any) -> bool:
-    """Whether the node is a transposed matrix."""
-    return isinstance(node, fx.Node) and node.target in _TRANSPOSES and node.args[1:] == _TRANSPOSES[node.target]
 
 
 def _may_be_cut(node: fx.Node, rows: int) -> bool:

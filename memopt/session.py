@@ -464,7 +464,9 @@ class Session:
     def _stages(self) -> Stages:
         from memopt.passes import TRAINING
 
-        return stages_of(TRAINING if self.passes is None else self.passes)
+        # A program that runs operator by operator stores every value.
+        fuse = None if self.exact else getattr(self._engine, "fusion", None)
+        return stages_of(TRAINING if self.passes is None else self.passes, fuse(self.table) if fuse else None)
 
     # -- measuring -----------------------------------------------------------------------------------------------
 

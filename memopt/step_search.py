@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from memopt.carry import Carried, carried_curve
 from memopt.choice import acceptable, cheapest, joined, unused
@@ -39,24 +40,41 @@ class Stages:
         lowering: before the plan, where they pay: they lower the least memory that a step can be planned for.
         late: after the plan.
         searched: whether there is a plan: whether `checkpoint` is among the passes.
+        fusion: what the engine does not store; None where it stores every value.
     """
 
     early: tuple[Pass, ...]
     lowering: tuple[Pass, ...]
     late: tuple[Pass, ...]
     searched: bool
+    fusion: Fusion | None = None
+
+    def marked(self, program: Program) -> Program:
+        """The program, rewritten as far as the plan, with marks on what the engine does not store."""
+        return program if self.fusion is None else self.fusion.mark(program)
 
 
-def stages_of(passes: Sequence[Pass]) -> Stages:
+class Fusion(Protocol):
+    """What an engine's kernels fuse away, and what is left of the costs."""
+
+    def mark(self, program: Program) -> Program:
+        """Return the program with `meta["fused"]` on the values that are never stored."""
+
+    def costs(self, program: Program, costs: Mapping[str, OperatorCost]) -> Mapping[str, OperatorCost]:
+        """Costs by node name of a marked program, from those of its operators one by one."""
+
+
+def stages_of(passes: Sequence[Pass], fusion: Fusion | None = None) -> Stages:
     """Sort training passes into stages; without `checkpoint` all are early."""
     place = next((index for index, item in enumerate(passes) if isinstance(item, Checkpoint)), None)
     if place is None:
-        return Stages(tuple(passes), (), (), False)
+        return Stages(tuple(passes), (), (), False, fusion)
     return Stages(
         early=tuple(item for item in passes[:place] if not item.lowers_floor),
         lowering=tuple(item for item in passes[:place] if item.lowers_floor),
         late=tuple(item for item in passes[place + 1 :] if not isinstance(item, Checkpoint)),
         searched=True,
+        fusion=fusion,
     )
 
 
@@ -311,19 +329,22 @@ class StepSearch:
         """A training program after the rewrites that come before the plan."""
         stage("rewriting the step, measuring its operators")
         program, records = PassManager(self.stages.early, self._verify, record=True, room=self._room).run(source)
-        program = self._table.placed(program)
+        program = self.stages.marked(self._table.placed(program))
         costs, line = self._memory(program)
         return Planned(source, program, program, line, line, records, costs)
 
     def _rewritten(self, item: Planned, passes: Sequence[Pass]) -> Planned:
         """A captured program after more rewrites, not proved yet; its records are those of these alone."""
         program, records = PassManager(passes, False).run(item.program)
+        program = self.stages.marked(program)
         costs, line = self._memory(program)
         return dataclasses.replace(item, before=program, program=program, timeline=line, records=records, costs=costs)
 
     def _memory(self, program: Program) -> tuple[Mapping[str, OperatorCost], Timeline]:
         """What its operators take, and its memory over time."""
-        costs = self._table.measure_all(program)
+        costs: Mapping[str, OperatorCost] = self._table.measure_all(program)
+        if self.stages.fusion is not None:
+            costs = self.stages.fusion.costs(program, costs)
         return costs, timeline(program, workspace(program, costs))
 
     def _recorded(
@@ -354,5 +375,6 @@ class StepSearch:
 def replay(program: Program, stages: Stages, lowering: Sequence[Pass], schedule: Schedule | None) -> Program:
     """Apply a plan that was found for an equal program; without a schedule nothing is recomputed."""
     planned = [] if schedule is None else [Checkpoint(schedule=schedule)]
-    result, _ = PassManager([*stages.early, *lowering, *planned, *stages.late], False).run(program)
+    before, _ = PassManager([*stages.early, *lowering], False).run(program)
+    result, _ = PassManager([*planned, *stages.late], False).run(stages.marked(before))
     return result

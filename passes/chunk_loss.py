@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import fx
 
+from memopt.column_padding import turn_after_padding
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.program import Phase, Program
 from memopt.rewrite import Refused, forget_inplace
@@ -31,6 +32,7 @@ class ChunkLoss(Pass):
         2. The same spelled out (amax, exp, sum, log, gather), as Inductor decomposes it.
         3. Element-wise operations on the logits (a cast to float32, a bias, soft capping), label smoothing, z-loss.
         4. The weight may be tied or transposed; views such as [batch, sequence, vocabulary] may stand in between.
+        5. The weight's columns may be padded for the sake of a faster product, and the logits' cut off again.
 
     Numbers: sums over rows of half precision are added up in float32 and rounded once. dW and db are sums in another
     order than before, hence the tolerance.
@@ -66,6 +68,7 @@ class ChunkLoss(Pass):
         if not program.training:
             return PassResult(program)
         new = program.copy()
+        turn_after_padding(new)
         changes: list[Change] = []
         refusals: list[Refusal] = []
         for node in products_before_losses(new):

@@ -182,8 +182,7 @@ def _pack(like: fx.Node, mask: fx.Node, before: fx.Node) -> fx.Node:
     flat = _call(before, like, aten.view.default, flat, [elements])
     if elements % 8:
         flat = _call(before, like, aten.constant_pad_nd.default, flat, [0, 8 - elements % 8], False)
-    bytes_ = _call(before, like, aten.view.dtype, flat, torch.uint8)
-    rows = _call(before, like, aten.view.default, bytes_, [8, math.ceil(elements / 8)])
+    rows = _call(before, like, aten.view.default, flat, [8, math.ceil(elements / 8)])
     placed = _call(before, like, aten.mul.Tensor, rows, _weights(before, like, value.device))
     return _call(before, like, aten.sum.dim_IntList, placed, [0], dtype=torch.uint8)
 

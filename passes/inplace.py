@@ -54,7 +54,8 @@ class Inplace(Pass):
     Refused, with the reason, for nodes that meet 1 and 2: the storage belongs to an input (of any kind) or to an
     output, is read later, is read by the node itself in another geometry, or was made in forward while the node is in
     backward (autograd owns saved tensors, and may run backward twice on them). At most 50 refusals are kept, of the
-    largest nodes. Annotations from earlier runs are forgotten first.
+    largest nodes. Annotations from earlier runs are forgotten first. A program with values that are annotated as fused
+    is left as it is: the engine that fuses them reuses memory by itself.
     """
 
     name: ClassVar[str] = "inplace"
@@ -62,6 +63,8 @@ class Inplace(Pass):
 
     def run(self, program: Program) -> PassResult:
         """Return the program with fresh annotations; one change per annotated node."""
+        if any(node.meta.get("fused") for node in program.calls):
+            return PassResult(program)
         new = program.copy()
         forget_inplace(new.graph)
         found, refusals = _Finder(new).find()

@@ -20,15 +20,15 @@ FORMS = {"fused": None, "decomposed": select_decomp_table()}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def data(dtype=torch.float32, *, bias=True, ignored=True, rows=(ROWS,)):
+def data(dtype=torch.float32, *, bias=True, ignored=True, rows=(ROWS,), columns=COLUMNS):
     """Hidden states, weight, bias and labels of a linear layer with a cross-entropy."""
     torch.manual_seed(0)
     x = torch.randn(*rows, WIDTH).to(dtype).requires_grad_()
-    weight = torch.randn(COLUMNS, WIDTH).to(dtype).requires_grad_()
-    labels = torch.randint(0, COLUMNS, rows)
+    weight = torch.randn(columns, WIDTH).to(dtype).requires_grad_()
+    labels = torch.randint(0, columns, rows)
     if ignored:
         labels[..., ::3] = -100
-    vector = torch.randn(COLUMNS).to(dtype).requires_grad_() if bias else torch.zeros(())
+    vector = torch.randn(columns).to(dtype).requires_grad_() if bias else torch.zeros(())
     return x, weight, vector, labels
 
 
@@ -116,6 +116,47 @@ def test_batches_of_sequences_with_hugging_face_s_shifted_loss(form):
     assert wide, "a value over [batch, sequence, vocabulary] stands in the graph"
     assert_as_exact(result, before, tensors, exact)
     assert largest(result.program) < ROWS * COLUMNS * 2
+
+
+def padded(program, multiple):
+    """The program with the sizes of its matrix products padded to multiples, as Inductor pads them on a GPU."""
+    new = program.copy()
+    graph, aten = new.graph, torch.ops.aten
+    for node in list(graph.nodes):
+        if node.target not in (aten.mm.default, aten.addmm.default):
+            continue
+        *bias, left, right = node.args
+        (m, k), n = left.meta["val"].shape, right.meta["val"].shape[1]
+        m_pad, k_pad, n_pad = (-size % multiple for size in (m, k, n))
+        with graph.inserting_before(node):
+            pads = ((left, [0, k_pad, 0, m_pad]), (right, [0, n_pad, 0, k_pad]), *((b, [0, n_pad]) for b in bias))
+            left, right, *bias = (
+                graph.call_function(aten.constant_pad_nd.default, (operand, sizes)) if any(sizes) else operand
+                for operand, sizes in pads
+            )
+            made = graph.call_function(node.target, (*bias, left, right))
+            if m_pad:
+                made = graph.call_function(aten.slice.Tensor, (made, 0, 0, -m_pad))
+            if n_pad:
+                made = graph.call_function(aten.slice.Tensor, (made, 1, 0, -n_pad))
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+    return new.finish()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["mean", "upcast", "smoothing", "capped", "separate_bias", "z_loss"])
+def test_products_with_padded_columns(name, form):
+    tensors = data(columns=37)
+    exact = capture_joint(
+        LOSSES[name], *(t.detach().double().requires_grad_() if t.is_floating_point() else t for t in tensors)
+    )
+    before = padded(capture_joint(LOSSES[name], *tensors, decompositions=FORMS[form]), 8)
+    result = apply(ChunkLoss(3), before)
+    assert len(result.changes) == 1, reasons(result)
+    assert largest(before) >= ROWS * 40 * 4
+    assert largest(result.program) < ROWS * 37 * 4
+    assert_as_exact(result, before, tensors, exact)
 
 
 def test_a_tied_weight_gets_both_gradients():

@@ -67,15 +67,18 @@ def seconds(node: fx.Node, device: Device) -> float:
     """The time of one call of the node on a device, from its arithmetic and its traffic; 0 for views."""
     if makes_nothing(node):
         return 0.0
-    products, convolutions, traffic = device.reached
-    moved = bytes_moved(node)
-    if device.traffic:
-        moving = _interpolated(device.traffic, moved)
-    else:
-        moving = device.launch_seconds + moved / (device.bytes_per_second * traffic)
+    products, convolutions, _ = device.reached
+    moving = moving_seconds(bytes_moved(node), device)
     operations = flops(node)
     arithmetic = convolutions if _is_convolution(node) else products
     return max(moving, operations / (rate(node, device) * arithmetic)) if operations else moving
+
+
+def moving_seconds(moved: int, device: Device) -> float:
+    """The time of one kernel that reads and writes so many bytes, its launch included."""
+    if device.traffic:
+        return _interpolated(device.traffic, moved)
+    return device.launch_seconds + moved / (device.bytes_per_second * device.reached[2])
 
 
 def _interpolated(points: tuple[tuple[int, float], ...], moved: int) -> float:
@@ -140,15 +143,15 @@ def _is_causal(node: fx.Node) -> bool:
 
 def bytes_moved(node: fx.Node) -> int:
     """Bytes that one call reads and writes, each element that it touches once."""
-    results = {tensor.untyped_storage()._cdata: _touched(tensor) for tensor in tensors_of(node)}
+    results = {tensor.untyped_storage()._cdata: touched_bytes(tensor) for tensor in tensors_of(node)}
     written = sum(results.values())
-    read = [_touched(tensor) for tensor in operands_of(node)]
+    read = [touched_bytes(tensor) for tensor in operands_of(node)]
     if read and getattr(node.target, "overloadpacket", None) in _PICKING:
         read[0] = min(read[0], written)
     return sum(read) + written
 
 
-def _touched(tensor: torch.Tensor) -> int:
+def touched_bytes(tensor: torch.Tensor) -> int:
     """Bytes that a walk over the tensor reaches: an expanded dimension counts once, gaps between rows do not count."""
     if tensor.layout is not torch.strided:
         return tensor.numel() * tensor.element_size()

@@ -1,0 +1,171 @@
+"""What Inductor's kernels fuse away: values that are computed inside the kernels of their readers, and never stored.
+
+Inductor writes a value of one element at a time to memory only where it must: a library call reads it, it leaves the
+graph, or computing it in each of its readers would read or compute too much. A plan has to know: such values take no
+bytes, and computing them again in backward takes no pass over memory of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import fx
+from torch._inductor import config
+
+from memopt.memory.cost.roofline import is_light, moving_seconds, touched_bytes
+from memopt.memory.cost.table import CostTable, OperatorCost
+from memopt.program import OutputKind, Program, is_effectful, is_random, is_view, tensors_of
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+# Computed element by element, though torch does not call them pointwise.
+_INLINED = {
+    aten.gather.default, aten.index.Tensor, aten.embedding.default, aten.constant_pad_nd.default,
+    aten.slice_scatter.default, aten.select_scatter.default, aten.flip.default, prims.iota.default,
+    prims.inductor_lookup_seed.default, prims.inductor_random.default,
+}  # fmt: skip
+# One kernel each, whose operands may be computed inside it.
+_REDUCTIONS = {
+    aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default, aten.amax.default, aten.amin.default,
+    aten.var.correction, aten.var_mean.correction, aten.prod.default, aten.prod.dim_int, aten.any.default,
+    aten.any.dim, aten.argmax.default, aten.argmin.default, aten.logsumexp.default, aten.cat.default,
+}  # fmt: skip
+# Where values are reused on CPU, these are not computed twice.
+_DEAR_ON_CPU = {"exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"}
+_NOT_INLINED = {aten.as_strided.default, aten.view.dtype}
+
+
+class InductorFusion:
+    """Marks the values that Inductor does not store, and prices what is left as the kernels that it makes of it."""
+
+    def __init__(self, table: CostTable) -> None:
+        """Take the table that knows the device's speed."""
+        self._table = table
+
+    def mark(self, program: Program) -> Program:
+        """Return the program with `meta["fused"]` on the values that are computed inside the kernels of their readers.
+
+        The rules are those of Inductor's lowering (`torch._inductor.ir.StorageBox`, `GraphLowering.run_node`): readers
+        that need memory, values that the caller gets, and the thresholds on reads and operations above which a value
+        is stored. Marks of an earlier call are forgotten.
+        """
+        new = program.copy()
+        for node in new.graph.nodes:
+            node.meta.pop("fused", None)
+        for node in _Marker(new).fused():
+            node.meta["fused"] = True
+        return new.finish()
+
+    def costs(self, program: Program, costs: Mapping[str, OperatorCost]) -> dict[str, OperatorCost]:
+        """Costs by node name: fused values take nothing, generated kernels the time to move what they touch.
+
+        Args:
+            program: a program with marks.
+            costs: what the operators take one by one.
+        """
+        found = dict(costs)
+        reads: dict[fx.Node, frozenset[fx.Node]] = {}
+        for node in program.graph.nodes:
+            reads[node] = _reads(node, reads, bool(node.meta.get("fused")))
+            if node.op != "call_function" or node.name not in found:
+                continue
+            if node.meta.get("fused"):
+                found[node.name] = dataclasses.replace(found[node.name], seconds=0.0, workspace_bytes=0)
+            elif found[node.name].seconds and (_is_inlined(node) or node.target in _REDUCTIONS):
+                operands = frozenset[fx.Node]().union(*(reads[argument] for argument in node.all_input_nodes))
+                moved = sum(touched_bytes(tensor) for operand in operands for tensor in tensors_of(operand))
+                moved += sum(touched_bytes(tensor) for tensor in tensors_of(node))
+                time = moving_seconds(moved, self._table.device(node))
+                found[node.name] = dataclasses.replace(found[node.name], seconds=time, workspace_bytes=0)
+        return found
+
+
+class _Marker:
+    def __init__(self, program: Program) -> None:
+        self.graph = program.graph
+        mutated = {output.target for output in program.outputs if output.kind is OutputKind.MUTATION}
+        self.fragile = {node for node in program.placeholders if node.name in mutated}
+        self.reads: dict[fx.Node, frozenset[fx.Node]] = {}
+        self.work: dict[fx.Node, frozenset[fx.Node]] = {}  # fused values and itself: what one element takes to compute
+        self.inlining: dict[fx.Node, bool] = {}
+
+    def fused(self) -> dict[fx.Node, None]:
+        """The values that are not stored, views of such values included."""
+        found: dict[fx.Node, None] = {}
+        for node in reversed(self.graph.nodes):
+            self.inlining[node] = self._readers_inline(node)
+        for node in self.graph.nodes:
+            if _is_view(node):
+                fused = node.all_input_nodes[0] in found
+            else:
+                fused = node.op == "call_function" and _is_inlined(node) and self.inlining[node]
+                fused = fused and self._is_cheap(node)
+            self.reads[node] = _reads(node, self.reads, fused)
+            self.work[node] = self._work_of(node) if fused else frozenset()
+            if fused:
+                found[node] = None
+        return found
+
+    def _readers_inline(self, node: fx.Node) -> bool:
+        """Whether all that reads the node, views looked through, computes its operands element by element."""
+        if not node.users:
+            return False
+        for user in node.users:
+            if user.op != "call_function" or user.target in _NOT_INLINED:
+                return False
+            if _is_view(user):
+                if not self.inlining[user] and user.users:
+                    return False
+            elif not _is_inlined(user) and user.target not in _REDUCTIONS:
+                return False
+        return True
+
+    def _is_cheap(self, node: fx.Node) -> bool:
+        operands = self._operands(node)
+        if operands & self.fragile:
+            return False  # computed later it would see what the program has written there
+        on_cpu = tensors_of(node)[0].device.type == "cpu"
+        work = self._work_of(node)
+        large = config.realize_cpu_opcount_threshold if on_cpu else config._realize_opcount_threshold_default
+        size = len(work) + len(operands) + sum(_constants(item) for item in work)
+        most = config.realize_cpu_acc_reads_threshold if on_cpu else config._realize_acc_reads_threshold_default
+        if len(operands) > most or size > large:
+            return False
+        if len(node.users) < 2:
+            return True
+        dear = on_cpu and any(getattr(item.target, "_opname", "") in _DEAR_ON_CPU for item in work)
+        return not dear and len(operands) <= config.realize_reads_threshold
+
+    def _operands(self, node: fx.Node) -> frozenset[fx.Node]:
+        return frozenset[fx.Node]().union(*(self.reads[argument] for argument in node.all_input_nodes))
+
+    def _work_of(self, node: fx.Node) -> frozenset[fx.Node]:
+        own: frozenset[fx.Node] = frozenset() if _is_view(node) else frozenset((node,))
+        return own.union(*(self.work[argument] for argument in node.all_input_nodes))
+
+
+def _reads(node: fx.Node, reads: Mapping[fx.Node, frozenset[fx.Node]], fused: bool) -> frozenset[fx.Node]:
+    """The stored values that reading the node reads: itself, or where it is not stored what it is computed from."""
+    if fused or _is_view(node):
+        return frozenset[fx.Node]().union(*(reads[argument] for argument in node.all_input_nodes))
+    return frozenset((node,))
+
+
+def _is_view(node: fx.Node) -> bool:
+    return node.op == "call_function" and (is_view(node) or node.target is aten._unsafe_view.default)
+
+
+def _is_inlined(node: fx.Node) -> bool:
+    """Whether Inductor can compute the node inside the kernel of its reader."""
+    if is_random(node) or is_effectful(node) or _is_view(node) or len(tensors_of(node)) != 1:
+        return False
+    tensor = tensors_of(node)[0]
+    if tensor.layout is not torch.strided or not isinstance(node.meta["val"], torch.Tensor):
+        return False
+    return is_light(node) or node.target in _INLINED
+
+
+def _constants(node: fx.Node) -> int:
+    return sum(isinstance(value, (int, float)) for value in node.args)
