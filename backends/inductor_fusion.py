@@ -128,9 +128,8 @@ class _Marker:
             return False  # computed later it would see what the program has written there
         on_cpu = tensors_of(node)[0].device.type == "cpu"
         work = self._work_of(node)
-        large = config.realize_cpu_opcount_threshold if on_cpu else config._realize_opcount_threshold_default
+        large, most = _threshold("opcount", on_cpu), _threshold("acc_reads", on_cpu)
         size = len(work) + len(operands) + sum(_constants(item) for item in work)
-        most = config.realize_cpu_acc_reads_threshold if on_cpu else config._realize_acc_reads_threshold_default
         if len(operands) > most or size > large:
             return False
         if len(node.users) < 2:
@@ -165,6 +164,14 @@ def _is_inlined(node: fx.Node) -> bool:
     if tensor.layout is not torch.strided or not isinstance(node.meta["val"], torch.Tensor):
         return False
     return is_light(node) or node.target in _INLINED
+
+
+def _threshold(kind: str, on_cpu: bool) -> int:
+    """Inductor's setting; since torch 2.12 it has a default, and another one on CPU, where the user sets none."""
+    value = getattr(config, f"realize_{kind}_threshold")
+    if value is not None:
+        return int(value)
+    return int(getattr(config, f"realize_cpu_{kind}_threshold" if on_cpu else f"_realize_{kind}_threshold_default"))
 
 
 def _constants(node: fx.Node) -> int:

@@ -1,0 +1,149 @@
+"""InductorFusion: which values are never stored, what that means for memory and costs, and the numbers of a plan."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._inductor.decomposition import select_decomp_table
+
+from memopt.backends.inductor_fusion import InductorFusion
+from memopt.memory.aliasing import analyse
+from memopt.memory.cost.table import CostTable
+from memopt.memory.timeline import timeline
+from memopt.passes.checkpoint import Checkpoint
+from memopt.passes.inplace import Inplace
+from memopt.program import Phase
+from memopt.recompute import lower
+from memopt.solve.recompute import plan
+from tests.passes.build import arguments, capture_joint, trace
+from tests.support import assert_same
+
+
+def marked(program):
+    return InductorFusion(CostTable()).mark(program)
+
+
+def fused(program):
+    return {node.name for node in program.calls if node.meta.get("fused")}
+
+
+def test_what_only_kernels_read_is_not_stored_and_what_a_library_call_reads_is():
+    x, w = torch.randn(8, 8), torch.randn(8, 8)
+    program = marked(trace(lambda x, w: (torch.mm(torch.relu(x) * 2, w), (x + 1).sum(0)), x, w))
+    assert fused(program) == {"relu", "add"}
+
+
+def test_what_the_caller_gets_is_stored_and_views_of_what_is_not_are_not_either():
+    x = torch.randn(8, 8)
+    program = marked(trace(lambda x: (x + 1, (x * 2).view(64).t().expand(2, 64).sum(0)), x))
+    assert fused(program) == {"mul", "view", "t", "expand"}
+    aliasing = analyse(program)
+    assert len(aliasing.storages) == 3
+    view = next(node for node in program.calls if node.name == "expand")
+    assert [aliasing.storages[index].producer.name for index in aliasing.of[view]] == ["x_1"]
+
+
+def test_a_value_with_several_readers_that_reads_much_is_stored():
+    tensors = [torch.randn(8, 8) for _ in range(6)]
+
+    def few(*values):
+        total = sum(values[:3])
+        return total.sum(0), total.amax(0)
+
+    def many(*values):
+        total = sum(values)
+        return total.sum(0), total.amax(0)
+
+    def once(*values):
+        return (sum(values).sum(0),)
+
+    assert {"add_2"} <= fused(marked(trace(few, *tensors)))
+    assert "add_5" not in fused(marked(trace(many, *tensors)))
+    assert "add_5" in fused(marked(trace(once, *tensors)))
+
+
+def test_a_value_that_reads_what_the_program_overwrites_is_stored():
+    x, state = torch.randn(8), torch.zeros(8)
+    function = lambda x, state: (state * 0.9 + x, ((state - x) * 2).sum())  # noqa: E731
+    program = marked(trace(function, x, state, mutated={0: 1}))
+    assert fused(program) == {"mul_1"}, "computed later, `state - x` would see the new state"
+
+
+def test_random_numbers_are_drawn_once():
+    x = torch.randn(8, 8)
+    program = marked(trace(lambda x: ((torch.rand_like(x) + x).sum(0),), x))
+    assert "rand_like" not in fused(program) and "add" in fused(program)
+
+
+def test_marks_of_an_earlier_call_are_forgotten():
+    x = torch.randn(8, 8)
+    program = trace(lambda x: (x.relu(), x.exp().sum(0)), x)
+    for node in program.calls:
+        node.meta["fused"] = True
+    assert "relu" not in fused(marked(program))
+
+
+def test_fused_values_cost_nothing_and_their_reader_pays_for_what_they_read():
+    x, y = torch.randn(256, 256), torch.randn(256, 256)
+    table = CostTable()
+    program = trace(lambda x, y: ((x.relu() + y).sum(0), x.sum(0)), x, y)
+    fusion = InductorFusion(table)
+    program = fusion.mark(program)
+    plain = table.measure_all(program)
+    costs = fusion.costs(program, plain)
+    assert costs["relu"].seconds == costs["add"].seconds == 0.0
+    assert costs["sum_1"].seconds > costs["sum_2"].seconds, "two operands are read in place of one"
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.expand, self.contract = nn.LayerNorm(32), nn.Linear(32, 128), nn.Linear(128, 32)
+
+    def forward(self, x):
+        return x + self.contract(F.gelu(self.expand(self.norm(x)), approximate="tanh"))
+
+
+def training_program(layers=4):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block() for _ in range(layers)))
+    names = [name for name, _ in model.named_parameters()]
+
+    def loss(x, *weights):
+        return torch.func.functional_call(model, dict(zip(names, weights, strict=True)), (x,)).square().mean()
+
+    tensors = torch.randn(1024, 32), *(value.detach().requires_grad_() for value in model.parameters())
+    return capture_joint(loss, *tensors, decompositions=select_decomp_table()), tensors
+
+
+def test_a_step_takes_less_than_its_operations_would():
+    program, _ = training_program()
+    new = marked(program)
+    assert len(lower(new, {}).operations) < 0.7 * len(lower(program, {}).operations)
+    assert timeline(new).peak_bytes < 0.9 * timeline(program).peak_bytes
+    assert Inplace().run(new).program is new, "the engine that fuses reuses memory by itself"
+
+
+@pytest.mark.parametrize("share", [0.8, 0.6, 0.5])
+def test_a_plan_of_what_is_stored_gives_the_same_gradients(share):
+    program, tensors = training_program()
+    new = marked(program)
+    problem = lower(new, InductorFusion(CostTable()).costs(new, CostTable().measure_all(new))).problem
+    most = timeline(new).peak_bytes
+    found = plan(problem, int(share * most), seconds=1)
+    assert found.feasible
+    result = Checkpoint(schedule=found.schedule).run(new).program
+    result.check()
+    values = arguments(program, *tensors)
+    assert_same(result.run(*values), program.run(*values))
+    crossing = {
+        argument.name
+        for node in result.calls
+        if node.meta["phase"] is Phase.BACKWARD
+        for argument in node.all_input_nodes
+        if argument.op == "call_function" and argument.meta["phase"] is Phase.FORWARD
+    }
+    assert not crossing & fused(result), "what is not stored is computed again where backward needs it"
+    assert timeline(result).peak_bytes <= share * most
