@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import fx
@@ -30,8 +31,9 @@ _INLINED = {
 _REDUCTIONS = {
     aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default, aten.amax.default, aten.amin.default,
     aten.var.correction, aten.var_mean.correction, aten.prod.default, aten.prod.dim_int, aten.any.default,
-    aten.any.dim, aten.argmax.default, aten.argmin.default, aten.logsumexp.default, aten.cat.default,
+    aten.any.dim, aten.argmax.default, aten.argmin.default, aten.logsumexp.default,
 }  # fmt: skip
+_MOST_CAT_OPERANDS = 8
 # Where values are reused on CPU, these are not computed twice.
 _DEAR_ON_CPU = {"exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"}
 _NOT_INLINED = {aten.as_strided.default, aten.view.dtype}
@@ -47,15 +49,22 @@ class InductorFusion:
     def mark(self, program: Program) -> Program:
         """Return the program with `meta["fused"]` on the values that are computed inside the kernels of their readers.
 
+        `meta["kernel"]` is on what is stored, but by a kernel that Inductor generates: what may be fused with others.
+
         The rules are those of Inductor's lowering (`torch._inductor.ir.StorageBox`, `GraphLowering.run_node`): readers
         that need memory, values that the caller gets, and the thresholds on reads and operations above which a value
         is stored. Marks of an earlier call are forgotten.
         """
         new = program.copy()
         for node in new.graph.nodes:
-            node.meta.pop("fused", None)
-        for node in _Marker(new).fused():
-            node.meta["fused"] = True
+            for mark in ("fused", "kernel"):
+                node.meta.pop(mark, None)
+        fused = _Marker(new).fused()
+        for node in new.calls:
+            if node in fused:
+                node.meta["fused"] = True
+            elif _is_inlined(node) or node.target in _REDUCTIONS:
+                node.meta["kernel"] = True
         return new.finish()
 
     def costs(self, program: Program, costs: Mapping[str, OperatorCost]) -> dict[str, OperatorCost]:
@@ -73,7 +82,7 @@ class InductorFusion:
                 continue
             if node.meta.get("fused"):
                 found[node.name] = dataclasses.replace(found[node.name], seconds=0.0, workspace_bytes=0)
-            elif found[node.name].seconds and (_is_inlined(node) or node.target in _REDUCTIONS):
+            elif found[node.name].seconds and node.meta.get("kernel"):
                 operands = frozenset[fx.Node]().union(*(reads[argument] for argument in node.all_input_nodes))
                 moved = sum(touched_bytes(tensor) for operand in operands for tensor in tensors_of(operand))
                 moved += sum(touched_bytes(tensor) for tensor in tensors_of(node))
@@ -163,7 +172,19 @@ def _is_inlined(node: fx.Node) -> bool:
     tensor = tensors_of(node)[0]
     if tensor.layout is not torch.strided or not isinstance(node.meta["val"], torch.Tensor):
         return False
-    return is_light(node) or node.target in _INLINED
+    return is_light(node) or node.target in _INLINED or _is_pointwise_cat(node)
+
+
+def _is_pointwise_cat(node: fx.Node) -> bool:
+    """Whether a concatenation is computed element by element: on a GPU, of few tensors, for kernels that read it so.
+
+    Else every operand is in memory, and is copied, before or as part of the result.
+    """
+    if node.target is not aten.cat.default or tensors_of(node)[0].device.type == "cpu":
+        return False
+    operands: Any = node.args[0]
+    few = len(operands) <= _MOST_CAT_OPERANDS
+    return few and all(is_light(user) or user.target is aten.constant_pad_nd.default for user in node.users)
 
 
 def _threshold(kind: str, on_cpu: bool) -> int:

@@ -24,14 +24,20 @@ def cuts_columns(node: fx.Node) -> bool:
     """Whether the node is the leading columns of its operand."""
     if node.target is not _SLICE:
         return False
-    dim, start, _, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
-    last = node.meta["val"].ndim - 1
+    given: list[Any] = list(node.args[1:])
+    dim, start, _, step = given + [0, None, None, 1][len(given) :]
+    last: int = node.meta["val"].ndim - 1
     return dim in (last, -1) and start in (0, None) and step == 1
 
 
 def pads_columns(node: fx.Node) -> bool:
     """Whether the node is its operand with further columns of one number each."""
-    return node.target is _PAD and not any(node.args[1][2:])  # type: ignore[index]
+    return node.target is _PAD and not any(pads_of(node)[2:])
+
+
+def pads_of(node: fx.Node) -> list[int]:
+    """The sizes of a padding: before and after the last dimension, then those of the one before it, and so on."""
+    return list(node.args[1])  # type: ignore[arg-type]
 
 
 def turn_after_padding(program: Program) -> None:
@@ -42,10 +48,10 @@ def turn_after_padding(program: Program) -> None:
     graph = program.graph
     for node in list(graph.nodes):
         source = node.args[0] if node.target is _PAD else None
-        if not turns(source) or len(node.args[1]) != 4 or any(node.args[1][:3]):
+        if not turns(source) or len(pads_of(node)) != 4 or any(pads_of(node)[:3]):
             continue
         matrix: Any = source.args[0]  # type: ignore[union-attr]
-        pads, value = [0, node.args[1][3]], node.args[2:]
+        pads, value = [0, pads_of(node)[3]], node.args[2:]
         alike = [user for user in matrix.users if _pads_alike(user, node, pads, value)]
         with graph.inserting_before(source):
             padded = _made(program, node, _PAD, (matrix, pads, *value))
@@ -60,7 +66,7 @@ def turn_after_padding(program: Program) -> None:
 def _pads_alike(user: fx.Node, node: fx.Node, pads: list[Any], value: tuple[Any, ...]) -> bool:
     if user.target is not _PAD or user.args[2:] != value or not pads_columns(user):
         return False
-    return list(user.args[1][:2]) == pads and user.meta.get("phase") is node.meta.get("phase")  # type: ignore[index]
+    return pads_of(user)[:2] == pads and user.meta.get("phase") is node.meta.get("phase")
 
 
 def _before(graph: fx.Graph, first: fx.Node, second: fx.Node) -> bool:

@@ -120,6 +120,7 @@ class _Emitter:
         self.graph = fx.Graph()
         self.current: dict[fx.Node, fx.Node] = {}
         self.views: dict[tuple[fx.Node, tuple[fx.Node, ...]], fx.Node] = {}
+        self.fused: dict[tuple[fx.Node, tuple[fx.Node, ...]], fx.Node] = {}  # since the last library call
         self.operations = set(lowering.operations)
         self.placed: set[fx.Node] = set()
 
@@ -154,6 +155,9 @@ class _Emitter:
         return copied
 
     def _run(self, node: fx.Node, *, again: bool) -> None:
+        if not node.meta.get("kernel"):
+            # Kernels are fused between library calls only: a value computed on one side would wait for the other.
+            self.fused.clear()
         if again:
             form = again_form(node)
             assert form is not None, f"{node.name} must not run again"
@@ -194,15 +198,16 @@ class _Emitter:
             return self.current[node]
         arguments = tuple(self._resolve(argument) for argument in node.all_input_nodes)
         key = (node, arguments)
-        if key not in self.views:
+        known = self.fused if node.meta.get("fused") else self.views
+        if key not in known:
             mapping = dict(zip(node.all_input_nodes, arguments, strict=True))
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: mapping[n])
             # Names that the program has already stay those of its own nodes.
             name = f"{node.name}_again" if node in self.placed else node.name
             self.placed.add(node)
-            self.views[key] = copied = self.graph.create_node("call_function", node.target, args, kwargs, name=name)
+            known[key] = copied = self.graph.create_node("call_function", node.target, args, kwargs, name=name)
             copied.meta = {**node.meta, "phase": Phase.BACKWARD}
-        return self.views[key]
+        return known[key]
 
     def _drop_unused(self) -> None:
         for node in reversed(list(self.graph.nodes)):

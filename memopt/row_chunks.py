@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from memopt.program import Phase, is_view
 from memopt.rewrite import erase_unused
-from memopt.rows import HALVES, NLL_FORWARD, Count, RowRegion, Rows, lead_of
+from memopt.rows import HALVES, NLL_FORWARD, PRODUCTS, Count, RowRegion, Rows, lead_of
 
 aten = torch.ops.aten
 _CONVERT = torch.ops.prims.convert_element_type.default
@@ -98,7 +99,7 @@ class _Half:
                     if node in pieces and self.region.recipes[node].summed:
                         pieces[node] = [self._added(node, pieces[node], made)]
                     elif node in pieces:
-                        pieces[node].append(made)
+                        pieces[node].append(self._stored(node, made))
             return [self._put_together(node, pieces[node]).name for node in wanted if self._is_read(node)]
 
     def _is_read(self, node: fx.Node) -> bool:
@@ -162,6 +163,20 @@ class _Half:
         made.meta = {key: value for key, value in node.meta.items() if key not in ("val", "inplace", "recomputes")}
         made.meta["phase"] = self.phase
         return made
+
+    def _stored(self, node: fx.Node, made: fx.Node) -> fx.Node:
+        """The chunk's value, in memory before the next chunk: seen through as_strided Inductor has to store it.
+
+        Else it computes the values of all chunks where they are joined, and keeps all chunks of logits until then.
+        """
+        value = node.meta["val"]
+        if made.target in PRODUCTS or not isinstance(value, torch.Tensor):
+            return made  # library calls store what they give
+        rest = list(value.shape[lead_of(value.shape, self.region.rows) :])
+        shape = [self.stop - self.start, *rest]
+        strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+        copied = self._call(node, aten.clone.default, (made,), {"memory_format": torch.contiguous_format}, "stored")
+        return self._call(node, aten.as_strided.default, (copied, shape, strides), {}, "piece")
 
     # -- all chunks ----------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from memopt.column_padding import cuts_columns, pads_columns, turns
+from memopt.column_padding import cuts_columns, pads_columns, pads_of, turns
 from memopt.program import Phase, Program, is_effectful, is_random, tensors_of
 from memopt.rewrite import Refused
 
@@ -254,7 +254,7 @@ class _Finder:
         if cuts_columns(node):
             return Recipe(target, (self._row(node, args[0]), len(rest), *args[2:]))
         if pads_columns(node):
-            return Recipe(target, (self._row(node, args[0]), list(args[1][:2]), *args[2:]))  # type: ignore[index]
+            return Recipe(target, (self._row(node, args[0]), pads_of(node)[:2], *args[2:]))
         if target in _VIEWS:
             operand = self._row(node, args[0])
             same = rest == list(args[0].meta["val"].shape[lead_of(args[0].meta["val"].shape, self.rows) :])  # type: ignore[union-attr]

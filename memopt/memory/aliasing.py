@@ -50,14 +50,14 @@ class Aliasing:
 def analyse(program: Program, values: Mapping[fx.Node, Any] | None = None) -> Aliasing:
     """Find the storages of every value by running the program on fake tensors.
 
-        A view shares the storage of its base, an operation with several results has several storages, and a node that is
-            annotated `meta["inplace"] = k` takes over the storage of its argument k. A value that is annotated `meta["fused"]`
+    A view shares the storage of its base, an operation with several results has several storages, and a node that is
+    annotated `meta["inplace"] = k` takes over the storage of its argument k. A value that is annotated `meta["fused"]`
     is never stored: it stands for the storages that it is computed from, as a view does.
 
-        Args:
-            program: any program.
-            values: every node's value from such a run, where one was made already.
-        """
+    Args:
+        program: any program.
+        values: every node's value from such a run, where one was made already.
+    """
     values = run_fake(program.graph_module) if values is None else values
     storages: list[Storage] = []
     index_of: dict[int, int] = {}

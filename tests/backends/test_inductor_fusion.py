@@ -77,6 +77,11 @@ def test_random_numbers_are_drawn_once():
     assert "rand_like" not in fused(program) and "add" in fused(program)
 
 
+def test_concatenations_on_cpu_copy_operands_that_are_in_memory():
+    x, y = torch.randn(8, 8), torch.randn(8, 8)
+    assert fused(marked(trace(lambda x, y: (torch.cat([x + 1, y * 2]).sum(0),), x, y))) == set()
+
+
 def test_marks_of_an_earlier_call_are_forgotten():
     x = torch.randn(8, 8)
     program = trace(lambda x: (x.relu(), x.exp().sum(0)), x)
