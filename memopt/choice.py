@@ -25,19 +25,13 @@ def cheapest(plans: Sequence[StepPlan]) -> int:
     """
     feasible = [index for index, plan in enumerate(plans) if plan.feasible]
     if feasible:
-        return min(feasible, key=lambda index: seconds_of(plans[index]))
+        return min(feasible, key=lambda index: plans[index].seconds)
     return min(range(len(plans)), key=lambda index: plans[index].minimum_bytes)
 
 
-def seconds_of(plan: StepPlan) -> float:
-    """The predicted time of forward and backward."""
-    return sum(choice.plan.seconds for choice in plan.choices)
-
-
 def _extra_share(plan: StepPlan) -> float:
-    extra = sum(choice.plan.extra_seconds for choice in plan.choices)
-    base = seconds_of(plan) - extra
-    return extra / base if base > 0 else 0.0
+    base = plan.seconds - plan.extra_seconds
+    return plan.extra_seconds / base if base > 0 else 0.0
 
 
 def joined(chosen: StepPlan, others: Sequence[StepPlan]) -> StepPlan:

@@ -59,6 +59,21 @@ def peaks_of(program: Program, timeline: Timeline) -> GraphPeaks:
     )
 
 
+def scheduled_peaks(program: Program, lowering: Lowering, schedule: Schedule) -> GraphPeaks:
+    """The peaks of a training program that follows a schedule, as the problem's numbers tell them."""
+    problem = lowering.problem
+    trace = simulate(problem, schedule)
+    outputs = {s for s in problem.pinned if problem.producer[s] < problem.forward}
+    saved = sum(problem.sizes[s] for s in outputs.union(trace.saved))
+    end = sum(problem.sizes[s] for s in problem.pinned)
+    return GraphPeaks(
+        forward=max(trace.live_bytes[: problem.forward], default=0),
+        backward=max(trace.live_bytes[problem.forward :], default=0),
+        saved=saved,
+        left=_left_bytes(program, end),
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """The plan of one graph.
@@ -83,10 +98,12 @@ class StepPlan:
     """The plans of all graphs of a step.
 
     Attributes:
-        choices: one per graph.
+        choices: one per graph; none in an outlook, and where nothing was searched.
         peak_bytes: the step's peak above what is resident.
         minimum_bytes: the least such peak that was found.
         feasible: whether the peak keeps the limit.
+        seconds: predicted time of forward and backward.
+        extra_seconds: how much of it goes into computing again.
         curve: what more or less memory would cost, in bytes above what is resident; empty where nothing was searched.
     """
 
@@ -94,6 +111,8 @@ class StepPlan:
     peak_bytes: int
     minimum_bytes: int
     feasible: bool
+    seconds: float = 0.0
+    extra_seconds: float = 0.0
     curve: tuple[CurvePoint, ...] = ()
 
 
@@ -145,6 +164,7 @@ class StepPlanner:
         *,
         seconds: float = 20.0,
         search: Callable[[Lowering, float], Curve] | None = None,
+        exact: bool = True,
     ) -> None:
         """Search the trade-off of every graph.
 
@@ -154,8 +174,10 @@ class StepPlanner:
             finish: what happens to a planned program afterwards (in-place conversion, say), and the resulting timeline.
             seconds: time for the search, all graphs together.
             search: finds the trade-off of one graph in so many seconds; None: the solver's own search.
+            exact: whether peaks are those of finished programs; else the search's own figures are taken, where an
+                engine's code has the last word anyway.
         """
-        self.programs, self.finish = programs, finish
+        self.programs, self.finish, self.exact = programs, finish, exact
         self.lowerings = [lower(program, cost) for program, cost in zip(programs, costs, strict=True)]
         weight = [len(lowering.operations) for lowering in self.lowerings]
         self.curves = [
@@ -163,7 +185,8 @@ class StepPlanner:
             for lowering, share in zip(self.lowerings, weight, strict=True)
         ]
         self.figures = [
-            [self._figures(index, point) for point in found.points] for index, found in enumerate(self.curves)
+            [scheduled_peaks(program, lowering, point.schedule) for point in found.points]
+            for program, lowering, found in zip(programs, self.lowerings, self.curves, strict=True)
         ]
         self.built: dict[tuple[int, int], Choice] = {}
         self.peaks: dict[tuple[int, ...], int] = {}  # of finished steps
@@ -176,11 +199,19 @@ class StepPlanner:
         Args:
             limit: bytes above what is resident; None: recompute only what costs no time.
         """
+        picked, outlook = self._picked(limit)
+        return dataclasses.replace(outlook, choices=tuple(self.build(picked)))
+
+    def outlook(self, limit: int | None) -> StepPlan:
+        """What `plan` would choose, without the programs."""
+        return self._picked(limit)[1]
+
+    def _picked(self, limit: int | None) -> tuple[Sequence[int], StepPlan]:
         best = self.deepest()
         minimum = self.peak(best)
         if limit is None:
             best = self.free()
-            return self.result(best, min(minimum, self.peak(best)), True)
+            return best, self._result(best, min(minimum, self.peak(best)), True)
         feasible = minimum <= limit
         target = limit
         for _ in range(_ROUNDS):
@@ -195,20 +226,7 @@ class StepPlanner:
             if limit * 0.98 <= peak <= limit:
                 break
             target += limit - peak
-        return self.result(best, minimum, feasible)
-
-    def _figures(self, index: int, plan: Plan) -> GraphPeaks:
-        problem = self.lowerings[index].problem
-        trace = simulate(problem, plan.schedule)
-        outputs = {s for s in problem.pinned if problem.producer[s] < problem.forward}
-        saved = sum(problem.sizes[s] for s in outputs.union(trace.saved))
-        end = sum(problem.sizes[s] for s in problem.pinned)
-        return GraphPeaks(
-            forward=max(trace.live_bytes[: problem.forward], default=0),
-            backward=max(trace.live_bytes[problem.forward :], default=0),
-            saved=saved,
-            left=_left_bytes(self.programs[index], end),
-        )
+        return best, self._result(best, minimum, feasible)
 
     def deepest(self) -> list[int]:
         """The plans with the least peak of each graph."""
@@ -260,19 +278,22 @@ class StepPlanner:
 
     def peak(self, picked: Sequence[int]) -> int:
         """The step's peak with these plans' finished programs."""
+        if not self.exact:
+            return self._solver_peak(picked)
         key = tuple(picked)
         if key not in self.peaks:
             self.peaks[key] = step_peak([peaks_of(choice.program, choice.timeline) for choice in self.build(picked)])
         return self.peaks[key]
 
-    def result(self, picked: Sequence[int], minimum: int, feasible: bool) -> StepPlan:
-        """The step plan that takes these plans."""
-        peak = self.peak(picked)
-        return StepPlan(tuple(self.build(picked)), peak, minimum, feasible, self.trade_off(picked))
+    def _result(self, picked: Sequence[int], minimum: int, feasible: bool) -> StepPlan:
+        base = sum(lowering.problem.base_seconds for lowering in self.lowerings)
+        seconds = self.seconds(picked)
+        curve = self.trade_off(picked)
+        return StepPlan((), self.peak(picked), minimum, feasible, seconds, seconds - base, curve)
 
     def trade_off(self, chosen: Sequence[int]) -> tuple[CurvePoint, ...]:
         """The whole step's curve: of several graphs, the plans that fit limits between the fastest and the deepest."""
-        every = list(dict.fromkeys([*self.peaks, *self._combinations()]))
+        every = list(dict.fromkeys([*self.peaks, tuple(chosen), *self._combinations()]))
         plans = [(self._solver_peak(picked), self.seconds(picked)) for picked in every]
         finished = {index: self.peaks[picked] for index, picked in enumerate(every) if picked in self.peaks}
         return step_curve(plans, finished, every.index(tuple(chosen)))

@@ -16,7 +16,7 @@ from memopt.pass_manager import Pass, PassManager
 from memopt.passes.checkpoint import Checkpoint, workspace
 from memopt.plan_store import PlanStore, StoredPlan, key_of
 from memopt.planned import Planned, measured_peak, predicted_peak
-from memopt.planner import StepPlan, StepPlanner, choice_of
+from memopt.planner import StepPlan, StepPlanner, choice_of, scheduled_peaks, step_peak
 from memopt.program import Program
 from memopt.progress import stage
 from memopt.recompute import Lowering
@@ -188,13 +188,25 @@ class StepSearch:
         except ScheduleError as error:
             log.info("a stored plan is not used: %s", error)
             return None
+        choices = tuple(item.choice for item in planned if item.choice is not None)
         peak = predicted_peak(planned)
+        if self.stages.fusion is not None:  # as when it was found: by the search's own figures
+            befores = [item.before for item in planned]
+            peak = step_peak(
+                [
+                    scheduled_peaks(before, choice.lowering, choice.plan.schedule)
+                    for before, choice in zip(befores, choices, strict=True)
+                ]
+            )
         if peak != stored.peak_bytes:
             return None
         if room is not None and max(peak, measured_peak(planned, 0)) > room:
             return None
-        choices = tuple(item.choice for item in planned if item.choice is not None)
-        plan = StepPlan(choices, peak, min(peak, stored.minimum_bytes), True, stored.curve)
+        seconds, extra = (
+            sum(getattr(choice.plan, name) for choice in choices) for name in ("seconds", "extra_seconds")
+        )
+        minimum = min(peak, stored.minimum_bytes)
+        plan = StepPlan(choices, peak, minimum, True, seconds, extra, stored.curve)
         return Found(planned, plan, chosen)
 
     def _carried_over(self, carried: Carried, room: int | None) -> Found | None:
@@ -221,11 +233,11 @@ class StepSearch:
         if not used:
             planned, step = self._plan_within(options[0], room)
             return Found(self._recorded(planned, lowered, ()), step, ())
-        plans = [self._planner(option, share=0.5).plan(room) for option in options]
+        plans = [self._planner(option, share=0.5).outlook(room) for option in options]
         if not acceptable(plans[0]):
             for item in used if len(used) > 1 else ():  # one of them may cost more than it helps
                 options.append(self._option([other for other in used if other is not item]))
-                plans.append(self._planner(options[-1], share=0.25).plan(room))
+                plans.append(self._planner(options[-1], share=0.25).outlook(room))
         index = 0 if acceptable(plans[0]) else cheapest(plans)
         planned, step = self._plan_within(options[index], room)
         if not index and room is not None and step.feasible and measured_peak(planned, 0) > room:
@@ -245,7 +257,8 @@ class StepSearch:
         """
         rewrite = PassManager(chosen, self._verify, record=True, room=self._room)
         before, proved = rewrite.run(item.program, item.records)
-        costs = self._table.measure_all(before)
+        before = self.stages.marked(before)
+        costs = self._memory(before)[0]
         names = {entry.name for entry in chosen}
         rest = unused([record for record in other.records if record.name not in names]) if other is not item else ()
         records = [*item.records, *rest, *proved]
@@ -321,7 +334,8 @@ class StepSearch:
 
         stage(f"searching, {share * self.seconds:.0f} s at most" if search is None else "carrying a plan over")
         befores, costs = [item.before for item in option.items], [item.costs for item in option.items]
-        return StepPlanner(befores, costs, finish, seconds=share * self.seconds, search=search)
+        exact = self.stages.fusion is None
+        return StepPlanner(befores, costs, finish, seconds=share * self.seconds, exact=exact, search=search)
 
     # -- graphs and their records --------------------------------------------------------------------------------
 

@@ -1,7 +1,5 @@
 """With the rewrites that lower the floor, or without: chosen by what the plans cost, and kept as promised."""
 
-import dataclasses
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -127,19 +125,8 @@ def test_without_a_plan_passes_are_applied_as_they_are_given():
 # -- the rule ---------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    seconds: float
-    extra_seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    plan: Plan
-
-
 def plan(seconds, extra, *, feasible=True, minimum=10, curve=()):
-    return StepPlan((Choice(Plan(seconds, extra)),), 20, minimum, feasible, curve)
+    return StepPlan((), 20, minimum, feasible, seconds, extra, curve)
 
 
 @pytest.mark.parametrize(
