@@ -295,7 +295,8 @@ class StepPlanner:
         """The whole step's curve: of several graphs, the plans that fit limits between the fastest and the deepest."""
         every = list(dict.fromkeys([*self.peaks, tuple(chosen), *self._combinations()]))
         plans = [(self._solver_peak(picked), self.seconds(picked)) for picked in every]
-        finished = {index: self.peaks[picked] for index, picked in enumerate(every) if picked in self.peaks}
+        known = self.peaks if self.exact else {picked: self._solver_peak(picked) for picked in every}
+        finished = {index: known[picked] for index, picked in enumerate(every) if picked in known}
         return step_curve(plans, finished, every.index(tuple(chosen)))
 
     def _combinations(self) -> Iterator[tuple[int, ...]]:
