@@ -31,7 +31,7 @@ from memopt.planner import GraphPeaks
 from memopt.program import tensors_of
 
 # How often a plan is corrected by what Inductor's code for it really takes.
-_PLANS = 3
+_PLANS = 4
 # A plan that leaves more than this share of the budget unused, and recomputes, is tried once more with more room.
 _SLACK = 0.04
 
@@ -149,7 +149,9 @@ class _Training:
                     break
             elif best is not None or not session.one_graph or not session.feasible:
                 break
-            keep_order = keep_order or attempt.excess > 0
+            if attempt.excess > 0 and not keep_order:
+                keep_order = True  # the same plan, in its own order, before any other
+                continue
             session.correction = attempt.saving - max(0, attempt.excess) // 8
         if best is not None and best is not attempt and best.peaks is not None:
             session.emitted(self.hooks.captured, best.peaks)

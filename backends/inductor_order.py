@@ -1,4 +1,4 @@
-"""A fusion policy for Inductor: kernels are fused side by side only where that moves neither past a library call."""
+"""A fusion policy for Inductor: kernels are fused only where that moves neither past a library call."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNo
 
 
 class KeepOrder(InductorChoices):
-    """Refuses a horizontal fusion of two nodes with a library call, a matrix product say, between them.
+    """Refuses a fusion of two nodes with a library call, a matrix product say, between them.
 
-    Fused, the later node would run with the earlier one: what the call reads or makes would be alive together with
-    what it was planned apart from. Fusions of a producer with its reader are left to Inductor.
+    Fused, the later node would run with the earlier one, or the earlier with the later: what the call reads or makes
+    would be alive together with what it was planned apart from.
     """
 
     def __init__(self) -> None:
@@ -25,12 +25,25 @@ class KeepOrder(InductorChoices):
         self, scheduler: Scheduler, node1: BaseSchedulerNode, node2: BaseSchedulerNode, shared_data_score: int
     ) -> bool:
         """Inductor's hook: whether two nodes that read the same data may become one kernel."""
-        early, late = sorted((int(node1.min_order), int(node2.min_order)))
-        calls = self._orders(scheduler)
-        if bisect.bisect_right(calls, early) < bisect.bisect_left(calls, late):
+        if self._apart(scheduler, node1, node2):
             return False
         allowed: Any = InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
         return bool(allowed)
+
+    def can_fuse_vertical(  # type: ignore[override]
+        self, scheduler: Scheduler, node1: BaseSchedulerNode, node2: BaseSchedulerNode, shared_data_score: int
+    ) -> bool:
+        """Inductor's hook: whether a node and its reader may become one kernel."""
+        if self._apart(scheduler, node1, node2):
+            return False
+        allowed: Any = InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score)
+        return bool(allowed)
+
+    def _apart(self, scheduler: Scheduler, node1: BaseSchedulerNode, node2: BaseSchedulerNode) -> bool:
+        """Whether a library call stands between the two, in the order in which they were planned."""
+        early, late = sorted((int(node1.min_order), int(node2.min_order)))
+        calls = self._orders(scheduler)
+        return bisect.bisect_right(calls, early) < bisect.bisect_left(calls, late)
 
     def _orders(self, scheduler: Scheduler) -> list[int]:
         """Positions of the library calls, which no fusion changes."""
