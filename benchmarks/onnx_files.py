@@ -35,7 +35,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[0] = str(HERE.parent)  # benchmarks as a package
+if __name__ == "__main__":
+    sys.path[0] = str(HERE.parent)  # benchmarks as a package; here a file may hide a library of its name
 
 CPU_ENGINES = ("torch", "onnxsim", "onnxslim", "onnxruntime", "optimum", "memopt", "memopt/onnxruntime")
 CUDA_ENGINES = ("torch", "memopt", "memopt/onnxruntime", "torch fp16", "memopt fp16", "memopt/onnxruntime fp16")

@@ -211,6 +211,46 @@ def conversions_table(result: dict[str, Any]) -> str:
 
 
 # By the first word of a result's name: what stands in the README, and what has a page of its own.
+
+
+def onnx_table(result: dict[str, Any]) -> str:
+    """One line a model, one column an engine: nodes, file, memory, latency as a ratio to plain export's."""
+    versions, settings = result["versions"], result["settings"]
+    engines = list(dict.fromkeys(row["engine"] for row in result["rows"]))
+    names = list(dict.fromkeys(row["model"] for row in result["rows"]))
+    rows = {(row["model"], row["engine"]): row for row in result["rows"]}
+    runtime = "onnxruntime-gpu" if "onnxruntime-gpu" in versions else "onnxruntime"
+    known = [runtime, *(name for name in ("torch", "onnxsim", "onnxslim", "optimum-onnx") if name in versions)]
+    title = ", ".join(f"{name} {versions[name]}" for name in known)
+    where = "1 thread" if result["device"] == "cpu" else "CUDA provider"
+    lines = [
+        f"{result['machine']}, {where}, {title}; batch 1, least of {settings['rounds']} medians. Nodes · MB of the "
+        "file · MB while it runs · latency as a ratio to `torch`:",
+        "",
+        f"| | {' | '.join(f'`{engine}`' for engine in engines)} |",
+        "|---" * (1 + len(engines)) + "|",
+    ]
+    for name in names:
+        plain = rows[name, "torch"].get("seconds")
+        cells = [_onnx_cell(rows.get((name, engine), {}), plain) for engine in engines]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for row in result["rows"]:
+        if "failed" in row:
+            reasons.setdefault((row["engine"], row["failed"].rpartition("Error: ")[2]), []).append(row["model"])
+    if reasons:
+        told = (f"`{engine}` for {', '.join(models)}: {why}" for (engine, why), models in reasons.items())
+        lines += ["", "No figures of " + "; ".join(told) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def _onnx_cell(row: dict[str, Any], plain: float | None) -> str:
+    if "seconds" not in row or "failed" in row:
+        return "none"
+    ratio = f"{row['seconds'] / plain:.2f}" if plain else f"{row['seconds'] * 1e3:.2f} ms"
+    return f"{row['nodes']:,} · {row['file_bytes'] / 1e6:,.1f} · {row['peak_bytes'] / 1e6:,.0f} · {ratio}"
+
+
 TABLES = {
     "step": step_table,
     "planning": planning_table,
@@ -218,6 +258,7 @@ TABLES = {
     "training": training_table,
     "arena": arena_table,
     "compare": compare_table,
+    "onnx": onnx_table,
 }
 PAGES = {"conversions": conversions_table}
 
