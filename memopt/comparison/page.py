@@ -7,7 +7,7 @@ import html
 from memopt.budget import format_bytes
 from memopt.comparison.plots import bars_svg, scatter_svg
 from memopt.comparison.record import Comparison, Row
-from memopt.comparison.text import COLUMNS, row_cells, title
+from memopt.comparison.text import COLUMNS, filled_columns, row_cells, title
 from memopt.report.curve_table import format_seconds
 
 _STYLE = """
@@ -40,7 +40,10 @@ def to_html(comparison: Comparison) -> str:
         f'<p class="sub">{_text(title(comparison))}</p>',
         _table(comparison.rows),
         '<p class="legend">'
-        + " · ".join(f"<b>{_text(name)}</b> {_text(words)}" for name, words in COLUMNS[1:])
+        + " · ".join(
+            f"<b>{_text(name)}</b> {_text(words)}"
+            for name, words in (COLUMNS[index] for index in filled_columns(comparison.rows)[1:])
+        )
         + "</p>",
     ]
     wrong = [row.name for row in comparison.rows if row.differs]
@@ -95,16 +98,19 @@ def _size(value: float) -> str:
 
 
 def _table(rows: tuple[Row, ...]) -> str:
-    head = "".join(f'<th title="{_text(words)}">{_text(name)}</th>' for name, words in COLUMNS)
+    kept = filled_columns(rows)
+    head = "".join(f'<th title="{_text(COLUMNS[index][1])}">{_text(COLUMNS[index][0])}</th>' for index in kept)
     body = []
     for row in rows:
         if row.reason:
-            cells = f'<td>{_text(row.name)}</td><td class="why" colspan="{len(COLUMNS) - 1}">{_text(row.reason)}</td>'
+            span = max(1, len(kept) - 1)
+            cells = f'<td>{_text(row.name)}</td><td class="why" colspan="{span}">{_text(row.reason)}</td>'
         else:
             bad = ' class="bad"' if row.differs else ""
             cells = "".join(
                 f"<td{bad if index > len(COLUMNS) - 3 else ''}>{_text(cell)}</td>"
                 for index, cell in enumerate(row_cells(row))
+                if index in kept
             )
         body.append(f"<tr>{cells}</tr>")
     table = f"<table><thead><tr>{head}</tr></thead><tbody>\n{chr(10).join(body)}\n</tbody></table>"

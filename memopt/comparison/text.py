@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memopt.budget import format_bytes
 from memopt.comparison.record import Comparison, Row
 from memopt.memory.breakdown import align
@@ -12,9 +14,7 @@ def to_text(comparison: Comparison) -> str:
     """A title, one line per row, and the notes; it ends with a newline."""
     lines = [title(comparison), ""]
     cells = [[name for name, _ in COLUMNS], *(row_cells(row) for row in comparison.rows)]
-    kept = [
-        index for index, column in enumerate(zip(*cells[1:], strict=True)) if not index or any(column)
-    ] or [0]  # fmt: skip
+    kept = filled_columns(comparison.rows)
     table = align([[line[index] for index in kept] for line in cells])
     width = max((len(row.name) for row in comparison.rows), default=0)
     lines.append(table[0])
@@ -54,6 +54,12 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("error", "of the results against float64, relative, in the Euclidean norm"),
     ("gradient error", "the same of the parameters' gradients"),
 )
+
+
+def filled_columns(rows: Sequence[Row]) -> list[int]:
+    """Places in `COLUMNS` of the first one and of those that some row has a figure for."""
+    cells = [row_cells(row) for row in rows]
+    return [0, *(index for index in range(1, len(COLUMNS)) if any(line[index] for line in cells))]
 
 
 def row_cells(row: Row) -> list[str]:

@@ -52,6 +52,7 @@ def test_the_page_is_well_formed_and_escaped():
         .replace('<meta charset="utf-8">', "")
         .replace('<meta name="viewport" content="width=device-width, initial-scale=1">', "")
     )
+    assert "reserved" not in page and "<th" in page
     assert "<net>" not in page and "&lt;net&gt;" in page
     assert "needs &lt;onnx&gt; &amp; &quot;more&quot;" in page
     assert page.count("<svg") == 4 and "http" not in page and "<script" not in page

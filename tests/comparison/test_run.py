@@ -106,3 +106,15 @@ def test_what_is_wrong_is_said_before_any_process_starts(monkeypatch):
     monkeypatch.setattr(nn.Linear, "__module__", "__main__")
     with pytest.raises(ValueError, match="defined in __main__"):
         compare(nn.Linear(2, 2), x)
+
+
+@pytest.mark.gpu
+def test_on_cuda():
+    model = memopt.models.build("resnet18:tiny").cuda().eval()
+    found = compare(model, model.example_inputs(2), backends=("aten", "static"), peers=("eager",), repeats=3, jobs=3)
+    for row in found.rows:
+        assert not row.reason and not row.differs, row
+        assert 0 < row.allocated_bytes <= row.reserved_bytes
+        # The driver's context is part of what the process holds; the driver's tool may be missing.
+        assert row.process_bytes is None or row.process_bytes > row.reserved_bytes
+    assert "allocator" in found.settings and found.device.startswith("NVIDIA")
