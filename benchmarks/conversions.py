@@ -21,6 +21,7 @@ from render import conversions_table
 
 from memopt import models
 from memopt.cli.conversion_inputs import derived_inputs
+from memopt.convert.options import Options
 from memopt.convert.pipeline import convert_module
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -106,7 +107,7 @@ def convert(kind: str, name: str, model: torch.nn.Module, inputs: dict[str, Any]
     row: dict[str, Any] = {"kind": kind, "model": name}
     started = time.perf_counter()
     try:
-        record = convert_module(model, inputs, None, source=name)
+        record = convert_module(model, inputs, None, source=name, options=Options(measure=False))
     except Exception as error:
         row["refused"] = str(error).splitlines()[0][:160]
         return row

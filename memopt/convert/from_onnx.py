@@ -209,7 +209,7 @@ def _with_costs(
     sample = samples(before, 1)[0] if inputs is None else Sample(dict(inputs), {})
     after_file = stage.runnable if low.runs and isinstance(stage.runnable, bytes) else None
     files = (None if after_file is None else as_file(before), after_file)
-    old, new = costs(before, after, files, sample.feeds, sample.axes)
+    old, new = costs(before, after, files, sample.feeds)
     return dataclasses.replace(record, cost_before=old, cost_after=new)
 
 

@@ -47,16 +47,15 @@ class Cost:
 
 
 def costs(
-    before: ir.Model, after: ir.Model, files: Sequence[bytes | None], feeds: Mapping[str, Any], axes: Mapping[str, int]
+    before: ir.Model, after: ir.Model, files: Sequence[bytes | None], feeds: Mapping[str, Any]
 ) -> tuple[Cost, Cost]:
     """What the graph as it came and the one that is written take; None for what cannot be had.
 
     Args:
         files: both as files, in that order; None: not to be run.
         feeds: arrays by input name.
-        axes: the sizes of the axes that vary, as in `feeds`.
     """
-    estimated = [_estimated(model, axes) for model in (before, after)]
+    estimated = [_estimated(model, feeds) for model in (before, after)]
     peaks: list[int | None] = [None, None]
     times: list[float | None] = [None, None]
     if all(file is not None for file in files):
@@ -72,9 +71,13 @@ def as_file(model: ir.Model) -> bytes | None:
     return None if weight_bytes(model) > MEASURED_BYTES else ir.to_proto(model).SerializeToString()
 
 
-def _estimated(model: ir.Model, axes: Mapping[str, int]) -> int | None:
+def _estimated(model: ir.Model, feeds: Mapping[str, Any]) -> int | None:
+    fixed = model.clone()
+    for value in fixed.graph.inputs:
+        if value.name in feeds:
+            value.shape = ir.Shape(np.shape(feeds[str(value.name)]))
     try:
-        return peak_bytes(prepare(model), axes)
+        return peak_bytes(prepare(fixed), {})
     except OnnxModelError as error:
         log.info("no estimate: %s", error)
         return None

@@ -118,7 +118,7 @@ def convert_captured(
         if options.measure:
             with clock("measure"):
                 file = stage.runnable if low.runs and isinstance(stage.runnable, bytes) else None
-                old, new = costs(exported, model, (plain, file), feeds[0], _sets(captured)[0])
+                old, new = costs(exported, model, (plain, file), feeds[0])
                 record = dataclasses.replace(record, cost_before=old, cost_after=new)
         consumed = options.consume and low.stand_in is None and weight_bytes(model) > PROVED_BYTES
         if consumed:

@@ -20,7 +20,7 @@ import onnx
 import onnx_ir as ir
 import sympy  # type: ignore[import-untyped]
 
-from memopt.onnx.read import argument, attribute, constant, is_standard, opset
+from memopt.onnx.read import argument, attribute, constant, is_standard, opset, producer, scalar
 
 Dim: TypeAlias = Any  # a sympy.Expr, which has no types
 # Longer integer tensors are no shapes.
@@ -80,6 +80,8 @@ class Symbols:
         data = self._data(node)
         if data is not None and len(data) <= _MOST and self._holds_integers(value):
             self.data[value] = data
+            if len(self.shapes.get(value, ())) == 1:
+                self.shapes[value] = (sympy.Integer(len(data)),)
 
     def _constant(self, value: ir.Value) -> None:
         array = constant(value)
@@ -142,11 +144,25 @@ class Symbols:
             return self._sliced(node, shape)
         if node.op_type == "ConstantOfShape" and first is not None:
             return self.data.get(first)
+        if node.op_type == "Tile" and shape is not None:
+            repeats = None if node.inputs[1] is None else self.data.get(node.inputs[1])
+            if repeats is not None and len(repeats) == len(shape):
+                return tuple(size * count for size, count in zip(shape, repeats, strict=True))
         if node.op_type == "Range":
-            parts = [None if value is None else self.data.get(value) for value in node.inputs]
+            parts = [None if value is None else self._whole(value) for value in node.inputs]
             if len(parts) == 3 and parts[0] == (0,) and parts[1] is not None and parts[2] == (1,):
                 return parts[1]
         return None
+
+    def _whole(self, value: ir.Value) -> tuple[Dim, ...] | None:
+        """What a tensor of whole numbers holds, be they floats: a length that was cast, or a constant."""
+        if value in self.data:
+            return self.data[value]
+        node = producer(value, "Cast", "CastLike")
+        if node is not None and value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+            return None if node.inputs[0] is None else self._whole(node.inputs[0])
+        number = scalar(value)
+        return None if number is None or number != int(number) else (sympy.Integer(int(number)),)
 
     def _broadcast(self, shapes: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
         rank = max(len(shape) for shape in shapes)

@@ -15,6 +15,9 @@ CONSTANTS = {
     "last": np.array([2**63 - 1]),
     "zero": np.array(0),
     "one": np.array(1),
+    "none": np.float32(0),
+    "unit": np.float32(1),
+    "twice": np.array([1, 2, 3]),
     "w": weight(6, 5),
     "row": weight(9),
 }
@@ -42,6 +45,8 @@ def found(nodes: str, inputs: str = "float[B,S,6] x", opset: int = 18) -> tuple[
         ("r = Slice(x, n0, n3, n1)", ["B", "Min(3, S)", "6"]),
         ("s = Shape<start=1, end=2>(x) r = Slice(row, n0, s, n0, n1)", ["Min(9, S)"]),
         ("s = Shape<start=0, end=1>(x) q = Squeeze(s) r = Range(zero, q, one)", ["B"]),
+        ("s = Shape<start=0, end=1>(x) q = Squeeze(s) f = Cast<to=1>(q) r = Range(none, f, unit)", ["B"]),
+        ("r = Tile(x, twice)", ["B", "2*S", "18"]),
         ("s = Shape<end=2>(x) r = ConstantOfShape(s)", ["B", "S"]),
         ("s = Shape(x) r = Expand(n1, s)", ["B", "S", "6"]),
     ],
