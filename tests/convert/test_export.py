@@ -30,7 +30,7 @@ def test_a_module_in_all_forms_of_inputs(tmp_path, inputs):
     assert record.output == str(path)
     assert [entry.shape for entry in record.inputs] == [("rows", 4)]
     assert record.bytes_after == path.stat().st_size
-    assert json.loads(record.to_json())["output"] == str(path)
+    assert json.loads(record.to_json())["report"]["output"] == str(path)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     x = torch.randn(5, 4)
     np.testing.assert_allclose(session.run(None, {"x": x.numpy()})[0], model(x)["y"].detach(), rtol=1e-5, atol=1e-6)
