@@ -16,6 +16,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 demo: $(STAMP)
 	$(BIN)/memopt demo
 
+# The example reports of docs/examples; CONTRIBUTING.md says when.
+examples: $(STAMP)
+	$(BIN)/python -m benchmarks.examples
+
 test: $(STAMP) lint
 	$(PYTEST) -n auto --maxprocesses 16 -m "not slow and not gpu"
 

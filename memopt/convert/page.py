@@ -33,6 +33,7 @@ def conversion_view(record: Conversion) -> View:
         "curve": [],
         "programs": _programs(record, tables),
         "tables": _tables(record),
+        "about": PASSES_ON,
         "passes": [
             pass_view(item, _proof(item.evidence), tables, () if item.evidence is None else item.evidence.notes)
             for item in record.passes
@@ -88,6 +89,7 @@ def _programs(record: Conversion, tables: TableWriter) -> list[View]:
             "name": "the graph",
             "kind": "inference",
             "note": f"every result from its node to its last use, weights aside{sizes}",
+            "sides": ["as it came", "as rewritten"],
             "nodes": sum(record.nodes_after.values()),
             "forward": 0,
             "lines": [[] if graph.unknown else list(graph.live_bytes) for graph in graphs],
@@ -120,8 +122,6 @@ def _tables(record: Conversion) -> list[View]:
     if outputs:
         head = ("sizes", "output", "largest difference", "of the largest value", "ulp")
         found.insert(1, table("Compared with the source", head, outputs, (2, 3, 4)))
-    if any(item.changes for item in record.passes):
-        found.append(table("About the passes", ("",), ((PASSES_ON,),)))
     return found
 
 

@@ -31,6 +31,7 @@ def report_view(report: Report) -> View:
         "curve": [[point.bytes, point.seconds, point.extra, point.chosen] for point in report.curve],
         "programs": [_program(program, tables) for program in report.programs],
         "tables": _tables(report),
+        "about": "",
         "passes": [pass_view(record, describe_evidence(record.evidence), tables) for record in report.passes],
     }
     return {**view, **tables.tables()}
@@ -154,6 +155,7 @@ def _program(program: ProgramReport, tables: TableWriter) -> View:
         "name": program.name,
         "kind": program.kind,
         "note": "",
+        "sides": ["without a plan", "with memopt"],
         "nodes": program.nodes,
         "forward": program.forward_steps,
         "lines": [list(program.timeline_before), list(program.timeline_after)],

@@ -59,18 +59,18 @@ function timelineChart(program, budget) {
     return Math.max(0, Math.min(steps - 1, Math.floor(share * steps)));
   }
   const sides = before.length && after.length
-    ? choice(["without a plan", "with memopt"], side, (to) => { side = to; show(peak()); }) : null;
+    ? choice(program.sides, side, (to) => { side = to; show(peak()); }) : null;
   const buttons = make("p", { class: "controls" }, sides,
     make("button", { type: "button", onclick: () => { show(peak()); area.svg.focus(); } }, "go to the peak"),
     make("span", { class: "soft" }, "Move over the chart, click to hold, or use the arrow keys; p is the peak."));
   show(peak());
-  return [timelineLegend(before.length > 0, budget), area.svg, buttons, panel];
+  return [timelineLegend(program.sides, before.length > 0, budget), area.svg, buttons, panel];
 }
 timelineChart.pinned = new Set();
 
-function timelineLegend(before, budget) {
-  return make("p", { class: "legend" }, make("span", {}, make("span", { class: "swatch line after" }), "with memopt"),
-    before ? make("span", {}, make("span", { class: "swatch line before" }), "without a plan") : null,
+function timelineLegend(sides, before, budget) {
+  return make("p", { class: "legend" }, make("span", {}, make("span", { class: "swatch line after" }), sides[1]),
+    before ? make("span", {}, make("span", { class: "swatch line before" }), sides[0]) : null,
     budget === null ? null : make("span", {}, make("span", { class: "swatch line budget" }), `budget ${bytes(budget)}`));
 }
 

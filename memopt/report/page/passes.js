@@ -21,7 +21,7 @@ function passesSection(passes) {
     found.textContent = state.wanted ? `${count(total, "line")} found` : "";
   }
   redraw();
-  return section("passes", "Passes",
+  return section("passes", "Passes", data.about ? make("p", { class: "soft" }, data.about) : null,
     make("p", { class: "controls" }, search, choice(["changes only", "all nodes"], 0, (at) => { state.all = at === 1; redraw(); }), found),
     cards.map((card) => card.element));
 }
