@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,14 +20,19 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from memopt.backends.aten import AtenBackend, Boxed, emit
+from memopt.backends.choose import Bind, Chooser
 from memopt.backends.inductor_fusion import InductorFusion
 from memopt.backends.inductor_halves import Halves
+from memopt.backends.inductor_inference import compile_inference
 from memopt.backends.inductor_order import KeepOrder
 from memopt.backends.inductor_replay import ReplayError, Workspace
-from memopt.capture.dynamo import Hooks, Watched
+from memopt.backends.static import StaticBackend
+from memopt.backends.watched import WatchedProgram
+from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import constants_to_attributes, mutations_in_place
+from memopt.memory.timeline import Timeline, timeline
 from memopt.planner import GraphPeaks
-from memopt.program import tensors_of
+from memopt.program import Program, tensors_of
 
 # How often a plan is corrected by what Inductor's code for it really takes.
 _PLANS = 4
@@ -48,6 +52,17 @@ class InductorBackend:
     name = "inductor"
     exact = False
     fusion = InductorFusion
+    measures = True  # inference is held to its runs
+    lays_out = True  # weights of convolutions as the kernels want them
+    fuses = True  # a batch norm into the kernel after its convolution
+
+    def __init__(self, *, beside: StaticBackend | None = None) -> None:
+        """Make an engine.
+
+        Args:
+            beside: for inference, the engine to choose beside this one, by measured time under the budget.
+        """
+        self._beside = beside
 
     def compile_captured(
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks
@@ -63,13 +78,23 @@ class InductorBackend:
             program, rewrite = hooks.inference(module)
             if hooks.dry:
                 return emit(module)
-            return Watched(program, rewrite, functools.partial(_compile_inference, inputs=inputs))
+            engines: dict[str, Bind] = {"inductor": compile_inference}
+            if self._beside is not None:
+                engines[self._beside.name] = self._beside.bind
+            session: Any = hooks.session
+            return WatchedProgram(program, rewrite, Chooser(session, engines, session.settle_inference()).bind)
 
         def unused(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
             return emit(module)
 
         lower = aot_autograd(fw_compiler=unused, bw_compiler=unused, inference_compiler=inference)
         return lower(graph_module, example_inputs)
+
+    def timeline(self, program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:
+        """The memory of an inference program's operators; where there is a choice, in the arena that may run them."""
+        if self._beside is not None and not program.training:
+            return self._beside.timeline(program, workspace)
+        return timeline(program, workspace)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,20 +318,6 @@ class _Partition(CustomPartitionerFn):
 
 def _nothing_of_a_plan() -> None:
     """What a pickled partition becomes: keys of caches need no more."""
-
-
-def _compile_inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
-    """Compile a functional inference graph as a graph of its own, outside of the tracing that captured it."""
-    with torch._guards.tracing(None), torch.no_grad():
-        compiled: Any = inductor.compile_fx(module, list(inputs))
-
-    def run(args: list[Any]) -> Sequence[Any]:
-        values = tuple(args)
-        args.clear()
-        return compiled(*values)  # type: ignore[no-any-return]
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
 
 
 def _emit_only(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Boxed:

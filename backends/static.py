@@ -19,15 +19,18 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.backends.aten import Boxed, emit
+from memopt.backends.cuda_graph import Replay
+from memopt.backends.inputs import UserInputs
 from memopt.backends.static_code import Code, generate
 from memopt.backends.static_forms import is_joinable, write_of
-from memopt.backends.static_graph import Replay
 from memopt.backends.static_write import Write
-from memopt.capture.dynamo import Hooks, Watched
+from memopt.backends.watched import WatchedProgram
+from memopt.capture.dynamo import Hooks
 from memopt.memory.buffers import BufferPlan, Home
+from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline
 from memopt.passes.plan_buffers import Form, plan_buffers
-from memopt.program import InputKind, Program, describe, is_random
+from memopt.program import InputKind, Program, draws_numbers, tensors_of
 
 
 class StaticBackend:
@@ -63,7 +66,7 @@ class StaticBackend:
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
             program, rewrite = hooks.inference(module)
-            return emit(module) if hooks.dry else _Watched(program, rewrite, self.bind)
+            return emit(module) if hooks.dry else WatchedProgram(program, rewrite, self.bind)
 
         lower = aot_autograd(
             fw_compiler=half, bw_compiler=half, inference_compiler=inference, partition_fn=hooks.partition
@@ -78,14 +81,15 @@ class StaticBackend:
             return StaticFunction(program, arena, graphs=self._graphs)
 
     def timeline(self, program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:
-        """The memory of a call: the arena all the time, results and what operators allocate as they come.
+        """The memory of a call: the arena and what a graph holds all the time, results and what operators allocate.
 
         Args:
             program: an inference program.
             workspace: bytes by node name; they count for operators that allocate for themselves.
         """
         plan, writes = plan_for(program)
-        return timeline_of(plan, {name: (workspace or {}).get(name, 0) for name in writes if writes[name] is None})
+        extra = {name: (workspace or {}).get(name, 0) for name in writes if writes[name] is None}
+        return timeline_of(plan, extra, held=graph_bytes(program) if self._graphs else 0)
 
     def buffer_plan(self, program: Program) -> BufferPlan:
         """Where the values of an inference program live."""
@@ -140,15 +144,8 @@ class StaticFunction:
         self._bound_to: torch.Tensor | None = None
         self._run: Callable[..., Any] | None = None
         self._boxed_call = True
-        self._graphs = graphs and arena.device.type == "cuda" and not any(is_random(node) for node in program.calls)
-        entries = [entry for entry in program.inputs if entry.kind is not InputKind.CONSTANT]
-        values = {node.name: node.meta["val"] for node in program.placeholders}
-        self._expected = len(entries)
-        self._users = [
-            (index, entry.name, values[entry.name], _signature(values[entry.name]))
-            for index, entry in enumerate(entries)
-            if entry.kind is InputKind.USER and isinstance(values[entry.name], torch.Tensor)
-        ]
+        self._graphs = graphs and arena.device.type == "cuda" and not any(draws_numbers(node) for node in program.calls)
+        self._inputs = UserInputs(program)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Run.
@@ -159,12 +156,7 @@ class StaticFunction:
         """
         values = tuple(args)
         args.clear()
-        if len(values) != self._expected:
-            raise TypeError(f"the program takes {self._expected} arguments, {len(values)} were given")
-        for index, name, planned, signature in self._users:
-            value = values[index]
-            if _signature(value) != signature and not _same_layout(value, planned):
-                raise ValueError(f"input {name} is {_named(value)}, but the plan is for {_named(planned)}")
+        self._inputs.check(values)
         with self._arena.lock:
             memory = self._arena.reserve(self.plan.arena_bytes)
             self._arena.wait()
@@ -172,19 +164,19 @@ class StaticFunction:
                 with torch.inference_mode(False), torch.no_grad():
                     self._run, self._bound_to = self.code.bind(memory), memory
                 if self._graphs:
-                    self._run = Replay(self._run, [index for index, *_ in self._users])
+                    self._run = Replay(self._run, self._inputs.positions)
             return self._run(*values)
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are held between calls: the arena."""
+        return self.plan.arena_bytes
 
-class _Watched(Watched):
-    """Binds anew where a weight that was folded has changed."""
-
-    def __init__(self, program: Program, rewrite: Any, bind: Callable[[Program], Boxed]) -> None:
-        self._bind = bind
-        super().__init__(program, rewrite, emit)
-
-    def _compile(self, program: Program) -> Boxed:
-        return self._bind(program)
+    def release(self) -> None:
+        """Give the arena and the graph back; the next call takes them again."""
+        with self._arena.lock:
+            self._run = self._bound_to = None
+            self._arena.memory = torch.empty(0, dtype=torch.uint8, device=self._arena.device)
 
 
 # The timeline, the report and the bound function ask for the plan of one program; the search takes seconds.
@@ -205,20 +197,40 @@ def _planned(program: Program) -> tuple[BufferPlan, Mapping[str, Write | None]]:
     return plan_buffers(program, forms), writes
 
 
-def timeline_of(plan: BufferPlan, workspace: Mapping[str, int]) -> Timeline:
-    """The bytes that a call holds at each step: the arena, the results so far, and what operators take beside it."""
+def timeline_of(plan: BufferPlan, workspace: Mapping[str, int], held: int = 0) -> Timeline:
+    """The bytes that a call holds at each step: the arena, the results so far, and what operators take beside it.
+
+    Args:
+        plan: where everything lives.
+        workspace: what operators take, by node name.
+        held: bytes that are held besides all the time.
+    """
     outside = [block for block in plan.blocks if block.home is not Home.ARENA]
+    always = held + plan.arena_bytes
     extra = tuple(workspace.get(name, 0) for name in plan.steps)
     live = tuple(
-        plan.arena_bytes + extra[step] + sum(block.nbytes for block in outside if block.start <= step < block.end)
+        held
+        + plan.arena_bytes
+        + extra[step]
+        + sum(block.nbytes for block in outside if block.start <= step < block.end)
         for step in range(len(plan.steps))
     )
     peak = max(live, default=0)
     at = live.index(peak) if live else 0
     there = [(block.name, block.nbytes) for block in plan.blocks if block.start <= at < block.end]
-    end = plan.arena_bytes + sum(block.nbytes for block in outside if block.end >= len(plan.steps))
+    end = always + sum(block.nbytes for block in outside if block.end >= len(plan.steps))
     by_size = tuple(sorted(there, key=lambda item: -item[1]))
     return Timeline(plan.steps, live, extra, len(live), peak, by_size, end, 0)
+
+
+def graph_bytes(program: Program) -> int:
+    """Bytes that a CUDA graph of the program holds for itself: the caller's inputs and the results, once more."""
+    if device_of(program).type != "cuda" or any(draws_numbers(node) for node in program.calls):
+        return 0
+    users = [n for n, e in zip(program.placeholders, program.inputs, strict=True) if e.kind is InputKind.USER]
+    results = [value for value in program.output_nodes if isinstance(value, fx.Node)]
+    tensors = [tensor for node in (*users, *results) for tensor in tensors_of(node)]
+    return sum(allocated_bytes(tensor.untyped_storage().nbytes(), tensor.device) for tensor in tensors)
 
 
 def device_of(program: Program) -> torch.device:
@@ -228,22 +240,3 @@ def device_of(program: Program) -> torch.device:
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":
             return value.device
     return torch.device("cpu")
-
-
-def _signature(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return type(value)
-    return value.shape, value.stride(), value.dtype, value.device
-
-
-def _same_layout(value: Any, planned: torch.Tensor) -> bool:
-    """Whether the two differ at most in strides that no element sees."""
-    if not isinstance(value, torch.Tensor):
-        return False
-    seen = [[s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] for t in (value, planned)]
-    kind = (value.shape, value.dtype, value.device) == (planned.shape, planned.dtype, planned.device)
-    return kind and (seen[0] == seen[1] or not value.numel())
-
-
-def _named(value: Any) -> str:
-    return describe(value) if isinstance(value, torch.Tensor) else repr(value)

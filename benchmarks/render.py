@@ -251,7 +251,34 @@ def _onnx_cell(row: dict[str, Any], plain: float | None) -> str:
     return f"{row['nodes']:,} · {row['file_bytes'] / 1e6:,.1f} · {row['peak_bytes'] / 1e6:,.0f} · {ratio}"
 
 
+def inference_table(result: dict[str, Any]) -> str:
+    """A line for each model: median latency, what torch's allocator reserved, and what the process took, by row."""
+    settings = result["settings"]
+    found = {(row["model"], row["row"]): row for row in result["rows"]}
+    kinds = list(dict.fromkeys(kind for _, kind in found))
+    lines = [
+        f"{result['machine']}, driver {result['driver']}, torch {result['torch']}, {settings['dtype']}, "
+        f"median of {settings['repeats']} calls; ms, MiB reserved, MiB of the process:",
+        "",
+        f"| | {' | '.join(kinds)} |",
+        "|---" * (len(kinds) + 1) + "|",
+    ]
+    for model in dict.fromkeys(model for model, _ in found):
+        sizes = ", ".join(str(size) for size in settings["sizes"].get(model, {}).values())
+        cells = [_latency_and_memory(found.get((model, kind), {})) for kind in kinds]
+        lines.append(f"| {model} {sizes} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _latency_and_memory(row: dict[str, Any]) -> str:
+    if "seconds" not in row:
+        return row.get("error_text", "")[:60].replace("|", "/")
+    sizes = [f"{row[key] / 2**20:,.0f}" for key in ("reserved_bytes", "process_bytes") if key in row]
+    return ", ".join((f"{row['seconds'] * 1e3:.2f}", *sizes))
+
+
 TABLES = {
+    "inference": inference_table,
     "step": step_table,
     "planning": planning_table,
     "packing": packing_table,

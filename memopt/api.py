@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from memopt.convert.record import Conversion
     from memopt.tensorflow.record import TensorFlowExport
 
+if TYPE_CHECKING:
+    from memopt.backends.static import StaticBackend
+
 log = logging.getLogger("memopt")
 
 # Levers that change the numbers or the meaning of a step, by consent only. None is built yet.
@@ -40,7 +43,7 @@ def compile(
     *,
     example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    backend: str = "inductor",
+    backend: str | Engine | None = None,
     passes: Iterable[Pass] | None = None,
     allow: Sequence[str] = (),
     verify: Verification = True,
@@ -57,7 +60,10 @@ def compile(
         optimizer: the one that will step the parameters: its state and temporaries count. It is never stepped here.
         backend: "inductor" for speed, "aten" for a step that is byte for byte what was planned, "static" for inference
             in one arena with no allocation in a call but the results, "onnxruntime" for inference by ONNX Runtime,
-            "xla" for executables of XLA's, "tensorflow" for inference by TensorFlow, compiled by XLA.
+            "xla" for executables of XLA's, "tensorflow" for inference by TensorFlow, compiled by XLA; or an engine of
+            `memopt.backends` with options of its own. None: "inductor" for training, and for inference "inductor" or
+            "static", by measured time under the budget. Where Inductor lays convolutions out channels-last, because it
+            is faster, the model's own parameters are laid out so: the same values and objects, with other strides.
         passes: rewrites in order, in place of `memopt.INFERENCE` or `memopt.TRAINING`.
         allow: names of levers that may change the numbers; none is available in this version.
         verify: True proves each rewrite on its own region and measures a trial step; "full" also compares whole
@@ -94,7 +100,7 @@ def make_options(
     *,
     budget: str | int | float | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    backend: str = "inductor",
+    backend: str | Engine | None = None,
     passes: Iterable[Pass] | None = None,
     allow: Sequence[str] = (),
     verify: Verification = True,
@@ -337,22 +343,28 @@ def _device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
-def _engine(backend: str, device: torch.device, budget: Budget | None) -> tuple[Engine, tuple[str, ...]]:
+def _engine(
+    backend: str | Engine | None, device: torch.device, budget: Budget | None
+) -> tuple[Engine, tuple[str, ...]]:
+    if backend is not None and not isinstance(backend, str):
+        return backend, ()
     if backend == "aten":
         return AtenBackend(), ()
     if backend == "static":
-        from memopt.backends.static import StaticBackend
-
-        return StaticBackend(), ()
-    if backend == "inductor":
+        return _static(device), ()
+    if backend in ("inductor", None):
         from memopt.backends.inductor import InductorBackend, missing_compiler
 
         reason = missing_compiler(device)
         if reason is None:
-            return InductorBackend(), ()
+            return InductorBackend(beside=_static(device) if backend is None else None), ()
         note = f'{reason}: backend "aten" is used instead'
         log.warning("%s", note)
-        return AtenBackend(), (note,)
+        if backend is not None:
+            return AtenBackend(), (note,)
+        from memopt.backends.aten_or_static import AtenOrStaticBackend
+
+        return AtenOrStaticBackend(_static(device)), (note,)
     if backend == "onnxruntime":
         from memopt.backends.onnxruntime import OnnxRuntimeBackend
 
@@ -369,3 +381,9 @@ def _engine(backend: str, device: torch.device, budget: Budget | None) -> tuple[
             raise ValueError("backend 'tensorflow' keeps no budget: use 'xla', whose executables are measured")
         return TensorFlowBackend(device), ()
     raise ValueError(f"unknown backend {backend!r}: use one of {', '.join(BACKENDS)}")
+
+
+def _static(device: torch.device) -> StaticBackend:
+    from memopt.backends.static import StaticBackend
+
+    return StaticBackend(graphs=device.type == "cuda")

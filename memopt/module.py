@@ -22,6 +22,7 @@ from memopt.capture.export import CaptureError
 from memopt.capture.shadow import Shadow, model_names
 from memopt.carry import Sizes
 from memopt.evidence import Verification
+from memopt.layout import LayoutNeeded, lay_out, movable_parameters
 from memopt.measured_step import lower_within
 from memopt.memory.allocator import library_bytes
 from memopt.memory.allocator_limit import Allowance
@@ -111,14 +112,14 @@ class CompiledModule(nn.Module):
         """
         accumulating = self._accumulating()
         session = self._session(accumulating)
-        session.resident = self._resident(args, kwargs, accumulating)
         self._last = session
         guard = self._guards.setdefault(session, StepGuard())
-        try:
-            with guard.forward(), planning(session.model_name):
-                outputs = self._planned_call(session, accumulating, args, kwargs)
-        except torch.OutOfMemoryError as error:
-            raise MemoryError(_short_of_memory(session, error)) from None
+        with session.call(lambda: self._resident(args, kwargs, accumulating)):
+            try:
+                with guard.forward(), planning(session.model_name):
+                    outputs = self._planned_call(session, accumulating, args, kwargs)
+            except torch.OutOfMemoryError as error:
+                raise MemoryError(_short_of_memory(session, error)) from None
         guard.backward(outputs)
         return outputs
 
@@ -200,6 +201,10 @@ class CompiledModule(nn.Module):
                 return self._call(session, accumulating, args, kwargs)
             finally:
                 session.whole_step = True  # another size is another step
+        except LayoutNeeded as needed:
+            lay_out(self._model, needed.names)
+            session.movable, session.contiguous = frozenset(), needed.contiguous
+            return self._planned_call(session, accumulating, args, kwargs)
 
     def _call(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
         if accumulating not in self._compiled:
@@ -232,6 +237,8 @@ class CompiledModule(nn.Module):
             self._sessions[accumulating].hold = functools.partial(
                 _allow, weakref.ref(self), weakref.ref(self._sessions[accumulating])
             )
+            if getattr(self._options.engine, "lays_out", False):
+                self._sessions[accumulating].movable = movable_parameters(self._model)
         return self._sessions[accumulating]
 
     def _resident(self, args: Sequence[Any], kwargs: Mapping[str, Any], accumulating: bool) -> Resident:

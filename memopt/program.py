@@ -203,6 +203,17 @@ def is_random(node: fx.Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
+def draws_numbers(node: fx.Node) -> bool:
+    """Whether the node draws random numbers in fact: fused attention that drops nothing is so by schema only."""
+    if not is_random(node):
+        return False
+    for index, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name == "dropout_p":
+            given = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            return bool(given != 0.0)
+    return True
+
+
 def is_effectful(node: fx.Node) -> bool:
     """Whether the node does more than compute its value (an assertion, a collective, an unknown operator)."""
     target = node.target

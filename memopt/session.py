@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ from memopt.budget import Budget, BudgetError
 from memopt.capture.dynamo import Engine, Names
 from memopt.carry import SEARCHES, Sizes, carried_from
 from memopt.evidence import Verification
+from memopt.inference_plan import plan_within
+from memopt.layout import settle
 from memopt.memory.allocator import slack_bytes, use_expandable_segments, with_slack
 from memopt.memory.cost.table import CostTable
 from memopt.memory.optimizer import OptimizerFootprint
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import timeline
-from memopt.pass_manager import Pass, PassManager
+from memopt.pass_manager import Pass
 from memopt.passes.checkpoint import workspace
 from memopt.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
 from memopt.planner import GraphPeaks, StepPlan, peaks_of, step_peak
@@ -118,7 +121,8 @@ class Session:
     ) -> None:
         self.budget, self.passes, self.verify = budget, passes, verify
         self._engine, self._names = backend, names
-        self.resident, self.table = resident, table
+        self._resident, self.table = resident, table
+        self._arrived: Callable[[], Resident] | None = None
         self.model_name, self.plan_seconds = model_name, plan_seconds
         self.notes: list[str] = []
         self.report: Report | None = None
@@ -136,9 +140,33 @@ class Session:
         self.search, self.correction = True, 0
         self.sizes = Sizes() if sizes is None else sizes
         self.margin = 0  # bytes of the budget that the allocator was seen to lose beyond the slack left to it
+        # Parameters that may be laid out anew, and which outputs were contiguous before they were (`memopt.layout`).
+        self.movable: frozenset[str] = frozenset()
+        self.contiguous: tuple[bool, ...] = ()
+        self._not_in_chunks = ""  # why the batch of the inference program cannot be divided
         # Whether what runs is the program itself, so that its timeline is the peak.
         self.exact = backend.exact
         self.hold: Callable[[int], None] = _unheld  # told the budget in bytes before anything is run under it
+
+    @property
+    def resident(self) -> Resident:
+        """What the device holds during the whole step; counted when a graph is planned, not at every call."""
+        if self._arrived is not None:
+            self.resident = self._arrived()
+        return self._resident
+
+    @resident.setter
+    def resident(self, resident: Resident) -> None:
+        self._resident, self._arrived = resident, None
+
+    @contextlib.contextmanager
+    def call(self, count: Callable[[], Resident]) -> Iterator[None]:
+        """A call of the model, in which `count` may be asked for what is resident."""
+        self._arrived = count
+        try:
+            yield
+        finally:
+            self._arrived = None  # it holds the call's inputs
 
     # -- the front door's protocol -------------------------------------------------------------------------------
 
@@ -160,6 +188,7 @@ class Session:
         if self.collecting is not None:
             self.collecting.append(program)
             return program
+        program = settle(program, self.movable, self.contiguous)
         # An engine that measures its own runs is held to them, not to the timeline of other kernels.
         self._inference = self.plan_inference(program, settled=not getattr(self._engine, "measures", False))
         return self._inference.program
@@ -198,19 +227,14 @@ class Session:
         Raises:
             BudgetError: the peak is over the budget.
         """
-        from memopt.passes import INFERENCE
-
         self._prepare_allocator()
-        passes = INFERENCE if self.passes is None else self.passes
-        result, records = PassManager(passes, self.verify, record=True, room=self._room).run(program)
-        program, result = self.table.placed(program), self.table.placed(result)
-        costs = self.table.measure_all(result)
-        own = getattr(self._engine, "timeline", timeline)  # an engine may lay memory out for itself
-        line = own(result, workspace(result, costs))
+        program = self.table.placed(program)
         before = timeline(program, workspace(program, self.table.measure_all(program)))
-        planned = Planned(program, program, result, line, before, records, costs)
-        total = self.resident.total + constant_bytes(result)
-        limit = self._held(total + before.peak_bytes)
+        limit = self._held(self.resident.total + constant_bytes(program) + before.peak_bytes)
+        room = None if limit is None else self.usable(limit) - self.resident.total
+        planned, self._not_in_chunks = plan_within(self, program, before, room)
+        total = self.resident.total + constant_bytes(planned.program)
+        line = planned.timeline
         planned = self._with_trial(planned)
         self._note_failures([planned])
         measured = planned.measured or 0
@@ -230,6 +254,7 @@ class Session:
         planned = self._inference
         assert planned is not None
         resident, constants = self.resident, constant_bytes(planned.program)
+        own = resident.total + constant_bytes(planned.source)
         plain, predicted = planned.timeline_before.peak_bytes, planned.timeline.peak_bytes
 
         def settle(measured: int | None) -> None:
@@ -237,7 +262,7 @@ class Session:
             taken = predicted if measured is None else measured
             self.report = build_report(self, [planned], predicted, taken, measured, plain)
             base = resident.total + constants
-            limit = self.limit(base + plain)
+            limit = self.limit(own + plain)
             if limit is not None and base + taken > self.usable(limit):
                 raise self._over(base + taken, limit)
 
@@ -408,7 +433,7 @@ class Session:
                 table=self.table,
                 attempt=self._with_trial,
                 seconds=self.plan_seconds,
-                room=self._room,
+                room=self.room,
             )
             self._search_kept = keys, search
         return self._search_kept[1]
@@ -440,7 +465,7 @@ class Session:
         return limit - slack_bytes(limit, self.resident.device) - self.margin
 
     @property
-    def _room(self) -> int | None:
+    def room(self) -> int | None:
         """Bytes of an absolute budget that are left beside what is resident; None without one."""
         if self.budget is None or self.budget.bytes is None:
             return None
@@ -448,7 +473,10 @@ class Session:
 
     def _over(self, needed: int, limit: int) -> BudgetError:
         assert self.report is not None
-        return BudgetError(with_slack(needed, self.resident.device), limit, self.report.breakdown)
+        error = BudgetError(with_slack(needed, self.resident.device), limit, self.report.breakdown)
+        if self._not_in_chunks:
+            error.args = (f"{error}; its batch cannot be run in chunks: {self._not_in_chunks}",)
+        return error
 
     def _held(self, unconstrained_bytes: int) -> int | None:
         """The budget in bytes, made the allocator's own where the model is to run here."""

@@ -126,8 +126,12 @@ def test_the_report_counts_the_arena():
         compiled = memopt.compile(model, report.peak_bytes, backend="static")
         compiled(**inputs)
         torch._dynamo.reset()
+        compiled = memopt.compile(model, report.peak_bytes - 1, backend="static")  # in another way
+        compiled(**inputs)
+        assert compiled.report.peak_bytes < report.peak_bytes
+        torch._dynamo.reset()
         with pytest.raises(memopt.BudgetError):
-            memopt.compile(model, report.peak_bytes - 1, backend="static")(**inputs)
+            memopt.compile(model, "1kB", backend="static")(**inputs)
 
 
 def test_results_may_be_held():

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import memopt
+from memopt.backends.cuda_graph import Replay
 from memopt.backends.static import StaticBackend
-from memopt.backends.static_graph import Replay
 from memopt.pass_manager import PassManager
 from tests.end_to_end import FAMILIES, build
 from tests.support import capture

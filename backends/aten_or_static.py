@@ -1,0 +1,55 @@
+"""What runs where Inductor cannot: training operator by operator, inference so or in one arena, whichever is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+
+from memopt.backends.aten import AtenBackend, Boxed, emit
+from memopt.backends.choose import Bind, Chooser
+from memopt.backends.static import StaticBackend
+from memopt.backends.watched import WatchedProgram
+from memopt.capture.dynamo import Hooks
+from memopt.capture.joint import constants_to_attributes
+from memopt.memory.timeline import Timeline
+from memopt.program import Program
+
+
+class AtenOrStaticBackend(AtenBackend):
+    """The aten backend for training; for inference it or the static one, by measured time under the budget."""
+
+    measures = True  # inference is held to its runs
+
+    def __init__(self, static: StaticBackend) -> None:
+        """Take the engine to choose beside the aten one."""
+        self._static = static
+
+    def compile_captured(
+        self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks
+    ) -> Callable[..., Any]:
+        """Lower one Dynamo graph."""
+        if hooks.needs_gradients or hooks.dry:
+            return super().compile_captured(graph_module, example_inputs, hooks)
+
+        def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+            program, rewrite = hooks.inference(module)
+            engines: dict[str, Bind] = {"static": self._static.bind, "aten": _emit_program}
+            session: Any = hooks.session
+            return WatchedProgram(program, rewrite, Chooser(session, engines, session.settle_inference()).bind)
+
+        def unused(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+            return emit(module)
+
+        lower = aot_autograd(fw_compiler=unused, bw_compiler=unused, inference_compiler=inference)
+        return lower(graph_module, example_inputs)
+
+    def timeline(self, program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:
+        """The memory of an inference program in the arena that may run it."""
+        return self._static.timeline(program, workspace)
+
+
+def _emit_program(program: Program) -> Boxed:
+    return emit(constants_to_attributes(program))

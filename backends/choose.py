@@ -1,0 +1,181 @@
+"""Which engine runs an inference program: the fastest that keeps the budget, by runs on made-up inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._inductor.exc import InductorError
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from memopt.backends.aten import Boxed
+from memopt.backends.static import device_of
+from memopt.budget import BudgetError, format_bytes
+from memopt.memory.allocator import slack_bytes
+from memopt.memory.measure import measure
+from memopt.program import InputKind, Program
+from memopt.synthesis import same_random_state, synthesize
+
+log = logging.getLogger("memopt")
+
+_WARM = 2
+_LEAST, _MOST, _SECONDS = 3, 50, 0.1  # runs that are timed: so many at least and at most, and for so long
+_EQUAL = 0.02  # of two that are this near, the one that takes less memory is taken
+
+Bind = Callable[[Program], Boxed]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What runs of one engine's function took.
+
+    Attributes:
+        name: of the engine.
+        function: what ran.
+        seconds: the median of a call, the device waited for.
+        peak_bytes: the most that was held above what was there before, results and what stays between calls included;
+            on CUDA as the allocator reserves, but for its slack.
+    """
+
+    name: str
+    function: Boxed
+    seconds: float
+    peak_bytes: int
+
+
+class Chooser:
+    """Makes the function of an inference program.
+
+    The engines are tried one after the other, so that what they hold is never held together; the fastest within the
+    budget is kept. What was measured is said in the report's notes.
+    """
+
+    def __init__(self, session: Any, engines: Mapping[str, Bind], settle: Callable[[int | None], None]) -> None:
+        """Take what to choose from.
+
+        Args:
+            session: for the report.
+            engines: by name, what makes a function of a program.
+            settle: told the peak of the choice in bytes; raises BudgetError where that is over the budget.
+        """
+        self._session, self._engines, self._settle = session, dict(engines), settle
+
+    def bind(self, program: Program) -> Boxed:
+        """The function of the fastest engine that keeps the budget; chosen once, for later values of the weights too.
+
+        Raises:
+            BudgetError: none keeps it; `minimum_bytes` is that of the one that comes nearest.
+        """
+        with unset_fake_temporarily(), torch.no_grad(), torch._guards.tracing(None):
+            if len(self._engines) == 1 and self._session.budget is None:
+                (bind,) = self._engines.values()
+                return bind(program)
+            return self._chosen(program)
+
+    def _chosen(self, program: Program) -> Boxed:
+        trials = []
+        for name, bind in self._engines.items():
+            try:
+                trials.append(run_trial(name, bind, program))
+            except (InductorError, torch.cuda.OutOfMemoryError) as error:
+                self._session.note(f"{name} was not used: {type(error).__name__}: {str(error).splitlines()[0]}")
+        if not trials:
+            raise RuntimeError("no engine can run this program: see the report's notes")
+        refused: list[BudgetError] = []
+        for trial in in_order(trials):
+            try:
+                self._settle(trial.peak_bytes)
+            except BudgetError as over:
+                refused.append(over)
+                continue
+            self._engines = {trial.name: self._engines[trial.name]}
+            if len(trials) > 1:
+                self._session.note(_why(trial, trials))
+            self._session.report = dataclasses.replace(
+                self._session.report, backend=trial.name, notes=tuple(self._session.notes)
+            )
+            return trial.function
+        raise min(refused, key=lambda over: over.minimum_bytes)
+
+
+def in_order(trials: Sequence[Trial]) -> list[Trial]:
+    """The fastest first; of those that are nearly as fast as it, the one that takes least."""
+    enough = (1 + _EQUAL) * min(trial.seconds for trial in trials)
+    first = sorted((trial for trial in trials if trial.seconds <= enough), key=lambda trial: trial.peak_bytes)
+    return first + sorted((trial for trial in trials if trial.seconds > enough), key=lambda trial: trial.seconds)
+
+
+def _why(chosen: Trial, trials: Sequence[Trial]) -> str:
+    figures = [f"{t.name} {t.seconds * 1e3:.3f} ms and {format_bytes(t.peak_bytes, short=True)}" for t in trials]
+    faster = [trial for trial in trials if trial.seconds < chosen.seconds and trial is not chosen]
+    reason = "the fastest" if not faster else "as fast as the fastest, in less memory"
+    if any(trial.seconds * (1 + _EQUAL) < chosen.seconds for trial in faster):
+        reason = "the fastest that keeps the budget"
+    return f"{chosen.name} runs this model, {reason}: a call took {', '.join(figures)} beside weights and inputs"
+
+
+def run_trial(name: str, bind: Bind, program: Program) -> Trial:
+    """Bind a program, run it on made-up inputs, and give back what it holds between calls.
+
+    Raises:
+        torch.cuda.OutOfMemoryError, InductorError: it cannot be run.
+    """
+    device = device_of(program)
+    fakes = [node.meta["val"] for node in program.placeholders]
+    with same_random_state(fakes):
+        arguments = [
+            program.state[entry.name] if entry.name in program.state else synthesize(fake)
+            for entry, fake in zip(program.inputs, fakes, strict=True)
+            if entry.kind is not InputKind.CONSTANT
+        ]
+        before = _reserved(device)
+        function = bind(program)
+        try:
+            for _ in range(_WARM):
+                function(list(arguments))
+            seconds = _seconds(function, arguments, device)
+            peak = _peak(function, arguments, device, before)
+        finally:
+            release = getattr(function, "release", None)
+            if release is not None:
+                release()
+    return Trial(name, function, seconds, peak)
+
+
+def _seconds(function: Boxed, arguments: Sequence[Any], device: torch.device) -> float:
+    taken: list[float] = []
+    while len(taken) < _LEAST or (sum(taken) < _SECONDS and len(taken) < _MOST):
+        began = time.perf_counter()
+        function(list(arguments))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+def _peak(function: Boxed, arguments: Sequence[Any], device: torch.device, before: int) -> int:
+    if device.type == "cuda":
+        _reserved(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        function(list(arguments))
+        torch.cuda.synchronize(device)
+        # The last segments may be almost empty: that is slack, which a budget leaves to the allocator anyway.
+        return max(0, int(torch.cuda.max_memory_reserved(device)) - before - slack_bytes(0, device))
+    held = int(getattr(function, "held_bytes", 0))
+    return held + measure(lambda: function(list(arguments)), device=device).peak_bytes
+
+
+def _reserved(device: torch.device) -> int:
+    """What CUDA's allocator holds once nothing is cached; 0 on other devices."""
+    if device.type != "cuda":
+        return 0
+    gc.collect()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return int(torch.cuda.memory_reserved(device))

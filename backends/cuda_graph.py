@@ -1,0 +1,156 @@
+"""A bound function as one CUDA graph: one launch for all kernels; its pool is all the memory that its kernels take."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+_WORKSPACE, _SMALL = "CUBLAS_WORKSPACE_CONFIG", ":4096:1"  # KiB, and how many
+
+log = logging.getLogger("memopt")
+
+Run = Callable[..., Sequence[Any]]
+Copy = Callable[[torch.Tensor], torch.Tensor]
+Finish = Callable[[Sequence[torch.Tensor], Sequence[Any], Copy], list[Any]]
+
+
+class Replay:
+    """Captures a function at its first call and replays the graph at later ones.
+
+    Inputs that the caller may change (`copied`) are copied into memory of the graph's; all others are read where they
+    lie, and a new address means a new capture. Results are copied out, so that a caller may hold them. Where nothing
+    can be captured (a result is an input or a part of another one, an operator waits for the device), the function
+    runs as it is.
+
+    Attributes:
+        impossible: why no graph is used; empty while one may be.
+    """
+
+    def __init__(self, run: Run, copied: Sequence[int], *, finish: Finish | None = None, tune: bool = False) -> None:
+        """Take what is to be captured.
+
+        Args:
+            run: the function.
+            copied: positions of the inputs to copy.
+            finish: makes the results from what the graph returns and the call's inputs, after every replay, with a
+                function that copies what must outlive the next; None: all results are copies.
+            tune: let cuDNN try its algorithms and take the fastest, by the first call's shapes.
+        """
+        self._run, self._copied, self._tune = run, tuple(copied), tune
+        self._finish = finish or _each
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: list[Any] = []
+        self._outputs: Sequence[Any] = []
+        self._key: list[Any] = []
+        self._tensors: list[int] = []
+        self._others: list[int] = []
+        self.impossible = ""
+
+    def __call__(self, *values: Any) -> list[Any]:
+        """Run on the current stream."""
+        if self.impossible:
+            return self._plainly(values)
+        if self._graph is None or self._key != self._key_of(values):
+            self._graph = None  # a graph that failed to be captured anew must not be replayed
+            fixed = [index for index in range(len(values)) if index not in self._copied]
+            self._tensors = [index for index in fixed if isinstance(values[index], torch.Tensor)]
+            self._others = [index for index in fixed if not isinstance(values[index], torch.Tensor)]
+            self._capture(values)
+            self._key = self._key_of(values)
+            if self.impossible:
+                return self._plainly(values)
+        for index in self._copied:
+            self._inputs[index].copy_(values[index])
+        assert self._graph is not None
+        self._graph.replay()
+        return self._finish(self._outputs, values, _copy)
+
+    def _key_of(self, values: Sequence[Any]) -> list[Any]:
+        """Where the inputs lie that are read in place: there may be hundreds, and they are looked at in every call."""
+        return [values[index].data_ptr() for index in self._tensors] + [values[index] for index in self._others]
+
+    def release(self) -> None:
+        """Give the graph and its memory back; the next call captures anew."""
+        self._graph, self._inputs, self._outputs = None, [], []
+
+    def _plainly(self, values: Sequence[Any]) -> list[Any]:
+        return self._finish(self._run(*values), values, _itself)
+
+    def _capture(self, values: Sequence[Any]) -> None:
+        try:
+            self._inputs = [_copy(value) if index in self._copied else value for index, value in enumerate(values)]
+        except RuntimeError:
+            self._give_up("an input overlaps itself")
+            return
+        with _fastest_convolutions(self._tune), _own_workspaces():
+            outputs = self._run(*self._inputs)  # what libraries set up once must not be part of the graph
+            if not all(isinstance(value, torch.Tensor) and value.is_cuda for value in outputs):
+                self._give_up("a result is not on the device")
+                return
+            places = [value.untyped_storage().data_ptr() for value in outputs]
+            known = {value.untyped_storage().data_ptr() for value in self._inputs if isinstance(value, torch.Tensor)}
+            if len(set(places)) < len(places) or known.intersection(places):
+                self._give_up("a result shares memory with another one or with an input")
+                return
+            del outputs
+            graph = torch.cuda.CUDAGraph()
+            try:
+                torch.cuda.synchronize()
+                torch._C._cuda_clearCublasWorkspaces()
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                    self._outputs = self._run(*self._inputs)
+                self._finish(self._outputs, self._inputs, _copy)
+            except RuntimeError as error:
+                self._give_up(str(error).splitlines()[0])
+                return
+        self._graph = graph
+
+    def _give_up(self, reason: str) -> None:
+        log.info("no CUDA graph is used: %s", reason)
+        self.impossible = reason
+        self.release()
+
+
+@contextlib.contextmanager
+def _fastest_convolutions(tune: bool) -> Iterator[None]:
+    chosen = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = chosen or tune
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = chosen
+
+
+@contextlib.contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """CuBLAS's buffers that are allocated within are small, and given back after: those of a graph stay in its pool.
+
+    PyTorch takes 32 MiB for each stream on Hopper, and reads the size from the environment whenever it takes one.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    chosen = os.environ.get(_WORKSPACE)
+    os.environ[_WORKSPACE] = chosen or _SMALL
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+        if chosen is None:
+            del os.environ[_WORKSPACE]
+
+
+def _each(outputs: Sequence[torch.Tensor], values: Sequence[Any], copy: Copy) -> list[Any]:
+    return [copy(value) for value in outputs]
+
+
+def _itself(value: torch.Tensor) -> torch.Tensor:
+    return value
+
+
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return made.copy_(value)

@@ -1,0 +1,385 @@
+"""Inference beside the peers: eager, torch.compile in three modes, ONNX Runtime, and memopt.
+
+Every row runs in a process of its own, with an empty compile cache. Rows are prepared side by side (--jobs) and timed
+one after another, while the others wait. Peers get convolutional models channels-last; memopt gets them as they are.
+
+python benchmarks/inference.py --device cuda --dtype float16 --json benchmarks/results/inference_h100.json
+python benchmarks/inference.py --tiny --models resnet50,bert_base
+
+Columns: median latency of one call, the device waited for; what torch's allocator reserved at most in steady calls
+(onnxruntime: what the device lost to its session); what the device got back when the process ended; and the largest
+error against the same weights in float64, as a share of the largest value.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+SIZES: dict[str, dict[str, int]] = {
+    "resnet50": {"batch": 32, "resolution": 224},
+    "densenet121": {"batch": 32, "resolution": 224},
+    "vit_b_16": {"batch": 32, "resolution": 224},
+    "bert_base": {"batch": 8, "sequence": 128},
+    "gpt2": {"batch": 4, "sequence": 512},
+    "unet": {"batch": 8, "resolution": 256},
+}
+CONVOLUTIONAL = ("resnet50", "densenet121", "unet")
+ROWS = ("memopt", "freezing", "reduce-overhead", "compile", "onnxruntime", "eager")
+ALLOCATOR = "expandable_segments:True"
+
+
+# -- one row, in a process of its own ---------------------------------------------------------------------------------
+
+
+def build(given: argparse.Namespace) -> Any:
+    """The model with random weights: for BERT the encoder, whose hidden states are the result."""
+    import torch
+
+    import memopt
+    from memopt.models.bert import Encoder
+
+    torch.manual_seed(0)
+    if given.model != "bert_base":
+        return memopt.models.build(given.model, tiny=given.tiny).eval()
+    small = {"layers": 2, "width": 32, "heads": 4, "hidden": 64, "vocabulary": 128, "positions": 32}
+    return Encoder(pooler=False, **(small if given.tiny else {})).eval()
+
+
+def example_inputs(given: argparse.Namespace, model: Any) -> dict[str, Any]:
+    import torch
+
+    sizes = {"batch": 2} if given.tiny else SIZES[given.model]
+    torch.manual_seed(1)
+    if given.model == "bert_base":
+        return {"input_ids": torch.randint(128, (sizes["batch"], sizes.get("sequence", 16)))}
+    return dict(model.example_inputs(**sizes))
+
+
+def write_reference(given: argparse.Namespace) -> None:
+    """Write weights, with batch norms that have seen the inputs, the inputs, and the results in float64."""
+    import torch
+
+    model, dtype = build(given), getattr(torch, given.dtype)
+    inputs = {key: value.to(given.device) for key, value in example_inputs(given, model).items()}
+    model.to(given.device)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 1.0
+            module.train()
+    with torch.no_grad():
+        model(**inputs)
+        model.eval().to(dtype)
+        inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
+        weights = {key: value.cpu() for key, value in model.state_dict().items()}
+        wide = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+        result = model.double()(**wide)
+    held = {"weights": weights, "inputs": {k: v.cpu() for k, v in inputs.items()}, "result": result.cpu()}
+    torch.save(held, given.reference)
+
+
+def worker(given: argparse.Namespace) -> None:
+    import torch
+
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
+    held = torch.load(given.reference)
+    model = build(given)
+    model.to(getattr(torch, given.dtype)).load_state_dict(held["weights"])
+    cuda = given.device.startswith("cuda")
+    started = time.perf_counter()
+    before = used_bytes(cuda)
+    row: dict[str, Any] = {"model": given.model, "row": given.worker}
+    with torch.no_grad():
+        if given.worker == "onnxruntime":
+            call = onnxruntime_call(given, model, held["inputs"], row)
+        else:
+            inputs = {key: value.to(given.device) for key, value in held["inputs"].items()}
+            call = prepare(given, model.to(given.device), inputs)
+        for _ in range(3):
+            call()
+        row["first_call_seconds"] = time.perf_counter() - started
+        release(cuda)
+        print("READY", flush=True)
+        sys.stdin.readline()
+        for _ in range(5):
+            call()
+        release(cuda)
+        seconds: list[float] = []
+        while len(seconds) < given.repeats:
+            began = time.perf_counter()
+            call()
+            if cuda:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - began)
+        row["seconds"], row["fastest_seconds"] = statistics.median(seconds), min(seconds)
+        if given.worker == "onnxruntime":
+            row["reserved_bytes"] = used_bytes(cuda) - before
+        elif cuda:
+            row["reserved_bytes"], row["allocated_bytes"] = (
+                torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated(),
+            )  # fmt: skip
+        found = call().double().cpu()
+    reference = held["result"]
+    row["error"] = float((found - reference).abs().max() / reference.abs().max())
+    compiled = getattr(call, "compiled", None)
+    if compiled is not None:
+        row["notes"] = list(compiled.report.notes)
+    print("ROW " + json.dumps(row), flush=True)
+    sys.stdin.readline()  # the parent looks at the device first
+
+
+def used_bytes(cuda: bool) -> int:
+    import torch
+
+    if not cuda:
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)
+
+
+def prepare(given: argparse.Namespace, model: Any, inputs: dict[str, Any]) -> Callable[[], Any]:
+    import torch
+
+    import memopt
+
+    kind, _, setting = given.worker.partition(":")
+    if kind == "memopt":
+        compiled = memopt.compile(model, **({"backend": setting} if setting else {}))
+
+        def call() -> Any:
+            return compiled(**inputs)
+
+        call.compiled = compiled  # type: ignore[attr-defined]
+        return call
+    if given.model in CONVOLUTIONAL:
+        model.to(memory_format=torch.channels_last)
+    if kind == "freezing":
+        torch._inductor.config.freezing = True
+    modes = {"compile": "default", "reduce-overhead": "reduce-overhead", "freezing": "reduce-overhead"}
+    run = model if kind == "eager" else torch.compile(model, mode=modes[kind])
+
+    def marked() -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return run(**inputs)
+
+    return marked
+
+
+def onnxruntime_call(
+    given: argparse.Namespace, model: Any, inputs: dict[str, Any], row: dict[str, Any]
+) -> Callable[[], Any]:
+    """A session on CUDA, replaying its CUDA graph where it can make one, with inputs and outputs on the device."""
+    import onnxruntime  # type: ignore[import-untyped]
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "model.onnx")
+        names = list(inputs)
+        torch.onnx.export(model, kwargs=inputs, f=path, dynamo=True, input_names=names, output_names=["out"])
+        if not given.device.startswith("cuda"):
+            session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+            feed = {
+                entry.name: value.numpy() for entry, value in zip(session.get_inputs(), inputs.values(), strict=True)
+            }
+            return lambda: torch.from_numpy(session.run(None, feed)[0])
+        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+            raise RuntimeError("onnxruntime-gpu is not installed")
+        onnxruntime.preload_dlls()
+        options = {"arena_extend_strategy": "kSameAsRequested", "cudnn_conv_algo_search": "EXHAUSTIVE"}
+        for extra in ({"enable_cuda_graph": "1"}, {}):
+            try:
+                provider = ("CUDAExecutionProvider", {**options, **extra})
+                session = onnxruntime.InferenceSession(path, providers=[provider, "CPUExecutionProvider"])
+                call = bound_call(session, inputs)
+                call()
+                row["cuda_graph"] = bool(extra)
+                return call
+            except Exception as error:  # its exceptions share no base class; without a graph is the second attempt
+                row["without_graph"] = str(error).splitlines()[0][:200]
+    raise RuntimeError(row["without_graph"])
+
+
+def bound_call(session: Any, inputs: dict[str, Any]) -> Callable[[], Any]:
+    import onnxruntime
+    import torch
+
+    if "CUDAExecutionProvider" not in session.get_providers():
+        raise RuntimeError("onnxruntime did not load its CUDA provider")
+    binding = session.io_binding()
+    held = []
+    for entry, value in zip(session.get_inputs(), inputs.values(), strict=True):
+        held.append(onnxruntime.OrtValue.ortvalue_from_numpy(value.numpy(), "cuda", 0))
+        binding.bind_ortvalue_input(entry.name, held[-1])
+    shape = session.get_outputs()[0].shape
+    kinds = {"tensor(float16)": "float16", "tensor(float)": "float32"}
+    import numpy
+
+    empty = numpy.zeros(shape, kinds[session.get_outputs()[0].type])
+    result = onnxruntime.OrtValue.ortvalue_from_numpy(empty, "cuda", 0)
+    binding.bind_ortvalue_output(session.get_outputs()[0].name, result)
+
+    class Call:
+        def __call__(self) -> Any:
+            session.run_with_iobinding(binding)
+            return self
+
+        def double(self) -> Any:
+            return torch.from_numpy(result.numpy()).double()
+
+    held.append(result)
+    return Call()
+
+
+def release(cuda: bool) -> None:
+    import gc
+
+    import torch
+
+    gc.collect()
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+# -- all rows ---------------------------------------------------------------------------------------------------------
+
+
+class Row:
+    """A process that prepares one row, waits, and is timed."""
+
+    def __init__(self, given: argparse.Namespace, model: str, row: str, reference: Path) -> None:
+        command = [sys.executable, __file__, *given.passed, "--model", model, "--worker", row]
+        command += ["--reference", str(reference)]
+        self.model, self.row = model, row
+        self.cache = tempfile.TemporaryDirectory()
+        environment = {
+            **os.environ, "PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR, "TORCHINDUCTOR_CACHE_DIR": self.cache.name,
+            "TRITON_CACHE_DIR": f"{self.cache.name}/triton", "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+            "TORCHINDUCTOR_COMPILE_THREADS": str(given.threads),
+        }  # fmt: skip
+        self.errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read once the process has ended
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment
+        )
+
+    def wait_for(self, word: str) -> str:
+        """The rest of the line that begins with `word`; empty when the process ended first."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(word):
+                return line[len(word) :].strip() or word
+        return ""
+
+    def say(self) -> None:
+        assert self.process.stdin is not None
+        if self.process.poll() is None:
+            self.process.stdin.write("go\n")
+            self.process.stdin.flush()
+
+    def finish(self, cuda: bool) -> dict[str, Any]:
+        """Time the row, let the process end, and see what the device gets back; a row that failed says why."""
+        self.say()
+        found = self.wait_for("ROW ")
+        before = used_bytes(cuda)
+        self.say()
+        self.process.wait()
+        time.sleep(0.2)
+        after = used_bytes(cuda)
+        self.cache.cleanup()
+        if found:
+            return {**json.loads(found), "process_bytes": before - after}
+        self.errors.seek(0)
+        lines = [line.strip() for line in self.errors if line.strip()]
+        last = [line for line in lines if "Error" in line][-1:] or lines[-1:]
+        return {"model": self.model, "row": self.row, "error_text": (last or ["it ended without a word"])[0][:300]}
+
+
+def run_rows(given: argparse.Namespace, wanted: Sequence[tuple[str, str]], folder: Path) -> list[dict[str, Any]]:
+    results = []
+    cuda = given.device.startswith("cuda")
+    for first in range(0, len(wanted), given.jobs):
+        rows = [Row(given, model, row, folder / f"{model}.pt") for model, row in wanted[first : first + given.jobs]]
+        for row in rows:
+            row.wait_for("READY")
+        for row in rows:
+            results.append(row.finish(cuda))
+            print(line_of(results[-1]), flush=True)
+    return results
+
+
+def line_of(row: dict[str, Any]) -> str:
+    name = f"{row['model']:12} {row['row']:16}"
+    if "seconds" not in row:
+        return f"{name} {row['error_text']}"
+    sizes = [row.get(key) for key in ("reserved_bytes", "process_bytes")]
+    text = " ".join(f"{'-' if size is None else f'{size / 2**20:,.0f}':>9}" for size in sizes)
+    return f"{name} {row['seconds'] * 1e3:9.3f} {text} {row['error']:9.1e} {row['first_call_seconds']:8.1f}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(SIZES))
+    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--jobs", type=int, default=1, help="rows prepared at a time")
+    parser.add_argument("--threads", type=int, default=2, help="processes that compile kernels, per row")
+    parser.add_argument("--json", type=Path)
+    for hidden in ("--model", "--worker", "--reference"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    given.passed = sys.argv[1:]
+    if given.worker:
+        (write_reference if given.worker == "reference" else worker)(given)
+        return 0
+    import torch
+
+    import memopt
+
+    cuda = given.device.startswith("cuda")
+    models = given.models.split(",")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        references = [Row(given, model, "reference", folder / f"{model}.pt") for model in models]
+        for reference in references:
+            reference.process.wait()
+        used_bytes(cuda)
+        print(f"{'':29} {'ms':>9} {'reserved':>9} {'process':>9} {'error':>9} {'first s':>8}   (sizes in MiB)")
+        rows = run_rows(given, [(model, row) for row in given.rows.split(",") for model in models], folder)
+    result = {
+        "machine": torch.cuda.get_device_name() if cuda else platform.processor() or "cpu",
+        "driver": driver() if cuda else "",
+        "torch": torch.__version__,
+        "memopt": memopt.__version__,
+        "allocator": ALLOCATOR if cuda else "",
+        "settings": {
+            "tiny": given.tiny, "dtype": given.dtype, "device": given.device, "repeats": given.repeats,
+            "jobs": given.jobs, "sizes": {} if given.tiny else {model: SIZES[model] for model in models},
+        },
+        "rows": rows,
+    }  # fmt: skip
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def driver() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

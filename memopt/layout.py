@@ -1,0 +1,166 @@
+"""Channels-last convolution weights: whether they are faster here, and laying out a model's own weights anew.
+
+A kernel that wants its weights channels-last converts them at every call, or keeps a second copy. A parameter that is
+itself laid out so needs neither: its values, shape, name and `Parameter` object stay, only its strides change, as with
+`model.to(memory_format=torch.channels_last)`.
+"""
+
+from __future__ import annotations
+
+import collections
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from memopt.program import InputKind, Program
+from memopt.synthesis import same_random_state, synthesize
+
+aten = torch.ops.aten
+
+# Channels-last must win this share of the time: the difference must be more than noise.
+_WORTH = 0.05
+_REPEATS = 5
+
+
+class LayoutNeeded(Exception):
+    """The model's convolutions are faster with weights laid out channels-last: lay them out so, and capture anew.
+
+    Attributes:
+        names: qualified names of the parameters.
+        contiguous: which outputs of the captured graph are contiguous, as callers should see them afterwards.
+    """
+
+    def __init__(self, names: Sequence[str], contiguous: Sequence[bool]) -> None:
+        super().__init__("weights should be laid out channels-last")
+        self.names, self.contiguous = tuple(names), tuple(contiguous)
+
+
+def movable_parameters(model: nn.Module) -> frozenset[str]:
+    """Names of the parameters whose storage nothing else refers to, as far as PyTorch counts references."""
+    named = list(model.named_parameters(remove_duplicate=False))
+    times = collections.Counter(id(parameter) for _, parameter in named)
+    return frozenset(name for name, parameter in named if times[id(parameter)] == 1 and _is_alone(parameter))
+
+
+def _is_alone(parameter: torch.Tensor) -> bool:
+    if parameter.layout is not torch.strided:
+        return False
+    storage = parameter.untyped_storage()
+    whole = storage.nbytes() == parameter.numel() * parameter.element_size()
+    return whole and torch._C._storage_Use_Count(storage._cdata) == 2  # the parameter, and `storage` here
+
+
+def convolution_weights(program: Program, movable: Iterable[str]) -> list[str]:
+    """Names of the movable parameters that two-dimensional convolutions use and that are laid out contiguously."""
+    movable, entries = frozenset(movable), {entry.name: entry for entry in program.inputs}
+    found = []
+    for node in _convolutions(program):
+        weight: Any = node.args[1]
+        entry = entries.get(weight.name)
+        if entry is None or entry.kind is not InputKind.PARAMETER or entry.target not in movable:
+            continue
+        value = weight.meta["val"]
+        users = [user for user in weight.users if user.target is not aten.convolution.default]
+        if value.is_contiguous() and not value.is_contiguous(memory_format=torch.channels_last) and not users:
+            found.append(entry.target)
+    return list(dict.fromkeys(found))
+
+
+def is_faster_channels_last(program: Program) -> bool:
+    """Time every distinct convolution of the program in both layouts, on made-up values, where the program runs."""
+    groups: dict[str, list[fx.Node]] = {}
+    for node in _convolutions(program):
+        operands = [
+            (tuple(t.meta["val"].shape), t.meta["val"].dtype, t.op == "placeholder") for t in node.all_input_nodes
+        ]
+        groups.setdefault(f"{operands} {node.args[3:]}", []).append(node)
+    taken = [0.0, 0.0]
+    with torch.no_grad(), same_random_state([node.meta["val"] for node in program.placeholders]):
+        for nodes in groups.values():
+            for index, layout in enumerate((torch.contiguous_format, torch.channels_last)):
+                taken[index] += len(nodes) * _seconds(nodes[0], layout)
+    return taken[1] < (1 - _WORTH) * taken[0]
+
+
+def lay_out(model: nn.Module, names: Iterable[str]) -> None:
+    """Lay the named parameters out channels-last, one at a time; their values and the objects stay."""
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name in names:
+            parameter = parameters[name]
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+
+
+def settle(program: Program, movable: Iterable[str], contiguous: Sequence[bool]) -> Program:
+    """Settle how an inference program's weights are laid out, before anything else is done with it.
+
+    Args:
+        program: as captured.
+        movable: the parameters that may be laid out anew; empty once that was done, or is not wanted.
+        contiguous: which outputs were contiguous before that was done; empty when it was not.
+
+    Returns:
+        The program, with copies where an output that was contiguous is so no longer.
+
+    Raises:
+        LayoutNeeded: its convolutions are faster with weights laid out channels-last.
+    """
+    names = convolution_weights(program, movable)
+    if names and is_faster_channels_last(program):
+        raise LayoutNeeded(names, [_is_contiguous(value) for value in program.output_nodes])
+    changed = [
+        index
+        for index, (value, before) in enumerate(zip(program.output_nodes, contiguous, strict=False))
+        if before and not _is_contiguous(value)
+    ]
+    if not changed:
+        return program
+    new = program.copy()
+    output, results = new.graph.output_node(), new.output_nodes
+    for index in changed:
+        with new.graph.inserting_before(output):
+            layout: dict[str, Any] = {"memory_format": torch.contiguous_format}
+            results[index] = new.graph.call_function(aten.clone.default, (results[index],), layout)
+    output.args = (tuple(results),)
+    return new.finish()
+
+
+def _is_contiguous(value: Any) -> bool:
+    held = value.meta.get("val") if isinstance(value, fx.Node) else None
+    return not isinstance(held, torch.Tensor) or held.is_contiguous()
+
+
+def _convolutions(program: Program) -> list[fx.Node]:
+    """The two-dimensional convolutions."""
+    calls = [node for node in program.calls if node.target is aten.convolution.default]
+    return [node for node in calls if node.all_input_nodes[0].meta["val"].dim() == 4]
+
+
+def _seconds(node: fx.Node, layout: torch.memory_format) -> float:
+    """The time of a convolution whose weight, and input where it is not the caller's, are laid out so."""
+    values: dict[fx.Node, torch.Tensor] = {}
+    for operand in node.all_input_nodes:
+        value = synthesize(operand.meta["val"])
+        given = operand is node.args[0] and operand.op == "placeholder"
+        values[operand] = value.contiguous(memory_format=layout) if value.dim() == 4 and not given else value
+    args = fx.map_arg(node.args, lambda operand: values[operand])
+    cuda = next(iter(values.values())).is_cuda
+
+    calls = 10 if cuda else 1  # launches of short kernels overlap, as they do in a program
+
+    def once() -> float:
+        if cuda:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(calls):
+            aten.convolution.default(*args)
+        if cuda:
+            torch.cuda.synchronize()
+        return (time.perf_counter() - began) / calls
+
+    once()
+    return statistics.median(once() for _ in range(_REPEATS))

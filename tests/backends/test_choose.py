@@ -1,0 +1,167 @@
+"""The choice of an engine for inference: by measured time, under the budget, said in the report."""
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from memopt.backends.aten_or_static import AtenOrStaticBackend
+from memopt.backends.choose import Chooser, Trial, in_order
+from memopt.backends.inductor import InductorBackend
+from memopt.backends.static import StaticBackend
+from memopt.budget import BudgetError
+
+# Importing torch._inductor uses torch.jit.script_method, which torch warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def _no_compiler(monkeypatch):
+    monkeypatch.setattr("memopt.backends.inductor.missing_compiler", lambda device: "no compiler is here")
+
+
+class Wide(nn.Module):
+    """A model whose peak is that of its intermediates, sample by sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 512), nn.Linear(512, 16)
+
+    def forward(self, x):
+        return self.last(self.first(x).sin().exp())
+
+
+def trial(name, seconds, peak):
+    return Trial(name, lambda args: [], seconds, peak)
+
+
+def test_the_fastest_comes_first_and_of_equals_the_smaller_one():
+    slow, fast, small = trial("slow", 2.0, 1), trial("fast", 1.0, 30), trial("small", 1.01, 20)
+    assert [item.name for item in in_order([slow, fast, small])] == ["small", "fast", "slow"]
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_without_a_compiler_the_choice_is_between_arena_and_operators():
+    model, x = Wide().eval(), torch.randn(8, 16)
+    compiled = memopt.compile(model)
+    assert isinstance(compiled._options.engine, AtenOrStaticBackend)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+        torch.testing.assert_close(compiled(2 * x), model(2 * x))
+    assert compiled.report.backend in ("static", "aten")
+    assert any(f"{compiled.report.backend} runs this model" in note for note in compiled.report.notes)
+    assert any("static" in note and "aten" in note and " ms" in note for note in compiled.report.notes)
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_training_is_as_with_the_aten_backend():
+    model, x = Wide(), torch.randn(8, 16)
+    compiled = memopt.compile(model)
+    compiled(x).sum().backward()
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model(x).sum().backward()
+    torch.testing.assert_close(found, [p.grad for p in model.parameters()])
+
+
+def test_a_named_backend_is_respected_and_an_engine_may_be_given():
+    model, x = Wide().eval(), torch.randn(8, 16)
+    for backend in ("static", "aten", StaticBackend()):
+        torch._dynamo.reset()
+        compiled = memopt.compile(model, backend=backend)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), model(x))
+        assert compiled.report.backend == (backend if isinstance(backend, str) else "static")
+        assert not any("runs this model" in note for note in compiled.report.notes)
+
+
+@pytest.mark.usefixtures("_no_compiler")
+@pytest.mark.parametrize("backend", [None, "static", "aten"])
+def test_a_batch_that_does_not_fit_runs_in_chunks(backend):
+    model, x = Wide().eval().double(), torch.randn(64, 16, dtype=torch.float64)
+    with torch.no_grad():
+        expected = model(x)
+        free = memopt.compile(model, backend=backend)
+        torch.testing.assert_close(free(x), expected)
+        torch._dynamo.reset()
+        held = free.report.breakdown.parameters + free.report.breakdown.inputs
+        budget = held + (free.report.peak_bytes - held) // 2
+        compiled = memopt.compile(model, budget, backend=backend)
+        torch.testing.assert_close(compiled(x), expected, rtol=1e-12, atol=1e-12)
+    record = next(record for record in compiled.report.passes if record.name == "chunk_batch")
+    assert "64 samples in" in record.changes[0].summary
+    assert compiled.report.peak_bytes <= budget
+    assert (compiled.report.measured_peak_bytes or 0) <= budget
+
+
+@pytest.mark.usefixtures("_no_compiler")
+@pytest.mark.parametrize("backend", [None, "static", "aten"])
+def test_the_minimum_is_one_that_works(backend):
+    model, x = Wide().eval(), torch.randn(64, 16)
+    with torch.no_grad():
+        with pytest.raises(BudgetError) as caught:
+            memopt.compile(model, "1kB", backend=backend)(x)
+        torch._dynamo.reset()
+        compiled = memopt.compile(model, caught.value.minimum_bytes, backend=backend)
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_a_batch_that_cannot_be_divided_is_said_in_the_error():
+    class Centred(nn.Module):
+        def forward(self, x):
+            return (x - x.mean(0)).exp()
+
+    with torch.no_grad(), pytest.raises(BudgetError, match=r"cannot be run in chunks: .*which is the batch"):
+        memopt.compile(Centred().eval(), "1kB", backend="aten")(torch.randn(64, 64))
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_weights_that_change_are_followed():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    x, compiled = torch.randn(2, 3, 8, 8), memopt.compile(model)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+        model[0].weight.mul_(2)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_engines_over_the_budget_are_passed_over():
+    class Record:
+        notes: tuple = ()
+        backend = ""
+        budget = object()
+        report = None
+
+        def note(self, text):
+            self.notes = (*self.notes, text)
+
+    def settle(peak):
+        raise BudgetError(minimum_bytes=peak, budget_bytes=1)
+
+    from tests.passes.build import trace
+
+    program = trace(lambda x: (x.exp(),), torch.randn(8))
+    engine = StaticBackend()
+    chooser = Chooser(Record(), {"static": engine.bind, "again": engine.bind}, settle)
+    with pytest.raises(BudgetError) as caught:
+        chooser.bind(program)
+    assert caught.value.minimum_bytes > 0
+
+
+def test_the_default_knows_inductor_where_it_can_compile():
+    from memopt.backends.inductor import missing_compiler
+
+    if missing_compiler(torch.device("cpu")) is not None:
+        pytest.skip("no compiler")
+    model, x = Wide().eval(), torch.randn(8, 16)
+    compiled = memopt.compile(model)
+    assert isinstance(compiled._options.engine, InductorBackend)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+    assert compiled.report.backend in ("inductor", "static")
+    assert any("inductor" in note and "static" in note for note in compiled.report.notes)

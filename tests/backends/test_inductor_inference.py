@@ -1,0 +1,261 @@
+"""Inference as Inductor code: weights once, large results apart, wrong use, and layouts by measurement."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from memopt import layout
+from memopt.backends import tail
+from memopt.backends.inductor import InductorBackend, missing_compiler
+from memopt.backends.inductor_inference import InductorFunction, compile_inference
+from memopt.backends.tail import split_tail
+from memopt.pass_manager import PassManager
+from memopt.program import InputKind
+from tests.support import capture, targets
+
+# Importing torch._inductor uses torch.jit.script_method, which torch warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def _compiler():
+    reason = missing_compiler(torch.device("cpu"))
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def program_and_arguments(model, *inputs):
+    program, _ = PassManager(memopt.INFERENCE, verify=False).run(capture(model, *inputs))
+    users = iter(inputs)
+    arguments = [
+        program.state[entry.name] if entry.name in program.state else next(users)
+        for entry in program.inputs
+        if entry.kind is not InputKind.CONSTANT
+    ]
+    return program, arguments
+
+
+def perceptron():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 32)).eval()
+
+
+# -- large results ------------------------------------------------------------------------------------------------
+
+
+def test_the_last_product_of_a_large_result_is_left_out_of_the_graph(monkeypatch):
+    monkeypatch.setattr(tail, "_LARGE", 1)
+    model, x = perceptron(), torch.randn(4, 5, 8)
+    program, arguments = program_and_arguments(model, x)
+    split = split_tail(program)
+    split.head.check()
+    assert targets(program).count("aten.addmm.default") == targets(split.head).count("aten.addmm.default") + 1
+    outputs = split.head.run(*arguments)
+    found = split.finish(outputs, arguments, lambda value: value.clone())
+    torch.testing.assert_close(found[0], model(x))
+
+
+def test_small_results_and_those_that_others_read_stay(monkeypatch):
+    model, x = perceptron(), torch.randn(4, 8)
+    assert split_tail(program_and_arguments(model, x)[0]) is None
+    monkeypatch.setattr(tail, "_LARGE", 1)
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            y = self.layer(x)
+            return y, y.exp()
+
+    assert split_tail(program_and_arguments(Both().eval(), x)[0]) is None
+
+
+def test_small_results_are_copied_and_come_in_their_places(monkeypatch):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 64)
+
+        def forward(self, x):
+            return x.sum(-1), self.layer(x.exp())
+
+    monkeypatch.setattr(tail, "_LARGE", 200)
+    model, x = Two().eval(), torch.randn(4, 8)
+    program, arguments = program_and_arguments(model, x)
+    split = split_tail(program)
+    outputs = split.head.run(*arguments)
+    copied = []
+    found = split.finish(outputs, arguments, lambda value: copied.append(value) or value.clone())
+    torch.testing.assert_close(found, list(model(x)))
+    assert len(copied) == 1 and copied[0] is outputs[0]
+
+
+# -- wrong use ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("_compiler")
+def test_wrong_inputs_are_refused_in_one_line():
+    model, x = perceptron(), torch.randn(4, 8)
+    program, arguments = program_and_arguments(model, x)
+    function = compile_inference(program)
+    assert isinstance(function, InductorFunction)
+    torch.testing.assert_close(function(list(arguments))[0], model(x))
+    for wrong in (torch.randn(5, 8), torch.randn(4, 8).double(), torch.randn(8, 4).t(), 3):
+        with pytest.raises(ValueError, match="but the plan is for") as caught:
+            function([*arguments[:-1], wrong])
+        assert "\n" not in str(caught.value)
+    with pytest.raises(TypeError, match="arguments, 1 were given"):
+        function([x])
+
+
+@pytest.mark.usefixtures("_compiler")
+def test_shapes_and_dtypes_change_results_are_held_and_threads_take_turns():
+    model = perceptron()
+    compiled = memopt.compile(model)
+    batches = [torch.randn(n, 8) for n in (4, 4, 6, 4)]
+    expected = [model(x) for x in batches]
+    found = [None] * len(batches)
+    with torch.no_grad():
+        held = [compiled(x) for x in batches]
+    for a, b in zip(held, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+    def call(index):
+        with torch.no_grad():
+            for _ in range(20):
+                found[index] = compiled(batches[index])
+
+    threads = [threading.Thread(target=call, args=(index,)) for index in range(len(batches))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    compiled.double()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(batches[0].double()), model(batches[0].double()))
+
+
+# -- layouts ------------------------------------------------------------------------------------------------------
+
+
+def convolutional():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+
+
+@pytest.mark.usefixtures("_compiler")
+def test_weights_are_laid_out_where_that_is_faster_and_nothing_else_changes(monkeypatch):
+    monkeypatch.setattr(layout, "is_faster_channels_last", lambda program: True)
+    model, x = convolutional(), torch.randn(2, 3, 12, 12)
+    parameters, state = list(model.parameters()), {k: v.clone() for k, v in model.state_dict().items()}
+    with torch.no_grad():
+        expected = model(x)
+        compiled = memopt.compile(model, backend="inductor")
+        found = compiled(x)
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()
+        assert model[3].weight.is_contiguous(memory_format=torch.channels_last)
+        assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+        for key, value in model.state_dict().items():
+            assert torch.equal(value, state[key])
+        model[3].weight.mul_(2)
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.usefixtures("_compiler")
+def test_weights_that_something_else_refers_to_stay_as_they_are(monkeypatch):
+    monkeypatch.setattr(layout, "is_faster_channels_last", lambda program: True)
+    model, x = convolutional(), torch.randn(2, 3, 12, 12)
+    alias = model[3].weight.detach()
+    compiled = memopt.compile(model, backend="inductor")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+        alias.mul_(3)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert alias.data_ptr() == model[3].weight.data_ptr()
+
+
+def test_tied_and_shared_parameters_do_not_move():
+    model = nn.ModuleList([nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)])
+    model[1].weight = model[0].weight
+    assert layout.movable_parameters(model) >= {"2.weight"}
+    assert not layout.movable_parameters(model) & {"0.weight", "1.weight"}
+
+
+def test_layouts_are_timed_where_the_program_runs():
+    program = capture(convolutional(), torch.randn(2, 3, 12, 12))
+    state = torch.random.get_rng_state()
+    assert layout.is_faster_channels_last(program) in (True, False)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+# -- weights once -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_weights_are_held_once_and_all_is_one_graph():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(2048, 2048), nn.GELU()) for _ in range(8))).eval().cuda().half()
+    x = torch.randn(16, 2048, device="cuda", dtype=torch.float16)
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    compiled = memopt.compile(model, backend=InductorBackend())
+    with torch.no_grad():
+        expected = model(x)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), expected, rtol=1e-2, atol=1e-2)
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() < 1.5 * weights
+
+
+@pytest.mark.gpu
+def test_the_default_on_a_gpu_equals_eager_and_results_may_be_held():
+    model = memopt.models.build("resnet18").eval().cuda()
+    batches = [torch.randn(4, 3, 64, 64, device="cuda") for _ in range(3)]
+    compiled = memopt.compile(model)
+    with torch.no_grad():
+        held = [compiled(x) for x in batches]
+        for x, result in zip(batches, held, strict=True):
+            torch.testing.assert_close(result, model(x), rtol=2e-2, atol=2e-2)
+    assert compiled.report.backend in ("inductor", "static")
+
+
+@pytest.mark.gpu
+def test_a_large_result_is_made_once_on_a_gpu():
+    model = memopt.models.build("gpt2", layers=2).eval().cuda().half()
+    inputs = model.example_inputs(4, sequence=512)
+    compiled = memopt.compile(model, backend="inductor")
+    with torch.no_grad():
+        expected = model(**inputs)
+        compiled(**inputs)
+        first = compiled(**inputs)
+        torch.testing.assert_close(first, expected, rtol=2e-2, atol=2e-2)
+        second = compiled(**inputs)
+    assert first.data_ptr() != second.data_ptr() and torch.equal(first, second)
+
+
+@pytest.mark.gpu
+def test_a_budget_on_a_gpu_is_kept_by_what_is_reserved():
+    model = memopt.models.build("unet").eval().cuda().half()
+    inputs = model.example_inputs(8, resolution=256)
+    with torch.no_grad():
+        expected = model(**inputs)
+        free = memopt.compile(model, verify=False)
+        free(**inputs)
+        budget = int(free.report.peak_bytes * 0.9)
+        torch._dynamo.reset()
+        del free
+        compiled = memopt.compile(model, budget, verify=False)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(**inputs), expected, rtol=5e-2, atol=5e-2)
+        assert compiled.report.peak_bytes <= budget
