@@ -70,6 +70,15 @@ def test_work_is_that_of_the_cost_model():
     assert by_name(record)[convolution.name].moved == bytes_moved(convolution)
 
 
+def test_a_formula_that_refuses_its_operands_counts_nothing(monkeypatch):
+    def refuse(node):
+        raise AssertionError("shapes are incompatible")
+
+    monkeypatch.setattr("memopt.snapshot.flops", refuse)
+    nodes = by_name(snapshot(simple()))
+    assert (nodes["mul"].flops, nodes["mul"].moved) == (0, 2 * 48 + 16)
+
+
 @pytest.mark.parametrize("train", [False, True])
 def test_memory_is_that_of_the_timeline(train):
     model = models.build("gpt2", tiny=True).train(train)

@@ -259,3 +259,27 @@ def test_hostile_names_stay_text(chromium, training, tmp_path):
         assert chromium.run("document.querySelectorAll('script').length") == 2
         assert chromium.run("document.querySelectorAll('img, iframe').length") == 0
         assert NASTY in chromium.run("document.body.innerText") or number == 0
+
+
+class Broken(torch.nn.Module):
+    """A graph break between two layers: two graphs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        y = self.first(x).relu()
+        torch._dynamo.graph_break()
+        return self.second(y).square().mean()
+
+
+def test_passes_say_which_graph_they_are_of(chromium, tmp_path):
+    report = memopt.plan(Broken(), (torch.ones(128, 64),))
+    assert {record.program for record in report.passes} == {0, 1}
+    report.save(tmp_path / "two.html")
+    chromium.open(tmp_path / "two.html")
+    names = chromium.run("[...document.querySelectorAll('.pass summary')].map((item) => item.innerText)")
+    assert [name for name in names if "graph 0" in name]
+    assert [name for name in names if "graph 1" in name]
+    assert chromium.run("document.querySelectorAll('#memory-0, #memory-1').length") == 2

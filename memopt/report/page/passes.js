@@ -30,7 +30,8 @@ function passCard(item) {
   const body = make("div", { class: "body" });
   const quiet = !item.changes.length && !item.refusals.length;
   const counts = tally(item.diff);
-  const summary = make("summary", {}, make("b", {}, item.name),
+  const where = data.programs.length > 1 ? make("span", { class: "soft" }, data.programs[item.program].name) : null;
+  const summary = make("summary", {}, make("b", {}, item.name), where,
     item.changes.length ? make("span", { class: "tag change" }, count(item.changes.length, "change")) : make("span", { class: "soft" }, "no change"),
     item.refusals.length ? make("span", { class: "tag refusal" }, count(item.refusals.length, "refusal")) : null,
     counts, make("span", { class: "soft push" }, `${item.nodes[0].toLocaleString("en")} → ${item.nodes[1].toLocaleString("en")} nodes · ${item.seconds}`));
