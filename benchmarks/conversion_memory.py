@@ -1,6 +1,6 @@
 """The most host memory that `memopt convert` holds on a large checkpoint, as a multiple of its weights.
 
-python benchmarks/conversion_memory.py [--gigabytes 3] [--folder PATH]     writes results/conversion_memory.json
+python benchmarks/conversion_memory.py [--gigabytes 3] [--folder PATH]     writes results/memory_conversion.json
 
 A safetensors file of that size, with the module it is for, goes through the command line in a process of its own. The
 kernel's own figure for that process is taken (VmHWM: pages of mapped files count too), and once a tenth of a second the
@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 from memopt.convert.onnx_file import external_files, size_of
 
-RESULTS = Path(__file__).resolve().parent / "results" / "conversion_memory.json"
+RESULTS = Path(__file__).resolve().parent / "results" / "memory_conversion.json"
 WIDTH = 5000
 MODULE = """
 import torch
@@ -84,9 +84,7 @@ def main() -> None:
         weights = prepared(folder, layers)
         found = converted(folder)
         files = sorted(external_files(folder / "deep.onnx"))
-        result = {
-            "machine": platform.machine(),
-            "torch": torch.__version__,
+        row = {
             "weights_bytes": weights,
             **found,
             "peak_over_weights": round(found["peak_bytes"] / weights, 3),
@@ -94,6 +92,7 @@ def main() -> None:
             "written_bytes": size_of(folder / "deep.onnx"),
             "files_beside": files,
         }
+    result = {"machine": platform.machine(), "torch": torch.__version__, "rows": [row]}
     print(json.dumps(result, indent=1))
     if options.gigabytes == 3.0:
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")

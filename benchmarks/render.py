@@ -277,8 +277,41 @@ def _latency_and_memory(row: dict[str, Any]) -> str:
     return ", ".join((f"{row['seconds'] * 1e3:.2f}", *sizes))
 
 
+def material_table(result: dict[str, Any]) -> str:
+    """What came of each case of the ONNX package's own material."""
+    kinds = ("equal", "as it was", "refused", "undecided", "different")
+    lines = [
+        f"onnx {result['onnx']}, onnxruntime {result['onnxruntime']}, {result['machine']}; equal to the shipped "
+        "outputs, the very bytes that went in, refused in one line without a file, or anything else:",
+        "",
+        f"| | cases | {' | '.join(kinds)} |",
+        "|---" * (2 + len(kinds)) + "|",
+    ]
+    for row in result["rows"]:
+        counts = " | ".join(f"{row[kind]:,}" for kind in kinds)
+        lines.append(f"| {row['material']} | {row['cases']:,} | {counts} |")
+    return "\n".join(lines) + "\n"
+
+
+def memory_table(result: dict[str, Any]) -> str:
+    """The host memory of a conversion as a multiple of the weights."""
+    lines = [
+        f"A safetensors checkpoint to ONNX, {result['machine']}, torch {result['torch']}; the most that was held:",
+        "",
+        "| weights | peak | of the weights | without pages of files | seconds |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        sizes = f"{row['weights_bytes'] / 1e9:.2f} GB | {row['peak_bytes'] / 1e9:.2f} GB"
+        shares = f"{row['peak_over_weights']:.2f} | {row['anonymous_over_weights']:.2f}"
+        lines.append(f"| {sizes} | {shares} | {row['seconds']:.0f} |")
+    return "\n".join(lines) + "\n"
+
+
 TABLES = {
     "inference": inference_table,
+    "material": material_table,
+    "memory": memory_table,
     "step": step_table,
     "planning": planning_table,
     "packing": packing_table,

@@ -1,6 +1,6 @@
 """The ONNX package's own material through the command line, file to file, and the counts on record.
 
-python benchmarks/onnx_material.py [--every N]     writes benchmarks/results/onnx_material.json
+PYTHONPATH=. python benchmarks/material.py [--every N]     writes benchmarks/results/material.json
 
 Each node test case and each shipped light model goes through `memopt convert in.onnx -o out.onnx`; what was written is
 run on the shipped inputs and compared with the shipped outputs. A case is
@@ -38,7 +38,8 @@ from memopt.onnx import prepare
 from memopt.onnx.engines import OnnxRuntime, Reference
 from tests.onnx.material import Case, _matches, light_models, node_cases
 
-RESULTS = Path(__file__).resolve().parent / "results" / "onnx_material.json"
+STATUSES = ("equal", "as it was", "refused", "undecided", "different")
+RESULTS = Path(__file__).resolve().parent / "results" / "material.json"
 
 
 def outcome(case: Case, folder: Path, words: Sequence[str] = ()) -> tuple[str, str]:
@@ -76,8 +77,8 @@ def swept(cases: Sequence[Case], words: Sequence[str] = ()) -> dict[str, Any]:
                 reasons[case.name] = f"{status}: {reason}"
             if number % 100 == 99:
                 print(f"{number + 1} of {len(cases)}: {dict(counts)}", file=sys.stderr, flush=True)
-    seconds = round(time.perf_counter() - started, 1)
-    return {"cases": len(cases), **dict(sorted(counts.items())), "seconds": seconds, "reasons": reasons}
+    row = {status: counts[status] for status in STATUSES}
+    return {"cases": len(cases), **row, "seconds": round(time.perf_counter() - started, 1), "reasons": reasons}
 
 
 def main() -> None:
@@ -87,22 +88,25 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     nodes = list(node_cases())[::every]
+    found = {
+        "node cases": swept(nodes),
+        "node cases, --target onnxruntime": swept(nodes, ("--target", "onnxruntime")),
+        "light models": swept(list(light_models())),
+    }
+    reasons = {name: item.pop("reasons") for name, item in found.items()}
+    for name, item in found.items():
+        print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in item.items()))
     result = {
         "machine": platform.machine(),
         "onnx": onnx.__version__,
         "onnxruntime": onnxruntime.__version__,
         "torch": torch.__version__,
-        "node cases": swept(nodes),
-        "node cases, --target onnxruntime": swept(nodes, ("--target", "onnxruntime")),
-        "light models": swept(list(light_models())),
+        "rows": [{"material": name, **item} for name, item in found.items()],
+        "reasons": reasons,
     }
-    different = 0
-    for name, found in result.items():
-        if isinstance(found, dict):
-            print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in found.items() if key != "reasons"))
-            different += found.get("different", 0)
     if every == 1:
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    different = sum(item["different"] for item in found.values())
     if different:
         sys.exit(f"{different} cases are different")
 
