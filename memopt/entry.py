@@ -11,8 +11,9 @@ from torch import fx
 from memopt.api import make_options
 from memopt.capture.dynamo import Hooks
 from memopt.memory.cost.table import CostTable
+from memopt.memory.resident import Resident, storage_bytes
 from memopt.program import InputKind
-from memopt.session import Resident, Session, storage_bytes
+from memopt.session import Session
 
 _OPTIONS = ("budget", "backend", "passes", "verify", "optimizer", "allow")
 

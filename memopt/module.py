@@ -31,11 +31,12 @@ from memopt.memory.cost.elsewhere import first_of
 from memopt.memory.cost.table import CostTable
 from memopt.memory.distributed import buckets_of
 from memopt.memory.optimizer import OptimizerFootprint, optimizer_footprint
+from memopt.memory.resident import Resident, storage_bytes
 from memopt.memory.rounding import allocated_bytes
 from memopt.pass_manager import Pass
 from memopt.progress import planning, stage
 from memopt.report.record import Report
-from memopt.session import Resident, Session, WholeStepNeeded, storage_bytes
+from memopt.session import Session, WholeStepNeeded
 from memopt.step_guard import StepGuard
 
 # How many shapes and modes of one model are compiled before a call is refused.

@@ -9,10 +9,11 @@ from memopt.api import make_options
 from memopt.capture.attention import attention_as_on
 from memopt.memory.cost.devices import find
 from memopt.memory.cost.table import CostTable
+from memopt.memory.resident import Resident
 from memopt.memory.timeline import timeline
 from memopt.models import build
 from memopt.module import collect
-from memopt.session import Resident, Session
+from memopt.session import Session
 
 
 def captured(model, inputs, target="h100"):

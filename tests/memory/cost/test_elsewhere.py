@@ -9,11 +9,12 @@ from memopt.memory.aliasing import analyse
 from memopt.memory.cost.devices import find
 from memopt.memory.cost.elsewhere import moved
 from memopt.memory.cost.table import CostTable
+from memopt.memory.resident import Resident
 from memopt.memory.timeline import timeline
 from memopt.models import build
 from memopt.module import collect
 from memopt.program import tensors_of
-from memopt.session import Resident, Session
+from memopt.session import Session
 from tests.support import capture
 
 
