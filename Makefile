@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-
 # One thread per process: xdist already uses every core.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo test test-slow test-gpu lint readme clean
+.PHONY: demo test test-slow test-tensorflow test-gpu lint readme clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -25,6 +25,12 @@ test: $(STAMP) lint
 
 test-slow: $(STAMP)
 	$(PYTEST) -n auto --maxprocesses 16 -m "slow and not gpu" --timeout 7200
+
+# TensorFlow, Keras and JAX: some 700 MB that the other tests do not need.
+test-tensorflow: $(STAMP)
+	$(PIP_INSTALL) -c constraints.txt -e ".[dev,hf,onnx,tensorflow]"
+	$(PYTEST) -n auto --maxprocesses 4 -m "not gpu" tests/tensorflow tests/backends/test_tensorflow.py \
+		tests/cli/test_convert_keras.py tests/cli/test_saved_model.py tests/cli/test_to_tensorflow.py
 
 test-gpu: $(STAMP)
 	$(PYTEST) -m gpu

@@ -210,6 +210,33 @@ def conversions_table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def tensorflow_table(result: dict[str, Any]) -> str:
+    done = [row for row in result["rows"] if "refused" not in row]
+    libraries = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    lines = [
+        f"{len(done)} of {len(result['rows'])} models written as SavedModels that TensorFlow compiles with XLA, each "
+        f"run by TensorFlow at every batch size named and compared with PyTorch in float64: {result['machine']}, "
+        f"{result['threads']} thread, other work on the machine, {libraries}; {result['settings']['size']}.",
+        "",
+        "| | model | batch | error | PyTorch's own | compile | temporaries |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        if "refused" in row:
+            lines.append(f"| {row['kind']} | {row['model']} | | refused: {row['refused']} | | | |")
+            continue
+        sizes = ", ".join("fixed" if size is None else str(size) for size in row["batches"])
+        sizes = f"fixed at {sizes}" if row["notes"] else sizes
+        own = "" if row["torch_error"] is None else f"{row['torch_error']:.1e}"
+        temporaries = f"{row['memory']['temporaries'] / 1e3:,.1f} kB"
+        lines.append(
+            f"| {row['kind']} | {row['model']} | {sizes} | {row['error']:.1e} | {own} "
+            f"| {row['compile_seconds']:.1f} s | {temporaries} |"
+        )
+    notes = [f"{row['model']}: {note}" for row in done for note in row["notes"]]
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]).rstrip() + "\n"
+
+
 # By the first word of a result's name: what stands in the README, and what has a page of its own.
 
 
@@ -320,7 +347,7 @@ TABLES = {
     "compare": compare_table,
     "onnx": onnx_table,
 }
-PAGES = {"conversions": conversions_table}
+PAGES = {"tensorflow": tensorflow_table, "conversions": conversions_table}
 
 
 def rendered(text: str) -> str:

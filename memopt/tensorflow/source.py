@@ -27,6 +27,23 @@ class SourceError(ValueError):
     """The model cannot be exported; the message is one line."""
 
 
+Arguments = Callable[[Mapping[str, torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+class Called(torch.nn.Module):
+    """A model called with its tensors by name: a module of its own, so that it can be copied and widened."""
+
+    def __init__(self, model: torch.nn.Module, arguments: Arguments) -> None:
+        super().__init__()
+        self.model, self.arguments = model, arguments
+        self.training = model.training
+
+    def forward(self, **inputs: torch.Tensor) -> Any:
+        """What the model returns for these tensors."""
+        args, kwargs = self.arguments(inputs)
+        return self.model(*args, **kwargs)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
     """A model and its example inputs.
@@ -35,11 +52,10 @@ class Source:
         model: the module.
         arguments: positional and keyword arguments of the module, from the tensors by name.
         inputs: the tensors among the example inputs, by name.
-        labels: what the inputs' first axis is called where it varies.
     """
 
     model: torch.nn.Module
-    arguments: Callable[[Mapping[str, torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
+    arguments: Arguments
     inputs: Mapping[str, torch.Tensor]
 
     @classmethod
@@ -77,10 +93,10 @@ class Source:
 
         return cls(exported.module(), arguments, dict(zip(names, leaves, strict=True)))
 
-    def function(self, **inputs: torch.Tensor) -> Any:
-        """What the model returns for these tensors."""
-        args, kwargs = self.arguments(inputs)
-        return self.model(*args, **kwargs)
+    @property
+    def function(self) -> Called:
+        """The model as a function of the tensors by name."""
+        return Called(self.model, self.arguments)
 
     @property
     def batch(self) -> int | None:

@@ -43,7 +43,7 @@ def served(folder, **inputs):
     return outputs, told
 
 
-@pytest.mark.parametrize("name", ["bert_base", "resnet50"])
+@pytest.mark.parametrize("name", ["bert_base", "mobilenet_v3_small"])
 def test_a_bare_tensorflow_serves_what_is_written(tmp_path, name):
     torch.manual_seed(0)
     model = models.build(name, tiny=True).eval()
@@ -53,6 +53,7 @@ def test_a_bare_tensorflow_serves_what_is_written(tmp_path, name):
     assert [run.sizes for run in record.runs] == [{"batch": 2}, {"batch": 1}, {"batch": 4}]
     assert [entry.name for entry in record.inputs] == list(inputs)
     assert record.inputs[0].shape[0] is None and record.outputs[0].shape[0] is None
+    assert all(output.torch_error is not None for run in record.runs for output in run.outputs)  # beside float64
     assert record.memory["temporaries"] > 0 and record.memory["arguments"] > 0
     assert f"{record.inputs[0].name} " in record.to_text() and json.loads(record.to_json())["output"]
     new = {key: torch.cat([value, value.flip(0), value[:1]]) for key, value in inputs.items()}
