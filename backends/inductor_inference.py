@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 from torch._inductor import compile_fx as inductor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from memopt.backends.aten import Boxed
 from memopt.backends.cuda_graph import Replay
 from memopt.backends.inputs import UserInputs
 from memopt.backends.static import Arena, device_of
@@ -39,7 +41,7 @@ class InductorFunction:
         self._turns, self._inputs, self._boxed_call = turns, UserInputs(program), True
         self._replay: Replay | None = None
         self.no_graph = _reason_against(program, turns.device, graphs)
-        split = None if self.no_graph else split_tail(program)
+        split = None if self.no_graph else split_tail(program, _compiled_module)
         self._run = _compiled(program if split is None else split.head)
         if not self.no_graph:
             finish = None if split is None else split.finish
@@ -82,7 +84,15 @@ def _reason_against(program: Program, device: torch.device, graphs: bool) -> str
 
 
 def _compiled(program: Program) -> Callable[..., Sequence[Any]]:
-    module = constants_to_attributes(program)
+    return _lowered(constants_to_attributes(program))
+
+
+def _compiled_module(module: fx.GraphModule) -> Boxed:
+    run = _lowered(module)
+    return lambda args: run(*args)
+
+
+def _lowered(module: fx.GraphModule) -> Callable[..., Sequence[Any]]:
     inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     with torch._guards.tracing(None), torch.no_grad():
         compiled: Any = inductor.compile_fx(module, inputs)

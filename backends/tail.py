@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.backends.aten import emit
+from memopt.backends.aten import Boxed, emit
 from memopt.program import InputKind, Output, OutputKind, Program, is_effectful, is_view, tensors_of
 
+Lower = Callable[[fx.GraphModule], Boxed]
 Finish = Callable[[Sequence[Any], Sequence[Any], Callable[[Any], Any]], list[Any]]
 
 aten = torch.ops.aten
@@ -41,8 +42,13 @@ class Split:
     finish: Finish
 
 
-def split_tail(program: Program) -> Split | None:
-    """Cut off the last calls of large results of an inference program; None where there are none."""
+def split_tail(program: Program, lower: Lower = emit) -> Split | None:
+    """Cut off the last calls of large results of an inference program; None where there are none.
+
+    Args:
+        program: an inference program.
+        lower: makes the function of the calls cut off, from a graph whose placeholders have values.
+    """
     outputs = program.output_nodes
     chains = [_chain(program, value, entry) for value, entry in zip(outputs, program.outputs, strict=True)]
     tail = {node for chain in chains for node in chain}
@@ -66,7 +72,7 @@ def split_tail(program: Program) -> Split | None:
     )
     entries = [program.outputs[index] for index in small] + [Output(OutputKind.USER)] * len(made)
     head = head.finish(outputs=tuple(entries))
-    return Split(head, _finish(program, tail, read, small))
+    return Split(head, _finish(program, tail, read, small, lower))
 
 
 def _chain(program: Program, value: Any, entry: Output) -> list[fx.Node]:
@@ -102,15 +108,19 @@ def _with_views_of_inputs(tail: set[fx.Node]) -> None:
                 tail.update(views)
 
 
-def _finish(program: Program, tail: set[fx.Node], read: Sequence[fx.Node], small: Sequence[int]) -> Finish:
+def _finish(
+    program: Program, tail: set[fx.Node], read: Sequence[fx.Node], small: Sequence[int], lower: Lower
+) -> Finish:
     graph = fx.Graph()
     nodes = {node: graph.placeholder(node.name) for node in read}
+    for node, placeholder in nodes.items():
+        placeholder.meta = dict(node.meta)
     for node in program.graph.nodes:
         if node in tail:
             nodes[node] = graph.node_copy(node, lambda n: nodes[n])
     large = [index for index in range(len(program.outputs)) if index not in small]
     graph.output([nodes[program.output_nodes[index]] for index in large])
-    run = emit(fx.GraphModule(program.graph_module, graph))
+    run = lower(fx.GraphModule(program.graph_module, graph))
     arguments = [entry.name for entry in program.inputs if entry.kind is not InputKind.CONSTANT]
     position = {name: index for index, name in enumerate(arguments)}
     inputs = [node.name for node in read if node.op == "placeholder"]

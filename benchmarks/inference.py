@@ -305,17 +305,20 @@ class Row:
         return {"model": self.model, "row": self.row, "error_text": (last or ["it ended without a word"])[0][:300]}
 
 
-def run_rows(given: argparse.Namespace, wanted: Sequence[tuple[str, str]], folder: Path) -> list[dict[str, Any]]:
-    results = []
+def run_rows(
+    given: argparse.Namespace, wanted: Sequence[tuple[str, str]], folder: Path, result: dict[str, Any]
+) -> None:
+    """Run the rows and add them to the result, which is written after each: the time lent may end before the table."""
     cuda = given.device.startswith("cuda")
     for first in range(0, len(wanted), given.jobs):
         rows = [Row(given, model, row, folder / f"{model}.pt") for model, row in wanted[first : first + given.jobs]]
         for row in rows:
             row.wait_for("READY")
         for row in rows:
-            results.append(row.finish(cuda))
-            print(line_of(results[-1]), flush=True)
-    return results
+            result["rows"].append(row.finish(cuda))
+            print(line_of(result["rows"][-1]), flush=True)
+            if given.json:
+                given.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def line_of(row: dict[str, Any]) -> str:
@@ -351,15 +354,7 @@ def main() -> int:
 
     cuda = given.device.startswith("cuda")
     models = given.models.split(",")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        references = [Row(given, model, "reference", folder / f"{model}.pt") for model in models]
-        for reference in references:
-            reference.process.wait()
-        used_bytes(cuda)
-        print(f"{'':29} {'ms':>9} {'reserved':>9} {'process':>9} {'error':>9} {'first s':>8}   (sizes in MiB)")
-        rows = run_rows(given, [(model, row) for row in given.rows.split(",") for model in models], folder)
-    result = {
+    result: dict[str, Any] = {
         "machine": torch.cuda.get_device_name() if cuda else platform.processor() or "cpu",
         "driver": driver() if cuda else "",
         "torch": torch.__version__,
@@ -369,10 +364,16 @@ def main() -> int:
             "tiny": given.tiny, "dtype": given.dtype, "device": given.device, "repeats": given.repeats,
             "jobs": given.jobs, "sizes": {} if given.tiny else {model: SIZES[model] for model in models},
         },
-        "rows": rows,
+        "rows": [],
     }  # fmt: skip
-    if given.json:
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        references = [Row(given, model, "reference", folder / f"{model}.pt") for model in models]
+        for reference in references:
+            reference.process.wait()
+        used_bytes(cuda)
+        print(f"{'':29} {'ms':>9} {'reserved':>9} {'process':>9} {'error':>9} {'first s':>8}   (sizes in MiB)")
+        run_rows(given, [(model, row) for row in given.rows.split(",") for model in models], folder, result)
     return 0
 
 

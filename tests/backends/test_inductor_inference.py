@@ -10,7 +10,7 @@ import memopt
 from memopt import layout
 from memopt.backends import tail
 from memopt.backends.inductor import InductorBackend, missing_compiler
-from memopt.backends.inductor_inference import InductorFunction, compile_inference
+from memopt.backends.inductor_inference import InductorFunction, _compiled_module, compile_inference
 from memopt.backends.tail import split_tail
 from memopt.pass_manager import PassManager
 from memopt.program import InputKind
@@ -60,6 +60,16 @@ def test_the_last_product_of_a_large_result_is_left_out_of_the_graph(monkeypatch
     assert targets(program).count("aten.addmm.default") == targets(split.head).count("aten.addmm.default") + 1
     outputs = split.head.run(*arguments)
     found = split.finish(outputs, arguments, lambda value: value.clone())
+    torch.testing.assert_close(found[0], model(x))
+
+
+@pytest.mark.usefixtures("_compiler")
+def test_what_is_left_out_is_inductor_s_code_too(monkeypatch):
+    monkeypatch.setattr(tail, "_LARGE", 1)
+    model, x = perceptron(), torch.randn(4, 8)
+    program, arguments = program_and_arguments(model, x)
+    split = split_tail(program, _compiled_module)
+    found = split.finish(split.head.run(*arguments), arguments, lambda value: value.clone())
     torch.testing.assert_close(found[0], model(x))
 
 
