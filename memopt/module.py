@@ -114,6 +114,7 @@ class CompiledModule(nn.Module):
         accumulating = self._accumulating()
         session = self._session(accumulating)
         self._last = session
+        self._count_optimizer()
         guard = self._guards.setdefault(session, StepGuard())
         with session.call(lambda: self._resident(args, kwargs, accumulating)):
             try:
@@ -243,9 +244,13 @@ class CompiledModule(nn.Module):
         return self._sessions[accumulating]
 
     def _resident(self, args: Sequence[Any], kwargs: Mapping[str, Any], accumulating: bool) -> Resident:
+        return resident_of(self._model, args, kwargs, self._count_optimizer(), accumulating, self._options.place)
+
+    def _count_optimizer(self) -> OptimizerFootprint | None:
+        """What the optimizer takes, counted once; never while torch compiles, when optimizers step in another way."""
         if self._footprint is None:
             self._footprint = self._options.footprint(list(self._model.parameters()))
-        return resident_of(self._model, args, kwargs, self._footprint, accumulating, self._options.place)
+        return self._footprint
 
     def _allow(self, session: Session, limit_bytes: int) -> None:
         """Make the budget the limit of the device's allocator in the steps of this session."""
