@@ -83,10 +83,11 @@ class Chooser:
         for name, bind in self._engines.items():
             try:
                 trials.append(run_trial(name, bind, program))
-            except (InductorError, torch.cuda.OutOfMemoryError) as error:
-                self._session.note(f"{name} was not used: {type(error).__name__}: {str(error).splitlines()[0]}")
+            except (InductorError, RuntimeError, IndexError, ValueError) as error:
+                first = (str(error).splitlines() or [""])[0]
+                self._session.note(f"{name} could not be tried on made-up inputs: {type(error).__name__}: {first}")
         if not trials:
-            raise RuntimeError("no engine can run this program: see the report's notes")
+            return self._untried(program)
         refused: list[BudgetError] = []
         for trial in in_order(trials):
             try:
@@ -102,6 +103,19 @@ class Chooser:
             )
             return trial.function
         raise min(refused, key=lambda over: over.minimum_bytes)
+
+    def _untried(self, program: Program) -> Boxed:
+        """The first engine that takes the program, which does not run on made-up inputs: the predicted peak decides."""
+        self._settle(None)
+        *others, last = self._engines.items()
+        for name, bind in others:
+            try:
+                function = bind(program)
+            except InductorError:  # it has no code for the program
+                continue
+            self._engines = {name: bind}
+            return function
+        return last[1](program)
 
 
 def in_order(trials: Sequence[Trial]) -> list[Trial]:
@@ -124,7 +138,8 @@ def run_trial(name: str, bind: Bind, program: Program) -> Trial:
     """Bind a program, run it on made-up inputs, and give back what it holds between calls.
 
     Raises:
-        torch.cuda.OutOfMemoryError, InductorError: it cannot be run.
+        InductorError: the engine has no code for the program.
+        RuntimeError, IndexError, ValueError: an operator refuses the made-up inputs, or memory ran out.
     """
     device = device_of(program)
     fakes = [node.meta["val"] for node in program.placeholders]

@@ -130,6 +130,20 @@ def test_weights_that_change_are_followed():
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("_no_compiler")
+@pytest.mark.parametrize("budget", [None, "1MB"])
+def test_a_model_that_refuses_made_up_inputs_is_run_untried(budget):
+    class Picks(nn.Module):
+        def forward(self, x, index):
+            return x.gather(0, index - 3)
+
+    x, index = torch.randn(8), torch.tensor([3, 5, 10])
+    compiled = memopt.compile(Picks().eval(), budget)
+    with torch.no_grad():
+        assert torch.equal(compiled(x, index), x[index - 3])
+    assert any("could not be tried" in note for note in compiled._last.notes)
+
+
 def test_engines_over_the_budget_are_passed_over():
     class Record:
         notes: tuple = ()
