@@ -14,9 +14,10 @@ import torch
 from torch._inductor.exc import InductorError
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from memopt.backends.aten import Boxed
+from memopt.backends.aten import Boxed, emit
 from memopt.backends.static import device_of
 from memopt.budget import BudgetError, format_bytes
+from memopt.capture.joint import constants_to_attributes
 from memopt.memory.allocator import slack_bytes
 from memopt.memory.measure import measure
 from memopt.program import InputKind, Program
@@ -73,6 +74,10 @@ class Chooser:
             BudgetError: none keeps it; `minimum_bytes` is that of the one that comes nearest.
         """
         with unset_fake_temporarily(), torch.no_grad(), torch._guards.tracing(None):
+            if any(node.target is torch.ops.higher_order.with_effects for node in program.calls):
+                self._session.note("the model checks its values while it runs: it runs operator by operator")
+                self._settle(None)
+                return emit(constants_to_attributes(program))
             if len(self._engines) == 1 and self._session.budget is None:
                 (bind,) = self._engines.values()
                 return bind(program)

@@ -54,7 +54,7 @@ def _signature(value: Any) -> Any:
 def _same_layout(value: Any, planned: torch.Tensor) -> bool:
     """Whether the two differ at most in strides that no element sees."""
     if not isinstance(value, torch.Tensor):
-        return False
+        return value is None and not planned.numel()  # a token, which orders effects
     seen = [[s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] for t in (value, planned)]
     kind = (value.shape, value.dtype, value.device) == (planned.shape, planned.dtype, planned.device)
     return kind and (seen[0] == seen[1] or not value.numel())

@@ -144,6 +144,19 @@ def test_a_model_that_refuses_made_up_inputs_is_run_untried(budget):
     assert any("could not be tried" in note for note in compiled._last.notes)
 
 
+@pytest.mark.usefixtures("_no_compiler")
+def test_a_model_that_checks_its_values_runs_operator_by_operator():
+    class Factor(nn.Module):
+        def forward(self, x):
+            return torch.linalg.cholesky(x)
+
+    x, compiled = 2 * torch.eye(8), memopt.compile(Factor().eval())
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), torch.linalg.cholesky(x))
+        with pytest.raises(RuntimeError, match="cholesky"):
+            compiled(-x)
+
+
 def test_engines_over_the_budget_are_passed_over():
     class Record:
         notes: tuple = ()
