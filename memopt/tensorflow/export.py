@@ -21,6 +21,7 @@ from memopt.convert.verify import Run, compare_all
 from memopt.convert.write import remove_leftovers, signals_raise
 from memopt.pass_manager import Pass
 from memopt.passes import INFERENCE
+from memopt.passes.fold_constants import FoldConstants
 from memopt.tensorflow import exchange
 from memopt.tensorflow.process import call, require
 from memopt.tensorflow.record import Entry, TensorFlowExport
@@ -120,8 +121,10 @@ def _artifact(source: Source, passes: Sequence[Pass], *, dynamic: bool) -> tuple
     notes: tuple[str, ...] = ()
     sizes = source.captured_sizes() if dynamic else ()
     if sizes:
+        # A constant that is folded at one size cannot vary; XLA folds them itself, when the size is known.
+        open_passes = [item for item in passes if not isinstance(item, FoldConstants)]
         try:
-            first, *others = (source.program(source.inputs_at(size), passes) for size in sizes)
+            first, *others = (source.program(source.inputs_at(size), open_passes) for size in sizes)
             return _plain(to_artifact(first, others)), ()
         except (LowerError, RuntimeError, SourceError) as error:
             notes = (f"all shapes are fixed: {_first_line(error)}",)

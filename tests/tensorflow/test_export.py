@@ -100,6 +100,18 @@ def test_names_tied_weights_and_integers(tmp_path):
     assert told["variables"] <= 4
 
 
+class Numbered(nn.Module):
+    """Makes a constant of the batch's size, as models of transformers do."""
+
+    def forward(self, x):
+        return x + torch.arange(x.shape[0], dtype=x.dtype)[:, None]
+
+
+def test_constants_of_the_batch_vary_with_it():
+    record = memopt.export_tensorflow(Numbered(), torch.randn(2, 4), None)
+    assert record.notes == () and [run.sizes["batch"] for run in record.runs] == [2, 1, 4]
+
+
 class Fixed(nn.Module):
     """Its code has another course at each batch."""
 
