@@ -24,7 +24,7 @@ SIZES: dict[str, dict[str, int]] = {
     "resnet50": {"batch": 64, "resolution": 224},
     "gpt2_medium": {"batch": 8, "sequence": 1024},
 }
-ENGINES = ("xla", "inductor", "eager")
+ENGINES = ("xla", "inductor")
 
 
 def xla_bytes(device: torch.device) -> int:
@@ -97,9 +97,9 @@ def main() -> None:
         print(json.dumps(row(*args.row, args.tiny)))
         return
     rows = []
-    for mode in ("inference", "training"):
-        for name in SIZES:
-            for engine in ENGINES:
+    for engine in ENGINES:
+        for mode in ("inference", "training"):
+            for name in SIZES:
                 command = [sys.executable, "-m", "benchmarks.xla_gpu", "--row", name, engine, mode]
                 command += ["--tiny"] if args.tiny else []
                 done = None
