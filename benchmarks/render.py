@@ -335,10 +335,46 @@ def memory_table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def xla_table(result: dict[str, Any]) -> str:
+    lines = [
+        f"{result['machine']}, {result['threads']} threads, torch {result['torch']}, jax {result['jax']}; kB by XLA's "
+        "own analysis, errors relative to the largest value:",
+        "",
+        "| inference | arguments | results | temporaries | error beside float64 | PyTorch's own | first call |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        if row["mode"] == "inference" and "failure" in row:
+            lines.append(f"| {row['model']} | {row['failure']} | | | | | |")
+        elif row["mode"] == "inference":
+            sizes = [f"{row[f'{kind}_bytes'] / 1e3:,.0f}" for kind in ("arguments", "outputs", "temporaries")]
+            errors = f"{row['error']:.1e} | {row['eager_error']:.1e}"
+            lines.append(f"| {row['model']} | {' | '.join(sizes)} | {errors} | {row['seconds']:.1f} s |")
+    lines += [
+        "",
+        "| training | budget | whole step | largest temporaries | executables | gradient difference |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        if row["mode"] != "training":
+            continue
+        share = "none" if row.get("share") is None else f"{row['share']:.0%}: {row['budget_bytes'] / 1e3:,.0f} kB"
+        if "peak_bytes" not in row:
+            why = row.get("failure") or f"refused: the least is {row['minimum_bytes'] / 1e3:,.0f} kB"
+            lines.append(f"| {row['model']} | {share} | {why} | | | |")
+            continue
+        sizes = [f"{row[key] / 1e3:,.0f}" for key in ("peak_bytes", "temporaries_bytes")]
+        lines.append(
+            f"| {row['model']} | {share} | {' | '.join(sizes)} | {row['executables']} | {row['gradient_error']:.1e} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 TABLES = {
     "inference": inference_table,
     "material": material_table,
     "memory": memory_table,
+    "xla": xla_table,
     "step": step_table,
     "planning": planning_table,
     "packing": packing_table,

@@ -99,6 +99,16 @@ def _enter(graph: fx.Graph, node: fx.Node, mapping: dict[fx.Node, Any], top: fx.
         mapping[node] = copied = graph.node_copy(node, lambda n: mapping[n])
         copied.meta = dict(node.meta)
         return
+    try:
+        _write_out(graph, node, mapping, top, depth)
+    except LowerError:
+        if not isinstance(node.target, torch._ops.OpOverload) or is_random(node) or not torchax_lowering(node.target):
+            raise
+        mapping[node] = copied = graph.node_copy(node, lambda n: mapping[n])
+        copied.meta = dict(node.meta)
+
+
+def _write_out(graph: fx.Graph, node: fx.Node, mapping: dict[fx.Node, Any], top: fx.Node, depth: int) -> None:
     written = _written_out(node) if depth < _DEPTH else None
     if written is None:
         part = "" if node is top else f": it is written out with {node.target}"
