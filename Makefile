@@ -47,7 +47,7 @@ readme: $(STAMP)
 # Set-up is repeated only when what is to be installed changes.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) -c constraints.txt -e ".[dev,hf,onnx]"
+	$(PIP_INSTALL) -c constraints.txt -e ".[dev,hf,onnx,xla]"
 	touch $@
 
 clean:

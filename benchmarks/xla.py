@@ -71,7 +71,7 @@ def training(name: str) -> list[dict[str, Any]]:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        for attribute in ("dropout", "dropout_p"):
+        for attribute in ("dropout", "attention_dropout"):
             if isinstance(getattr(module, attribute, None), float):
                 setattr(module, attribute, 0.0)
     inputs = {key: torch.cat([value] * 4) for key, value in inputs.items()}
