@@ -28,6 +28,8 @@ _SILENT = (
     "aten.sym_constrain_range_for_size.default",
 )
 _DEPTH = 8
+# What torchax computes otherwise than PyTorch, by PyTorch's own operator samples.
+_WRONG = (torch.ops.aten.polygamma.default,)
 
 
 @functools.cache
@@ -52,7 +54,7 @@ def _torchax() -> Any:
 def torchax_lowering(target: Any) -> Callable[..., Any] | None:
     """The function of torchax for an overload, where it has one that is a plain JAX function."""
     entry = _torchax().get(target) or _torchax().get(target.overloadpacket)
-    if entry is None or not entry.is_jax_function or entry.needs_env:
+    if entry is None or not entry.is_jax_function or entry.needs_env or target in _WRONG:
         return None
     function: Callable[..., Any] = entry.func
     return function
