@@ -185,8 +185,10 @@ def wait_until_ready(process: subprocess.Popen[str]) -> None:
             return
 
 
-def run_rows(given: argparse.Namespace, rows: Sequence[str], budgets: dict[str, int]) -> list[dict[str, Any]]:
-    results = []
+def run_rows(
+    given: argparse.Namespace, rows: Sequence[str], budgets: dict[str, int], results: list[dict[str, Any]]
+) -> None:
+    """Add the rows to the results, which are written after each group: a run that is cut short leaves what it did."""
     for first in range(0, len(rows), given.jobs):
         group = rows[first : first + given.jobs]
         processes = [start(given, row, budgets.get(row)) for row in group]
@@ -195,7 +197,29 @@ def run_rows(given: argparse.Namespace, rows: Sequence[str], budgets: dict[str, 
         for (process, errors), row in zip(processes, group, strict=True):
             results.append(finish(process, errors, row))
             print(line_of(results[-1]), flush=True)
-    return results
+        if given.json:
+            given.json.write_text(json.dumps(described(given, results), indent=1) + "\n")
+
+
+def described(given: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    import torch
+
+    import memopt
+
+    cuda = given.device.startswith("cuda")
+    return {
+        "machine": torch.cuda.get_device_name() if cuda else platform.processor() or "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "memopt": memopt.__version__,
+        "allocator": ALLOCATOR if cuda else "",
+        "settings": {
+            "model": given.model, "tiny": given.tiny, "batch": given.batch, "dtype": given.dtype,
+            "device": given.device, "backend": given.backend, "repeats": given.repeats, "jobs": given.jobs,
+            **({} if given.tiny else {k: v for k, v in SIZES[given.model].items() if k != "batch"}),
+        },
+        "rows": rows,
+    }  # fmt: skip
 
 
 def line_of(row: dict[str, Any]) -> str:
@@ -228,13 +252,10 @@ def main() -> int:
     given.batch = given.batch or (4 if given.tiny else SIZES[given.model]["batch"])
     if given.worker:
         return worker(given)
-    import torch
-
-    import memopt
-
     chosen = given.rows.split(",")
     print(f"{'row':13} {'budget MB':>11} {'predicted':>11} {'allocated':>11} {'reserved':>11} {'ms':>9} {'first s':>9}")
-    rows = run_rows(given, [row for row in chosen if not row.startswith("memopt")], {})
+    rows: list[dict[str, Any]] = []
+    run_rows(given, [row for row in chosen if not row.startswith("memopt")], {}, rows)
     compiled = next((row for row in rows if row["row"] == "compile"), {})
     ours = [row for row in chosen if row.startswith("memopt")]
     if "peak_bytes" in compiled:
@@ -242,25 +263,9 @@ def main() -> int:
         budgets = {
             row: 1 if share == "least" else int(float(share) * compiled["peak_bytes"]) for row, share in shares.items()
         }
-        rows += run_rows(given, ours, budgets)
+        run_rows(given, ours, budgets, rows)
     elif ours:
         print("memopt's budgets are shares of the peak of the row `compile`, which has none")
-    cuda = given.device.startswith("cuda")
-    result = {
-        "machine": torch.cuda.get_device_name() if cuda else platform.processor() or "cpu",
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "memopt": memopt.__version__,
-        "allocator": ALLOCATOR if cuda else "",
-        "settings": {
-            "model": given.model, "tiny": given.tiny, "batch": given.batch, "dtype": given.dtype,
-            "device": given.device, "backend": given.backend, "repeats": given.repeats, "jobs": given.jobs,
-            **({} if given.tiny else {k: v for k, v in SIZES[given.model].items() if k != "batch"}),
-        },
-        "rows": rows,
-    }  # fmt: skip
-    if given.json:
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 
