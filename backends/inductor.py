@@ -31,8 +31,8 @@ from memopt.backends.watched import WatchedProgram
 from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import constants_to_attributes, mutations_in_place
 from memopt.memory.timeline import Timeline, timeline
-from memopt.planner import GraphPeaks
 from memopt.program import Program, tensors_of
+from memopt.step.planner import GraphPeaks
 
 # How often a plan is corrected by what Inductor's code for it really takes.
 _PLANS = 4

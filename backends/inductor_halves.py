@@ -18,8 +18,8 @@ from torch._inductor import compile_fx as inductor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from memopt.backends.inductor_replay import Meter, ReplayError, Workspace, Wrapper, replay
-from memopt.planner import GraphPeaks
 from memopt.program import InputKind, OutputKind, Program
+from memopt.step.planner import GraphPeaks
 
 # compile_fx_inner loads the module that it generated under this name.
 _LOADER = "load_by_key_path"

@@ -22,9 +22,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from memopt.backends.aten import Boxed, emit
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks, Watched
-from memopt.planner import GraphPeaks
 from memopt.program import InputKind, OutputKind, tensors_of
 from memopt.report.record import ExecutableReport
+from memopt.step.planner import GraphPeaks
 
 # Operators in a piece of a graph, in the attempts to keep a budget: smaller pieces hold less, and are slower.
 PIECES = (80, 20, 8, 3)

@@ -24,9 +24,9 @@ from memopt.memory.resident import Resident
 from memopt.memory.timeline import timeline
 from memopt.module import collect
 from memopt.passes.checkpoint import workspace
-from memopt.planner import plan_step
 from memopt.program import Program
 from memopt.session import Session
+from memopt.step.planner import plan_step
 
 MODELS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("resnet50", {}, {"batch": 64}),

@@ -30,11 +30,11 @@ def worker(given: argparse.Namespace) -> int:
     import torch
 
     import memopt
-    import memopt.step_guard
+    import memopt.step.guard
 
     case, share, limited = given.worker.split(":")
     if limited == "no":
-        memopt.step_guard.StepGuard.allow = lambda *args: None
+        memopt.step.guard.StepGuard.allow = lambda *args: None
     name, changes, sizes = CASES[case]
     torch.manual_seed(0)
     if given.tiny:

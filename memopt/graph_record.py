@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
-from memopt.graph_diff import GraphNode
+from memopt.difference.graph_diff import GraphNode
 
 # Operators of nodes that are no step of the execution: they are there before it, name a part of a result, or end it.
 NO_STEP = frozenset(("parameter", "buffer", "constant", "input", "tangent", "output", "getitem"))
@@ -46,7 +46,7 @@ class NodeRecord:
     origins: tuple[str, ...] = ()
 
     def as_graph_node(self) -> GraphNode:
-        """The node as `memopt.graph_diff` takes it, named by its id: there, equal names then mean the same node."""
+        """The node as `graph_diff` takes it, named by its id: there, equal names then mean the same node."""
         return GraphNode(self.id, self.operator, self.inputs, self.text, self.result, self.module, self.source)
 
 

@@ -20,10 +20,8 @@ from memopt.capture.attention import attention_as_on
 from memopt.capture.dynamo import Engine, Hooks
 from memopt.capture.export import CaptureError
 from memopt.capture.shadow import Shadow, model_names
-from memopt.carry import Sizes
 from memopt.evidence import Verification
 from memopt.layout import LayoutNeeded, lay_out, movable_parameters
-from memopt.measured_step import lower_within
 from memopt.memory.allocator import library_bytes
 from memopt.memory.allocator_limit import Allowance
 from memopt.memory.cost.devices import Device
@@ -37,7 +35,9 @@ from memopt.pass_manager import Pass
 from memopt.progress import planning, stage
 from memopt.report.record import Report
 from memopt.session import Session, WholeStepNeeded
-from memopt.step_guard import StepGuard
+from memopt.step.carry import Sizes
+from memopt.step.guard import StepGuard
+from memopt.step.measured import lower_within
 
 # How many shapes and modes of one model are compiled before a call is refused.
 _RECOMPILE_LIMIT = 256

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from memopt.memory.aliasing import owner
 from memopt.program import Program, describe, is_random, tensors_of
-from memopt.recompute import OTHER_FORM_RESULTS, again_form
+from memopt.step.recompute import OTHER_FORM_RESULTS, again_form
 
 _POOLS = {
     torch.ops.aten.max_pool2d_with_indices.default,

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from memopt.budget import Budget, BudgetError
 from memopt.capture.dynamo import Engine, Names
-from memopt.carry import SEARCHES, Sizes, carried_from
 from memopt.evidence import Verification
-from memopt.inference_plan import plan_within
 from memopt.layout import settle
 from memopt.memory.allocator import slack_bytes, use_expandable_segments, with_slack
 from memopt.memory.cost.table import CostTable
@@ -19,14 +17,16 @@ from memopt.memory.resident import Resident
 from memopt.memory.timeline import timeline
 from memopt.pass_manager import Pass
 from memopt.passes.checkpoint import workspace
-from memopt.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
-from memopt.planner import GraphPeaks, StepPlan, peaks_of, step_peak
 from memopt.program import Program
 from memopt.report.build import build_report
 from memopt.report.record import ExecutableReport, Report
 from memopt.solve.schedule import Schedule
-from memopt.step_search import Found, Stages, StepSearch, replay, stages_of
-from memopt.trial import TrialError, TrialMemoryError, trial
+from memopt.step.carry import SEARCHES, Sizes, carried_from
+from memopt.step.inference_plan import plan_within
+from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
+from memopt.step.planner import GraphPeaks, StepPlan, peaks_of, step_peak
+from memopt.step.search import Found, Stages, StepSearch, replay, stages_of
+from memopt.step.trial import TrialError, TrialMemoryError, trial
 
 log = logging.getLogger("memopt")
 

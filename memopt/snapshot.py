@@ -7,12 +7,12 @@ from weakref import WeakKeyDictionary
 
 from torch import fx
 
+from memopt.difference.program_nodes import graph_nodes
 from memopt.graph_record import GraphRecord, NodeRecord, StorageRecord, identities, origins
 from memopt.memory.aliasing import analyse
 from memopt.memory.cost.roofline import bytes_moved, flops, makes_nothing
 from memopt.memory.timeline import lifetimes
 from memopt.program import Program
-from memopt.program_nodes import graph_nodes
 
 Changes = Sequence[tuple[Sequence[str], Sequence[str]]]
 

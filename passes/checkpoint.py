@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from memopt.memory.timeline import timeline
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
-from memopt.planner import plan_step
 from memopt.program import Phase, Program, is_random, source_line
-from memopt.recompute import Cost, apply_schedule, lower
 from memopt.solve.schedule import Schedule
+from memopt.step.planner import plan_step
+from memopt.step.recompute import Cost, apply_schedule, lower
 
 
 class Checkpoint(Pass):

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from memopt.batch import Batch, Batched, NotBatched, find_batch
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
+from memopt.patterns.batch import Batch, Batched, NotBatched, find_batch
 from memopt.program import Program, ProgramError, tensors_of
 from memopt.rewrite import Refused, forget_inplace, storages
 
@@ -21,7 +21,7 @@ class ChunkBatch(Pass):
     """Compute the samples of the batch in chunks, one chunk after the other, and put their results together.
 
     Algebra: where every operator's result for a sample depends on that sample and on values that all samples share
-    (`memopt.batch` proves it, operator by operator), f([a; b]) = [f(a); f(b)]. Intermediates then exist for one chunk
+    (`patterns.batch` proves it, operator by operator), f([a; b]) = [f(a); f(b)]. Intermediates then exist for one chunk
     at a time: the peak is that of a chunk, beside the inputs and the results so far.
 
     Cases:

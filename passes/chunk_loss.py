@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from torch import fx
 
-from memopt.column_padding import turn_after_padding
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
+from memopt.patterns.column_padding import turn_after_padding
+from memopt.patterns.row_chunks import run_in_chunks
+from memopt.patterns.rows import HALVES, RowRefused, RowRegion, find_rows, products_before_losses
 from memopt.program import Phase, Program
 from memopt.rewrite import Refused, forget_inplace
-from memopt.row_chunks import run_in_chunks
-from memopt.rows import HALVES, RowRefused, RowRegion, find_rows, products_before_losses
 
 _LEAST_CHUNKS, _MOST_CHUNKS = 4, 16
 _ALIGNED = 64  # rows of a chunk are a multiple of this where there are more

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from memopt.activations import spelling_of
-from memopt.clamps import bounds_of, changes_nothing
-from memopt.fused_ops import LAYERS, Activation, activation_of, fused_op
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
+from memopt.patterns.activations import spelling_of
+from memopt.patterns.clamps import bounds_of, changes_nothing
+from memopt.patterns.fused_ops import LAYERS, Activation, activation_of, fused_op
 from memopt.program import Program, is_view
 from memopt.rewrite import Refused, erase_unused, fake_value, forget_inplace
 
@@ -33,7 +33,7 @@ class FoldActivation(Pass):
         2. What changes nothing goes: abs(abs(x)), relu(sigmoid(x)), relu(clamp(x, 0, 6)), a clamp within which its
            operand lies. A chain of clamps, relus and hardtanhs becomes one clamp; NaN stays NaN.
         3. An activation of an addmm (views in between allowed) or of a convolution, or of a convolution plus a tensor,
-           becomes part of it by the operators in `memopt.fused_ops`: one result is written where two were.
+           becomes part of it by the operators in `memopt.patterns.fused_ops`: one result is written where two were.
 
     NaN stays NaN; infinity may become NaN in a GELU that was spelled out, as it does in `aten.gelu` on the CPU.
 

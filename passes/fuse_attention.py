@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from memopt.attention import (
+from memopt.pass_manager import Change, Pass, PassResult, Refusal
+from memopt.patterns.attention import (
     Added,
     Attention,
     Hidden,
@@ -24,8 +25,7 @@ from memopt.attention import (
     permutation,
     shape,
 )
-from memopt.mask_values import bounds_of_values, known_value
-from memopt.pass_manager import Change, Pass, PassResult, Refusal
+from memopt.patterns.mask_values import bounds_of_values, known_value
 from memopt.program import Program, fake_mode
 from memopt.relayout import layout_is_unseen, replace_relaid
 from memopt.rewrite import Refused, drop_unused_constants, erase_unused, fake_value, forget_inplace

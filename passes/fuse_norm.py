@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from memopt.attention import drop_metadata_checks, shape
-from memopt.norms import Norm, norm_of
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
+from memopt.patterns.attention import drop_metadata_checks, shape
+from memopt.patterns.norms import Norm, norm_of
 from memopt.program import Program
 from memopt.relayout import layout_is_unseen, replace_relaid
 from memopt.rewrite import Refused, erase_unused, fake_value, forget_inplace

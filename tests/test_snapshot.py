@@ -9,7 +9,7 @@ import torch
 
 import memopt
 from memopt import models
-from memopt.graph_diff import align
+from memopt.difference.graph_diff import align
 from memopt.graph_record import GraphRecord, NodeRecord, StorageRecord
 from memopt.memory.cost.roofline import bytes_moved, flops
 from memopt.memory.timeline import timeline

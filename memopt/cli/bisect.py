@@ -18,11 +18,11 @@ from typing import Any
 import click
 
 from memopt.api import call_arguments
-from memopt.bisect import BrokenBefore, Culprit, NothingToFind, Pipeline, Verdict
-from memopt.bisect import bisect as search
 from memopt.cli.group import DIFFERENT, USAGE, CommandError, verbosity, verbosity_options
 from memopt.cli.loading import Request, load
 from memopt.cli.output import emit, progress, refuse_existing
+from memopt.difference.bisect import BrokenBefore, Culprit, NothingToFind, Pipeline, Verdict
+from memopt.difference.bisect import bisect as search
 from memopt.pass_manager import Pass
 
 _CANNOT_RUN = (126, 127)  # a shell's words for a command that is not there or not executable
@@ -132,8 +132,8 @@ def _searched(cases: Sequence[Case]) -> Culprit | None:
 def _program_cases(
     request: Request, passes: Sequence[Any] | None, command: _Command | None, tolerance: float
 ) -> list[Case]:
-    from memopt.bisect_program import NumbersCheck, pipeline
     from memopt.capture.recorded import record_programs
+    from memopt.difference.bisect_program import NumbersCheck, pipeline
     from memopt.passes import INFERENCE, TRAINING
 
     chosen = passes if passes is not None else TRAINING if request.training else INFERENCE
@@ -154,7 +154,7 @@ def _program_cases(
 
 
 def _save_program(values: Sequence[Any], program: Any, path: Path) -> None:
-    from memopt.bisect_program import save_program
+    from memopt.difference.bisect_program import save_program
 
     save_program(program, values, path)
 

@@ -11,7 +11,7 @@ from memopt.api import call_arguments
 from memopt.cli.group import DIFFERENT, USAGE, CommandError, verbosity_options
 from memopt.cli.loading import Request, load
 from memopt.cli.output import chosen_format, emit, output_options, progress, refuse_existing
-from memopt.model_diff import ModelDiff, Side, compare_sides, side_of_onnx, side_of_programs, side_of_report
+from memopt.difference.model_diff import ModelDiff, Side, compare_sides, side_of_onnx, side_of_programs, side_of_report
 from memopt.report import load as load_report
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from memopt.bisect import Pipeline, Rewrite, Split, Verdict
-from memopt.graph_diff import align, unified
+from memopt.difference.bisect import Pipeline, Rewrite, Split, Verdict
+from memopt.difference.graph_diff import align, unified
 from memopt.onnx.edit import Edit
 from memopt.onnx.evidence import OnnxEvidenceError, Witness
 from memopt.onnx.graph_pass import OnnxPass

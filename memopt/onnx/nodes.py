@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from memopt.digest import bytes_digest
-from memopt.graph_diff import GraphNode
+from memopt.difference.digest import bytes_digest
+from memopt.difference.graph_diff import GraphNode
 from memopt.onnx.read import label
 
 # Attributes that are tensors of more elements than this are shown by a digest.

@@ -18,11 +18,11 @@ from memopt.memory.buffers import BufferPlan
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline, lifetimes
 from memopt.pass_manager import PassRecord
-from memopt.planned import Planned, constant_bytes
 from memopt.program import Program, source_line, tensors_of
 from memopt.report.record import ArenaBlock, ArenaReport, Environment, ProgramReport, Report, TensorRow
 from memopt.snapshot import snapshot
-from memopt.step_curve import CurvePoint, monotone
+from memopt.step.curve import CurvePoint, monotone
+from memopt.step.planned import Planned, constant_bytes
 
 if TYPE_CHECKING:
     from memopt.session import Session

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from memopt.budget import format_bytes
 from memopt.memory.breakdown import align
-from memopt.step_curve import CurvePoint
+from memopt.step.curve import CurvePoint
 
 _ROWS = 12
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from memopt.graph_diff import Alignment
+from memopt.difference.graph_diff import Alignment
 
 if TYPE_CHECKING:
-    from memopt.model_diff import ModelDiff
+    from memopt.difference.model_diff import ModelDiff
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2330; --soft: #667085; --line: #dfe3ea; --page: #ffffff; --gone: #fdecd8;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from memopt.graph_diff import GraphNode, align, unified
+from memopt.difference.graph_diff import GraphNode, align, unified
 from memopt.pass_manager import PassRecord
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 from memopt.graph_record import GraphRecord
 from memopt.memory.breakdown import MemoryBreakdown
 from memopt.pass_manager import PassRecord
-from memopt.step_curve import CurvePoint
+from memopt.step.curve import CurvePoint
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal
 
-from memopt.graph_diff import align
+from memopt.difference.graph_diff import align
 from memopt.graph_record import NO_STEP, GraphRecord, NodeRecord
 
 Kind = Literal["same", "moved", "changed", "replaced", "removed", "added"]
@@ -19,7 +19,7 @@ class Pair:
     """One line of two graphs side by side.
 
     Attributes:
-        kind: as `memopt.graph_diff.Row` has it; "replaced": another node, which the pass says stands for the first.
+        kind: as `graph_diff.Row` has it; "replaced": another node, which the pass says stands for the first.
         before, after: the nodes; None on the side where there is none.
         why: what differs in a changed node, in words.
     """

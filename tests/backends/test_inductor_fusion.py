@@ -15,8 +15,8 @@ from memopt.memory.timeline import timeline
 from memopt.passes.checkpoint import Checkpoint
 from memopt.passes.inplace import Inplace
 from memopt.program import Phase
-from memopt.recompute import lower
 from memopt.solve.recompute import plan
+from memopt.step.recompute import lower
 from tests.passes.build import arguments, capture_joint, trace
 from tests.support import assert_same
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import memopt
-from memopt.bisect import NothingToFind, bisect
-from memopt.graph_diff import align
+from memopt.difference.bisect import NothingToFind, bisect
+from memopt.difference.graph_diff import align
 from memopt.onnx import ONNXRUNTIME, STANDARD, OnnxPass, prepare
 from memopt.onnx.bisect import NumbersCheck, pipeline
 from memopt.onnx.nodes import graph_nodes, model_text

@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, given, reject, seed, settings
 from torch import nn
 
 import memopt
-from memopt.batch import Batched, find_batch
 from memopt.memory.timeline import timeline
 from memopt.pass_manager import PassManager
 from memopt.passes.chunk_batch import ChunkBatch, bounds
+from memopt.patterns.batch import Batched, find_batch
 from memopt.program import Program
 from tests.end_to_end import build, in_dtype
 from tests.generate import recipes

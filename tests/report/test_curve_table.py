@@ -1,7 +1,7 @@
 import pytest
 
 from memopt.report.curve_table import curve_table, even_points, format_seconds
-from memopt.step_curve import CurvePoint
+from memopt.step.curve import CurvePoint
 
 
 def points(count, chosen):

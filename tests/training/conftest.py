@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from memopt import planner
+from memopt.step import planner
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import memopt
-from memopt import planner
+from memopt.step import planner
 from tests.training.steps import bytes_of, make, peak_of
 
 search = planner.curve

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import memopt
-from memopt import planner, step_search, trial
+from memopt.step import planner, trial
+from memopt.step import search as step_search
 from tests.training.steps import assert_equal, budget_for, gradients, make
 
 
@@ -62,7 +63,7 @@ def test_an_interrupted_plan_leaves_the_model_alone(monkeypatch, where, planned_
 SCRIPT = """
 import sys, time, torch
 import memopt
-from memopt import planner
+from memopt.step import planner
 def long(problem, *, seconds):
     time.sleep(60)
 planner.curve = long

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import memopt
-from memopt import trial as trial_module
 from memopt.memory.measure import Measurement
+from memopt.step import trial as trial_module
 from tests.training.steps import assert_equal, budget_for, gradients, make, peak_of
 
 

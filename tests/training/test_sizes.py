@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import memopt
-from memopt import carry, planner
+from memopt.step import carry, planner
 from tests.training.steps import assert_equal, bytes_of, gradients, make, peak_of
 
 

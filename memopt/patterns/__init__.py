@@ -1,0 +1,1 @@
+"""What passes recognise in graphs of ATen operators, each pattern once for all passes that need it."""

@@ -1,0 +1,254 @@
+"""A region of rows in chunks: the nodes that compute it piece by piece, in place of those that computed it at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from memopt.patterns.rows import HALVES, NLL_FORWARD, PRODUCTS, Count, RowRegion, Rows, lead_of
+from memopt.program import Phase, is_view
+from memopt.rewrite import erase_unused
+
+aten = torch.ops.aten
+_CONVERT = torch.ops.prims.convert_element_type.default
+
+
+def run_in_chunks(region: RowRegion, chunk: int) -> list[str]:
+    """Edit the graph so that the region runs in chunks of rows; the last chunk may be smaller.
+
+    Narrow values are put together again from the chunks' rows, sums over rows are added up chunk by chunk (those of
+    half precision in float32, rounded once at the end), and what backward needs of the wide values of forward is
+    computed again for each chunk.
+
+    Args:
+        region: of a program that is being edited.
+        chunk: rows of one chunk.
+
+    Returns:
+        Names of the new nodes that stand for a value of the old graph.
+    """
+    bounds = [(start, min(start + chunk, region.rows)) for start in range(0, region.rows, chunk)]
+    known = _Known({}, {}, _read_by_backward(region))
+    after: list[str] = []
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        if region.nodes[phase]:
+            after += _Half(region, phase, known).build(bounds)
+    old = [node for phase in Phase for node in region.nodes[phase]]
+    erase_unused(region.product.graph, [user for node in old for user in node.users] + old)
+    return after
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """What the halves tell each other.
+
+    Attributes:
+        whole: narrow values put together from the chunks, [rows, ...].
+        replaced: items of the fused loss, and what stands for them now.
+        read: narrow forward values that the chunks of backward read.
+    """
+
+    whole: dict[fx.Node, fx.Node]
+    replaced: dict[fx.Node, fx.Node]
+    read: frozenset[fx.Node]
+
+
+def _read_by_backward(region: RowRegion) -> frozenset[fx.Node]:
+    """The narrow forward values from which backward computes, the wide ones that it computes again included."""
+    found: set[fx.Node] = set()
+    work = list(region.nodes[Phase.BACKWARD])
+    while work:
+        recipe = region.recipes[work.pop()]
+        for leaf in pytree.tree_leaves((recipe.args, recipe.kwargs)):
+            if not isinstance(leaf, Rows) or leaf.node not in region.recipes or leaf.node in found:
+                continue
+            if leaf.node.meta["phase"] is Phase.FORWARD:
+                found.add(leaf.node)
+                work += [leaf.node] if leaf.node in region.wide else []
+    return frozenset(found - region.wide)
+
+
+class _Half:
+    """The chunks of one half of the step."""
+
+    def __init__(self, region: RowRegion, phase: Phase, known: _Known) -> None:
+        self.region, self.phase, self.graph, self.known = region, phase, region.product.graph, known
+        self.nodes = region.nodes[phase]
+        self.anchor = self.nodes[-1]
+        self.views: dict[fx.Node, fx.Node] = {}
+        self.chunks: dict[fx.Node, fx.Node] = {}
+        self.start, self.stop = 0, 0
+
+    def build(self, bounds: Sequence[tuple[int, int]]) -> list[str]:
+        wanted = [node for node in self.nodes if node not in self.region.wide]
+        pieces: dict[fx.Node, list[fx.Node]] = {node: [] for node in wanted}
+        for node in reversed(self.region.late[self.phase]):
+            self.anchor.append(node)
+        with self.graph.inserting_before(self.anchor):
+            for self.start, self.stop in bounds:
+                self.chunks = {}
+                for node in self.nodes:
+                    made = self._compute(node)
+                    if node in pieces and self.region.recipes[node].summed:
+                        pieces[node] = [self._added(node, pieces[node], made)]
+                    elif node in pieces:
+                        pieces[node].append(self._stored(node, made))
+            return [self._put_together(node, pieces[node]).name for node in wanted if self._is_read(node)]
+
+    def _is_read(self, node: fx.Node) -> bool:
+        """Whether anything outside this half's chunks reads the narrow value."""
+        return node in self.known.read or any(user not in self.nodes for user in node.users)
+
+    # -- one chunk -----------------------------------------------------------------------------------------------
+
+    def _compute(self, node: fx.Node) -> fx.Node:
+        """The node's value for the present chunk; a wide value of the other half is computed again."""
+        if node not in self.chunks:
+            recipe = self.region.recipes[node]
+            args, kwargs = pytree.tree_map(self._operand, (recipe.args, recipe.kwargs))
+            made = args[0] if recipe.target is None else self._call(node, recipe.target, args, kwargs, "chunk")
+            if node.target is NLL_FORWARD:
+                made = self._call(node, operator.getitem, (made, 0), {}, "chunk")
+            self.chunks[node] = made
+        return self.chunks[node]
+
+    def _operand(self, leaf: Any) -> Any:
+        if isinstance(leaf, Count):
+            return self.stop - self.start
+        if isinstance(leaf, Rows):
+            rows = self._rows_of(leaf.node)
+            return self._call(leaf.node, aten.permute.default, (rows, [1, 0]), {}, "turned") if leaf.turned else rows
+        return self._here(leaf) if isinstance(leaf, fx.Node) else leaf
+
+    def _rows_of(self, node: fx.Node) -> fx.Node:
+        if node in self.region.recipes and (node in self.region.wide or node.meta["phase"] is self.phase):
+            return self._compute(node)
+        if node in self.chunks:
+            return self.chunks[node]
+        value = self.known.whole.get(node) or self._flat(node)
+        self.chunks[node] = self._call(node, aten.slice.Tensor, (value, 0, self.start, self.stop), {}, "rows")
+        return self.chunks[node]
+
+    def _flat(self, node: fx.Node) -> fx.Node:
+        """A value from outside with its rows along the first dimension."""
+        shape = node.meta["val"].shape
+        lead = lead_of(shape, self.region.rows)
+        if lead == 1:
+            return self._here(node)
+        if node not in self.views:
+            self.views[node] = self._call(
+                node, aten.view.default, (self._here(node), [self.region.rows, *shape[lead:]]), {}, "flat"
+            )
+        return self.views[node]
+
+    def _here(self, node: fx.Node) -> fx.Node:
+        """A value from outside; a forward view that backward reads is made anew, so that its base is what is saved."""
+        node = self.known.replaced.get(node, node)
+        if self.phase is Phase.FORWARD or node.meta.get("phase") is not Phase.FORWARD or not is_view(node):
+            return node
+        if node not in self.views:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), self._here)
+            self.views[node] = self._call(node, node.target, args, kwargs, "again")
+        return self.views[node]
+
+    def _call(self, node: fx.Node, target: Any, args: Any, kwargs: Any, suffix: str) -> fx.Node:
+        made = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=f"{node.name}_{suffix}")
+        made.meta = {key: value for key, value in node.meta.items() if key not in ("val", "inplace", "recomputes")}
+        made.meta["phase"] = self.phase
+        return made
+
+    def _stored(self, node: fx.Node, made: fx.Node) -> fx.Node:
+        """The chunk's value, in memory before the next chunk: seen through as_strided Inductor has to store it.
+
+        Else it computes the values of all chunks where they are joined, and keeps all chunks of logits until then.
+        """
+        value = node.meta["val"]
+        if made.target in PRODUCTS or not isinstance(value, torch.Tensor):
+            return made  # library calls store what they give
+        rest = list(value.shape[lead_of(value.shape, self.region.rows) :])
+        shape = [self.stop - self.start, *rest]
+        strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+        copied = self._call(node, aten.clone.default, (made,), {"memory_format": torch.contiguous_format}, "stored")
+        return self._call(node, aten.as_strided.default, (copied, shape, strides), {}, "piece")
+
+    # -- all chunks ----------------------------------------------------------------------------------------------
+
+    def _added(self, node: fx.Node, before: list[fx.Node], made: fx.Node) -> fx.Node:
+        """The sum over the chunks so far; in float32 where the value is of half precision."""
+        product, half = made.target is aten.mm.default, node.meta["val"].dtype in HALVES
+        if not before and product and half:
+            return self._call(node, _CONVERT, (made, torch.float32), {}, "wide")
+        if not before:
+            return made
+        if product and not half:
+            operands = made.args
+            self.graph.erase_node(made)
+            return self._call(node, aten.addmm.default, (before[0], *operands), {}, "sum")
+        return self._call(node, aten.add.Tensor, (before[0], made), {}, "sum")
+
+    def _put_together(self, node: fx.Node, pieces: list[fx.Node]) -> fx.Node:
+        value, recipe = node.meta["val"], self.region.recipes[node]
+        if node.target is NLL_FORWARD:
+            return self._loss(node, self._joined(node, pieces))
+        if recipe.summed:
+            result = pieces[0]
+            if value.dtype in HALVES:
+                result = self._call(node, _CONVERT, (result, value.dtype), {}, "rounded")
+            shaped = value.ndim > 2
+        else:
+            result = self.known.whole[node] = self._joined(node, pieces)
+            shaped = lead_of(value.shape, self.region.rows) != 1
+        if shaped:
+            result = self._call(node, aten.view.default, (result, list(value.shape)), {}, "shaped")
+        self._replace(node, result)
+        return result
+
+    def _joined(self, node: fx.Node, pieces: list[fx.Node]) -> fx.Node:
+        return self._call(node, aten.cat.default, (pieces, 0), {}, "joined")
+
+    def _replace(self, node: fx.Node, result: fx.Node) -> None:
+        node.replace_all_uses_with(result, delete_user_cb=lambda user: user not in self.region.recipes)
+
+    def _loss(self, node: fx.Node, losses: fx.Node) -> fx.Node:
+        """The loss from each row's: as it is, its sum, or its sum over the sum of the rows' weights."""
+        reduction = node.args[3]
+        value = node.meta["val"][0]
+        weights = self._weights(node, value)
+        result = losses
+        if reduction:
+            half = value.dtype in HALVES
+            wide = {"dtype": torch.float32} if half else {}
+            result = self._call(node, aten.sum.default, (losses,), wide, "total")
+            if reduction == 1:
+                result = self._call(node, aten.div.Tensor, (result, weights), {}, "mean")
+            if half:
+                result = self._call(node, _CONVERT, (result, value.dtype), {}, "rounded")
+                weights = self._call(node, _CONVERT, (weights, value.dtype), {}, "weight")
+        for item in list(node.users):
+            self.known.replaced[item] = (result, weights)[item.args[1]]  # type: ignore[index]
+            item.replace_all_uses_with(
+                self.known.replaced[item], delete_user_cb=lambda user: user not in self.region.recipes
+            )
+        return result
+
+    def _weights(self, node: fx.Node, value: torch.Tensor) -> fx.Node:
+        """The sum of the weights of the rows' labels, in float32 or wider; zero where the loss is not reduced."""
+        _, labels, weight, reduction, ignored = node.args
+        dtype = torch.float32 if value.dtype in HALVES else value.dtype
+        if not reduction:
+            return self._call(
+                node, aten.full.default, ([], 0.0), {"dtype": value.dtype, "device": value.device}, "weight"
+            )
+        counted = self._call(node, aten.ne.Scalar, (labels, ignored), {}, "counted")
+        if weight is not None:
+            safe = self._call(node, aten.where.ScalarOther, (counted, labels, 0), {}, "safe")
+            picked = self._call(node, aten.index_select.default, (weight, 0, safe), {}, "picked")
+            counted = self._call(node, aten.where.ScalarOther, (counted, picked, 0), {}, "weights")
+        return self._call(node, aten.sum.default, (counted,), {"dtype": dtype}, "weight")

@@ -1,0 +1,62 @@
+"""Whether a step is planned with the rewrites that lower its floor, or without them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from memopt.pass_manager import PassRecord, Refusal
+from memopt.step.curve import CurvePoint, monotone
+from memopt.step.planner import StepPlan
+
+# A plan without them that recomputes for no more than this share of the step's time is taken as it is.
+WORTH = 0.03
+
+
+def acceptable(without: StepPlan) -> bool:
+    """Whether a plan without the rewrites needs no other: it keeps the limit, for next to no time."""
+    return without.feasible and _extra_share(without) <= WORTH
+
+
+def cheapest(plans: Sequence[StepPlan]) -> int:
+    """Index of the plan that keeps the limit in the least time; where none does, of the one that comes nearest.
+
+    Of equal plans the first is taken.
+    """
+    feasible = [index for index, plan in enumerate(plans) if plan.feasible]
+    if feasible:
+        return min(feasible, key=lambda index: plans[index].seconds)
+    return min(range(len(plans)), key=lambda index: plans[index].minimum_bytes)
+
+
+def _extra_share(plan: StepPlan) -> float:
+    base = plan.seconds - plan.extra_seconds
+    return plan.extra_seconds / base if base > 0 else 0.0
+
+
+def joined(chosen: StepPlan, others: Sequence[StepPlan]) -> StepPlan:
+    """The chosen plan, with the least peak and the curve of all."""
+    points = [*chosen.curve]
+    points += [dataclasses.replace(point, chosen=False) for other in others for point in other.curve]
+    fastest = min((point.seconds for point in points), default=0.0)
+    rebased = [
+        dataclasses.replace(point, extra=point.seconds / fastest - 1 if fastest > 0 else 0.0) for point in points
+    ]
+    curve: tuple[CurvePoint, ...] = monotone(rebased)
+    minimum = min(plan.minimum_bytes for plan in (chosen, *others))
+    return dataclasses.replace(chosen, minimum_bytes=minimum, curve=curve)
+
+
+def unused(records: Sequence[PassRecord]) -> tuple[PassRecord, ...]:
+    """The records of rewrites that were considered and not taken: each change becomes a refusal that says so."""
+    reason = "not used: the plan without it keeps the budget at no more time"
+    return tuple(
+        dataclasses.replace(
+            record,
+            nodes_after=record.nodes_before,
+            changes=(),
+            refusals=(*record.refusals, *(Refusal(change.before[0], reason) for change in record.changes)),
+            evidence=None,
+        )
+        for record in records
+    )

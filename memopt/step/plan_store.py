@@ -1,0 +1,147 @@
+"""Plans kept on disk: a step that was planned once is planned again without a search, in any later process.
+
+What is read is a proposal, never an answer: the schedule is judged by the independent checker on the real problem, and
+the peak is counted anew on the finished programs. What does not pass counts as absent.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from memopt.memory.cost.disk import Record, Store
+from memopt.pass_manager import Pass
+from memopt.solve.schedule import Schedule
+from memopt.step.curve import CurvePoint
+from memopt.step.planned import Planned, fingerprint
+
+# A schedule has no more steps than this: a longer one is none of ours.
+_LONGEST = 1 << 22
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredPlan:
+    """What a search settled on.
+
+    Attributes:
+        lowering: names of the rewrites that lower the floor, those that are used, in order.
+        schedules: per graph.
+        peaks: per graph, the peak in bytes of the schedule by itself, as `memopt.solve.check` counts it.
+        peak_bytes: the finished step's peak above what is resident.
+        minimum_bytes: the least such peak that was found.
+        curve: what more or less memory would cost.
+    """
+
+    lowering: tuple[str, ...]
+    schedules: tuple[Schedule, ...]
+    peaks: tuple[int, ...]
+    peak_bytes: int
+    minimum_bytes: int
+    curve: tuple[CurvePoint, ...]
+
+
+class PlanStore:
+    """The plans of this version of memopt and torch, below the folder for caches."""
+
+    def __init__(self) -> None:
+        """Nothing is read or made yet."""
+        self._store = Store("plans")
+        from memopt import __version__
+
+        versions = {"memopt": __version__, "torch": torch.__version__, "source": torch.version.git_version}
+        self._scope = json.dumps(versions, sort_keys=True)
+
+    def get(self, key: str) -> StoredPlan | None:
+        """Return the plan that was put under this key; None when it is absent or damaged."""
+        record = self._store.get(self._scope, key)
+        try:
+            return None if record is None else _decoded(record)
+        except (KeyError, TypeError, ValueError, binascii.Error, zlib.error):
+            return None
+
+    def put(self, key: str, plan: StoredPlan) -> bool:
+        """Keep a plan; return whether it was written."""
+        return self._store.put(self._scope, key, _encoded(plan))
+
+
+def key_of(graphs: Sequence[Planned], passes: Sequence[Pass], room: int | None, seconds: float) -> str:
+    """What a plan depends on: graphs, the costs of their operators, passes, the limit, and time for the search.
+
+    Devices are in it as the graphs' own and by the costs that were measured on them.
+
+    Args:
+        graphs: the step's graphs before the plan.
+        passes: all training passes in order.
+        room: bytes above what is resident; None without a limit.
+        seconds: time for one search.
+    """
+    digest = hashlib.sha256()
+    for graph in graphs:
+        digest.update(fingerprint(graph.before).encode())
+        for name, cost in sorted(graph.costs.items()):
+            digest.update(f"{name} {cost.seconds!r} {cost.workspace_bytes}\n".encode())
+    settings = [f"{type(item).__module__}.{type(item).__qualname__} {sorted(vars(item).items())}" for item in passes]
+    return json.dumps({"graphs": digest.hexdigest(), "passes": settings, "room": room, "seconds": seconds})
+
+
+def _encoded(plan: StoredPlan) -> dict[str, Any]:
+    return {
+        "lowering": list(plan.lowering),
+        "schedules": [_packed(schedule) for schedule in plan.schedules],
+        "peaks": list(plan.peaks),
+        "peak_bytes": plan.peak_bytes,
+        "minimum_bytes": plan.minimum_bytes,
+        "curve": [[point.bytes, point.seconds, point.extra, point.chosen] for point in plan.curve],
+    }
+
+
+def _decoded(record: Record) -> StoredPlan:
+    """The record as a plan.
+
+    Raises:
+        KeyError, TypeError, ValueError, binascii.Error, zlib.error: it is none.
+    """
+    schedules = tuple(_unpacked(packed) for packed in record["schedules"])
+    curve = tuple(CurvePoint(_size(a), _time(b), _time(c), bool(d)) for a, b, c, d in record["curve"])
+    lowering = tuple(record["lowering"])
+    peaks = tuple(_size(peak) for peak in record["peaks"])
+    if not all(isinstance(name, str) for name in lowering) or len(peaks) != len(schedules):
+        raise ValueError("not a plan")
+    return StoredPlan(lowering, schedules, peaks, _size(record["peak_bytes"]), _size(record["minimum_bytes"]), curve)
+
+
+def _packed(schedule: Schedule) -> Mapping[str, Any]:
+    # Neighbouring steps are mostly neighbouring operations: their differences compress well.
+    differences = np.diff(np.array(schedule.steps, dtype="<i4"), prepend=np.int32(0))
+    return {"forward": schedule.forward, "steps": base64.b64encode(zlib.compress(differences.tobytes())).decode()}
+
+
+def _unpacked(packed: Any) -> Schedule:
+    unpacker = zlib.decompressobj()
+    data = unpacker.decompress(base64.b64decode(packed["steps"], validate=True), 4 * _LONGEST)
+    if not unpacker.eof:
+        raise ValueError("a schedule is cut off, or longer than any")
+    steps = np.cumsum(np.frombuffer(data, dtype="<i4"), dtype=np.int64)
+    return Schedule(tuple(steps.tolist()), _size(packed["forward"]))
+
+
+def _size(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError("not a number of bytes or steps")
+    return value
+
+
+def _time(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+        raise ValueError("not a time")
+    return float(value)

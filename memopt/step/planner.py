@@ -1,0 +1,328 @@
+"""Choose what to recompute, for all graphs of one training step together, so that the whole step keeps a limit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from memopt.memory.rounding import allocated_bytes
+from memopt.memory.timeline import Timeline
+from memopt.program import InputKind, OutputKind, Program
+from memopt.solve.check import check
+from memopt.solve.recompute import Curve, Plan, curve
+from memopt.solve.schedule import Schedule, simulate
+from memopt.step.curve import CurvePoint, step_curve
+from memopt.step.recompute import Cost, Lowering, apply_schedule, lower
+
+# Rounds in which the solver's limit is corrected by what the finished program really needs.
+_ROUNDS = 4
+# Limits at which plans of several graphs are combined for the step's curve.
+_COMBINED = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphPeaks:
+    """What one graph of a step holds, in bytes above what is resident.
+
+    Attributes:
+        forward: the most during its forward half.
+        backward: the most during its backward half, its saved tensors included.
+        saved: alive between the halves: saved tensors, and outputs that the caller holds.
+        left: alive after backward: gradients of parameters, and outputs that the caller holds.
+    """
+
+    forward: int
+    backward: int
+    saved: int
+    left: int
+
+
+def step_peak(graphs: Sequence[GraphPeaks]) -> int:
+    """The most bytes during a step that runs the graphs forward in order and backward in reverse order."""
+    peak = held = 0
+    left = sum(graph.left for graph in graphs)
+    for graph in graphs:
+        left -= graph.left
+        peak = max(peak, held + graph.forward, held + graph.backward + left)
+        held += graph.saved
+    return peak
+
+
+def peaks_of(program: Program, timeline: Timeline) -> GraphPeaks:
+    """The peaks of a training program from its timeline."""
+    cut = timeline.forward_steps
+    return GraphPeaks(
+        forward=max(timeline.live_bytes[:cut], default=0),
+        backward=max(timeline.live_bytes[cut:], default=0),
+        saved=timeline.saved_bytes,
+        left=_left_bytes(program, timeline.end_bytes),
+    )
+
+
+def scheduled_peaks(program: Program, lowering: Lowering, schedule: Schedule) -> GraphPeaks:
+    """The peaks of a training program that follows a schedule, as the problem's numbers tell them."""
+    problem = lowering.problem
+    trace = simulate(problem, schedule)
+    outputs = {s for s in problem.pinned if problem.producer[s] < problem.forward}
+    saved = sum(problem.sizes[s] for s in outputs.union(trace.saved))
+    end = sum(problem.sizes[s] for s in problem.pinned)
+    return GraphPeaks(
+        forward=max(trace.live_bytes[: problem.forward], default=0),
+        backward=max(trace.live_bytes[problem.forward :], default=0),
+        saved=saved,
+        left=_left_bytes(program, end),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The plan of one graph.
+
+    Attributes:
+        lowering: the graph in numbers.
+        plan: the schedule taken, with the solver's own figures.
+        curve: everything that the solver found.
+        program: the planned program, finished.
+        timeline: the finished program's memory.
+    """
+
+    lowering: Lowering
+    plan: Plan
+    curve: Curve
+    program: Program
+    timeline: Timeline
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPlan:
+    """The plans of all graphs of a step.
+
+    Attributes:
+        choices: one per graph; none in an outlook, and where nothing was searched.
+        peak_bytes: the step's peak above what is resident.
+        minimum_bytes: the least such peak that was found.
+        feasible: whether the peak keeps the limit.
+        seconds: predicted time of forward and backward.
+        extra_seconds: how much of it goes into computing again.
+        curve: what more or less memory would cost, in bytes above what is resident; empty where nothing was searched.
+    """
+
+    choices: tuple[Choice, ...]
+    peak_bytes: int
+    minimum_bytes: int
+    feasible: bool
+    seconds: float = 0.0
+    extra_seconds: float = 0.0
+    curve: tuple[CurvePoint, ...] = ()
+
+
+def choice_of(program: Program, cost: Mapping[str, Cost], schedule: Schedule, peak: int, finish: Apply) -> Choice:
+    """The plan of one graph that follows a schedule found elsewhere.
+
+    Args:
+        program: the training program.
+        cost: seconds and workspace by node name.
+        schedule: an order of execution, by numbers of the program's operations.
+        peak: bytes that the schedule claims to peak at.
+        finish: applies the schedule and all that follows; returns the finished program and its memory.
+
+    Raises:
+        ScheduleError: the schedule is none of this program's, or peaks elsewhere.
+    """
+    lowering = lower(program, cost)
+    check(lowering.problem, schedule, peak)
+    seconds = simulate(lowering.problem, schedule).seconds
+    plan = Plan(schedule, peak, seconds, seconds - lowering.problem.base_seconds, peak, True)
+    finished, line = finish(program, schedule)
+    return Choice(lowering, plan, Curve((plan,)), finished, line)
+
+
+Finish = Callable[[Program], tuple[Program, Timeline]]
+Apply = Callable[[Program, Schedule], tuple[Program, Timeline]]
+
+
+def plan_step(
+    programs: Sequence[Program],
+    costs: Sequence[Mapping[str, Cost]],
+    limit: int | None,
+    finish: Finish,
+    *,
+    seconds: float = 20.0,
+) -> StepPlan:
+    """Choose a plan for each graph so that the step keeps the limit at the least time: `StepPlanner` for one limit."""
+    return StepPlanner(programs, costs, finish, seconds=seconds).plan(limit)
+
+
+class StepPlanner:
+    """Plans one step at any number of limits: the search is made once, and its curves are kept."""
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        costs: Sequence[Mapping[str, Cost]],
+        finish: Finish,
+        *,
+        seconds: float = 20.0,
+        search: Callable[[Lowering, float], Curve] | None = None,
+        exact: bool = True,
+    ) -> None:
+        """Search the trade-off of every graph.
+
+        Args:
+            programs: the training programs of the step, in the order of their forward halves.
+            costs: per program, seconds and workspace by node name.
+            finish: what happens to a planned program afterwards (in-place conversion, say), and the resulting timeline.
+            seconds: time for the search, all graphs together.
+            search: finds the trade-off of one graph in so many seconds; None: the solver's own search.
+            exact: whether peaks are those of finished programs; else the search's own figures are taken, where an
+                engine's code has the last word anyway.
+        """
+        self.programs, self.finish, self.exact = programs, finish, exact
+        self.lowerings = [lower(program, cost) for program, cost in zip(programs, costs, strict=True)]
+        weight = [len(lowering.operations) for lowering in self.lowerings]
+        self.curves = [
+            (search or _solve)(lowering, seconds * share / max(1, sum(weight)))
+            for lowering, share in zip(self.lowerings, weight, strict=True)
+        ]
+        self.figures = [
+            [scheduled_peaks(program, lowering, point.schedule) for point in found.points]
+            for program, lowering, found in zip(programs, self.lowerings, self.curves, strict=True)
+        ]
+        self.built: dict[tuple[int, int], Choice] = {}
+        self.peaks: dict[tuple[int, ...], int] = {}  # of finished steps
+
+    def plan(self, limit: int | None) -> StepPlan:
+        """Choose a plan for each graph so that the step keeps the limit at the least time.
+
+        The search does not know how programs are finished, so its limit is corrected until the finished ones just fit.
+
+        Args:
+            limit: bytes above what is resident; None: recompute only what costs no time.
+        """
+        picked, outlook = self._picked(limit)
+        return dataclasses.replace(outlook, choices=tuple(self.build(picked)))
+
+    def outlook(self, limit: int | None) -> StepPlan:
+        """What `plan` would choose, without the programs."""
+        return self._picked(limit)[1]
+
+    def _picked(self, limit: int | None) -> tuple[Sequence[int], StepPlan]:
+        best = self.deepest()
+        minimum = self.peak(best)
+        if limit is None:
+            best = self.free()
+            return best, self._result(best, min(minimum, self.peak(best)), True)
+        feasible = minimum <= limit
+        target = limit
+        for _ in range(_ROUNDS):
+            picked = self.pick(target)
+            if picked is None:
+                target = limit + (limit - target) // 2 if target > limit else target + max(1, limit // 10)
+                continue
+            peak = self.peak(picked)
+            minimum = min(minimum, peak)
+            if peak <= limit and (not feasible or self.seconds(picked) < self.seconds(best)):
+                best, feasible = picked, True
+            if limit * 0.98 <= peak <= limit:
+                break
+            target += limit - peak
+        return best, self._result(best, minimum, feasible)
+
+    def deepest(self) -> list[int]:
+        """The plans with the least peak of each graph."""
+        return [len(found.points) - 1 for found in self.curves]
+
+    def free(self) -> list[int]:
+        """The plans with the least peak among those that add at most 1 % of time."""
+        result = []
+        for lowering, found in zip(self.lowerings, self.curves, strict=True):
+            allowed = lowering.problem.base_seconds * 1.01
+            result.append(max(i for i, point in enumerate(found.points) if i == 0 or point.seconds <= allowed))
+        return result
+
+    def seconds(self, picked: Sequence[int]) -> float:
+        """The step's time with these plans."""
+        return sum(found.points[i].seconds for found, i in zip(self.curves, picked, strict=True))
+
+    def pick(self, limit: int, start: Sequence[int] = ()) -> list[int] | None:
+        """From `start` (the fastest), step down the curve that lowers the excess most per second, until it fits."""
+        picked = list(start) or [0] * len(self.curves)
+        while (peak := self._solver_peak(picked)) > limit:
+            moves = []
+            for graph, found in enumerate(self.curves):
+                for further in range(picked[graph] + 1, len(found.points)):
+                    trial = [*picked[:graph], further, *picked[graph + 1 :]]
+                    gain = peak - max(limit, self._solver_peak(trial))
+                    if gain > 0:
+                        added = found.points[further].seconds - found.points[picked[graph]].seconds
+                        moves.append((gain / (added + 1e-12), trial))
+                        if peak - gain <= limit:
+                            break
+            if not moves:
+                return None
+            picked = max(moves, key=lambda move: move[0])[1]
+        return picked
+
+    def _solver_peak(self, picked: Sequence[int]) -> int:
+        return step_peak([figures[i] for figures, i in zip(self.figures, picked, strict=True)])
+
+    def build(self, picked: Sequence[int]) -> list[Choice]:
+        """The finished programs of these plans."""
+        for graph, point in enumerate(picked):
+            if (graph, point) not in self.built:
+                plan = self.curves[graph].points[point]
+                planned = apply_schedule(self.programs[graph], self.lowerings[graph], plan.schedule)
+                program, timeline = self.finish(planned)
+                self.built[graph, point] = Choice(self.lowerings[graph], plan, self.curves[graph], program, timeline)
+        return [self.built[graph, point] for graph, point in enumerate(picked)]
+
+    def peak(self, picked: Sequence[int]) -> int:
+        """The step's peak with these plans' finished programs."""
+        if not self.exact:
+            return self._solver_peak(picked)
+        key = tuple(picked)
+        if key not in self.peaks:
+            self.peaks[key] = step_peak([peaks_of(choice.program, choice.timeline) for choice in self.build(picked)])
+        return self.peaks[key]
+
+    def _result(self, picked: Sequence[int], minimum: int, feasible: bool) -> StepPlan:
+        base = sum(lowering.problem.base_seconds for lowering in self.lowerings)
+        seconds = self.seconds(picked)
+        curve = self.trade_off(picked)
+        return StepPlan((), self.peak(picked), minimum, feasible, seconds, seconds - base, curve)
+
+    def trade_off(self, chosen: Sequence[int]) -> tuple[CurvePoint, ...]:
+        """The whole step's curve: of several graphs, the plans that fit limits between the fastest and the deepest."""
+        every = list(dict.fromkeys([*self.peaks, tuple(chosen), *self._combinations()]))
+        plans = [(self._solver_peak(picked), self.seconds(picked)) for picked in every]
+        known = self.peaks if self.exact else {picked: self._solver_peak(picked) for picked in every}
+        finished = {index: known[picked] for index, picked in enumerate(every) if picked in known}
+        return step_curve(plans, finished, every.index(tuple(chosen)))
+
+    def _combinations(self) -> Iterator[tuple[int, ...]]:
+        if len(self.curves) == 1:
+            yield from ((index,) for index in range(len(self.curves[0].points)))
+            return
+        picked: list[int] | None = [0] * len(self.curves)
+        high, low = self._solver_peak([0] * len(self.curves)), self._solver_peak(self.deepest())
+        for number in range(_COMBINED + 1):
+            picked = self.pick(high - (high - low) * number // _COMBINED, picked or ())
+            if picked is None:
+                return
+            yield tuple(picked)
+
+
+def _solve(lowering: Lowering, seconds: float) -> Curve:
+    return curve(lowering.problem, seconds=seconds)
+
+
+def _left_bytes(program: Program, end_bytes: int) -> int:
+    """Of the bytes at the end of backward, those that stay: a user input's gradient is another graph's tangent."""
+    kinds = {entry.name: entry.kind for entry in program.inputs}
+    passed_on = 0
+    for output, value in zip(program.outputs, program.output_nodes, strict=True):
+        if output.kind is OutputKind.GRADIENT and kinds.get(output.target or "") is InputKind.USER:
+            found = value.meta["val"] if value is not None else None
+            if found is not None:
+                passed_on += allocated_bytes(found.numel() * found.element_size(), found.device)
+    return max(0, end_bytes - passed_on)

@@ -1,0 +1,394 @@
+"""The search for a step's plan: what to recompute, and which rewrites that lower the floor to use."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from memopt.evidence import Verification
+from memopt.memory.cost.table import CostTable, OperatorCost
+from memopt.memory.timeline import Timeline, timeline
+from memopt.pass_manager import Pass, PassManager
+from memopt.passes.checkpoint import Checkpoint, workspace
+from memopt.program import Program
+from memopt.progress import stage
+from memopt.solve.recompute import Curve
+from memopt.solve.schedule import Schedule, ScheduleError
+from memopt.step.carry import Carried, carried_curve
+from memopt.step.choice import acceptable, cheapest, joined, unused
+from memopt.step.plan_store import PlanStore, StoredPlan, key_of
+from memopt.step.planned import Planned, measured_peak, predicted_peak
+from memopt.step.planner import StepPlan, StepPlanner, choice_of, scheduled_peaks, step_peak
+from memopt.step.recompute import Lowering
+
+log = logging.getLogger("memopt")
+
+# How often a plan whose measured step went over the limit is tightened before the limit is called infeasible.
+_TIGHTENINGS = 3
+# A plan during which memory ran out is planned again for less by one part in so many.
+_STARVED = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Stages:
+    """Training passes by their place around the plan.
+
+    Attributes:
+        early: before the plan, always.
+        lowering: before the plan, where they pay: they lower the least memory that a step can be planned for.
+        late: after the plan.
+        searched: whether there is a plan: whether `checkpoint` is among the passes.
+        fusion: what the engine does not store; None where it stores every value.
+    """
+
+    early: tuple[Pass, ...]
+    lowering: tuple[Pass, ...]
+    late: tuple[Pass, ...]
+    searched: bool
+    fusion: Fusion | None = None
+
+    def marked(self, program: Program) -> Program:
+        """The program, rewritten as far as the plan, with marks on what the engine does not store."""
+        return program if self.fusion is None else self.fusion.mark(program)
+
+
+class Fusion(Protocol):
+    """What an engine's kernels fuse away, and what is left of the costs."""
+
+    def mark(self, program: Program) -> Program:
+        """Return the program with `meta["fused"]` on the values that are never stored."""
+
+    def costs(self, program: Program, costs: Mapping[str, OperatorCost]) -> Mapping[str, OperatorCost]:
+        """Costs by node name of a marked program, from those of its operators one by one."""
+
+
+def stages_of(passes: Sequence[Pass], fusion: Fusion | None = None) -> Stages:
+    """Sort training passes into stages; without `checkpoint` all are early."""
+    place = next((index for index, item in enumerate(passes) if isinstance(item, Checkpoint)), None)
+    if place is None:
+        return Stages(tuple(passes), (), (), False, fusion)
+    return Stages(
+        early=tuple(item for item in passes[:place] if not item.lowers_floor),
+        lowering=tuple(item for item in passes[:place] if item.lowers_floor),
+        late=tuple(item for item in passes[place + 1 :] if not isinstance(item, Checkpoint)),
+        searched=True,
+        fusion=fusion,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a search settled on.
+
+    Attributes:
+        planned: the graphs, with the records of all their passes.
+        plan: the step's plan, in bytes above what is resident.
+        lowering: the rewrites that lower the floor, those that are used.
+    """
+
+    planned: list[Planned]
+    plan: StepPlan
+    lowering: tuple[Pass, ...]
+
+
+def stored_plan(found: Found) -> StoredPlan:
+    """What is kept of a choice for the next process."""
+    plans = [choice.plan for choice in found.plan.choices]
+    return StoredPlan(
+        lowering=tuple(item.name for item in found.lowering),
+        schedules=tuple(plan.schedule for plan in plans),
+        peaks=tuple(plan.peak_bytes for plan in plans),
+        peak_bytes=found.plan.peak_bytes,
+        minimum_bytes=found.plan.minimum_bytes,
+        curve=found.plan.curve,
+    )
+
+
+@dataclasses.dataclass
+class _Option:
+    """One way to plan the step: its graphs after more rewrites, and the search, once it was made."""
+
+    items: list[Planned]
+    passes: tuple[Pass, ...]
+    planner: StepPlanner | None = None
+
+
+class StepSearch:
+    """Plans one step for any number of limits: rewrites and searched curves are kept from one to the next."""
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        stages: Stages,
+        *,
+        verify: Verification,
+        table: CostTable,
+        attempt: Callable[[Planned], Planned],
+        seconds: float,
+        room: int | None = None,
+    ) -> None:
+        """Rewrite the programs as far as the plan; nothing is searched yet.
+
+        Args:
+            programs: the step's graphs as captured, in the order of their forward halves.
+            stages: the passes.
+            verify: how passes are proved.
+            table: what operators take.
+            attempt: runs a planned graph once, where that can be done, and fills in what it took.
+            seconds: time for one search, all graphs together.
+            room: the most bytes that the proof of a pass may take; None: as `PassManager` has it.
+        """
+        self.stages, self.attempt = stages, attempt
+        self._verify, self._table, self.seconds, self._room = verify, table, seconds, room
+        self.searches = 0
+        self._store, self._starved = PlanStore(), False
+        self._options: dict[tuple[str, ...], _Option] = {}
+        self.captured = [self._captured(program) for program in programs]
+
+    def plan(self, room: int | None, carried: Carried | None = None) -> Found:
+        """Choose what to recompute in all graphs, and which of the rewrites that lower the floor to use: the last.
+
+        A choice that was made before for an equal step is found again on disk, and judged anew.
+
+        Args:
+            room: bytes above what is resident; None: recompute only what costs no time.
+            carried: what was found for the same step at another size: taken over where it keeps the room.
+        """
+        passes = (*self.stages.early, *self.stages.lowering, *self.stages.late)
+        key = key_of(self.captured, passes, room, self.seconds)
+        stored = self._store.get(key)
+        found = None if stored is None else self.settled(stored, room)
+        if found is None and carried is not None:
+            found = self._carried_over(carried, room)
+            if found is not None:
+                return found
+        if found is None:
+            self._starved = False
+            found = self._searched(room)
+            fits = found.plan.feasible and (room is None or measured_peak(found.planned, 0) <= room)
+            if fits and not self._starved:  # memory that was short today may be there tomorrow
+                self._store.put(key, stored_plan(found))
+        elif any(item.ran_out for item in found.planned):
+            tighter = self._searched(found.plan.peak_bytes - found.plan.peak_bytes // _STARVED)
+            found = tighter if tighter.plan.feasible else found
+        return found
+
+    def settled(self, stored: StoredPlan, room: int | None) -> Found | None:
+        """The step with a plan that was found before; None where it is not one for these graphs, or not within room."""
+        chosen = tuple(item for item in self.stages.lowering if item.name in stored.lowering)
+        if tuple(item.name for item in chosen) != stored.lowering or len(stored.schedules) != len(self.captured):
+            return None
+        rest = self._option(self.stages.lowering).items if chosen != self.stages.lowering else self.captured
+        planned = []
+        try:
+            for item, other, schedule, peak in zip(self.captured, rest, stored.schedules, stored.peaks, strict=True):
+                planned.append(self.attempt(self._followed(item, other, chosen, schedule, peak)))
+        except ScheduleError as error:
+            log.info("a stored plan is not used: %s", error)
+            return None
+        choices = tuple(item.choice for item in planned if item.choice is not None)
+        peak = predicted_peak(planned)
+        if self.stages.fusion is not None:  # as when it was found: by the search's own figures
+            befores = [item.before for item in planned]
+            peak = step_peak(
+                [
+                    scheduled_peaks(before, choice.lowering, choice.plan.schedule)
+                    for before, choice in zip(befores, choices, strict=True)
+                ]
+            )
+        if peak != stored.peak_bytes:
+            return None
+        if room is not None and max(peak, measured_peak(planned, 0)) > room:
+            return None
+        seconds, extra = (
+            sum(getattr(choice.plan, name) for choice in choices) for name in ("seconds", "extra_seconds")
+        )
+        minimum = min(peak, stored.minimum_bytes)
+        plan = StepPlan(choices, peak, minimum, True, seconds, extra, stored.curve)
+        return Found(planned, plan, chosen)
+
+    def _carried_over(self, carried: Carried, room: int | None) -> Found | None:
+        """The step with a plan of another size; None where that is none of this size, or not within room."""
+        chosen = tuple(item for item in self.stages.lowering if item.name in carried.lowering)
+        if tuple(item.name for item in chosen) != carried.lowering or len(carried.schedules) != len(self.captured):
+            return None
+        option = self._option(chosen)
+        known = iter(zip(carried.operations, carried.schedules, strict=True))
+        try:
+            planner = self._planned_by(option, lambda lowering, seconds: carried_curve(lowering, *next(known)))
+        except ScheduleError as error:
+            log.info("a plan of another size is not used: %s", error)
+            return None
+        planned, step = self._plan_within(_Option(option.items, chosen, planner), room)
+        if not step.feasible or (room is not None and measured_peak(planned, 0) > room):
+            return None
+        return Found(self._recorded(planned, self._option(self.stages.lowering).items, chosen), step, chosen)
+
+    def _searched(self, room: int | None) -> Found:
+        self.searches += 1
+        options = [self._option(()), self._option(self.stages.lowering)]
+        lowered, used = options[1].items, options[1].passes
+        if not used:
+            planned, step = self._plan_within(options[0], room)
+            return Found(self._recorded(planned, lowered, ()), step, ())
+        plans = [self._planner(option, share=0.5).outlook(room) for option in options]
+        if not acceptable(plans[0]):
+            for item in used if len(used) > 1 else ():  # one of them may cost more than it helps
+                options.append(self._option([other for other in used if other is not item]))
+                plans.append(self._planner(options[-1], share=0.25).outlook(room))
+        index = 0 if acceptable(plans[0]) else cheapest(plans)
+        planned, step = self._plan_within(options[index], room)
+        if not index and room is not None and step.feasible and measured_peak(planned, 0) > room:
+            index = 1 + cheapest(plans[1:])  # the plan without them does not keep the budget after all
+            planned, step = self._plan_within(options[index], room)
+        chosen = options[index].passes
+        others = [plan for number, plan in enumerate(plans) if number != index]
+        return Found(self._recorded(planned, lowered, chosen), joined(step, others), chosen)
+
+    def _followed(
+        self, item: Planned, other: Planned, chosen: Sequence[Pass], schedule: Schedule, peak: int
+    ) -> Planned:
+        """A captured program with the chosen rewrites, in a given order.
+
+        Raises:
+            ScheduleError: the order is none of this program's.
+        """
+        rewrite = PassManager(chosen, self._verify, record=True, room=self._room)
+        before, proved = rewrite.run(item.program, item.records)
+        before = self.stages.marked(before)
+        costs = self._memory(before)[0]
+        names = {entry.name for entry in chosen}
+        rest = unused([record for record in other.records if record.name not in names]) if other is not item else ()
+        records = [*item.records, *rest, *proved]
+
+        def follow(program: Program, schedule: Schedule) -> tuple[Program, Timeline]:
+            steps = [Checkpoint(costs=costs, schedule=schedule), *self.stages.late]
+            finished, late = PassManager(steps, self._verify, record=True, room=self._room).run(program, records)
+            records.extend(late)
+            return finished, self._memory(finished)[1]
+
+        choice = choice_of(before, costs, schedule, peak, follow)
+        return dataclasses.replace(
+            item,
+            before=before,
+            program=choice.program,
+            timeline=choice.timeline,
+            records=tuple(records),
+            costs=costs,
+            choice=choice,
+        )
+
+    # -- one option ----------------------------------------------------------------------------------------------
+
+    def _plan_within(self, option: _Option, room: int | None) -> tuple[list[Planned], StepPlan]:
+        """Take a plan; plan for less while the measured step is above `room` bytes, or memory runs out in it."""
+        target = room
+        starved: tuple[list[Planned], StepPlan] | None = None
+        for _ in range(1 + _TIGHTENINGS):
+            step = self._planner(option).plan(target)
+            if starved is not None and (not step.feasible or step.peak_bytes >= starved[1].peak_bytes):
+                return starved  # less is not to be had: what runs may have more room than the trial had
+            stage("taking a trial step")
+            planned = [
+                self.attempt(dataclasses.replace(item, program=choice.program, timeline=choice.timeline, choice=choice))
+                for item, choice in zip(option.items, step.choices, strict=True)
+            ]
+            if step.feasible and any(item.ran_out for item in planned):
+                starved, self._starved = (planned, step), True
+                target = step.peak_bytes - step.peak_bytes // _STARVED
+                log.info("memory ran out in a step of %d bytes: planning again", step.peak_bytes)
+                continue
+            if room is None or target is None or not step.feasible:
+                break
+            over = measured_peak(planned, step.peak_bytes) - room
+            if over <= 0:
+                break
+            log.info("measured step is %d bytes over the budget: planning again", over)
+            target -= over + over // 4
+        return planned, step
+
+    def _option(self, passes: Sequence[Pass]) -> _Option:
+        """The graphs after more rewrites, and those of the rewrites that changed something."""
+        names = tuple(item.name for item in passes)
+        if names not in self._options:
+            items = [self._rewritten(item, passes) for item in self.captured] if passes else self.captured
+            changed = {record.name for item in items for record in item.records if record.changes} if passes else set()
+            self._options[names] = _Option(items, tuple(item for item in passes if item.name in changed))
+        return self._options[names]
+
+    def _planner(self, option: _Option, share: float = 1.0) -> StepPlanner:
+        if option.planner is None:
+            option.planner = self._planned_by(option, None, share)
+        return option.planner
+
+    def _planned_by(
+        self, option: _Option, search: Callable[[Lowering, float], Curve] | None, share: float = 1.0
+    ) -> StepPlanner:
+        after = PassManager(self.stages.late, False)
+
+        def finish(program: Program) -> tuple[Program, Timeline]:
+            finished, _ = after.run(program)
+            return finished, self._memory(finished)[1]
+
+        stage(f"searching, {share * self.seconds:.0f} s at most" if search is None else "carrying a plan over")
+        befores, costs = [item.before for item in option.items], [item.costs for item in option.items]
+        exact = self.stages.fusion is None
+        return StepPlanner(befores, costs, finish, seconds=share * self.seconds, exact=exact, search=search)
+
+    # -- graphs and their records --------------------------------------------------------------------------------
+
+    def _captured(self, source: Program) -> Planned:
+        """A training program after the rewrites that come before the plan."""
+        stage("rewriting the step, measuring its operators")
+        program, records = PassManager(self.stages.early, self._verify, record=True, room=self._room).run(source)
+        program = self.stages.marked(self._table.placed(program))
+        costs, line = self._memory(program)
+        return Planned(source, program, program, line, line, records, costs)
+
+    def _rewritten(self, item: Planned, passes: Sequence[Pass]) -> Planned:
+        """A captured program after more rewrites, not proved yet; its records are those of these alone."""
+        program, records = PassManager(passes, False).run(item.program)
+        program = self.stages.marked(program)
+        costs, line = self._memory(program)
+        return dataclasses.replace(item, before=program, program=program, timeline=line, records=records, costs=costs)
+
+    def _memory(self, program: Program) -> tuple[Mapping[str, OperatorCost], Timeline]:
+        """What its operators take, and its memory over time."""
+        costs: Mapping[str, OperatorCost] = self._table.measure_all(program)
+        if self.stages.fusion is not None:
+            costs = self.stages.fusion.costs(program, costs)
+        return costs, timeline(program, workspace(program, costs))
+
+    def _recorded(
+        self, planned: Sequence[Planned], lowered: Sequence[Planned], chosen: Sequence[Pass]
+    ) -> list[Planned]:
+        """The planned graphs with the records of all their passes, of rewrites that were not chosen too."""
+        stage("proving the rewrites")
+        result = []
+        names = {item.name for item in chosen}
+        for item, before, after in zip(planned, self.captured, lowered, strict=True):
+            proved = PassManager(chosen, self._verify, record=True, room=self._room).run(
+                before.program, before.records
+            )[1]
+            rest = unused([record for record in after.records if record.name not in names])
+            records = (*before.records, *rest, *proved)
+            result.append(self._with_late_records(dataclasses.replace(item, records=records)))
+        return result
+
+    def _with_late_records(self, planned: Planned) -> Planned:
+        """Run the chosen plan once more through the pass manager, for its records and its evidence."""
+        assert planned.choice is not None
+        checkpoint = Checkpoint(costs=planned.costs, schedule=planned.choice.plan.schedule)
+        manager = PassManager([checkpoint, *self.stages.late], self._verify, record=True, room=self._room)
+        program, records = manager.run(planned.before, planned.records)
+        return dataclasses.replace(planned, program=program, records=(*planned.records, *records))
+
+
+def replay(program: Program, stages: Stages, lowering: Sequence[Pass], schedule: Schedule | None) -> Program:
+    """Apply a plan that was found for an equal program; without a schedule nothing is recomputed."""
+    planned = [] if schedule is None else [Checkpoint(schedule=schedule)]
+    before, _ = PassManager([*stages.early, *lowering], False).run(program)
+    result, _ = PassManager([*planned, *stages.late], False).run(stages.marked(before))
+    return result

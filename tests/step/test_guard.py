@@ -1,0 +1,141 @@
+"""The guard of a model's steps: when it is in force, for how much, and what the user reads when memory runs out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from memopt.memory.allocator_limit import Allowance
+from memopt.step import guard as step_guard
+from memopt.step.guard import StepGuard
+from tests.training.steps import gradients, make
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def limits(monkeypatch):
+    """What is in force: limits are entered into and left from this list."""
+    held = []
+
+    def enter(device, limit):
+        assert device == GPU
+        held.append(limit)
+        return 0, limit
+
+    monkeypatch.setattr(step_guard, "enter", enter)
+    monkeypatch.setattr(step_guard, "leave", lambda token: held.remove(token[1]))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 50)
+    return held
+
+
+def test_the_limit_is_in_force_in_forward_and_in_backward_only(limits):
+    guard = StepGuard()
+    guard.allow(Allowance(GPU, 1000, 50, 50))
+    weight = torch.ones(4, requires_grad=True)
+    with guard.forward():
+        assert limits == [1000]
+        inside = []
+        weight.register_hook(lambda gradient: inside.append(list(limits)))
+        out = {"loss": (weight * 2).sum(), "other": 3}
+    guard.backward(out)
+    assert limits == []
+    for _ in range(2):
+        out["loss"].backward(retain_graph=True)
+        assert inside.pop() == [1000] and limits == []
+
+
+def test_it_begins_in_the_middle_of_the_forward_that_plans(limits):
+    guard = StepGuard()
+    with guard.forward():
+        assert limits == []
+        guard.allow(Allowance(GPU, 1000, 50, 50))
+        assert limits == [1000]
+        guard.allow(Allowance(GPU, 3000, 50, 50))
+        assert limits == [3000]
+        guard.allow(Allowance(GPU, 2000, 50, 50))
+        assert limits == [3000]
+    assert limits == []
+    guard.allow(Allowance(GPU, 4000, 50, 50))
+    assert limits == []
+
+
+def test_an_error_leaves_nothing_in_force(limits):
+    guard = StepGuard()
+    guard.allow(Allowance(GPU, 1000, 50, 50))
+    with pytest.raises(KeyboardInterrupt), guard.forward():
+        raise KeyboardInterrupt
+    assert limits == []
+
+
+def test_outputs_without_gradients_are_left_alone(limits):
+    guard = StepGuard()
+    guard.backward(torch.ones(3).requires_grad_().sum())
+    guard.allow(Allowance(GPU, 1000, 50, 50))
+    guard.backward([torch.ones(3), torch.ones(3, requires_grad=True), None])
+    assert limits == []
+
+
+def test_a_compiled_model_says_what_is_its_own(monkeypatch):
+    model, x = make(layers=1)
+    optimizer = torch.optim.Adam(model.parameters())
+    run = memopt.compile(model, "1GB", optimizer=optimizer, backend="aten")
+    run(x).backward()
+    session = run._sessions[False]
+    session.resident = dataclasses.replace(session.resident, device=GPU, inputs=100, libraries=10)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 10**6)
+    session.hold(10**9)
+    allowance = run._guards[session].allowance
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    assert allowance.own_bytes == 2 * weights + 110
+    assert (allowance.limit_bytes, allowance.allocated_bytes) == (10**9, 10**6)
+    assert allowance.coming_bytes == session.resident.optimizer_state > 0
+    optimizer.step()
+    session.hold(10**9)
+    allowance = run._guards[session].allowance
+    assert allowance.coming_bytes == 0 and allowance.own_bytes > 4 * weights
+    del run
+    session.hold(10**9)
+
+
+def test_memory_that_runs_out_in_a_step_is_one_clear_line(monkeypatch):
+    model, x = make(layers=1)
+    run = memopt.compile(model, "1GB", backend="aten")
+    run(x).backward()
+    expected = gradients(model)
+    model.zero_grad()
+
+    def full(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total of 8 GiB.\nSee")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "_call", full)
+        with pytest.raises(MemoryError) as error:
+            run(x)
+    text = str(error.value)
+    assert "\n" not in text and "budget of 1.00 GB" in text and "Tried to allocate 2.00 GiB)" in text
+    assert isinstance(model, nn.Module)
+    run(x).backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+
+
+def test_plans_without_a_budget_or_for_another_device_limit_nothing(monkeypatch):
+    held = []
+    monkeypatch.setattr("memopt.module._allow", lambda owner, session, limit: held.append(limit))
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()), torch.ones(4, 8)
+    memopt.plan(model, x)
+    memopt.plan(model, x, "1GB", device="h100")
+    assert held == []
+    torch._dynamo.reset()
+    memopt.plan(model, x, "1GB")
+    assert held == [10**9]

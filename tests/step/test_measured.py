@@ -1,0 +1,202 @@
+"""A step that is taken before the caller's: what it changes (nothing), and what comes of what it finds."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from memopt.step import measured as measured_step
+from memopt.step.measured import Taken, take_step
+from tests.training.steps import assert_equal, gradients, make
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """CUDA's figures where there is no device: what is allocated and reserved is what a test says."""
+
+    class Cuda:
+        allocated = reserved = 0
+
+    figures = Cuda()
+    for name in ("synchronize", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: figures.allocated)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: figures.reserved)
+    return figures
+
+
+class Counting(nn.Module):
+    """Batch norm and dropout: a step moves a buffer and draws random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.drop = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(self.norm(self.linear(x))).square().mean()
+
+
+def captured(model):
+    """The compiled graph of a model, its arguments and the positions of those it writes to."""
+    seen = []
+    real = measured_step.lower_within
+
+    def remember(session, lower, given):
+        run, hooks = lower()
+        seen.append((run, list(given), measured_step.mutated(hooks.captured)))
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memopt.module.lower_within", remember)
+        memopt.compile(model, backend="aten", verify=False)(torch.randn(4, 8))
+    assert real is measured_step.lower_within
+    return seen[0]
+
+
+def test_nothing_of_the_model_changes(device):
+    model = Counting()
+    run, given, written = captured(model)
+    start = {key: (value.clone(), value._version) for key, value in model.state_dict(keep_vars=True).items()}
+    hooked = []
+    for parameter in model.parameters():
+        parameter.register_hook(hooked.append)
+    random = torch.get_rng_state()
+    device.allocated, device.reserved = 10, 20
+    assert len(written) == 3  # mean, variance, batches
+    assert take_step(run, given, written, CPU) == Taken(10, 20)
+    assert torch.equal(torch.get_rng_state(), random) and not hooked
+    for key, value in model.state_dict(keep_vars=True).items():
+        assert torch.equal(value, start[key][0]) and value._version == start[key][1] and value.grad is None
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), KeyboardInterrupt()])
+def test_a_step_that_fails_changes_nothing_either(device, error):
+    model = Counting()
+    run, given, written = captured(model)
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+
+    def fail(*args):
+        run(*args)
+        raise error
+
+    random = torch.get_rng_state()
+    short = isinstance(error, torch.OutOfMemoryError)
+    with contextlib.nullcontext() if short else pytest.raises(KeyboardInterrupt):
+        assert take_step(fail, given, written, CPU) is None
+    assert torch.equal(torch.get_rng_state(), random)
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, start[key])
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Take steps on CPU as if a device were there; each reserves what `figures` says next."""
+    figures = []
+
+    def choose(*taken):
+        figures.extend(taken)
+        real = measured_step._measurable
+
+        def measurable(session, hooks):
+            session.exact = False
+            try:
+                place = session.resident.device
+                return measured_step.mutated(hooks.captured) if hooks.captured is not None and place == CPU else None
+            finally:
+                session.exact = True
+
+        assert real is not None
+        monkeypatch.setattr(measured_step, "_measurable", measurable)
+        monkeypatch.setattr(measured_step, "take_step", lambda *args: figures.pop(0))
+        return figures
+
+    return choose
+
+
+def budget_and_session(monkeypatch, share=0.8):
+    model, x = make(dropout=0.2)
+    free = memopt.plan(model, x)
+    torch._dynamo.reset()
+    budget = int(free.minimum_bytes + share * (free.unconstrained_bytes - free.minimum_bytes))
+    monkeypatch.setattr(measured_step, "held_bytes", lambda device: budget)
+    return model, x, budget
+
+
+def trained(run, x):
+    torch.manual_seed(1)
+    loss = run(x)
+    loss.backward()
+    return loss.detach()
+
+
+def test_a_step_that_reserves_more_is_planned_for_less(monkeypatch, steps):
+    model, x, budget = budget_and_session(monkeypatch)
+    expected = trained(model, x), gradients(model)
+    model.zero_grad()
+    left = steps(Taken(budget, budget + 20_000), Taken(budget - 30_000, budget - 100))
+    run = memopt.compile(model, budget, backend="aten")
+    assert_equal((trained(run, x), gradients(model)), expected)
+    assert not left
+    assert run.report.peak_bytes <= budget - 20_000
+    assert run.report.measured_peak_bytes == budget - 30_000
+    assert not run.report.notes
+
+
+def test_memory_that_runs_out_is_answered_the_same_way(monkeypatch, steps):
+    model, x, budget = budget_and_session(monkeypatch)
+    steps(None, Taken(budget // 2, budget))
+    run = memopt.compile(model, budget, backend="aten")
+    trained(run, x)
+    assert run.report.peak_bytes <= budget - budget // 16
+
+
+def test_where_less_is_not_to_be_had_the_first_plan_stays_and_says_so(monkeypatch, steps):
+    model, x, budget = budget_and_session(monkeypatch, share=0.1)
+    left = steps(Taken(budget, 2 * budget))
+    run = memopt.compile(model, budget, backend="aten")
+    expected = trained(model, x), gradients(model)
+    model.zero_grad()
+    assert_equal((trained(run, x), gradients(model)), expected)
+    assert not left and budget >= run.report.peak_bytes
+    (note,) = run.report.notes
+    assert "held to the budget" in note
+
+
+def test_on_cpu_no_step_is_taken(monkeypatch):
+    monkeypatch.setattr(measured_step, "take_step", None)
+    model, x = make()
+    memopt.compile(model, "1GB", backend="aten")(x)
+
+
+@pytest.mark.gpu
+def test_what_a_step_reserves_is_measured_and_kept():
+    from tests.memory.test_allocator_limit import Blocks
+
+    model = Blocks().cuda()
+    x = torch.randn(8192, 1024, device="cuda")
+    free = memopt.plan(model, x)
+    budget = int(free.minimum_bytes + 0.5 * (free.unconstrained_bytes - free.minimum_bytes))
+    torch._dynamo.reset()
+    run = memopt.compile(model, budget, backend="inductor")
+    start = [value.clone() for value in model.parameters()]
+    run(x).backward()
+    assert run.report.measured_peak_bytes is not None and run.report.measured_peak_bytes <= budget
+    assert all(torch.equal(a, b) for a, b in zip(start, model.parameters(), strict=True))
+    model.zero_grad()
+    before = torch.cuda.memory_stats()["num_alloc_retries"]
+    for _ in range(3):
+        run(x).backward()
+        model.zero_grad()
+    assert torch.cuda.memory_stats()["num_alloc_retries"] - before <= 3

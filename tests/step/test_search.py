@@ -1,0 +1,96 @@
+"""The search of a step: passes by stages, plans for one limit after another, and what a measured step changes."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import memopt
+from memopt.memory.cost.table import CostTable
+from memopt.passes.chunk_loss import ChunkLoss
+from memopt.passes.eliminate_dead import EliminateDead
+from memopt.step.planned import measured_peak, predicted_peak
+from memopt.step.search import StepSearch, replay, stages_of
+from tests.passes.build import capture_joint
+
+W = torch.linspace(-0.3, 0.3, 32 * 32).reshape(32, 32)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_on_disk(monkeypatch):
+    monkeypatch.setenv("MEMOPT_CACHE", "0")
+
+
+def program(layers=5):
+    def function(x, w):
+        for _ in range(layers):
+            x = torch.nn.functional.gelu(x @ w).sin() + x
+        return (x,)
+
+    return capture_joint(function, torch.linspace(-1, 1, 64 * 32).reshape(64, 32), W.clone().requires_grad_())
+
+
+def make(attempt=lambda item: item, programs=None):
+    return StepSearch(
+        programs or [program()],
+        stages_of(memopt.TRAINING),
+        verify=False,
+        table=CostTable(limit_bytes=0),
+        attempt=attempt,
+        seconds=0.5,
+    )
+
+
+def test_passes_by_stages_keep_their_order():
+    stages = stages_of(memopt.TRAINING)
+    names = [item.name for item in (*stages.early, *stages.lowering)]
+    before = [item.name for item in memopt.TRAINING[: [p.name for p in memopt.TRAINING].index("checkpoint")]]
+    assert sorted(names) == sorted(before) and all(item.lowers_floor for item in stages.lowering)
+    assert [item.name for item in stages.late] == ["inplace"] and stages.searched
+
+
+def test_without_checkpoint_all_are_early_and_nothing_is_searched():
+    stages = stages_of((EliminateDead(), ChunkLoss()))
+    assert [item.name for item in stages.early] == ["eliminate_dead", "chunk_loss"] and not stages.searched
+
+
+def test_one_search_serves_any_number_of_limits(monkeypatch):
+    searches = []
+    from memopt.step import planner
+
+    real = planner.curve
+    monkeypatch.setattr(planner, "curve", lambda *args, **options: searches.append(1) or real(*args, **options))
+    search = make()
+    plain = predicted_peak(search.captured)
+    found = [search.plan(int(plain * share)) for share in (0.9, 0.7)]
+    assert len(searches) == 1
+    for share, one in zip((0.9, 0.7), found, strict=True):
+        assert one.plan.feasible and one.plan.peak_bytes == predicted_peak(one.planned) <= plain * share
+        assert [record.name for record in one.planned[0].records][-2:] == ["checkpoint", "inplace"]
+    assert not search.plan(1).plan.feasible
+
+
+def test_a_step_that_takes_more_than_predicted_is_planned_for_less():
+    more = 3000
+
+    def attempt(item):
+        return dataclasses.replace(item, measured=item.timeline.peak_bytes + more)
+
+    plain = predicted_peak(make().captured)
+    room = int(plain * 0.8)
+    found = make(attempt).plan(room)
+    assert found.plan.feasible and found.plan.peak_bytes <= room - more
+    assert measured_peak(found.planned, 0) <= room
+
+
+@pytest.mark.parametrize("share", [1.0, 0.7])
+def test_a_plan_is_applied_again_to_an_equal_program(share):
+    search = make()
+    found = search.plan(int(predicted_peak(search.captured) * share))
+    again = replay(program(), search.stages, found.lowering, found.planned[0].choice.plan.schedule)
+    assert str(again.graph) == str(found.planned[0].program.graph)
+
+
+def test_without_a_schedule_nothing_is_recomputed():
+    again = replay(program(), stages_of(memopt.TRAINING), (), None)
+    assert not any("recomputes" in node.meta for node in again.calls)
