@@ -79,7 +79,7 @@ def test_another_head_by_task(run, folder):
     )
     result = run("convert", "checkpoint", "--task", "feature-extraction", "--dry-run", "--format", "json")
     assert result.exit_code == 0, result.stderr
-    names = [entry["name"] for entry in json.loads(result.stdout)["outputs"]]
+    names = [entry["name"] for entry in json.loads(result.stdout)["report"]["outputs"]]
     assert names == ["last_hidden_state", "pooler_output"]
 
 

@@ -29,7 +29,7 @@ keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda x: 2 * x)]).save
 def test_a_transformer_becomes_verified_onnx_with_a_batch_that_varies(run, folder, files):
     result = run("convert", files / "transformer.keras", "-o", "m.onnx", "--format", "json")
     assert result.exit_code == 0, result.output
-    record = json.loads(result.stdout)
+    record = json.loads(result.stdout)["report"]
     assert [entry["shape"] for entry in record["inputs"]] == [["batch", 12]]
     assert [entry["name"] for entry in record["outputs"]] == ["logits"]
     assert [item["sizes"] for item in record["runs"]] == [{"batch": 2}, {"batch": 3}, {"batch": 1}]
