@@ -43,6 +43,23 @@ class AtenBackend:
         return lower(graph_module, example_inputs)
 
 
+def lower_inference(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    inference: Callable[[fx.GraphModule, Sequence[Any]], Boxed],
+) -> Callable[..., Any]:
+    """Lower one Dynamo graph with `inference` as the compiler of what is called without gradients.
+
+    A graph that needs gradients all the same, where graphs are only collected, is emitted as it stands.
+    """
+
+    def half(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+        return emit(module)
+
+    lower = aot_autograd(fw_compiler=half, bw_compiler=half, inference_compiler=inference)
+    return lower(graph_module, example_inputs)
+
+
 def emit(graph_module: fx.GraphModule) -> Boxed:
     """Generate the straight-line function of a graph.
 

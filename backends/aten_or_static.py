@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 
-from memopt.backends.aten import AtenBackend, Boxed, emit
+from memopt.backends.aten import AtenBackend, Boxed, emit, lower_inference
 from memopt.backends.choose import Bind, Chooser
 from memopt.backends.static import StaticBackend
 from memopt.backends.watched import WatchedProgram
@@ -40,11 +39,7 @@ class AtenOrStaticBackend(AtenBackend):
             session: Any = hooks.session
             return WatchedProgram(program, rewrite, Chooser(session, engines, session.settle_inference()).bind)
 
-        def unused(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
-            return emit(module)
-
-        lower = aot_autograd(fw_compiler=unused, bw_compiler=unused, inference_compiler=inference)
-        return lower(graph_module, example_inputs)
+        return lower_inference(graph_module, example_inputs, inference)
 
     def timeline(self, program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:
         """The memory of an inference program in the arena that may run it."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._inductor import compile_fx as inductor
@@ -19,7 +18,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
-from memopt.backends.aten import AtenBackend, Boxed, emit
+from memopt.backends.aten import AtenBackend, Boxed, emit, lower_inference
 from memopt.backends.choose import Bind, Chooser
 from memopt.backends.inductor_fusion import InductorFusion
 from memopt.backends.inductor_halves import Halves
@@ -84,11 +83,7 @@ class InductorBackend:
             session: Any = hooks.session
             return WatchedProgram(program, rewrite, Chooser(session, engines, session.settle_inference()).bind)
 
-        def unused(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
-            return emit(module)
-
-        lower = aot_autograd(fw_compiler=unused, bw_compiler=unused, inference_compiler=inference)
-        return lower(graph_module, example_inputs)
+        return lower_inference(graph_module, example_inputs, inference)
 
     def timeline(self, program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:
         """The memory of an inference program's operators; where there is a choice, in the arena that may run them."""

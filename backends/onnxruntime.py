@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 
-from memopt.backends.aten import Boxed, emit
+from memopt.backends.aten import Boxed, emit, lower_inference
 from memopt.backends.onnxruntime_memory import peak_of
 from memopt.backends.onnxruntime_session import Session, Settings, check_provider
 from memopt.capture.dynamo import Hooks, Watched
@@ -81,11 +80,7 @@ class OnnxRuntimeBackend:
 
             return Watched(watched(program), again, build)
 
-        def unused(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
-            return emit(module)
-
-        lower = aot_autograd(fw_compiler=unused, bw_compiler=unused, inference_compiler=inference)
-        return lower(graph_module, example_inputs)
+        return lower_inference(graph_module, example_inputs, inference)
 
 
 def _check(program: Program) -> None:

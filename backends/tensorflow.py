@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 
-from memopt.backends.aten import Boxed, emit
+from memopt.backends.aten import Boxed, emit, lower_inference
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.program import InputKind, Program
 
@@ -75,11 +74,7 @@ class TensorFlowBackend:
 
             return Watched(watched(program), again, build)
 
-        def unused(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
-            return emit(module)
-
-        lower = aot_autograd(fw_compiler=unused, bw_compiler=unused, inference_compiler=inference)
-        return lower(graph_module, example_inputs)
+        return lower_inference(graph_module, example_inputs, inference)
 
 
 class _Runner:
