@@ -12,7 +12,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from memopt.convert.errors import ConversionError
+from memopt.convert.errors import ConversionError, first_line
 
 log = logging.getLogger(__name__)
 
@@ -101,12 +101,12 @@ def capture(
         exported = _export(model, inputs, dynamic if axes else None)
     except Exception as error:
         if not axes or required:
-            raise ConversionError(f"torch.export cannot capture {type(model).__name__}: {_reason(error)}") from error
-        notes.append(f"all shapes are fixed: with varying ones torch.export stops ({_reason(error)})")
+            raise ConversionError(f"torch.export cannot capture {type(model).__name__}: {first_line(error)}") from error
+        notes.append(f"all shapes are fixed: with varying ones torch.export stops ({first_line(error)})")
         try:
             exported = _export(model, inputs, None)
         except Exception as again:
-            raise ConversionError(f"torch.export cannot capture {type(model).__name__}: {_reason(again)}") from again
+            raise ConversionError(f"torch.export cannot capture {type(model).__name__}: {first_line(again)}") from again
         axes = {}
     shapes = input_shapes(exported, inputs)
     fixed = [
@@ -150,11 +150,6 @@ def from_exported(exported: ExportedProgram, labels: Mapping[str, Mapping[int, s
 def _export(model: torch.nn.Module, inputs: Mapping[str, Any], dynamic: Any) -> ExportedProgram:
     with torch.no_grad():
         return torch.export.export(model, (), dict(inputs), dynamic_shapes=dynamic, strict=False)
-
-
-def _reason(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[0]
 
 
 def input_shapes(exported: ExportedProgram, inputs: Mapping[str, Any]) -> dict[str, tuple[int | sympy.Expr, ...]]:

@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memopt.convert.capture import Captured
-from memopt.convert.errors import ConversionError
+from memopt.convert.errors import ConversionError, first_line
 from memopt.onnx.origin import origin_of
 
 # What the exporter's own translations are written for: other opsets are reached by converting from it.
@@ -152,8 +152,7 @@ def _cause(error: BaseException) -> str:
     """The first line of the innermost reason: the exporter wraps it in advice."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[0]
+    return first_line(error)
 
 
 @contextlib.contextmanager

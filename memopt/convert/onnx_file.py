@@ -11,7 +11,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx.external_data_helper import uses_external_data
 
-from memopt.convert.errors import ConversionError
+from memopt.convert.errors import ConversionError, first_line
 
 # What one protobuf message can hold at most.
 _LARGEST_FILE = 2**31
@@ -37,7 +37,7 @@ def read_onnx(path: Path) -> ir.Model:
                     # The same mapped memory, but no longer a place relative to a folder.
                     value.const_value = ir.Tensor(value.const_value.numpy(), name=value.name)
     except Exception as error:
-        raise ConversionError(f"{path} cannot be read: {_first_line(error)}") from error
+        raise ConversionError(f"{path} cannot be read: {first_line(error)}") from error
     return loaded
 
 
@@ -62,7 +62,7 @@ def _parsed(path: Path) -> onnx.ModelProto:
     try:
         model.ParseFromString(path.read_bytes())
     except DecodeError as error:
-        raise ConversionError(f"{path} is no ONNX model, or is cut off: {_first_line(error)}") from error
+        raise ConversionError(f"{path} is no ONNX model, or is cut off: {first_line(error)}") from error
     if model.ir_version <= 0 or not model.HasField("graph") or not model.opset_import:
         raise ConversionError(f"{path} is no ONNX model: it has no version, no graph or no operator set")
     for entry in model.opset_import:
@@ -160,8 +160,3 @@ def _bytes_of(tensor: onnx.TensorProto, path: Path) -> int:
     if kind is ir.DataType.STRING:
         return _items(tensor)
     return -(-_items(tensor) * kind.bitwidth // 8)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[0]

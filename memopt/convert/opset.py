@@ -6,7 +6,7 @@ import onnx
 import onnx.version_converter
 import onnx_ir as ir
 
-from memopt.convert.errors import ConversionError
+from memopt.convert.errors import ConversionError, first_line
 from memopt.convert.write import SINGLE_FILE_BYTES, weight_bytes
 from memopt.onnx.load import OnnxModelError, prepare
 
@@ -24,5 +24,4 @@ def at_opset(model: ir.Model, version: int) -> ir.Model:
     except OnnxModelError as error:
         raise ConversionError(f"at operator set {version} {error}") from error
     except Exception as error:  # the converter raises whatever comes up
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConversionError(f"the model cannot be put at operator set {version}: {reason}") from error
+        raise ConversionError(f"the model cannot be put at operator set {version}: {first_line(error)}") from error

@@ -24,7 +24,7 @@ from memopt.convert.options import Options
 from memopt.convert.record import Conversion, count_nodes, signature
 from memopt.convert.rewriting import PROVED_BYTES, check_form, rewritten
 from memopt.convert.turn import turn_weights
-from memopt.convert.verify import HIDDEN_NOTE, expect, first_line, made_inputs, trials, verify
+from memopt.convert.verify import HIDDEN_NOTE, expect, made_inputs, reason_of, trials, verify
 from memopt.convert.write import staged
 from memopt.onnx.infer import skeleton
 from memopt.onnx.manager import OnnxPassRecord, weight_bytes
@@ -85,7 +85,7 @@ def convert_captured(
             with torch.no_grad():
                 result = captured.function(**captured.inputs)
         except Exception as error:
-            raise ConversionError(f"the model cannot be run: {first_line(error)}") from error
+            raise ConversionError(f"the model cannot be run: {reason_of(error)}") from error
         names = output_names(result)
         exported = emit(captured, names, options.opset or _OPSETS.get(options.dtype, DEFAULT_OPSET))
         before, plain = count_nodes(exported), as_file(exported) if options.measure else None

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from memopt.convert.errors import ConversionError
+from memopt.convert.errors import ConversionError, first_line
 from memopt.convert.record import count_nodes
 from memopt.convert.write import SINGLE_FILE_BYTES, weight_bytes
 
@@ -50,7 +50,7 @@ def quantized(model: ir.Model) -> tuple[ir.Model, str]:
                 extra_options={"MatMulConstBOnly": True, "EnableSubgraph": False},
             )
         except Exception as error:  # it raises whatever comes up
-            raise ConversionError(f"onnxruntime.quantization stops: {str(error).splitlines()[0]}") from error
+            raise ConversionError(f"onnxruntime.quantization stops: {first_line(error)}") from error
         found: ir.Model = ir.from_proto(onnx.load(target))
     counted = count_nodes(found)
     made = {kind: counted[kind] for kind in _INTEGER if kind in counted}

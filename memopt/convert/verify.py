@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 
 from memopt.convert.capture import Axis, Captured
-from memopt.convert.errors import ConversionError, DifferenceError
+from memopt.convert.errors import ConversionError, DifferenceError, first_line
 from memopt.convert.reference import run, run_wide
 from memopt.onnx.engines import with_weights_beside
 
@@ -86,7 +86,7 @@ class Runner:
         try:
             self._session = onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            raise ConversionError(f"ONNX Runtime refuses the model: {first_line(error)}") from error
+            raise ConversionError(f"ONNX Runtime refuses the model: {reason_of(error)}") from error
         self.input_names = tuple(entry.name for entry in self._session.get_inputs())
 
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -99,13 +99,12 @@ class Runner:
         try:
             return [torch.as_tensor(value) for value in self._session.run(None, feeds)]
         except Exception as error:
-            raise ConversionError(f"ONNX Runtime cannot run the model: {first_line(error)}") from error
+            raise ConversionError(f"ONNX Runtime cannot run the model: {reason_of(error)}") from error
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, without ONNX Runtime's code numbers in front."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[0].removeprefix("[ONNXRuntimeError] : ")
+def reason_of(error: BaseException) -> str:
+    """The first line of an error's message, without ONNX Runtime's mark in front."""
+    return first_line(error).removeprefix("[ONNXRuntimeError] : ")
 
 
 def trials(axes: Sequence[Axis]) -> list[dict[str, int]]:
@@ -213,7 +212,7 @@ def expect(captured: Captured) -> list[Expectation]:
             expected = run(captured.function, inputs)
         except Exception as error:
             if seed == 0:
-                raise ConversionError(f"the model cannot be run: {first_line(error)}") from error
+                raise ConversionError(f"the model cannot be run: {reason_of(error)}") from error
             log.info("the model does not take %s: %s", sizes, error)
             continue
         tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from memopt.convert.emit import output_names
-from memopt.convert.errors import ConversionError
+from memopt.convert.errors import ConversionError, first_line
 from memopt.convert.reference import run_wide
 from memopt.convert.verify import Run, compare_all
 from memopt.convert.write import remove_leftovers, signals_raise
@@ -113,7 +113,7 @@ def _output_names(source: Source) -> tuple[str, ...]:
     except ConversionError:
         raise
     except Exception as error:
-        raise ConversionError(f"the model cannot be run: {_first_line(error)}") from error
+        raise ConversionError(f"the model cannot be run: {first_line(error)}") from error
 
 
 def _artifact(source: Source, passes: Sequence[Pass], *, dynamic: bool) -> tuple[Artifact, tuple[str, ...]]:
@@ -127,11 +127,11 @@ def _artifact(source: Source, passes: Sequence[Pass], *, dynamic: bool) -> tuple
             first, *others = (source.program(source.inputs_at(size), open_passes) for size in sizes)
             return _plain(to_artifact(first, others)), ()
         except (LowerError, RuntimeError, SourceError) as error:
-            notes = (f"all shapes are fixed: {_first_line(error)}",)
+            notes = (f"all shapes are fixed: {first_line(error)}",)
     try:
         return _plain(to_artifact(source.program(source.inputs, passes))), notes
     except (LowerError, RuntimeError, SourceError) as error:
-        raise ConversionError(_first_line(error)) from error
+        raise ConversionError(first_line(error)) from error
 
 
 def _plain(artifact: Artifact) -> Artifact:
@@ -202,7 +202,7 @@ def _verify(
             expected = source.run(inputs)
         except Exception as error:
             if number == 0:
-                raise ConversionError(f"the model cannot be run: {_first_line(error)}") from error
+                raise ConversionError(f"the model cannot be run: {first_line(error)}") from error
             continue  # what the model itself does not take, nobody can compare
         exchange.write(stage, f"inputs_{len(sets)}", inputs)
         with source.plain():
@@ -241,8 +241,3 @@ def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
     started = time.perf_counter()
     yield
     seconds[step] = time.perf_counter() - started
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[0]
