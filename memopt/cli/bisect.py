@@ -184,7 +184,7 @@ def _onnx_case(path: Path, passes: Sequence[Any] | None, command: _Command | Non
 def _save_onnx(model: Any, path: Path) -> None:
     import onnx_ir as ir
 
-    from memopt.onnx.manager import weight_bytes
+    from memopt.onnx.read import weight_bytes
 
     beside = f"{path.name}.data" if weight_bytes(model) > 1 << 30 else None  # a file of protobuf holds at most 2 GB
     ir.save(model, path, external_data=beside)

@@ -12,7 +12,7 @@ from memopt.convert.errors import ConversionError, DifferenceError
 from memopt.convert.verify import Expectation, compare_all
 from memopt.onnx import OnnxPass, OnnxPassManager
 from memopt.onnx.engines import EngineError, Reference
-from memopt.onnx.manager import weight_bytes
+from memopt.onnx.read import weight_bytes
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from memopt.convert.narrow import narrowed
 from memopt.convert.options import Options
 from memopt.convert.precision import NAMES
 from memopt.convert.quantize import quantized
-from memopt.onnx.manager import OnnxPassRecord, node_count, weight_bytes
+from memopt.onnx.manager import OnnxPassRecord, node_count
+from memopt.onnx.read import weight_bytes
 
 # What the rounding may change, as a share of an output's largest value: sixteen units in the last place of float16,
 # four of bfloat16; of int8 what its 127 steps make of a chain of layers.

@@ -21,8 +21,8 @@ import torch
 
 from memopt.convert import measure_child
 from memopt.onnx.load import OnnxModelError, prepare
-from memopt.onnx.manager import weight_bytes
 from memopt.onnx.passes.order_nodes import peak_bytes
+from memopt.onnx.read import weight_bytes
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,9 @@ import onnx.version_converter
 import onnx_ir as ir
 
 from memopt.convert.errors import ConversionError, first_line
-from memopt.convert.write import SINGLE_FILE_BYTES, weight_bytes
+from memopt.convert.write import SINGLE_FILE_BYTES
 from memopt.onnx.load import OnnxModelError, prepare
+from memopt.onnx.read import weight_bytes
 
 
 def at_opset(model: ir.Model, version: int) -> ir.Model:

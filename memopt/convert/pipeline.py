@@ -27,7 +27,8 @@ from memopt.convert.turn import turn_weights
 from memopt.convert.verify import HIDDEN_NOTE, expect, made_inputs, reason_of, trials, verify
 from memopt.convert.write import staged
 from memopt.onnx.infer import skeleton
-from memopt.onnx.manager import OnnxPassRecord, weight_bytes
+from memopt.onnx.manager import OnnxPassRecord
+from memopt.onnx.read import weight_bytes
 
 # How many sets of inputs the model is run on before and after each pass.
 _INPUT_SETS = 2

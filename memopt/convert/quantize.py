@@ -13,7 +13,8 @@ import onnx_ir as ir
 
 from memopt.convert.errors import ConversionError, first_line
 from memopt.convert.record import count_nodes
-from memopt.convert.write import SINGLE_FILE_BYTES, weight_bytes
+from memopt.convert.write import SINGLE_FILE_BYTES
+from memopt.onnx.read import weight_bytes
 
 # Convolutions stay as they are: on the CPU their integer kernels are slower than float32's.
 _OPERATORS = ["MatMul", "Gemm", "Gather"]

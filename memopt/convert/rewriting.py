@@ -20,7 +20,8 @@ from memopt.onnx import (
     OnnxPassManager,
 )
 from memopt.onnx.infer import skeleton
-from memopt.onnx.manager import OnnxPassRecord, weight_bytes
+from memopt.onnx.manager import OnnxPassRecord
+from memopt.onnx.read import weight_bytes
 
 TARGETS: Mapping[str, tuple[OnnxPass, ...]] = {"standard": STANDARD, "onnxruntime": ONNXRUNTIME}
 # What stands for each pass of memopt.INFERENCE here, where sizes may vary: a Program has fixed ones. Nothing is lost by

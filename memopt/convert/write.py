@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from memopt.convert.onnx_file import external_files
 from memopt.onnx.infer import without_inferred
+from memopt.onnx.read import weight_bytes
 
 log = logging.getLogger(__name__)
 
@@ -80,12 +81,6 @@ def _own_folder(output: Path) -> tuple[Path, int]:
         if folder.exists():  # else another process took it for a leftover, in the moment before it was locked
             return folder, lock
         os.close(lock)
-
-
-def weight_bytes(model: ir.Model) -> int:
-    """Bytes of all initializers."""
-    values = (value for graph in model.graphs() for value in graph.initializers.values())
-    return sum(value.const_value.nbytes for value in values if value.const_value is not None)
 
 
 def write_whole(path: Path, payload: bytes) -> None:

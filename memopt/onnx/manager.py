@@ -17,7 +17,7 @@ from memopt.onnx.graph_pass import OnnxPass, OnnxPassResult
 from memopt.onnx.infer import skeleton
 from memopt.onnx.load import prepare
 from memopt.onnx.observe import observed
-from memopt.onnx.read import graphs
+from memopt.onnx.read import graphs, weight_bytes
 from memopt.onnx.samples import Sample, UnknownInput, samples
 from memopt.onnx.sizes import known_shapes, sizes_of
 from memopt.onnx.snapshot import snapshot
@@ -198,16 +198,6 @@ def _sizes(before: ir.Model, after: ir.Model) -> tuple[int, int, int, int]:
 def node_count(model: ir.Model) -> int:
     """Nodes of all graphs of the model."""
     return sum(len(graph) for graph in graphs(model))
-
-
-def weight_bytes(model: ir.Model) -> int:
-    """Bytes of all initializers of the model."""
-    return sum(
-        int(value.const_value.nbytes)
-        for graph in graphs(model)
-        for value in graph.initializers.values()
-        if value.const_value is not None
-    )
 
 
 def _check(before: ir.Model, after: ir.Model) -> None:

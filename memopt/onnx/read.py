@@ -196,3 +196,8 @@ def label(node: ir.Node) -> str:
 def bytes_of(value: ir.Value) -> int:
     """What the value's tensor takes in a file."""
     return 0 if value.const_value is None else int(value.const_value.nbytes)
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Bytes of all initializers of the model, those of graphs inside it too."""
+    return sum(bytes_of(value) for graph in graphs(model) for value in graph.initializers.values())

@@ -12,7 +12,8 @@ import pytest
 
 from memopt.convert import write
 from memopt.convert.onnx_file import external_files
-from memopt.convert.write import remove_leftovers, staged, weight_bytes, write_whole
+from memopt.convert.write import remove_leftovers, staged, write_whole
+from memopt.onnx.read import weight_bytes
 
 
 def model(value=1.0, size=100):
