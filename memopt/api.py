@@ -88,7 +88,7 @@ def compile(
         passes=passes,
         allow=allow,
         verify=verify,
-        device=_device_of(model),
+        device=device_of(model),
     )
     compiled = CompiledModule(model, options)
     if example_inputs is not None:
@@ -337,7 +337,8 @@ def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
-def _device_of(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's first tensor is; the CPU where it has none."""
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")

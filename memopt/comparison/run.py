@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from memopt.api import BACKENDS
+from memopt.api import BACKENDS, device_of
 from memopt.comparison.job import Job, Source
 from memopt.comparison.processes import Worker, WorkerFailed, device_used, driver_version
 from memopt.comparison.record import Comparison, Row, judged
@@ -85,10 +85,10 @@ def compare(
     with tempfile.TemporaryDirectory(prefix="memopt-compare-") as made:
         folder = Path(made)
         if isinstance(model, str):
-            source, title = Source(function=model), model
+            source, title, where = Source(function=model), model, torch.device("cpu")
         else:
-            source, title = Source.of(model, inputs, folder), type(model).__name__
-        place = str(torch.device(device) if device is not None else _device_of(model))
+            source, title, where = Source.of(model, inputs, folder), type(model).__name__, device_of(model)
+        place = str(torch.device(device) if device is not None else where)
         job = Job(
             source,
             "",
@@ -288,13 +288,6 @@ def _row(name: str, said: dict[str, Any]) -> Row:
 
 def _search_path() -> list[str]:
     return [str(Path(entry).resolve()) for entry in sys.path]
-
-
-def _device_of(model: nn.Module | str) -> torch.device:
-    if isinstance(model, nn.Module):
-        for tensor in (*model.parameters(), *model.buffers()):
-            return tensor.device
-    return torch.device("cpu")
 
 
 def _device_name(device: str) -> str:
