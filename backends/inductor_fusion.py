@@ -17,7 +17,7 @@ from torch._inductor import config
 
 from memopt.memory.cost.roofline import is_light, moving_seconds, touched_bytes
 from memopt.memory.cost.table import CostTable, OperatorCost
-from memopt.program import OutputKind, Program, is_effectful, is_random, is_view, tensors_of
+from memopt.program import OutputKind, Program, is_any_view, is_effectful, is_random, tensors_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -106,7 +106,7 @@ class _Marker:
         for node in reversed(self.graph.nodes):
             self.inlining[node] = self._readers_inline(node)
         for node in self.graph.nodes:
-            if _is_view(node):
+            if is_any_view(node):
                 fused = node.all_input_nodes[0] in found
             else:
                 fused = node.op == "call_function" and _is_inlined(node) and self.inlining[node]
@@ -124,7 +124,7 @@ class _Marker:
         for user in node.users:
             if user.op != "call_function" or user.target in _NOT_INLINED:
                 return False
-            if _is_view(user):
+            if is_any_view(user):
                 if not self.inlining[user] and user.users:
                     return False
             elif not _is_inlined(user) and user.target not in _REDUCTIONS:
@@ -150,24 +150,20 @@ class _Marker:
         return frozenset[fx.Node]().union(*(self.reads[argument] for argument in node.all_input_nodes))
 
     def _work_of(self, node: fx.Node) -> frozenset[fx.Node]:
-        own: frozenset[fx.Node] = frozenset() if _is_view(node) else frozenset((node,))
+        own: frozenset[fx.Node] = frozenset() if is_any_view(node) else frozenset((node,))
         return own.union(*(self.work[argument] for argument in node.all_input_nodes))
 
 
 def _reads(node: fx.Node, reads: Mapping[fx.Node, frozenset[fx.Node]], fused: bool) -> frozenset[fx.Node]:
     """The stored values that reading the node reads: itself, or where it is not stored what it is computed from."""
-    if fused or _is_view(node):
+    if fused or is_any_view(node):
         return frozenset[fx.Node]().union(*(reads[argument] for argument in node.all_input_nodes))
     return frozenset((node,))
 
 
-def _is_view(node: fx.Node) -> bool:
-    return node.op == "call_function" and (is_view(node) or node.target is aten._unsafe_view.default)
-
-
 def _is_inlined(node: fx.Node) -> bool:
     """Whether Inductor can compute the node inside the kernel of its reader."""
-    if is_random(node) or is_effectful(node) or _is_view(node) or len(tensors_of(node)) != 1:
+    if is_random(node) or is_effectful(node) or is_any_view(node) or len(tensors_of(node)) != 1:
         return False
     tensor = tensors_of(node)[0]
     if tensor.layout is not torch.strided or not isinstance(node.meta["val"], torch.Tensor):

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from memopt.backends.aten import Boxed, emit
-from memopt.program import InputKind, Output, OutputKind, Program, is_effectful, is_view, tensors_of
+from memopt.program import InputKind, Output, OutputKind, Program, is_any_view, is_effectful, is_view, tensors_of
 
 Lower = Callable[[fx.GraphModule], Boxed]
 Finish = Callable[[Sequence[Any], Sequence[Any], Callable[[Any], Any]], list[Any]]
@@ -82,7 +82,7 @@ def _chain(program: Program, value: Any, entry: Output) -> list[fx.Node]:
     if sum(t.numel() * t.element_size() for t in tensors_of(value)) < _LARGE:
         return []
     chain = [value]
-    while _is_reshape(chain[-1]) and len(chain[-1].users) == 1:
+    while is_any_view(chain[-1]) and len(chain[-1].users) == 1:
         source = chain[-1].args[0]
         if not isinstance(source, fx.Node):
             return []
@@ -90,10 +90,6 @@ def _chain(program: Program, value: Any, entry: Output) -> list[fx.Node]:
     last = chain[-1]
     alone = all(len(node.users) == 1 for node in chain) and program.output_nodes.count(value) == 1
     return chain if alone and last.target in _LIBRARY_CALLS else []
-
-
-def _is_reshape(node: fx.Node) -> bool:
-    return is_view(node) or node.target is aten._unsafe_view.default
 
 
 def _with_views_of_inputs(tail: set[fx.Node]) -> None:

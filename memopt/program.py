@@ -230,6 +230,11 @@ def is_view(node: fx.Node) -> bool:
     return any(result.alias_info is not None for result in target._schema.returns)
 
 
+def is_any_view(node: fx.Node) -> bool:
+    """Whether the result is the argument's memory: a view by its schema, or `_unsafe_view`, which is one by deed."""
+    return is_view(node) or node.target is torch.ops.aten._unsafe_view.default
+
+
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     """The fake tensors of the node's value, in order."""
     return [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]

@@ -19,6 +19,7 @@ from memopt.program import (
     Phase,
     Program,
     ProgramError,
+    is_any_view,
     is_effectful,
     is_random,
     is_view,
@@ -277,6 +278,9 @@ def test_what_an_operation_is() -> None:
     nodes = {node.name: node for node in program.calls}
     assert {name for name, node in nodes.items() if is_random(node)} == {"native_dropout", "rand"}
     assert {name for name, node in nodes.items() if is_view(node)} == {"t", "split"}
+    assert {name for name, node in nodes.items() if is_any_view(node)} == {"t", "split"}
+    unsafe = fx.Graph().call_function(torch.ops.aten._unsafe_view.default, (nodes["t"], [4]))
+    assert is_any_view(unsafe) and not is_view(unsafe)
     assert not is_effectful(nodes["relu"]) and not is_effectful(nodes["getitem"])
     assert len(tensors_of(nodes["split"])) == 2 and tensors_of(program.placeholders[0])[0].shape == (2, 3)
     graph = fx.Graph()
