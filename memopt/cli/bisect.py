@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import json
-import os
 import shlex
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +16,7 @@ import click
 
 from memopt.api import call_arguments
 from memopt.cli.group import DIFFERENT, USAGE, CommandError, verbosity, verbosity_options
-from memopt.cli.loading import Request, load
+from memopt.cli.loading import Request, import_attribute, load
 from memopt.cli.output import emit, progress, refuse_existing
 from memopt.difference.bisect import BrokenBefore, Culprit, NothingToFind, Pipeline, Verdict
 from memopt.difference.bisect import bisect as search
@@ -219,15 +216,7 @@ class _Command:
 
 
 def _load_passes(spec: str) -> tuple[Any, ...]:
-    module_name, _, attribute = spec.partition(":")
-    if not module_name or not attribute:
-        raise CommandError(f"--passes: {spec!r} is no package.module:TUPLE", USAGE)
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module_name), attribute, None)
-    except ImportError as error:
-        raise CommandError(f"--passes: cannot import {module_name}: {error}", USAGE) from error
+    found = import_attribute(spec, "TUPLE", option="--passes: ")
     if not isinstance(found, tuple | list):
         raise CommandError(f"--passes: {spec} is no tuple of passes", USAGE)
     return tuple(found)

@@ -7,7 +7,7 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -154,19 +154,35 @@ def _hugging_face(path: Path, request: Request) -> tuple[torch.nn.Module, Inputs
     return hugging_face.load(path, request.batch, request.training, request.trust_pickle)
 
 
-def _call_factory(spec: str) -> Any:
-    """Import `package.module:factory` with the working folder on the path, and call it."""
+def import_attribute(spec: str, what: str, *, option: str = "") -> Any:
+    """Import what `package.module:attribute` names, with the working folder on the path.
+
+    Args:
+        spec: what the user typed.
+        what: what stands for the attribute in the message about a spec that is none.
+        option: what stands before every message.
+
+    Returns:
+        The attribute; None where the module has none of that name.
+
+    Raises:
+        CommandError: the spec is none, or the module cannot be imported.
+    """
     module_name, _, attribute = spec.partition(":")
     if not module_name or not attribute:
-        raise CommandError(f"{spec!r} is no package.module:factory", USAGE)
+        raise CommandError(f"{option}{spec!r} is no package.module:{what}", USAGE)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        module = importlib.import_module(module_name)
+        return getattr(importlib.import_module(module_name), attribute, None)
     except ImportError as error:
-        raise CommandError(f"cannot import {module_name}: {error}", USAGE) from error
-    factory: Callable[[], Any] | None = getattr(module, attribute, None)
+        raise CommandError(f"{option}cannot import {module_name}: {error}", USAGE) from error
+
+
+def _call_factory(spec: str) -> Any:
+    factory = import_attribute(spec, "factory")
     if not callable(factory):
+        module_name, _, attribute = spec.partition(":")
         raise CommandError(f"{module_name} has no callable {attribute}", USAGE)
     try:
         return factory()
