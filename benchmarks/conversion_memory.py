@@ -1,6 +1,6 @@
 """The most host memory that `memopt convert` holds on a large checkpoint, as a multiple of its weights.
 
-python benchmarks/conversion_memory.py [--gigabytes 3] [--folder PATH]     writes results/memory_conversion.json
+python -m benchmarks.conversion_memory [--gigabytes 3] [--folder PATH]     writes results/memory_conversion.json
 
 A safetensors file of that size, with the module it is for, goes through the command line in a process of its own. The
 kernel's own figure for that process is taken (VmHWM: pages of mapped files count too), and once a tenth of a second the
@@ -26,6 +26,7 @@ from memopt.convert.onnx_file import external_files, size_of
 
 RESULTS = Path(__file__).resolve().parent / "results" / "memory_conversion.json"
 WIDTH = 5000
+ALLOWED = 1.5  # times the weights
 MODULE = """
 import torch
 class Deep(torch.nn.Sequential):
@@ -96,6 +97,8 @@ def main() -> None:
     print(json.dumps(result, indent=1))
     if options.gigabytes == 3.0:
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    if row["peak_over_weights"] > ALLOWED:
+        sys.exit(f"{row['peak_over_weights']} times the weights were held: {ALLOWED} are allowed")
 
 
 if __name__ == "__main__":

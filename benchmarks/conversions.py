@@ -1,6 +1,6 @@
 """Convert every model of memopt.models and many classes of transformers, and put the outcome on record.
 
-python benchmarks/conversions.py [NAME …]      writes benchmarks/results/conversions.json and conversions.md; with names
+python -m benchmarks.conversions [NAME …]      writes benchmarks/results/conversions.json and conversions.md; with names
                                                only their rows are made again
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 import transformers
-from render import conversions_table
 
+from benchmarks.render import conversions_table
 from memopt import models
 from memopt.cli.conversion_inputs import derived_inputs
 from memopt.convert.options import Options
@@ -159,6 +159,9 @@ def main() -> None:
     table = conversions_table(result)
     path.with_suffix(".md").write_text(table)
     print(table, end="")
+    refused = [row["model"] for row in made if "refused" in row]
+    if refused:
+        sys.exit(f"{len(refused)} models are refused: {', '.join(refused)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The ONNX package's own material through the command line, file to file, and the counts on record.
 
-PYTHONPATH=. python benchmarks/material.py [--every N]     writes benchmarks/results/material.json
+python -m benchmarks.material [--every N]     writes benchmarks/results/material.json
 
 Each node test case and each shipped light model goes through `memopt convert in.onnx -o out.onnx`; what was written is
 run on the shipped inputs and compared with the shipped outputs. A case is
