@@ -10,7 +10,7 @@ what a piece was the last to read is freed behind it. The optimizer stays PyTorc
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from memopt.backends.aten import Boxed, emit
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks, Watched
-from memopt.program import InputKind, OutputKind, tensors_of
+from memopt.program import InputKind, OutputKind, Program, tensors_of
 from memopt.report.record import ExecutableReport
 from memopt.step.planner import GraphPeaks
 
@@ -72,11 +72,13 @@ def _aot(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hoo
     """Lower with AOTAutograd: these compilers for the two halves, memopt's own for inference."""
     session: Any = hooks.session
 
+    stays: set[str] = set()
+
     def build(module: fx.GraphModule) -> Boxed:
         resident = {node.name for node in module.graph.nodes}
         sizes = (0, *PIECES) if session.budget is not None else (0,)
         for size in sizes:
-            half = _Half(module, size=size)
+            half = _Half(module, size=size, stays=stays)
             excess = session.emitted_inference(half.executable.usage(resident)[0])
             if excess is None or excess <= 0:
                 session.compiled(half.records("inference"))
@@ -85,6 +87,7 @@ def _aot(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hoo
 
     def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         program, rewrite = hooks.inference(module)
+        stays.update(_staying(program))
         return emit(module) if hooks.dry else Watched(program, rewrite, build)
 
     lower = aot_autograd(
@@ -101,18 +104,21 @@ def _emit(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
 class _Half:
     """One compiled graph as AOTAutograd calls it."""
 
-    def __init__(self, module: fx.GraphModule, *, exact: int | None = None, size: int = 0) -> None:
+    def __init__(
+        self, module: fx.GraphModule, *, exact: int | None = None, size: int = 0, stays: Collection[str] = ()
+    ) -> None:
         """Compile.
 
         Args:
             module: the graph.
             exact: how many leading results a caller sees, in PyTorch's layout; the others are memopt's own. None: all.
             size: operators in a piece; 0: one piece.
+            stays: names of the parameters and buffers among its arguments.
         """
         from memopt.xla.executable import Executable
 
         with torch._guards.tracing(None), unset_fake_temporarily(), torch.no_grad():
-            self.executable = Executable(module, _device_of(module), size=size)
+            self.executable = Executable(module, _device_of(module), size=size, stays=stays)
         self._boxed_call = True
         results: Any = module.graph.output_node().args[0]
         self._exact = [exact is None or number < exact for number in range(len(results))]
@@ -168,11 +174,11 @@ class _Training:
         self._halves.clear()
 
         def forward(module: fx.GraphModule, inputs: Sequence[Any]) -> _Half:
-            self._halves["forward"] = _Half(module, exact=self._forward_outputs, size=size)
+            self._halves["forward"] = _Half(module, exact=self._forward_outputs, size=size, stays=self._stays())
             return self._halves["forward"]
 
         def backward(module: fx.GraphModule, inputs: Sequence[Any]) -> _Half:
-            self._halves["backward"] = _Half(module, size=size)
+            self._halves["backward"] = _Half(module, size=size, stays=self._stays())
             return self._halves["backward"]
 
         partition = self._hooks.partition
@@ -186,6 +192,10 @@ class _Training:
             return _aot(self._graph_module, self._example_inputs, self._hooks, forward, backward)  # type: ignore[no-any-return]
         finally:
             self._hooks.partition = partition  # type: ignore[method-assign]
+
+    def _stays(self) -> set[str]:
+        assert self._hooks.captured is not None
+        return _staying(self._hooks.captured)
 
     def _peaks(self) -> GraphPeaks:
         """What the executables take, in bytes above what is resident."""
@@ -206,6 +216,10 @@ class _Training:
         held = {n for n in self._halves["forward"].names[: self._forward_outputs] if n}
         beside = forward.bytes_of(held - backward.argument_names - resident)
         return GraphPeaks(peak, highest + beside, saved, max(0, left - passed_on) + beside)
+
+
+def _staying(program: Program) -> set[str]:
+    return {entry.name for entry in program.inputs if entry.kind in (InputKind.PARAMETER, InputKind.BUFFER)}
 
 
 def _over(session: Any, excess: int) -> BudgetError:

@@ -1,118 +1,215 @@
-"""GPT-2 medium and ResNet-50 in bfloat16 on a GPU: inference and one training step, XLA beside Inductor.
+"""GPT-2 medium and ResNet-50 in bfloat16 on a GPU: inference and one training step, XLA beside Inductor and eager.
 
-    python -m benchmarks.xla_gpu --out results/xla_gpu.json      (--tiny: small models, on any device)
+    python -m benchmarks.xla_gpu --out benchmarks/results/xla_h100.json
+    python -m benchmarks.xla_gpu --tiny            small models, on any device
 
-Every row is a process of its own. The device's peak is what PyTorch's allocator and XLA's own held at most, together.
+Every row is a process of its own, with an empty compile cache. Rows are compiled side by side (XLA's first, alone) and
+timed one after another, while the others wait. A training step is forward and backward, without dropout; the optimizer
+would be PyTorch's own in every row.
+
+Columns: median time of a call, the device waited for; the most that PyTorch's allocator and XLA's held, added up (from
+the first steady call on; XLA's own count cannot be set back and holds what it tried while compiling); what the device
+got back when the process ended; temporaries by XLA's analysis; and how many tensors crossed between PyTorch and XLA in
+one call at the same device address, of all that crossed; the error against the same weights in float32.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import memopt
+from benchmarks.inference import Row, driver, used_bytes
 
 SIZES: dict[str, dict[str, int]] = {
     "resnet50": {"batch": 64, "resolution": 224},
     "gpt2_medium": {"batch": 8, "sequence": 1024},
 }
-ENGINES = ("xla", "inductor")
+MODES = ("inference", "training")
+ENGINES = ("xla", "inductor", "eager")
+REPEATS = 20
+
+
+# -- one row, in a process of its own ---------------------------------------------------------------------------------
+
+
+class Step:
+    """One engine's call, or forward and backward, of one model."""
+
+    def __init__(self, name: str, engine: str, mode: str, tiny: bool) -> None:
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.trains = mode == "training"
+        torch.manual_seed(0)
+        self.model = memopt.models.build(name, tiny=tiny, dropout=0.0).to(self.device, torch.bfloat16)
+        given = self.model.example_inputs(**({"batch": 2} if tiny else SIZES[name]), labels=self.trains)
+        self.inputs = {key: value.bfloat16() if value.is_floating_point() else value for key, value in given.items()}
+        self.model.train(self.trains)
+        self.run: Any = self.model
+        if engine == "inductor":
+            self.run = torch.compile(self.model)
+        elif engine == "xla":
+            self.run = memopt.compile(self.model, backend="xla", verify=False)
+
+    def __call__(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+        with torch.set_grad_enabled(self.trains):
+            result: torch.Tensor = self.run(**self.inputs)
+        if self.trains:
+            result.backward()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def error(self) -> float:
+        """How far results (in training gradients) are from those of the same weights in float32, relative to these."""
+        found = self.values(self.run, self.model, self.inputs)
+        wide = {key: value.float() if value.is_floating_point() else value for key, value in self.inputs.items()}
+        model = copy.deepcopy(self.model).float()
+        expected = self.values(model, model, wide)
+        return float((found - expected).norm() / expected.norm())
+
+    def values(self, run: Any, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        model.zero_grad(set_to_none=True)
+        with torch.set_grad_enabled(self.trains):
+            result: torch.Tensor = run(**inputs)
+        if not self.trains:
+            return result.float().flatten()
+        result.backward()
+        return torch.cat([p.grad.float().flatten() for p in model.parameters() if p.grad is not None])
+
+
+def worker(name: str, engine: str, mode: str, tiny: bool) -> None:
+    step = Step(name, engine, mode, tiny)
+    start = time.perf_counter()
+    step()
+    first = time.perf_counter() - start
+    step()
+    print("READY", flush=True)
+    sys.stdin.readline()
+    if step.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    times = []
+    for _ in range(3 if tiny else REPEATS):
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    own = torch.cuda.max_memory_allocated() if step.device.type == "cuda" else 0
+    row: dict[str, Any] = {
+        "model": name, "row": engine, "mode": mode, "seconds": statistics.median(times), "first_call_seconds": first,
+        "torch_bytes": own,
+    }  # fmt: skip
+    if engine == "xla":
+        row["xla_bytes"] = xla_bytes(step.device)
+        row["temporaries_bytes"] = max(one.temporaries for one in step.run.report.executables)
+        with crossings() as crossed:
+            step()
+        row["crossed"], row["shared"] = len(crossed), sum(crossed)
+    row["peak_bytes"] = own + row.get("xla_bytes", 0)
+    row["error"] = step.error()
+    print("ROW", json.dumps(row), flush=True)
+    sys.stdin.readline()
 
 
 def xla_bytes(device: torch.device) -> int:
     """The most that XLA's allocator held."""
-    if "jax" not in sys.modules or device.type != "cuda":
-        return 0
     import jax
 
-    return int((jax.devices("cuda")[0].memory_stats() or {}).get("peak_bytes_in_use", 0))
+    return int((jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)) if device.type == "cuda" else 0
 
 
-def row(name: str, engine: str, mode: str, tiny: bool) -> dict[str, Any]:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(0)
-    model = memopt.models.build(name, tiny=tiny).to(device, torch.bfloat16)
-    inputs = model.example_inputs(**({"batch": 2} if tiny else SIZES[name]), labels=mode == "training")
-    inputs = {k: v.to(device).bfloat16() if v.is_floating_point() else v.to(device) for k, v in inputs.items()}
-    model.train(mode == "training")
-    run: Any = model
-    if engine == "inductor":
-        run = torch.compile(model)
-    elif engine == "xla":
-        run = memopt.compile(model, backend="xla", verify=False)
+@contextmanager
+def crossings() -> Iterator[list[bool]]:
+    """What crosses between PyTorch and XLA meanwhile: for each tensor whether its address stayed the same."""
+    from memopt.xla import exchange, executable
 
-    def step() -> torch.Tensor:
-        with torch.set_grad_enabled(mode == "training"):
-            result: torch.Tensor = run(**inputs)
-        if mode == "training":
-            model.zero_grad(set_to_none=True)
-            result.backward()
-        return result.detach()
+    found: list[bool] = []
+    to_jax, to_torch = exchange.to_jax, executable.to_torch
 
-    start = time.perf_counter()
-    result = step()
-    wait(device)
-    first = time.perf_counter() - start
-    with torch.no_grad():
-        expected = model(**inputs)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    times = []
-    for _ in range(3 if tiny else 15):
-        wait(device)
-        start = time.perf_counter()
-        step()
-        wait(device)
-        times.append(time.perf_counter() - start)
-    own = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
-    other = xla_bytes(device)
-    return {
-        "model": name, "engine": engine, "mode": mode, "milliseconds": statistics.median(times) * 1e3,
-        "first_seconds": first, "torch_bytes": own, "xla_bytes": other, "peak_bytes": own + other,
-        "difference": float((result.float() - expected.float()).abs().max()), "scale": float(expected.abs().max()),
-    }  # fmt: skip
+    def into(value: torch.Tensor) -> Any:
+        array = to_jax(value)
+        found.append(array.unsafe_buffer_pointer() == value.data_ptr())
+        return array
+
+    def back(array: Any, *like: Any) -> torch.Tensor:
+        address = array.unsafe_buffer_pointer()
+        value = to_torch(array, *like)
+        found.append(value.data_ptr() == address)
+        return value
+
+    exchange.to_jax, executable.to_torch = into, back
+    try:
+        yield found
+    finally:
+        exchange.to_jax, executable.to_torch = to_jax, to_torch
 
 
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+# -- all rows ---------------------------------------------------------------------------------------------------------
+
+
+class XlaRow(Row):
+    """One row's process."""
+
+    def __init__(self, model: str, engine: str, mode: str, tiny: bool) -> None:
+        self.model, self.row, self.mode = model, engine, mode
+        self.cache = tempfile.TemporaryDirectory()
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read once the process has ended
+        caches = {"TORCHINDUCTOR_CACHE_DIR": self.cache.name, "TRITON_CACHE_DIR": f"{self.cache.name}/triton"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.xla_gpu", "--worker", model, engine, mode, *["--tiny"][: int(tiny)]],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+            env={**os.environ, **caches, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+        )  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--models", default=",".join(SIZES))
+    parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--row", nargs=3)
-    parser.add_argument("--seconds", type=float, default=70.0)
-    args = parser.parse_args()
-    if args.row:
-        print(json.dumps(row(*args.row, args.tiny)))
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        worker(*given.worker, given.tiny)
         return
-    rows = []
-    for engine in ENGINES:
-        for mode in ("inference", "training"):
-            for name in SIZES:
-                command = [sys.executable, "-m", "benchmarks.xla_gpu", "--row", name, engine, mode]
-                command += ["--tiny"] if args.tiny else []
-                done = None
-                try:
-                    done = subprocess.run(command, capture_output=True, text=True, timeout=args.seconds)
-                    rows.append(json.loads(done.stdout.strip().splitlines()[-1]))
-                except (subprocess.TimeoutExpired, IndexError, json.JSONDecodeError) as error:
-                    reason = str(error) if done is None else (done.stderr.strip().splitlines() or [""])[-1]
-                    rows.append({"model": name, "engine": engine, "mode": mode, "error": reason[:500]})
-                print(json.dumps(rows[-1]), flush=True)
-                if args.out:
-                    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-                    args.out.write_text(json.dumps({"device": device, "torch": torch.__version__, "rows": rows}))
+    cuda = torch.cuda.is_available()
+    used_bytes(cuda)
+    result: dict[str, Any] = {
+        "machine": torch.cuda.get_device_name() if cuda else "cpu", "driver": driver() if cuda else "",
+        "torch": torch.__version__, "jax": version("jax"),
+        "settings": {"tiny": given.tiny, "dtype": "bfloat16", "dropout": 0, "repeats": REPEATS, "sizes": SIZES},
+        "rows": [],
+    }  # fmt: skip
+    # XLA first: it measures kernels while it compiles, which other work on the device would disturb.
+    for engines in ([one for one in given.engines.split(",") if (one == "xla") is wanted] for wanted in (True, False)):
+        cells = [(m, e, mode) for mode in given.modes.split(",") for m in given.models.split(",") for e in engines]
+        rows = [XlaRow(*cell, given.tiny) for cell in cells]
+        for row in rows:
+            row.wait_for("READY")
+        for row in rows:
+            result["rows"].append({"mode": row.mode, **row.finish(cuda)})
+            print(json.dumps(result["rows"][-1]), flush=True)
+            if given.out:
+                given.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def version(name: str) -> str:
+    from importlib.metadata import version
+
+    return version(name)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,11 @@ def _floating(function: Any, *operators: Any) -> None:
     lowers(*operators, context=True)(lowering)
 
 
+_function: Any
 for _function, _operator in [
     (jnp.abs, aten.abs.default), (jnp.negative, aten.neg.default), (jnp.floor, aten.floor.default),
     (jnp.ceil, aten.ceil.default), (jnp.trunc, aten.trunc.default), (jnp.round, aten.round.default),
-    (jnp.sign, aten.sign.default), (jax.nn.relu, aten.relu.default), (jnp.logical_not, aten.logical_not.default),
+    (jnp.sign, aten.sign.default), (jnp.logical_not, aten.logical_not.default),
     (jnp.bitwise_not, aten.bitwise_not.default), (jnp.isnan, aten.isnan.default), (jnp.isinf, aten.isinf.default),
     (jnp.isfinite, aten.isfinite.default), (jnp.square, aten.square.default),
 ]:  # fmt: skip
@@ -74,8 +75,13 @@ def _where(condition: Any, x: Any, y: Any) -> Any:
     return jnp.where(condition, x, y)
 
 
+lowers(aten.relu.default)(jax.nn.relu)  # exact in any type
+
+
 @lowers(aten.add.Tensor, aten.add.Scalar)
 def _add(x: Any, y: Any, alpha: Any = 1) -> Any:
+    if alpha == 1 and isinstance(y, jax.Array) and x.dtype == y.dtype:
+        return x + y  # rounded once either way; XLA's patterns for convolutions know it in this form
     return wide(x) + (wide(y) if alpha == 1 else wide(y) * alpha)
 
 

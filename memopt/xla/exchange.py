@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,25 +16,50 @@ _ALIGNMENT = {"cpu": 64, "cuda": 16}
 class Importer:
     """Arguments as JAX arrays, those that stay in their place imported once.
 
-    An array that shares a tensor's memory shows what an optimizer writes there, so a parameter is imported again only
-    when it has moved. What cannot be shared (another layout, an odd address) is copied at every call.
+    An array that shares a tensor's memory shows what an optimizer writes there, so such an argument is imported again
+    only when it has moved. What cannot be shared (another layout, an odd address) is copied at every call.
     """
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[tuple[Any, ...], Any]] = {}
+    def __init__(self, stays: Collection[str], first: Sequence[str]) -> None:
+        """Import later.
 
-    def __call__(self, index: int, value: torch.Tensor, *, keep: bool) -> Any:
-        """The argument at a position; `keep` says that it is likely to be the same tensor again."""
-        if not keep or value.device.type != "cpu":
-            return to_jax(value)  # on CUDA each import also orders XLA's stream behind PyTorch's
+        Args:
+            stays: names of the arguments that are the same tensors at every call.
+            first: names of those that the first executable reads. On CUDA XLA starts it behind what PyTorch had queued
+                when the last of these was imported, so that one of them is imported at every call.
+        """
+        self._stays, self._first = frozenset(stays), frozenset(first)
+        self._known: dict[str, tuple[tuple[Any, ...], Any]] = {}
+
+    def __call__(self, given: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """One array per tensor, by name."""
+        values = {name: to_jax(value) for name, value in given.items() if name not in self._stays}
+        values.update((name, self._kept(name, value)) for name, value in given.items() if name in self._stays)
+        if not any(given[name].numel() for name in self._first - self._stays if name in given):
+            self._order(given, values)
+        return values
+
+    def _kept(self, name: str, value: torch.Tensor) -> Any:
         place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
-        known = self._known.get(index)
+        known = self._known.get(name)
         if known is not None and known[0] == place:
             return known[1]
+        self._known.pop(name, None)
         array = to_jax(value)
         if array.unsafe_buffer_pointer() == value.data_ptr():
-            self._known[index] = (place, array)
+            self._known[name] = (place, array)
         return array
+
+    def _order(self, given: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
+        """Let XLA's stream wait for PyTorch's where every argument of the first executable is one that stays."""
+        device = next((value.device for value in given.values() if value.device.type == "cuda"), None)
+        if device is None:
+            return
+        least = min(self._first & given.keys(), key=lambda name: given[name].numel(), default=None)
+        if least is None or not given[least].numel():
+            torch.cuda.current_stream(device).synchronize()
+        else:
+            values[least] = to_jax(given[least])
 
 
 def to_jax(value: torch.Tensor) -> Any:

@@ -55,7 +55,15 @@ class _Compiled:
 class Executable:
     """One graph: cut in pieces if it is to free arguments on its way, each piece compiled ahead of its first run."""
 
-    def __init__(self, module: fx.GraphModule, device: torch.device, *, size: int = 0, barrier: int = 0) -> None:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        device: torch.device,
+        *,
+        size: int = 0,
+        barrier: int = 0,
+        stays: Collection[str] = (),
+    ) -> None:
         """Compile.
 
         Args:
@@ -63,6 +71,8 @@ class Executable:
             device: where its arguments are.
             size: operators in a piece; 0: one piece.
             barrier: operators between two barriers in a piece; 0: none.
+            stays: names of the arguments that are the same tensors at every call, parameters and buffers: they are
+                imported once.
 
         Raises:
             LowerError: an operator has no lowering.
@@ -73,9 +83,14 @@ class Executable:
         self._held = list(held.values())
         self._inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._results: list[Any] = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
-        self._import = Importer()
         self._compiled = [self._compile(piece, barrier) for piece in cut(module, size)]
         self.random = any(one.lowered.random for one in self._compiled)
+        read = {name for one in self._compiled for name in one.piece.reads}
+        names = [node.name for node in self._inputs]
+        # What nothing reads, such as a weight that was folded into another, is not imported.
+        self._read = [(index, name) for index, name in enumerate(names) if name in read]
+        self._passed = {node: names.index(node.name) for node in self._results if node in self._inputs}
+        self._import = Importer({*stays, *held}, self._compiled[0].piece.reads if self._compiled else ())
 
     def _compile(self, piece: Piece, barrier: int) -> _Compiled:
         lowered = lower(piece.module, platform=self.platform, barrier=barrier)
@@ -110,13 +125,9 @@ class Executable:
         """
         given = [*args, *self._held]
         args.clear()
-        passed = {node: given[self._inputs.index(node)] for node in self._results if node in self._inputs}
+        passed = {node: given[index] for node, index in self._passed.items()}
         with precision(True):
-            values = {
-                node.name: self._import(index, value, keep=isinstance(value, torch.nn.Parameter))
-                for index, (node, value) in enumerate(zip(self._inputs, given, strict=True))
-                if isinstance(value, torch.Tensor)
-            }
+            values = self._import({name: given[index] for index, name in self._read})
             given.clear()
             seed = _seed() if self.random else None
             for number, one in enumerate(self._compiled):

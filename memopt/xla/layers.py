@@ -67,7 +67,7 @@ def _convolution(
     single = x.ndim < weight.ndim
     result = _convolve(x[None] if single else x, weight, stride, padding, dilation, transposed, output_padding, groups)
     if bias is not None:
-        result = wide(result) + wide(jnp.reshape(bias, (1, -1) + (1,) * (weight.ndim - 2)))
+        result = result + jnp.reshape(bias, (1, -1) + (1,) * (weight.ndim - 2))
     return result[0] if single else result
 
 
@@ -217,6 +217,13 @@ def _max_pool(
     values = x[None] if single else x
     sizes = context.value(0).shape[-spatial:]
     kernel, stride, padding, dilation = _window(kernel, stride, padding, dilation, values)
+    window = (1, 1, *kernel), (1, 1, *stride)
+    border = [(0, 0), (0, 0), *_pads(values, kernel, stride, padding, dilation, sizes)]
+    least = -jnp.inf if jnp.issubdtype(values.dtype, jnp.floating) else jnp.iinfo(values.dtype).min
+    initial, spread = jnp.asarray(least, values.dtype), (1, 1, *dilation)
+    if not any(user.args[1] == 1 for user in context.node.users):  # nothing reads where the largest were
+        highest = jax.lax.reduce_window(values, initial, jax.lax.max, *window, border, window_dilation=spread)
+        return (highest[0] if single else highest), None
     place = 1
     places: Any = 0
     for axis in range(values.ndim - 1, 1, -1):
@@ -225,7 +232,6 @@ def _max_pool(
         places = places + jnp.arange(values.shape[axis], dtype=jnp.int32).reshape(shape) * place
         place *= values.shape[axis]
     places = jnp.broadcast_to(places, values.shape)
-    least = -jnp.inf if jnp.issubdtype(values.dtype, jnp.floating) else jnp.iinfo(values.dtype).min
 
     def larger(a: Any, b: Any) -> Any:
         (value_a, place_a), (value_b, place_b) = a, b
@@ -233,14 +239,9 @@ def _max_pool(
         return jnp.where(first, value_a, value_b), jnp.where(first, place_a, place_b)
 
     found, where = jax.lax.reduce_window(
-        (values, places),
-        (jnp.asarray(least, values.dtype), jnp.asarray(jnp.iinfo(jnp.int32).max, jnp.int32)),
-        larger,
-        (1, 1, *kernel),
-        (1, 1, *stride),
-        [(0, 0), (0, 0), *_pads(values, kernel, stride, padding, dilation, sizes)],
-        window_dilation=(1, 1, *dilation),
-    )
+        (values, places), (initial, jnp.asarray(jnp.iinfo(jnp.int32).max, jnp.int32)), larger, *window, border,
+        window_dilation=spread,
+    )  # fmt: skip
     return (found[0], where[0]) if single else (found, where)
 
 

@@ -63,6 +63,48 @@ def test_training_moves_the_statistics_and_gives_the_gradients() -> None:
         close(found, value)
 
 
+@torch.no_grad()
+def test_what_stays_is_imported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memopt.xla import exchange
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)).eval()
+    compiled = memopt.compile(model, backend="xla", verify=False)
+    x = torch.randn(5, 8)
+    close(compiled(x), model(x))
+    imported: list[int] = []
+    real = exchange.to_jax
+    monkeypatch.setattr(exchange, "to_jax", lambda value: (imported.append(value.numel()), real(value))[1])
+    close(compiled(x), model(x))
+    assert imported == [x.numel()]
+    model[2].weight.mul_(2.0)  # in place: an array that shares the memory shows it
+    model[2].bias.data = torch.randn(4)  # elsewhere: imported again
+    imported.clear()
+    close(compiled(x), model(x))
+    assert sorted(imported) == [4, x.numel()]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_cuda(), reason="needs a CUDA device and JAX with CUDA")
+@torch.no_grad()
+def test_xla_waits_for_what_pytorch_has_queued() -> None:
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1 << 20))
+
+        def forward(self, *given: torch.Tensor) -> torch.Tensor:
+            return self.weight * 2 + sum(given)
+
+    for given in ((), (torch.zeros(1 << 20, device="cuda"),)):
+        model = Alone().cuda().eval()
+        compiled = memopt.compile(model, backend="xla", verify=False)
+        compiled(*given)
+        for value in range(2, 6):
+            torch.cuda._sleep(50_000_000)  # what is queued next lies some 25 ms ahead
+            model.weight.fill_(value)
+            assert torch.equal(compiled(*given), torch.full((1 << 20,), 2.0 * value, device="cuda"))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not has_cuda(), reason="needs a CUDA device and JAX with CUDA")
 def test_cuda() -> None:

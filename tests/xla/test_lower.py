@@ -120,3 +120,32 @@ def test_dropout_keeps_the_share_and_the_mean() -> None:
     kept = found != 0
     assert abs(float(kept.float().mean()) - 0.7) < 0.01
     torch.testing.assert_close(found[kept], torch.full_like(found[kept], 1 / 0.7))
+
+
+@pytest.mark.parametrize("indices", [False, True])
+def test_max_pooling_with_and_without_its_places(indices: bool) -> None:
+    x = torch.randn(2, 3, 7, 9)
+    x[0, 0, 2, 3] = float("nan")
+    x[1] = -torch.inf
+
+    def pool(x: torch.Tensor) -> Any:
+        found, where = torch.nn.functional.max_pool2d(x, 3, 2, 1, ceil_mode=True, return_indices=True)
+        return (found, where) if indices else found
+
+    expected = pool(x)
+    for found, value in zip(of(pool, x), expected if indices else (expected,), strict=True):
+        torch.testing.assert_close(found, value, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_convolution_with_what_follows_it_is_near_float64(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, weight, bias, skip = (torch.randn(s).to(dtype) for s in ((2, 8, 6, 6), (8, 8, 3, 3), (8,), (2, 8, 6, 6)))
+
+    def block(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
+        return (torch.nn.functional.conv2d(x, weight, bias, padding=1) + skip).relu()
+
+    exact = block(*(value.double() for value in (x, weight, bias, skip)))
+    (found,) = of(block, x, weight, bias, skip)
+    ours = (found.double() - exact).abs().max()
+    assert found.dtype is dtype and ours <= 2 * (block(x, weight, bias, skip).double() - exact).abs().max()
