@@ -37,12 +37,13 @@ def _fused(context: Context, q: Any, *masks: Any) -> str | None:
 
 
 def _attend(context: Context, q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float | None) -> Any:
-    return _turn(
-        jax.nn.dot_product_attention(
-            _turn(q), _turn(k), _turn(v), **_split(mask), scale=scale, is_causal=causal,
-            implementation=_fused(context, q, mask),
-        )
-    )  # fmt: skip
+    with jax.default_matmul_precision("highest" if q.dtype == jnp.float32 else None):  # else TF32 on CUDA
+        return _turn(
+            jax.nn.dot_product_attention(
+                _turn(q), _turn(k), _turn(v), **_split(mask), scale=scale, is_causal=causal,
+                implementation=_fused(context, q, mask),
+            )
+        )  # fmt: skip
 
 
 def _logits(q: Any, k: Any, mask: Any, causal: bool, scale: float | None) -> Any:
@@ -116,12 +117,16 @@ def _backward(
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     shares = _shares(_logits(q, wide_k, mask, causal, scale), lse[..., : q.shape[2]])
     drop = 1 if p == 0 else _keep(data, shares.shape, p)
-    gradient, precision = wide(gradient), jax.lax.Precision.HIGHEST
-    dv = jnp.einsum("bhts,bhtd->bhsd", shares * drop, gradient, precision=precision)
-    ds = jnp.einsum("bhtd,bhsd->bhts", gradient, wide(wide_v), precision=precision) * drop
-    ds = shares * (ds - jnp.sum(gradient * wide(out), -1, keepdims=True))
-    dq = jnp.einsum("bhts,bhsd->bhtd", ds, wide(wide_k), precision=precision) * factor
-    dk = jnp.einsum("bhts,bhtd->bhsd", ds, wide(q), precision=precision) * factor
+
+    def product(letters: str, x: Any, y: Any) -> Any:
+        total = jnp.promote_types(q.dtype, jnp.float32)
+        return jnp.einsum(letters, x.astype(q.dtype), y, preferred_element_type=total, precision=_exact(q))
+
+    dv = product("bhts,bhtd->bhsd", shares * drop, gradient)
+    ds = product("bhtd,bhsd->bhts", gradient, wide_v) * drop
+    ds = shares * (ds - jnp.sum(wide(gradient) * wide(out), -1, keepdims=True))
+    dq = product("bhts,bhsd->bhtd", ds, wide_k) * factor
+    dk = product("bhts,bhtd->bhsd", ds, q) * factor
     if groups > 1:
         dk, dv = (jnp.sum(jnp.reshape(d, (d.shape[0], -1, groups, *d.shape[2:])), 2) for d in (dk, dv))
     return dq, dk, dv, ds

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from memopt.xla.table import Context, jax_dtype, lowers, wide
+from memopt.xla.table import HALVES, Context, jax_dtype, lowers, wide
 
 aten = torch.ops.aten
 
@@ -152,9 +152,11 @@ def _mm(x: Any, y: Any) -> Any:
     return product(x, y)
 
 
-@lowers(aten.addmm.default, aten.baddbmm.default, aten.addmv.default)
-def _addmm(bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+@lowers(aten.addmm.default, aten.baddbmm.default, aten.addmv.default, context=True)
+def _addmm(context: Context, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     floating = jnp.issubdtype(x.dtype, jnp.floating)
+    if context.platform == "cuda" and x.dtype in HALVES and x.dtype == bias.dtype and alpha == beta == 1:
+        return product(x, y) + bias  # in this form XLA's kernels take the bias in, and nothing in float32 is stored
     result = product(x, y, jnp.promote_types(x.dtype, jnp.float32) if floating else None)
     result = result if alpha == 1 else result * alpha
     if beta == 0:
