@@ -401,14 +401,14 @@ class Session:
 
     def _found(self, search: StepSearch, programs: Sequence[Program], plain: int, room: int | None) -> Found:
         """The step's plan: a smaller step's from a larger one's, and of many sizes only the first few are searched."""
-        made = search.searches
+        first = search.searches == 0
         if self.sizes.exhausted and not self.sizes.serves(programs, plain):
             search.seconds = min(search.seconds, _LITTLE)
             if _ADVICE not in self.notes:
                 log.warning("memopt: %s", _ADVICE)
                 self.note(_ADVICE)
         found = search.plan(room, self.sizes.proposal(programs, plain))
-        searched = search.searches > made == 0
+        searched = first and search.searches > 0  # not taken over from another size, nor found on disk
         if found.plan.feasible:
             names = [item.name for item in found.lowering]
             self.sizes.keep(programs, carried_from(names, found.plan.choices, plain), searched=searched)

@@ -189,8 +189,9 @@ class StepSearch:
             log.info("a stored plan is not used: %s", error)
             return None
         choices = tuple(item.choice for item in planned if item.choice is not None)
-        peak = predicted_peak(planned)
-        if self.stages.fusion is not None:  # as when it was found: by the search's own figures
+        if self.stages.fusion is None:
+            peak = predicted_peak(planned)
+        else:  # as when it was found: by the search's own figures
             befores = [item.before for item in planned]
             peak = step_peak(
                 [
