@@ -14,12 +14,13 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 from memopt.capture.dynamo import Hooks, Watched
+from memopt.engine import Engine
 from memopt.memory.aliasing import owner
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
-class AtenBackend:
+class AtenBackend(Engine):
     """Runs a graph operation by operation with PyTorch's own kernels."""
 
     name = "aten"

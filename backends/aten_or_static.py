@@ -20,7 +20,7 @@ from memopt.program import Program
 class AtenOrStaticBackend(AtenBackend):
     """The aten backend for training; for inference it or the static one, by measured time under the budget."""
 
-    measures = True  # inference is held to its runs
+    measures = True
 
     def __init__(self, static: StaticBackend) -> None:
         """Take the engine to choose beside the aten one."""

@@ -29,7 +29,9 @@ from memopt.backends.static import StaticBackend
 from memopt.backends.watched import WatchedProgram
 from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import constants_to_attributes, mutations_in_place
-from memopt.memory.timeline import Timeline, timeline
+from memopt.engine import Engine
+from memopt.memory.cost.table import CostTable
+from memopt.memory.timeline import Timeline
 from memopt.program import Program, tensors_of
 from memopt.step.planner import GraphPeaks
 
@@ -39,7 +41,7 @@ _PLANS = 4
 _SLACK = 0.04
 
 
-class InductorBackend:
+class InductorBackend(Engine):
     """Inductor code for the rewritten graphs.
 
     Inductor fuses and orders for itself, so a plan is judged by the code that came of it: the wrapper of both halves
@@ -50,10 +52,9 @@ class InductorBackend:
 
     name = "inductor"
     exact = False
-    fusion = InductorFusion
-    measures = True  # inference is held to its runs
-    lays_out = True  # weights of convolutions as the kernels want them
-    fuses = True  # a batch norm into the kernel after its convolution
+    measures = True
+    lays_out = True
+    fuses = True
 
     def __init__(self, *, beside: StaticBackend | None = None) -> None:
         """Make an engine.
@@ -89,7 +90,11 @@ class InductorBackend:
         """The memory of an inference program's operators; where there is a choice, in the arena that may run them."""
         if self._beside is not None and not program.training:
             return self._beside.timeline(program, workspace)
-        return timeline(program, workspace)
+        return super().timeline(program, workspace)
+
+    def fusion(self, table: CostTable) -> InductorFusion:
+        """What Inductor's kernels fuse away."""
+        return InductorFusion(table)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from memopt.backends.aten import Boxed, emit, lower_inference
 from memopt.backends.onnxruntime_memory import peak_of
 from memopt.backends.onnxruntime_session import Session, Settings, check_provider
 from memopt.capture.dynamo import Hooks, Watched
+from memopt.engine import Engine
 from memopt.program import InputKind, Program, is_random
 
 # Weights above this size are not widened to float64 for the comparison on the first call.
@@ -29,7 +30,7 @@ _WIDE_BYTES = 1 << 29
 _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER)
 
 
-class OnnxRuntimeBackend:
+class OnnxRuntimeBackend(Engine):
     """Runs inference graphs with ONNX Runtime on the CPU or on CUDA.
 
     Args:

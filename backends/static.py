@@ -26,6 +26,7 @@ from memopt.backends.static_forms import is_joinable, write_of
 from memopt.backends.static_write import Write
 from memopt.backends.watched import WatchedProgram
 from memopt.capture.dynamo import Hooks
+from memopt.engine import Engine
 from memopt.memory.buffers import BufferPlan, Home
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline
@@ -33,7 +34,7 @@ from memopt.passes.plan_buffers import Form, plan_buffers
 from memopt.program import InputKind, Program, draws_numbers, tensors_of
 
 
-class StaticBackend:
+class StaticBackend(Engine):
     """Runs inference in one arena per device, which all programs of a model share."""
 
     name = "static"

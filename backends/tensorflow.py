@@ -18,6 +18,7 @@ from torch import fx
 
 from memopt.backends.aten import Boxed, emit, lower_inference
 from memopt.capture.dynamo import Hooks, Watched
+from memopt.engine import Engine
 from memopt.program import InputKind, Program
 
 # Weights above this size are not widened to float64 for the comparison on the first call.
@@ -25,7 +26,7 @@ _WIDE_BYTES = 1 << 29
 _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER)
 
 
-class TensorFlowBackend:
+class TensorFlowBackend(Engine):
     """Runs inference graphs with TensorFlow on the CPU.
 
     Args:

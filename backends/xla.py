@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from memopt.backends.aten import Boxed, emit
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks, Watched
+from memopt.engine import Engine
 from memopt.program import InputKind, OutputKind, Program, tensors_of
 from memopt.report.record import ExecutableReport
 from memopt.step.planner import GraphPeaks
@@ -30,7 +31,7 @@ from memopt.step.planner import GraphPeaks
 PIECES = (80, 20, 8, 3)
 
 
-class XlaBackend:
+class XlaBackend(Engine):
     """Runs graphs as XLA executables on the CPU or on CUDA.
 
     Args:

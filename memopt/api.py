@@ -14,7 +14,7 @@ from torch import nn
 
 from memopt.backends.aten import AtenBackend
 from memopt.budget import Budget, format_bytes, parse_budget
-from memopt.capture.dynamo import Engine
+from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.memory.breakdown import MemoryBreakdown
 from memopt.memory.cost.devices import find
@@ -347,7 +347,7 @@ def device_of(model: nn.Module) -> torch.device:
 def _engine(
     backend: str | Engine | None, device: torch.device, budget: Budget | None
 ) -> tuple[Engine, tuple[str, ...]]:
-    if backend is not None and not isinstance(backend, str):
+    if isinstance(backend, Engine):
         return backend, ()
     if backend == "aten":
         return AtenBackend(), ()

@@ -17,9 +17,10 @@ from torch.utils import _pytree as pytree
 
 from memopt.budget import Budget, format_bytes
 from memopt.capture.attention import attention_as_on
-from memopt.capture.dynamo import Engine, Hooks
+from memopt.capture.dynamo import Hooks
 from memopt.capture.export import CaptureError
 from memopt.capture.shadow import Shadow, model_names
+from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.layout import LayoutNeeded, lay_out, movable_parameters
 from memopt.memory.allocator import library_bytes
@@ -239,7 +240,7 @@ class CompiledModule(nn.Module):
             self._sessions[accumulating].hold = functools.partial(
                 _allow, weakref.ref(self), weakref.ref(self._sessions[accumulating])
             )
-            if getattr(self._options.engine, "lays_out", False):
+            if self._options.engine.lays_out:
                 self._sessions[accumulating].movable = movable_parameters(self._model)
         return self._sessions[accumulating]
 

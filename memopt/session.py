@@ -8,7 +8,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from memopt.budget import Budget, BudgetError
-from memopt.capture.dynamo import Engine, Names
+from memopt.capture.dynamo import Names
+from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.layout import settle
 from memopt.memory.allocator import slack_bytes, use_expandable_segments, with_slack
@@ -151,7 +152,7 @@ class Session:
             return program
         program = settle(program, self.movable, self.contiguous)
         # An engine that measures its own runs is held to them, not to the timeline of other kernels.
-        self._inference = self.plan_inference(program, settled=not getattr(self._engine, "measures", False))
+        self._inference = self.plan_inference(program, settled=not self._engine.measures)
         return self._inference.program
 
     def training(self, program: Program, graph_break: bool) -> Program:
@@ -454,8 +455,8 @@ class Session:
         from memopt.passes import TRAINING
 
         # A program that runs operator by operator stores every value.
-        fuse = None if self.exact else getattr(self._engine, "fusion", None)
-        return stages_of(TRAINING if self.passes is None else self.passes, fuse(self.table) if fuse else None)
+        fusion = None if self.exact else self._engine.fusion(self.table)
+        return stages_of(TRAINING if self.passes is None else self.passes, fusion)
 
     # -- measuring -----------------------------------------------------------------------------------------------
 

@@ -50,21 +50,6 @@ class Session(Protocol):
     def training(self, program: Program, graph_break: bool) -> Program:
         """Return the rewritten joint program, planned."""
 
-    def engine(self) -> Engine:
-        """The backend that runs the result."""
-
-
-class Engine(Protocol):
-    """A backend seen from the front door: `compile_captured` gets Dynamo's graph and the hooks into its lowering."""
-
-    name: str
-    exact: bool  # whether what runs is the program itself, so that its timeline is the peak
-
-    def compile_captured(
-        self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks
-    ) -> Callable[..., Any]:
-        """Return the callable that Dynamo installs."""
-
 
 class Hooks:
     """What an engine calls while it lowers one Dynamo graph."""

@@ -67,7 +67,7 @@ class _Recorder:
         return program
 
     def backend(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        hooks: Any = Hooks(self, graph_module, example_inputs)  # type: ignore[arg-type]
+        hooks: Any = Hooks(self, graph_module, example_inputs)
         number = len(self.found)
         compiled = AtenBackend().compile_captured(graph_module, example_inputs, hooks)
 

@@ -14,7 +14,6 @@ from memopt.graph_record import GraphRecord
 from memopt.memory.aliasing import analyse
 from memopt.memory.allocator import with_slack
 from memopt.memory.breakdown import MemoryBreakdown, TensorAtPeak
-from memopt.memory.buffers import BufferPlan
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline, lifetimes
 from memopt.pass_manager import PassRecord
@@ -167,10 +166,9 @@ def _graph(line: Timeline, program: Program, records: Sequence[PassRecord]) -> G
 
 
 def _arena(session: Session, program: Program) -> ArenaReport | None:
-    plan_of = getattr(session.engine(), "buffer_plan", None)
-    if plan_of is None or program.training:
+    plan = None if program.training else session.engine().buffer_plan(program)
+    if plan is None:
         return None
-    plan: BufferPlan = plan_of(program)
     blocks = sorted(plan.blocks, key=lambda block: (block.start, block.offset, block.name))
     return ArenaReport(
         plan.arena_bytes,

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memopt.memory.timeline import Timeline, timeline
+from memopt.memory.timeline import Timeline
 from memopt.pass_manager import Pass, PassManager
 from memopt.passes.checkpoint import workspace
 from memopt.passes.chunk_batch import ChunkBatch
@@ -40,7 +40,7 @@ def plan_within(session: Session, program: Program, before: Timeline, room: int 
 
     passes: Sequence[Pass] = INFERENCE if session.passes is None else session.passes
     unfolded = [item for item in passes if not isinstance(item, FuseConvBn)]
-    if session.passes is None and getattr(session.engine(), "fuses", False) and session.resident.device.type == "cuda":
+    if session.passes is None and session.engine().fuses and session.resident.device.type == "cuda":
         passes = unfolded  # its kernels take a batch norm in as it is: folded weights would only be held twice
     planned = _rewritten(session, program, passes, before)
     if room is None or _taken(planned) <= room:
@@ -67,8 +67,8 @@ def _measured(session: Session, planned: Planned) -> Planned:
     """With the memory of the program as the session's engine lays it out."""
     program = session.table.placed(planned.program)
     costs = session.table.measure_all(program)
-    own = getattr(session.engine(), "timeline", timeline)
-    return dataclasses.replace(planned, program=program, timeline=own(program, workspace(program, costs)), costs=costs)
+    line = session.engine().timeline(program, workspace(program, costs))
+    return dataclasses.replace(planned, program=program, timeline=line, costs=costs)
 
 
 def _in_chunks(session: Session, planned: Planned, passes: Sequence[Pass], room: int) -> tuple[Planned, str]:

@@ -1,0 +1,54 @@
+"""What a backend is to the rest of memopt, and what holds of one that does not say otherwise."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from memopt.memory.timeline import Timeline, timeline
+from memopt.program import Program
+
+if TYPE_CHECKING:
+    from memopt.capture.dynamo import Hooks
+    from memopt.memory.buffers import BufferPlan
+    from memopt.memory.cost.table import CostTable
+    from memopt.step.search import Fusion
+
+
+class Engine(abc.ABC):
+    """Runs rewritten programs.
+
+    Attributes:
+        name: what users call it.
+        exact: whether what runs is the program itself, operator by operator, so that its timeline is the peak.
+        measures: whether inference is held to what a run takes, not to the program's timeline.
+        lays_out: whether weights of convolutions are laid out anew as its kernels want them.
+        fuses: whether a batch norm goes into the kernel after its convolution, weights left as they are.
+    """
+
+    name: str
+    exact: bool
+    measures = False
+    lays_out = False
+    fuses = False
+
+    @abc.abstractmethod
+    def compile_captured(
+        self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks
+    ) -> Callable[..., Any]:
+        """Lower one Dynamo graph with the hooks into memopt; return the callable that Dynamo installs."""
+
+    def fusion(self, table: CostTable) -> Fusion | None:
+        """What its kernels fuse away, by the device's speed in the table; None where every value is stored."""
+        return None
+
+    def timeline(self, program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:
+        """The memory of an inference program as it lays it out, with the workspace of nodes, in bytes by name."""
+        return timeline(program, workspace)
+
+    def buffer_plan(self, program: Program) -> BufferPlan | None:
+        """Where the values of an inference program live in one block; None where there is no such block."""
+        return None
