@@ -12,6 +12,7 @@ from memopt.convert.errors import ConversionError, DifferenceError
 from memopt.convert.verify import Expectation, compare_all
 from memopt.onnx import OnnxPass, OnnxPassManager
 from memopt.onnx.engines import EngineError, Reference
+from memopt.onnx.manager import OnnxPassRecord
 from memopt.onnx.read import weight_bytes
 
 log = logging.getLogger(__name__)
@@ -21,21 +22,29 @@ _EVALUATED_BYTES = 64 * 2**20
 
 
 def culprit(
-    given: ir.Model, passes: Sequence[OnnxPass], last: str | None, check: Callable[[ir.Model], object], origin: str
+    given: ir.Model,
+    pipeline: Sequence[OnnxPass],
+    records: Sequence[OnnxPassRecord],
+    last: OnnxPassRecord | None,
+    check: Callable[[ir.Model], object],
+    origin: str,
 ) -> str:
     """Say which step changes the numbers, in a few words.
 
     Args:
         given: the graph that the passes were given.
-        passes: those that ran, in order, repeated ones as often as they ran.
-        last: the step after the passes; None: there is none.
+        pipeline: the passes.
+        records: of those that ran, in order, repeated ones as often as they ran.
+        last: of the step after the passes; None: there is none.
         check: raises DifferenceError for a graph that computes other numbers than the source.
         origin: what is guilty where the graph differs before any pass.
     """
+    known = {item.name: item for item in pipeline}
+    passes = [known[record.name] for record in records]
     if _differs(given, check):
         return f"no pass is guilty: {origin} differs already"
     if not _differs(_after(given, passes), check):
-        return f"guilty is {last}" if last else "no pass is guilty: only the written file differs"
+        return f"guilty is {last.name}" if last else "no pass is guilty: only the written file differs"
     right, wrong = 0, len(passes)
     while wrong - right > 1:
         middle = (right + wrong) // 2

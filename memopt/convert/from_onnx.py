@@ -81,11 +81,10 @@ def convert_onnx(
         )
     with clock("precision"):
         low = lowered(model, options)
-        model, notes = low.model, (*notes, *low.notes)
-        records = records if low.step is None else (*records, low.step)
+        model, steps, notes = low.model, low.after(records), (*notes, *low.notes)
     size = size_of(path)
     asked = low.step is not None or wanted is not before
-    changed = asked or any(record.changes for record in records)
+    changed = asked or any(record.changes for record in steps)
     target = output or path
     if changed:
         _as_annotated(model, given)
@@ -96,18 +95,17 @@ def convert_onnx(
                     try:
                         runs = _verified(before, stage, inputs, low)
                     except DifferenceError as error:
-                        executed = options.pipeline * (len(records) // max(len(options.pipeline), 1))
-                        last = None if low.step is None else low.step.name
                         who = culprit(
                             wanted,
-                            executed,
-                            last,
+                            options.pipeline,
+                            records,
+                            low.step,
                             lambda graph: _same(before, graph, inputs),
                             "the operator set's change",
                         )
                         raise DifferenceError(f"{error}; {who}") from error
                 record = make_record(
-                    counted, model, records, notes, path.name, output, size, stage.file_bytes, options.target
+                    counted, model, steps, notes, path.name, output, size, stage.file_bytes, options.target
                 )
                 if options.measure:
                     with clock("measure"):
@@ -120,7 +118,7 @@ def convert_onnx(
     else:
         reason = "nothing was rewritten"
     with _unchanged(given, path, target, options) as stage:
-        record = make_record(counted, given, records, (*notes, reason), path.name, output, size, stage.file_bytes)
+        record = make_record(counted, given, steps, (*notes, reason), path.name, output, size, stage.file_bytes)
         if output is not None:
             stage.commit()
     return dataclasses.replace(record, seconds=dict(clock.seconds))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -41,6 +41,10 @@ class Lowered:
     allowed: float = 0.0
     stand_in: ir.Model | None = None
     runs: bool = True
+
+    def after(self, records: Sequence[OnnxPassRecord]) -> tuple[OnnxPassRecord, ...]:
+        """The records of the passes before, and that of what was done."""
+        return (*records, *(() if self.step is None else (self.step,)))
 
     def runnables(self, staged: bytes | Path) -> tuple[bytes | Path | ir.Model, ...]:
         """What is run for the proof: the file that is staged, what stands for it, or both."""

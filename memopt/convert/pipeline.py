@@ -99,8 +99,7 @@ def convert_captured(
         )
     with clock("precision"):
         low = lowered(model, options)
-        model, notes = low.model, (*notes, *low.notes)
-        records = records if low.step is None else (*records, low.step)
+        model, steps, notes = low.model, low.after(records), (*notes, *low.notes)
     with clock("reference"):
         expected = expect(captured)
     with staged(model, output or Path("model.onnx"), external_above=options.external_above) as stage:
@@ -108,7 +107,7 @@ def convert_captured(
         record = make_record(
             before,
             model,
-            records,
+            steps,
             (*captured.notes, *notes),
             source,
             output,
@@ -134,12 +133,11 @@ def convert_captured(
             except DifferenceError as error:
                 if consumed:
                     raise
-                executed = options.pipeline * (len(records) // max(len(options.pipeline), 1))
-                last = None if low.step is None else low.step.name
                 who = culprit(
                     exported,
-                    executed,
-                    last,
+                    options.pipeline,
+                    records,
+                    low.step,
                     lambda graph: verify(expected, as_runnable(graph), names),
                     "the graph as torch.onnx exports it",
                 )
