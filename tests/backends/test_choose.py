@@ -11,14 +11,6 @@ from memopt.backends.inductor import InductorBackend
 from memopt.backends.static import StaticBackend
 from memopt.budget import BudgetError
 
-# Importing torch._inductor uses torch.jit.script_method, which torch warns of.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-
 
 @pytest.fixture
 def _no_compiler(monkeypatch):
@@ -180,11 +172,8 @@ def test_engines_over_the_budget_are_passed_over():
     assert caught.value.minimum_bytes > 0
 
 
+@pytest.mark.usefixtures("_compiler")
 def test_the_default_knows_inductor_where_it_can_compile():
-    from memopt.backends.inductor import missing_compiler
-
-    if missing_compiler(torch.device("cpu")) is not None:
-        pytest.skip("no compiler")
     model, x = Wide().eval(), torch.randn(8, 16)
     compiled = memopt.compile(model)
     assert isinstance(compiled._options.engine, InductorBackend)

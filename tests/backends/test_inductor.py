@@ -8,23 +8,6 @@ import torch
 import memopt
 from tests.end_to_end import gradients, restorer, step
 
-# Importing torch._inductor uses torch.jit.script_method, which torch warns of.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def _compiler():
-    from memopt.backends.inductor import missing_compiler
-
-    reason = missing_compiler(torch.device("cpu"))
-    if reason is not None:
-        pytest.skip(reason)
-
 
 def close(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

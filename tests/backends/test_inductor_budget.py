@@ -10,7 +10,7 @@ import memopt
 from tests.end_to_end import build, gradients, resident_bytes, restorer, step
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+    pytest.mark.usefixtures("_compiler"),
     pytest.mark.filterwarnings("ignore:FX graph cache copying of a large constant:UserWarning"),
 ]
 
@@ -26,16 +26,6 @@ FAMILIES = (
     "hf_gpt2",
     "hf_t5",
 )
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    from memopt.backends.inductor import missing_compiler
-
-    reason = missing_compiler(torch.device("cpu"))
-    if reason is not None:
-        pytest.skip(reason)
-    torch._dynamo.reset()
 
 
 def without_dropout(name):

@@ -9,27 +9,12 @@ from torch import nn
 import memopt
 from memopt import layout
 from memopt.backends import tail
-from memopt.backends.inductor import InductorBackend, missing_compiler
+from memopt.backends.inductor import InductorBackend
 from memopt.backends.inductor_inference import InductorFunction, _compiled_module, compile_inference
 from memopt.backends.tail import split_tail
 from memopt.pass_manager import PassManager
 from memopt.program import InputKind
 from tests.support import capture, targets
-
-# Importing torch._inductor uses torch.jit.script_method, which torch warns of.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def _compiler():
-    reason = missing_compiler(torch.device("cpu"))
-    if reason is not None:
-        pytest.skip(reason)
 
 
 def program_and_arguments(model, *inputs):

@@ -8,6 +8,7 @@ from torch import nn
 
 import memopt
 from memopt.backends.onnxruntime import OnnxRuntimeBackend
+from tests.backends.results import check_results
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -37,27 +38,8 @@ def test_equal_to_eager_for_new_shapes_and_new_weights(budget: str | None) -> No
     assert str(compiled.report).startswith("Sequential, backend onnxruntime")
 
 
-class Several(nn.Module):
-    """Results of many kinds: a view in another layout, integers, booleans, an input, a number and None."""
-
-    def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> dict[str, object]:
-        y = x * scale
-        return {"t": y.transpose(0, 1), "i": y.argmax(1), "b": y > 0, "x": x, "n": 3, "none": None, "y": [y, y]}
-
-
-@torch.no_grad()
 def test_results_of_many_kinds() -> None:
-    model = Several().eval()
-    compiled = memopt.compile(model, backend="onnxruntime")
-    x, scale = torch.randn(3, 5), torch.randn(5)
-    turned = x.t().contiguous().t()
-    found, expected = compiled(turned, scale=scale), model(turned, scale=scale)
-    assert found.keys() == expected.keys() and found["n"] == 3 and found["none"] is None
-    for name in ("t", "i", "b", "x"):
-        torch.testing.assert_close(found[name], expected[name])
-    assert found["t"].stride() == expected["t"].stride() == (3, 1)
-    assert compiled(x, scale=scale)["t"].stride() == (1, 5)
-    torch.testing.assert_close(found["y"], expected["y"])
+    check_results("onnxruntime")
 
 
 @torch.no_grad()

@@ -18,11 +18,6 @@ from tests.support import capture
 from tests.test_inference import floats, warm_up_statistics
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-
-
 def bound(program):
     return StaticBackend().bind(PassManager(memopt.INFERENCE, verify=False).run(program)[0])
 

@@ -16,11 +16,6 @@ from tests.test_inference import floats
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-
-
 def on_gpu(name):
     model, inputs = build(name, labels=False)
     return model.eval().cuda(), {key: value.cuda() for key, value in inputs.items()}

@@ -12,11 +12,6 @@ pytest.importorskip("jax")
 pytestmark = [needs_tensorflow, pytest.mark.filterwarnings("ignore")]
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("name", ["bert_base", "mobilenet_v3_small"])
 def test_inference_equals_pytorch_s(name):
     torch.manual_seed(0)

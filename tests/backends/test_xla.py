@@ -12,6 +12,7 @@ jax = pytest.importorskip("jax")
 if importlib.util.find_spec("torchax") is None:
     pytest.skip("needs torchax", allow_module_level=True)
 
+from tests.backends.results import check_results  # noqa: E402
 from tests.end_to_end import build, gradients, restorer, step  # noqa: E402
 
 
@@ -169,27 +170,8 @@ def test_other_devices_are_refused() -> None:
         memopt.compile(network().to("meta"), backend="xla")
 
 
-class Several(nn.Module):
-    """Results of many kinds: a view in another layout, integers, booleans, an input, a number and None."""
-
-    def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> dict[str, object]:
-        y = x * scale
-        return {"t": y.transpose(0, 1), "i": y.argmax(1), "b": y > 0, "x": x, "n": 3, "none": None, "y": [y, y]}
-
-
-@torch.no_grad()
 def test_results_of_many_kinds() -> None:
-    model = Several().eval()
-    compiled = memopt.compile(model, backend="xla")
-    x, scale = torch.randn(3, 5), torch.randn(5)
-    turned = x.t().contiguous().t()
-    found, expected = compiled(turned, scale=scale), model(turned, scale=scale)
-    assert found.keys() == expected.keys() and found["n"] == 3 and found["none"] is None
-    for name in ("t", "i", "b", "x"):
-        torch.testing.assert_close(found[name], expected[name])
-    assert found["t"].stride() == expected["t"].stride() == (3, 1)
-    assert compiled(x, scale=scale)["t"].stride() == (1, 5)
-    torch.testing.assert_close(found["y"], expected["y"])
+    check_results("xla")
 
 
 class Unknown(nn.Module):

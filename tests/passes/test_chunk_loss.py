@@ -378,7 +378,6 @@ OTHERS = (("bert_base", "aten"), ("llama_tiny", "aten"), ("hf_bert", "aten"), ("
 
 
 # Inductor's code generator imports modules of torch that still use it.
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
     ("name", "backend"),
     [*((name, "aten") for name in QUICK), ("hf_llama", "inductor")]

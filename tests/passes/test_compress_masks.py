@@ -90,7 +90,6 @@ def test_a_rectified_value_that_is_saved_anyway_is_left_alone():
 
 
 # Inductor's code generator imports modules of torch that still use it.
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 def test_inductor_s_dropout():
     x = data(32, 64)
     captured = []

@@ -209,7 +209,6 @@ def test_dropout_before_a_pool_passes_a_finite_difference_check():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", ["unet", "densenet121"])
 def test_real_models_train_on_inductor(name):
     torch._dynamo.reset()
