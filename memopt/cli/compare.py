@@ -15,8 +15,9 @@ from memopt.cli.group import DIFFERENT, FAILED, USAGE, CommandError, verbosity_o
 from memopt.cli.loading import Request, load
 from memopt.cli.output import chosen_format, emit, output_options, progress, refuse_existing
 from memopt.comparison.job import Job, Source
+from memopt.comparison.progress import Case
 from memopt.comparison.record import Comparison
-from memopt.comparison.run import Case, compare_cases
+from memopt.comparison.run import compare_cases
 from memopt.comparison.steps import OPTIMIZERS, PEERS, Engine
 
 

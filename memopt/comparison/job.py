@@ -69,8 +69,9 @@ class Job:
         device, dtype: where and in what the model is put; empty dtype: as it is.
         optimizer: its name; empty without one.
         warmup, repeats: steps that are run first, and that are timed.
-        truth: the file of the float64 truth; empty where errors are not to be found.
-        eval_gradients: whether the truth is of a step in eval mode with gradients: run that, and time nothing.
+        values: the file to leave in what the first step computed, or the float64 truth of it.
+        eval_gradients: whether to run a step in eval mode with gradients, and time nothing.
+        turn: a file; who holds its lock may use much of the device. Empty: others use nothing.
         path: what to search modules on.
     """
 
@@ -82,8 +83,9 @@ class Job:
     optimizer: str = ""
     warmup: int = 3
     repeats: int = 20
-    truth: str = ""
+    values: str = ""
     eval_gradients: bool = False
+    turn: str = ""
     path: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:

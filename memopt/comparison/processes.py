@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from memopt.comparison.job import Job
 
 
@@ -41,11 +43,19 @@ class Worker:
                 start_new_session=True,  # so that what it starts can be ended with it
             )
         self._lines: queue.Queue[str | None] = queue.Queue()
+        self._begun = self._ready = 0.0  # when its first step began, and when that had ended
+        self._stops: list[list[float]] = []  # beginning and, once it goes on, end
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
+            kind = json.loads(line)["kind"]
+            if kind == "begins":
+                self._begun = time.monotonic()
+                continue
+            if kind == "ready":
+                self._ready = time.monotonic()
             self._lines.put(line)
         self._lines.put(None)
 
@@ -55,14 +65,50 @@ class Worker:
         Raises:
             WorkerFailed: it ended, or its time is over.
         """
+        said = self._next(max(0.0, self._deadline - time.monotonic()))
+        if said is None:
+            raise self._too_late()
+        return said
+
+    def heard(self) -> dict[str, Any] | None:
+        """What the process has said; None while it has said nothing.
+
+        Raises:
+            WorkerFailed: it ended, or its time is over.
+        """
+        said = self._next(0.0)
+        if said is None and time.monotonic() > self._deadline:
+            raise self._too_late()
+        return said
+
+    def _next(self, seconds: float) -> dict[str, Any] | None:
         try:
-            line = self._lines.get(timeout=max(0.0, self._deadline - time.monotonic()))
+            line = self._lines.get(timeout=seconds) if seconds else self._lines.get_nowait()
         except queue.Empty:
-            self.end()
-            raise WorkerFailed(f"no result within {self._seconds:g} s") from None
+            return None
         if line is None:
             raise WorkerFailed(self._death())
         return dict(json.loads(line))
+
+    def _too_late(self) -> WorkerFailed:
+        self.end()
+        return WorkerFailed(f"no result within {self._seconds:g} s")
+
+    def stop(self) -> None:
+        """Stop it and what it started; that time is not its own."""
+        self._signal(signal.SIGSTOP)
+        self._stops.append([time.monotonic()])
+
+    def go_on(self) -> None:
+        """Let it go on after `stop`."""
+        self._stops[-1].append(time.monotonic())
+        self._deadline += self._stops[-1][1] - self._stops[-1][0]
+        self._signal(signal.SIGCONT)
+
+    @property
+    def stopped_seconds(self) -> float:
+        """How long it was stopped during its first step."""
+        return sum(max(0.0, min(end, self._ready) - max(start, self._begun)) for start, end in self._stops)
 
     def go(self) -> None:
         """Let the process go on; its time begins anew, for it may have waited for others."""
@@ -74,19 +120,16 @@ class Worker:
 
     def end(self) -> None:
         """End the process and what it started, if it has not ended yet."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(BrokenPipeError):
                 assert pipe is not None
                 pipe.close()
 
-    def wait(self) -> None:
-        """Let it end by itself, in its time; then it is ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=max(0.0, min(30.0, self._deadline - time.monotonic())))
-        self.end()
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def _death(self) -> str:
         code = self._process.wait()
@@ -102,16 +145,13 @@ class Worker:
         return f"{how}: {said[-1][:300]}" if said else how
 
 
-def device_used(identity: str) -> int | None:
-    """Bytes of a CUDA device that are in use, by all processes together; None where the driver's tool is missing."""
-    if not identity:
+def device_used(device: str, after: float = 0.0) -> int | None:
+    """Bytes of a CUDA device that are in use, by all processes together, after so many seconds; None for no device."""
+    if not device:
         return None
-    query = ["nvidia-smi", f"--id={identity}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    try:
-        found = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-        return int(found.split()[0]) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None
+    time.sleep(after)
+    free, total = torch.cuda.mem_get_info(torch.device(device))
+    return int(total - free)
 
 
 def driver_version() -> str | None:

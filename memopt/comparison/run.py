@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import logging
 import os
 import platform
+import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from memopt.api import BACKENDS, device_of
 from memopt.comparison.job import Job, Source
-from memopt.comparison.processes import Worker, WorkerFailed, device_used, driver_version
-from memopt.comparison.record import Comparison, Row, judged
+from memopt.comparison.pool import ALLOCATOR, Pool
+from memopt.comparison.processes import driver_version
+from memopt.comparison.progress import Case, Progress
+from memopt.comparison.record import Comparison, judged
 from memopt.comparison.steps import OPTIMIZERS, Engine
 
 log = logging.getLogger("memopt")
 
-T = TypeVar("T")
-
-# The same allocator for all rows, and the one that memopt's budgets are kept with.
-_ALLOCATOR = "expandable_segments:True"
-_EVAL_NOTE = "the training step draws random numbers: errors are those of a step in eval mode, with gradients"
 _LIBRARIES = ("torch", "triton", "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "jax", "tensorflow")
 
 
@@ -103,187 +102,67 @@ def compare(
         return compare_cases([case], folder, timeout=timeout, jobs=jobs, keep_caches=keep_caches)[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One model to be compared.
-
-    Attributes:
-        title: its name in the comparison.
-        job: how it is made and run; the engine and the truth are filled in.
-        engines: its rows.
-        settings: what else was asked for, to be put on record.
-    """
-
-    title: str
-    job: Job
-    engines: tuple[Engine, ...]
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
 def compare_cases(
-    cases: Sequence[Case], folder: Path, *, timeout: float, jobs: int, keep_caches: bool
+    cases: Sequence[Case],
+    folder: Path,
+    *,
+    timeout: float,
+    jobs: int,
+    keep_caches: bool,
+    seconds: float | None = None,
+    watch: Callable[[list[Comparison]], None] | None = None,
 ) -> list[Comparison]:
-    """Compare several models, `jobs` rows of any of them prepared at a time; see `compare`.
+    """Compare several models, `jobs` rows of any of them prepared at a time, in the order given; see `compare`.
 
     Args:
         cases: the models; every process makes its own.
         folder: where the processes find and leave their files.
         timeout, jobs, keep_caches: as `compare` takes them.
+        seconds: after so long whatever has not ended is a row that says so; None: no limit.
+        watch: called after every row with what there is so far; models without a row are left out.
     """
-    launcher = _Launcher(folder, timeout, keep_caches, max(1, jobs))
-    plain = [dataclasses.replace(case.job, path=tuple(_search_path())) for case in cases]
-    truths = launcher.truths(plain)
-    timed = [
-        dataclasses.replace(job, engine=engine.name, truth="" if truth.in_eval_mode else truth.file)
-        for case, job, truth in zip(cases, plain, truths, strict=True)
-        for engine in case.engines
-    ]
-    rows = launcher.rows(timed)
-    again = [
-        dataclasses.replace(job, engine=engine.name, truth=truth.file, eval_gradients=True)
-        if truth.in_eval_mode
-        else None
-        for case, job, truth in zip(cases, plain, truths, strict=True)
-        for engine in case.engines
-    ]
-    left = iter(launcher.with_errors(rows, again))
-    found = []
-    for case, truth in zip(cases, truths, strict=True):
-        own = tuple(next(left) for _ in case.engines)
-        given = {"warmup": case.job.warmup, "repeats": case.job.repeats, "optimizer": case.job.optimizer}
-        given |= {"timeout_seconds": timeout, "jobs": jobs, "caches": "kept" if keep_caches else "empty"}
-        given |= {"threads": torch.get_num_threads(), **case.settings}
-        if case.job.device.startswith("cuda"):
-            given["allocator"] = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", _ALLOCATOR)
-        found.append(
-            Comparison(
-                model=case.title,
-                mode="training" if case.job.training else "inference",
-                device=_device_name(case.job.device),
-                dtype=case.job.dtype or "as given",
-                rows=judged(own, getattr(torch, case.job.dtype) if case.job.dtype else torch.float32),
-                settings=given,
-                versions=_versions(case.job.device),
-                notes=truth.notes,
-            )
-        )
-    return found
+    path = tuple(_search_path())
+    cases = [dataclasses.replace(case, job=dataclasses.replace(case.job, path=path)) for case in cases]
+    models = [Progress(case, folder / f"model-{number}") for number, case in enumerate(cases)]
+    pool = Pool(folder, timeout, keep_caches, jobs, seconds)
+    owners: dict[int, tuple[Progress, Job]] = {}
+
+    def add(model: Progress, new: Sequence[Job]) -> None:
+        owners.update(zip(pool.add(new), ((model, job) for job in new), strict=True))
+
+    def found() -> list[Comparison]:
+        return [_comparison(model, {"timeout_seconds": timeout, "jobs": jobs, "caches": caches}) for model in models]
+
+    caches = "kept" if keep_caches else "empty"
+    for model in models:
+        add(model, model.jobs())
+    for number, said in pool.run():
+        model, job = owners[number]
+        add(model, model.take(job, said))
+        if job.engine and not job.eval_gradients:
+            what = said.get("reason") or f"{statistics.median(said['seconds']) * 1e3:.3f} ms"
+            log.info("%s, %s: %s", model.case.title, job.engine, what)
+        if watch is not None:
+            watch([comparison for comparison in found() if comparison.rows])
+    return found()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Truth:
-    """The file of a float64 truth (empty: there is none), of the timed step or of one in eval mode instead."""
-
-    file: str
-    in_eval_mode: bool
-    notes: tuple[str, ...]
-
-
-class _Launcher:
-    def __init__(self, folder: Path, timeout: float, keep_caches: bool, jobs: int) -> None:
-        self.folder, self.timeout, self.keep_caches, self.jobs = folder, timeout, keep_caches, jobs
-        self._started = 0
-
-    def start(self, job: Job) -> Worker:
-        self._started += 1
-        name = f"{self._started:03}"
-        environment = {"PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", _ALLOCATOR)}
-        environment["KINETO_LOG_LEVEL"] = "99"  # the profiler's own lines
-        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # or its figures would be three quarters of the device
-        if self.jobs > 1:  # or each of them would start a compiler per core
-            threads = max(1, (os.cpu_count() or 1) // self.jobs)
-            environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
-        if not self.keep_caches:
-            caches = self.folder / f"caches-{name}"
-            environment["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "inductor")
-            environment["TRITON_CACHE_DIR"] = str(caches / "triton")
-            environment["MEMOPT_CACHE_DIR"] = str(caches / "memopt")
-        return Worker(job, self.folder, name, self.timeout, environment)
-
-    @contextlib.contextmanager
-    def started(self, jobs: Sequence[Job]) -> Iterator[list[Worker]]:
-        workers: list[Worker] = []
-        try:
-            for job in jobs:
-                workers.append(self.start(job))
-            yield workers
-        finally:
-            for worker in workers:
-                worker.end()
-
-    def groups(self, jobs: Sequence[T]) -> Iterator[Sequence[T]]:
-        for first in range(0, len(jobs), self.jobs):
-            yield jobs[first : first + self.jobs]
-
-    def truths(self, jobs: Sequence[Job]) -> list[_Truth]:
-        found = []
-        numbered = [
-            dataclasses.replace(job, truth=str(self.folder / f"truth-{number}.pt")) for number, job in enumerate(jobs)
-        ]
-        for group in self.groups(numbered):
-            with self.started(group) as workers:
-                for job, worker in zip(group, workers, strict=True):
-                    said = _said(worker)
-                    if "reason" in said:
-                        note = f"errors are not known: no float64 reference ({said['reason']})"
-                        found.append(_Truth("", False, (note,)))
-                    else:
-                        found.append(_Truth(job.truth, said["random"], (_EVAL_NOTE,) if said["random"] else ()))
-        return found
-
-    def rows(self, jobs: Sequence[Job]) -> list[Row]:
-        """Prepare a group at once, then time one after another."""
-        rows = []
-        for group in self.groups(jobs):
-            with self.started(group) as workers:
-                said = [_said(worker) for worker in workers]
-                for job, worker, ready in zip(group, workers, said, strict=True):
-                    rows.append(_row(job.engine, ready if ready["kind"] == "row" else _timed(worker, ready["device"])))
-                    log.info("%s: %s", job.engine, rows[-1].reason or f"{(rows[-1].median or 0) * 1e3:.3f} ms")
-        return rows
-
-    def with_errors(self, rows: Sequence[Row], jobs: Sequence[Job | None]) -> list[Row]:
-        """The rows with the errors that the jobs, other processes of the same engines, find."""
-        found = list(rows)
-        places = [(index, job) for index, job in enumerate(jobs) if job is not None and not rows[index].reason]
-        for group in self.groups(places):
-            with self.started([job for _, job in group]) as workers:
-                for (index, _), worker in zip(group, workers, strict=True):
-                    row, said = rows[index], _said(worker)
-                    if "reason" in said:
-                        note = f"its error is not known: {said['reason']}"
-                        found[index] = dataclasses.replace(row, notes=(*row.notes, note))
-                    else:
-                        errors = {"error": said["error"], "gradient_error": said["gradient_error"]}
-                        found[index] = dataclasses.replace(row, **errors)
-        return found
-
-
-def _said(worker: Worker) -> dict[str, Any]:
-    try:
-        return worker.expect()
-    except WorkerFailed as error:
-        return {"kind": "row", "reason": str(error)}
-
-
-def _timed(worker: Worker, device: str) -> dict[str, Any]:
-    """Let a prepared process be timed, and see what the device gets back when it ends."""
-    worker.go()
-    said = _said(worker)
-    if "reason" in said or not device:
-        return said
-    held = device_used(device)
-    worker.go()
-    worker.wait()
-    left = device_used(device)
-    return said if held is None or left is None else {**said, "process_bytes": held - left}
-
-
-def _row(name: str, said: dict[str, Any]) -> Row:
-    fields = {field.name for field in dataclasses.fields(Row)}
-    content: dict[str, Any] = {"name": name}
-    content |= {key: tuple(value) if isinstance(value, list) else value for key, value in said.items() if key in fields}
-    return Row(**content)
+def _comparison(model: Progress, how: Mapping[str, Any]) -> Comparison:
+    job = model.case.job
+    settings = {"warmup": job.warmup, "repeats": job.repeats, "optimizer": job.optimizer, **how}
+    settings |= {"threads": torch.get_num_threads(), **model.case.settings}
+    if job.device.startswith("cuda"):
+        settings["allocator"] = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ALLOCATOR)
+    return Comparison(
+        model=model.case.title,
+        mode="training" if job.training else "inference",
+        device=_device_name(job.device),
+        dtype=job.dtype or "as given",
+        rows=judged(model.rows, getattr(torch, job.dtype) if job.dtype else torch.float32),
+        settings=settings,
+        versions=_versions(job.device),
+        notes=model.notes,
+    )
 
 
 def _search_path() -> list[str]:
@@ -296,6 +175,7 @@ def _device_name(device: str) -> str:
     return f"{platform.processor() or platform.machine()} (CPU)"
 
 
+@functools.cache
 def _versions(device: str) -> dict[str, str]:
     found = {"python": platform.python_version()}
     for library in _LIBRARIES:

@@ -25,6 +25,15 @@ class Values:
     outputs: list[torch.Tensor]
     gradients: dict[str, torch.Tensor]
 
+    def save(self, path: str) -> None:
+        """Write them for another process to read."""
+        torch.save({"outputs": self.outputs, "gradients": self.gradients}, path)
+
+    @classmethod
+    def load(cls, path: str) -> Values:
+        """Read what `save` wrote."""
+        return cls(**torch.load(path))
+
 
 def step_values(run: Callable[..., Any], model: nn.Module, inputs: Any, gradients: bool, seed: int = 1) -> Values:
     """Run one step and sample what it computed, as float64 on the CPU; gradients are taken away again."""

@@ -1,19 +1,22 @@
 """The process of one row: `python -m memopt.comparison.worker JOB.json`.
 
-It speaks in lines of JSON on what was its standard output: `ready` once the first step has run, `row` with what was
-found, and waits for a line on standard input after each, so that only one process at a time is timed. What libraries
-print goes to standard error.
+It speaks in lines of JSON on what was its standard output: `begins` before the first step, `ready` once that has run,
+`row` with what was found, and waits for a line on standard input after the last two, so that only one process at a time
+is timed. What libraries print goes to standard error.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
 import gc
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +24,17 @@ import torch
 from torch import nn
 
 import memopt
+from memopt.comparison.blocks import blocks_of, checkpoint_blocks
 from memopt.comparison.job import Job
 from memopt.comparison.steps import OPTIMIZERS, Engine, call, loss_of, placed
-from memopt.comparison.truth import Values, errors, step_values, truth
+from memopt.comparison.truth import step_values, truth
 
 
 def main(path: str) -> None:
     """Do the job in the file."""
     with os.fdopen(os.dup(1), "w") as words:
         os.dup2(2, 1)
+        _end_with_parent()
         job = Job.read(Path(path))
 
         def say(kind: str, **content: Any) -> None:
@@ -50,32 +55,40 @@ def main(path: str) -> None:
 
 
 def _truth(job: Job) -> dict[str, Any]:
-    model, inputs = _loaded(job)
-    found, is_random = truth(model, inputs, job.training)
-    torch.save({"outputs": found.outputs, "gradients": found.gradients}, job.truth)
+    model, inputs = job.source.load()
+    with _turn(job):
+        model, inputs = _placed(job, model, inputs)
+        if job.training and torch.device(job.device).type == "cuda" and blocks_of(model):
+            checkpoint_blocks(model)  # the same numbers, and four times the bytes of bfloat16 may be too many
+        found, is_random = truth(model, inputs, job.training)
+    found.save(job.values)
     return {"random": is_random}
 
 
 def _row(job: Job, say: Callable[..., None]) -> None:
     engine = Engine.parse(job.engine)
-    model, inputs = _loaded(job)
+    model, inputs = job.source.load()
     cuda = torch.device(job.device).type == "cuda"
-    model.train(job.training and not job.eval_gradients)
-    make = OPTIMIZERS.get(job.optimizer)
-    optimizer = make([p for p in model.parameters() if p.requires_grad], lr=1e-3) if make and job.training else None
     found: dict[str, Any] = {}
-    started = time.perf_counter()
-    run = engine.ready(model, job.training, optimizer)
-    first = step_values(run, model, inputs, job.training)
-    if cuda:
-        torch.cuda.synchronize()
-    found["first_seconds"] = time.perf_counter() - started
-    if job.truth:
-        found["error"], found["gradient_error"] = errors(first, Values(**torch.load(job.truth)))
+    # Peers that compile nothing reach their peak at once; the others do so at a time of their own.
+    with _turn(job) if engine.kind in ("eager", "checkpoint") else contextlib.nullcontext():
+        model, inputs = _placed(job, model, inputs)
+        model.train(job.training and not job.eval_gradients)
+        make = OPTIMIZERS.get(job.optimizer)
+        optimizer = make([p for p in model.parameters() if p.requires_grad], lr=1e-3) if make and job.training else None
+        say("begins")
+        started = time.perf_counter()
+        run = engine.ready(model, job.training, optimizer)
+        first = step_values(run, model, inputs, job.training)
+        if cuda:
+            torch.cuda.synchronize()
+        found["first_seconds"] = time.perf_counter() - started
+        _release(cuda)
+    first.save(job.values)
     del first
     if not job.eval_gradients:
         _release(cuda)
-        say("ready", device=_device_id(job) if cuda else "")
+        say("ready", device=job.device if cuda else "")
         sys.stdin.readline()
         found.update(_timed(job, engine, run, model, inputs, optimizer))
     report = _report(run)
@@ -131,10 +144,26 @@ def _timed(
     return found
 
 
-def _loaded(job: Job) -> tuple[nn.Module, Any]:
-    model, inputs = job.source.load()
-    dtype = getattr(torch, job.dtype) if job.dtype else None
-    return placed(model, inputs, torch.device(job.device), dtype)
+def _placed(job: Job, model: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
+    return placed(model, inputs, torch.device(job.device), getattr(torch, job.dtype) if job.dtype else None)
+
+
+@contextlib.contextmanager
+def _turn(job: Job) -> Iterator[None]:
+    """Wait until no other process holds much of the device, and let others wait."""
+    if not job.turn:
+        yield
+        return
+    with Path(job.turn).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    # Closing the file gave the lock back.
+
+
+def _end_with_parent() -> None:
+    """On Linux, let this process end when the one that started it does, however that ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def _report(run: Callable[..., Any]) -> memopt.Report | None:
@@ -153,12 +182,6 @@ def _release(cuda: bool) -> None:
     if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-
-
-def _device_id(job: Job) -> str:
-    """The device's name for the driver, whatever CUDA_VISIBLE_DEVICES makes of its number."""
-    found = str(getattr(torch.cuda.get_device_properties(torch.device(job.device)), "uuid", ""))
-    return found if not found or found.startswith("GPU-") else f"GPU-{found}"
 
 
 def _live_bytes() -> int:

@@ -1,5 +1,7 @@
 """Whole comparisons, each row in a process of its own; whatever happens to one of them is a row."""
 
+import itertools
+import json
 import time
 
 import pytest
@@ -7,7 +9,10 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.comparison.run import compare
+from memopt.comparison.job import Job, Source
+from memopt.comparison.progress import Case
+from memopt.comparison.run import compare, compare_cases
+from memopt.comparison.steps import Engine
 
 FACTORIES = """
 import os, signal, time, torch
@@ -118,3 +123,91 @@ def test_on_cuda():
         # The driver's context is part of what the process holds; the driver's tool may be missing.
         assert row.process_bytes is None or row.process_bytes > row.reserved_bytes
     assert "allocator" in found.settings and found.device.startswith("NVIDIA")
+
+
+CROWD = """
+import os, pathlib, signal, subprocess, time, torch
+
+def pair():
+    return torch.nn.Linear(2, 2).eval(), torch.ones(1, 2)
+
+def greedy(place):
+    \"\"\"Finds no memory while another process of the same kind is there.\"\"\"
+    mine = pathlib.Path(place) / str(os.getpid())
+    mine.touch()
+    time.sleep(1)
+    try:
+        if len(list(pathlib.Path(place).iterdir())) > 1:
+            time.sleep(1)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+    finally:
+        mine.unlink()
+    return pair()
+
+class Stamped(torch.nn.Module):
+    def __init__(self, place):
+        super().__init__()
+        self.weight, self.place = torch.nn.Parameter(torch.ones(1)), place
+
+    @torch.compiler.disable
+    def forward(self, x):
+        begun = time.monotonic()
+        time.sleep(0.03)
+        with open(self.place + "/" + str(os.getpid()), "a") as file:
+            file.write(f"{begun} {time.monotonic()}\\n")
+        return x * self.weight
+
+def stamped(place):
+    return Stamped(place).eval(), torch.ones(1)
+"""
+
+
+@pytest.fixture
+def crowd(tmp_path, monkeypatch):
+    (tmp_path / "crowd.py").write_text(CROWD)
+    (tmp_path / "place").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def run(function, engines, arguments=True, **how):
+        words = {"place": str(tmp_path / "place")} if arguments else {}
+        job = Job(Source(f"crowd:{function}", words), "", False, "cpu", repeats=5, warmup=0)
+        case = Case("crowd", job, tuple(map(Engine.parse, engines)))
+        how = {"timeout": 100, "jobs": 3, "keep_caches": True, **how}
+        return compare_cases([case], tmp_path / "work", **how)[0], tmp_path / "place"
+
+    return run
+
+
+def test_who_finds_no_memory_beside_others_is_run_again_alone(crowd):
+    found, _ = crowd("greedy", ("eager", "compile"))
+    assert [row.reason for row in found.rows] == ["", ""] and not found.notes
+    assert all(row.error is not None for row in found.rows)
+
+
+def test_others_are_stopped_while_one_is_timed(crowd):
+    found, place = crowd("stamped", ("eager", "compile"))
+    assert all(len(row.seconds) == 5 and 0 < row.first_seconds < 60 for row in found.rows)
+    assert all(row.first_seconds < 0.5 for row in found.rows if row.name == "eager")
+    timed = []
+    for path in place.iterdir():
+        steps = [tuple(map(float, line.split())) for line in path.read_text().splitlines()]
+        timed += [(path.name, *step) for step in steps[-5:]]
+    timed.sort(key=lambda step: step[1])
+    assert all(step[2] <= after[1] for step, after in itertools.pairwise(timed) if step[0] != after[0])
+
+
+def test_what_has_not_ended_in_time_is_a_row_and_the_rest_is_kept(crowd):
+    seen = []
+    found, _ = crowd("pair", ("eager", "aten"), arguments=False, watch=seen.append)
+    assert [len(step[0].rows) for step in seen if step][-1] == 2 and not any(row.reason for row in found.rows)
+    assert json.loads(seen[-1][0].to_json())["rows"][1]["name"] == "aten"
+
+
+def test_the_time_for_everything_ends(factories, tmp_path):
+    job = Job(Source("compared:hangs"), "", False, "cpu")
+    case = Case("slow", job, (Engine("eager"), Engine("aten")))
+    started = time.monotonic()
+    (found,) = compare_cases([case], tmp_path, timeout=100, jobs=2, keep_caches=True, seconds=2)
+    assert {row.reason for row in found.rows} == {"not run: the time given for the whole comparison was over"}
+    assert "no float64 reference" in found.notes[0] and time.monotonic() - started < 30

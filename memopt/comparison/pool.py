@@ -1,0 +1,149 @@
+"""Processes that are prepared side by side and timed one at a time, with all others stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+from memopt.comparison.job import Job
+from memopt.comparison.processes import Worker, WorkerFailed, device_used
+
+# The same allocator for all rows, and the one that memopt's budgets are kept with.
+ALLOCATOR = "expandable_segments:True"
+# What a device that has no memory left makes PyTorch, memopt and XLA say.
+_NO_MEMORY = ("out of memory", "OutOfMemory", "RESOURCE_EXHAUSTED")
+_LATE = "not run: the time given for the whole comparison was over"
+
+
+class Pool:
+    """Up to so many processes at once; a process that is ready is timed while the others are stopped.
+
+    One that finds no memory beside the others is run once more, alone.
+    """
+
+    def __init__(self, folder: Path, timeout: float, keep_caches: bool, jobs: int, seconds: float | None) -> None:
+        """`timeout` is for what one process is asked for, `seconds` for all together; see `compare`."""
+        self.folder, self.timeout, self.keep_caches, self.jobs = folder, timeout, keep_caches, max(1, jobs)
+        self._end = None if seconds is None else time.monotonic() + seconds
+        self._waiting: deque[tuple[int, Job]] = deque()
+        self._alone: deque[tuple[int, Job]] = deque()
+        self._running: dict[int, tuple[Job, Worker]] = {}
+        self._beside: set[int] = set()  # have run beside others
+        self._added = self._started = 0
+
+    def add(self, jobs: Sequence[Job]) -> list[int]:
+        """Let jobs be done, after those that are waiting. Returns their numbers."""
+        numbers = list(range(self._added, self._added + len(jobs)))
+        self._waiting.extend(zip(numbers, jobs, strict=True))
+        self._added += len(jobs)
+        return numbers
+
+    def run(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Each job's number and what its process said in the end, as soon as it did; jobs may be added meanwhile."""
+        try:
+            while self._waiting or self._alone or self._running:
+                if self._end is not None and time.monotonic() > self._end:
+                    yield from self._left()
+                    return
+                self._start()
+                for number, (job, worker) in list(self._running.items()):
+                    said = self._heard(number, worker)
+                    if said is None:
+                        continue
+                    worker.end()
+                    del self._running[number]
+                    if number in self._beside and any(word in said.get("reason", "") for word in _NO_MEMORY):
+                        self._beside.discard(number)
+                        self._alone.append((number, job))
+                    else:
+                        yield number, said
+                time.sleep(0.02)
+        finally:
+            for _, worker in self._running.values():
+                worker.end()
+
+    def _start(self) -> None:
+        while self._waiting and len(self._running) < self.jobs:
+            number, job = self._waiting.popleft()
+            self._running[number] = (job, self._worker(job))
+        if self._alone and not self._running:
+            number, job = self._alone.popleft()
+            self._running[number] = (job, self._worker(job))
+        elif len(self._running) > 1:
+            self._beside.update(self._running)
+
+    def _left(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        while self._running:
+            number, (_, worker) = self._running.popitem()
+            worker.end()
+            yield number, {"kind": "row", "reason": _LATE}
+        while self._alone or self._waiting:
+            number, _ = (self._alone or self._waiting).popleft()
+            yield number, {"kind": "row", "reason": _LATE}
+
+    def _heard(self, number: int, worker: Worker) -> dict[str, Any] | None:
+        try:
+            said = worker.heard()
+            if said is None or said["kind"] != "ready":
+                return said
+            stopped = worker.stopped_seconds
+            said = self._timed(number, worker, said["device"])
+        except WorkerFailed as error:
+            return {"kind": "row", "reason": str(error)}
+        if "first_seconds" in said:
+            said["first_seconds"] -= stopped
+        return said
+
+    def _timed(self, number: int, worker: Worker, device: str) -> dict[str, Any]:
+        """Let a prepared process be timed, and see what the device gets back when it ends."""
+        with self._quiet(number, device):
+            worker.go()
+            said = worker.expect()
+            held = device_used(device)
+            worker.end()
+            left = device_used(device, after=0.2)
+        if held is None or left is None or "reason" in said:
+            return said
+        return {**said, "process_bytes": held - left}
+
+    @contextlib.contextmanager
+    def _quiet(self, number: int, device: str) -> Iterator[None]:
+        others = [worker for other, (_, worker) in self._running.items() if other != number]
+        for worker in others:
+            worker.stop()
+        try:
+            if device and others:
+                time.sleep(0.2)  # what they gave the device is done first
+            yield
+        finally:
+            for worker in others:
+                worker.go_on()
+
+    def _worker(self, job: Job) -> Worker:
+        self._started += 1
+        name = f"{self._started:03}"
+        own = self.folder / f"own-{name}"
+        (own / "tmp").mkdir(parents=True)
+        environment = {"PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ALLOCATOR)}
+        environment["TMPDIR"] = str(own / "tmp")  # a process that is ended leaves what it wrote
+        environment["KINETO_LOG_LEVEL"] = "99"  # the profiler's own lines
+        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # or its figures would be three quarters of the device
+        if self.jobs > 1:  # or each of them would start a compiler per core
+            threads = max(1, 2 * (os.cpu_count() or 1) // self.jobs)
+            environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
+        if self.keep_caches:
+            environment["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
+        else:
+            environment["TORCHINDUCTOR_CACHE_DIR"] = str(own / "inductor")
+            environment["TRITON_CACHE_DIR"] = str(own / "triton")
+            environment["MEMOPT_CACHE_DIR"] = str(own / "memopt")
+        turn = str(self.folder / "turn") if self.jobs > 1 else ""
+        return Worker(dataclasses.replace(job, turn=turn), self.folder, name, self.timeout, environment)
