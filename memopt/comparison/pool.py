@@ -94,13 +94,10 @@ class Pool:
             said = worker.heard()
             if said is None or said["kind"] != "ready":
                 return said
-            stopped = worker.stopped_seconds
             said = self._timed(number, worker, said["device"])
         except WorkerFailed as error:
             return {"kind": "row", "reason": str(error)}
-        if "first_seconds" in said:
-            said["first_seconds"] -= stopped
-        return said
+        return said if "reason" in said else {**said, "first_seconds": worker.first_seconds}
 
     def _timed(self, number: int, worker: Worker, device: str) -> dict[str, Any]:
         """Let a prepared process be timed, and see what the device gets back when it ends."""

@@ -43,7 +43,7 @@ class Worker:
                 start_new_session=True,  # so that what it starts can be ended with it
             )
         self._lines: queue.Queue[str | None] = queue.Queue()
-        self._begun = self._ready = 0.0  # when its first step began, and when that had ended
+        self._begun = self._ran = 0.0  # when its first step began, and when that had ended
         self._stops: list[list[float]] = []  # beginning and, once it goes on, end
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -53,10 +53,10 @@ class Worker:
             kind = json.loads(line)["kind"]
             if kind == "begins":
                 self._begun = time.monotonic()
-                continue
-            if kind == "ready":
-                self._ready = time.monotonic()
-            self._lines.put(line)
+            elif kind == "ran":
+                self._ran = time.monotonic()
+            else:
+                self._lines.put(line)
         self._lines.put(None)
 
     def expect(self) -> dict[str, Any]:
@@ -106,9 +106,10 @@ class Worker:
         self._signal(signal.SIGCONT)
 
     @property
-    def stopped_seconds(self) -> float:
-        """How long it was stopped during its first step."""
-        return sum(max(0.0, min(end, self._ready) - max(start, self._begun)) for start, end in self._stops)
+    def first_seconds(self) -> float:
+        """How long its first step took, less what it was stopped meanwhile."""
+        stopped = (min(end, self._ran) - max(start, self._begun) for start, end in self._stops)
+        return self._ran - self._begun - sum(max(0.0, seconds) for seconds in stopped)
 
     def go(self) -> None:
         """Let the process go on; its time begins anew, for it may have waited for others."""

@@ -1,8 +1,8 @@
 """The process of one row: `python -m memopt.comparison.worker JOB.json`.
 
-It speaks in lines of JSON on what was its standard output: `begins` before the first step, `ready` once that has run,
-`row` with what was found, and waits for a line on standard input after the last two, so that only one process at a time
-is timed. What libraries print goes to standard error.
+It speaks in lines of JSON on what was its standard output: `begins` before the first step, `ran` after it, `ready` to
+be timed, and `row` with what was found. After the last two it waits for a line on standard input, so that only one process
+at a time is timed. What libraries print goes to standard error.
 """
 
 from __future__ import annotations
@@ -77,12 +77,11 @@ def _row(job: Job, say: Callable[..., None]) -> None:
         make = OPTIMIZERS.get(job.optimizer)
         optimizer = make([p for p in model.parameters() if p.requires_grad], lr=1e-3) if make and job.training else None
         say("begins")
-        started = time.perf_counter()
         run = engine.ready(model, job.training, optimizer)
         first = step_values(run, model, inputs, job.training)
         if cuda:
             torch.cuda.synchronize()
-        found["first_seconds"] = time.perf_counter() - started
+        say("ran")
         _release(cuda)
     first.save(job.values)
     del first
