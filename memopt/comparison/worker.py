@@ -1,8 +1,8 @@
 """The process of one row: `python -m memopt.comparison.worker JOB.json`.
 
 It speaks in lines of JSON on what was its standard output: `begins` before the first step, `ran` after it, `ready` to
-be timed, and `row` with what was found. After the last two it waits for a line on standard input, so that only one process
-at a time is timed. What libraries print goes to standard error.
+be timed, and `row` with what was found. After the last two it waits for a line on standard input, so that only one
+process at a time is timed. What libraries print goes to standard error.
 """
 
 from __future__ import annotations
