@@ -192,8 +192,9 @@ def test_others_are_stopped_while_one_is_timed(crowd):
     timed = []
     for path in place.iterdir():
         steps = [tuple(map(float, line.split())) for line in path.read_text().splitlines()]
-        timed += [(path.name, *step) for step in steps[-5:]]
+        timed += [(path.name, *step) for step in steps[-5:] if len(steps) > 5]  # the truth runs twice, and unseen
     timed.sort(key=lambda step: step[1])
+    assert len(timed) == 10
     assert all(step[2] <= after[1] for step, after in itertools.pairwise(timed) if step[0] != after[0])
 
 
