@@ -99,39 +99,39 @@ def main() -> int:
     given = parser.parse_args()
     if given.worker:
         return worker(given)
-    with tempfile.NamedTemporaryFile() as lock:
-        rows = run_rows(given, lock.name)
     print(f"{'case':18} {'share':>5} {'limit':>5} {'budget':>9} {'predicted':>9} {'allocated':>9} {'reserved':>9} "
           f"{'over':>6} {'ms':>8} {'retries':>7}")  # fmt: skip
-    for row in rows:
-        taken, reserved, limited = (
-            row.get("peak_bytes", 0),
-            row.get("reserved_bytes", 0),
-            "yes" if row["limited"] else "no",
-        )
-        print(
-            f"{row['case']:18} {row['share']:5} {limited:>5} {row['budget_bytes'] / 1e9:9.3f} "
-            f"{row['predicted_bytes'] / 1e9:9.3f} {taken / 1e9:9.3f} {reserved / 1e9:9.3f} "
-            f"{max(0, reserved - row['budget_bytes']) / 1e9:6.3f} {row['seconds'] * 1e3:8.1f} "
-            f"{row.get('retries_per_step', 0):7.1f}"
-        )
-    if given.json:
-        import torch
-
-        import memopt
-
-        device = torch.cuda.get_device_name() if given.device.startswith("cuda") else "cpu"
-        settings = {"dtype": given.dtype, "backend": given.backend, "repeats": given.repeats, "tiny": given.tiny}
-        result = {
-            "device": device,
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "memopt": memopt.__version__,
-            "settings": settings,
-            "rows": rows,
-        }
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    with tempfile.NamedTemporaryFile() as lock:
+        rows = run_rows(given, lock.name)
     return 0 if len(rows) == 2 * len(given.cases) * len(given.shares) else 1
+
+
+def line_of(row: dict[str, Any]) -> str:
+    taken, reserved = row.get("peak_bytes", 0), row.get("reserved_bytes", 0)
+    return (
+        f"{row['case']:18} {row['share']:5} {'yes' if row['limited'] else 'no':>5} {row['budget_bytes'] / 1e9:9.3f} "
+        f"{row['predicted_bytes'] / 1e9:9.3f} {taken / 1e9:9.3f} {reserved / 1e9:9.3f} "
+        f"{max(0, reserved - row['budget_bytes']) / 1e9:6.3f} {row['seconds'] * 1e3:8.1f} "
+        f"{row.get('retries_per_step', 0):7.1f} {'; '.join(row['notes'])}"
+    )
+
+
+def write(given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Write what was measured so far: a run that is cut short leaves what it did."""
+    import torch
+
+    import memopt
+
+    settings = {"dtype": given.dtype, "backend": given.backend, "repeats": given.repeats, "tiny": given.tiny}
+    result = {
+        "device": torch.cuda.get_device_name() if given.device.startswith("cuda") else "cpu",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "memopt": memopt.__version__,
+        "settings": settings,
+        "rows": rows,
+    }
+    given.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def run_rows(given: argparse.Namespace, lock: str) -> list[dict[str, Any]]:
@@ -152,7 +152,11 @@ def run_rows(given: argparse.Namespace, lock: str) -> list[dict[str, Any]]:
         lines = [line for line in output.splitlines() if line.startswith("ROW ")]
         if not lines:
             print(f"{spec}: failed with {process.returncode}", file=sys.stderr)
-        rows += [json.loads(line.removeprefix("ROW ")) for line in lines]
+        for line in lines:
+            rows.append(json.loads(line.removeprefix("ROW ")))
+            print(line_of(rows[-1]), flush=True)
+        if given.json:
+            write(given, rows)
     return rows
 
 
