@@ -34,12 +34,15 @@ class AtenBackend(Engine):
         def half(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
             return emit(module)
 
+        def backward(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+            return hooks.backward(emit(module))
+
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
             program, rewrite = hooks.inference(module)
             return Watched(program, rewrite, emit)
 
         lower = aot_autograd(
-            fw_compiler=half, bw_compiler=half, inference_compiler=inference, partition_fn=hooks.partition
+            fw_compiler=half, bw_compiler=backward, inference_compiler=inference, partition_fn=hooks.partition
         )
         return lower(graph_module, example_inputs)
 

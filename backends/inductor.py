@@ -185,7 +185,7 @@ class _Training:
     # -- one attempt ---------------------------------------------------------------------------------------------
 
     def _attempt(self, partition: Callable[..., Any], *, keep_order: bool = False) -> _Attempt | None:
-        halves = Halves()
+        halves = Halves(self.hooks.backward)
         try:
             run = _compile_fx(self.graph_module, self.example_inputs, halves.compile, partition, keep_order)
         except _Hopeless:

@@ -21,6 +21,8 @@ from memopt.backends.inductor_replay import Meter, ReplayError, Workspace, Wrapp
 from memopt.program import InputKind, OutputKind, Program
 from memopt.step.planner import GraphPeaks
 
+Call = Callable[[list[Any]], Sequence[Any]]
+
 # compile_fx_inner loads the module that it generated under this name.
 _LOADER = "load_by_key_path"
 
@@ -34,22 +36,25 @@ class Half:
         outputs: Any = module.graph.output_node().args[0]
         self.outputs = [value.name if isinstance(value, fx.Node) else None for value in outputs]
         self.wrapper: Wrapper | None = None
-        self.run: Callable[[list[Any]], Sequence[Any]] | None = None
+        self.run: Call | None = None
         self.load: Callable[[], None] = lambda: None
+        self.around: Callable[[Call], Call] = lambda call: call  # put around the generated code
 
 
 class Halves:
     """Collects both halves while `compile_fx` lowers one joint graph."""
 
-    def __init__(self) -> None:
+    def __init__(self, around_backward: Callable[[Call], Call]) -> None:
         self.forward: Half | None = None
         self.backward: Half | None = None
+        self._around_backward = around_backward
 
     def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         """Inductor's inner compiler, with the kernels left for later."""
         half = Half(module)
         if options.get("is_backward"):
             self.backward = half
+            half.around = self._around_backward
         else:
             self.forward = half
         with _deferred(half):
@@ -122,16 +127,16 @@ def _deferred(half: Half) -> Iterator[None]:
         if attrs is None:  # a kernel's own module
             return load(key, path, linemap, attrs, **options)
         half.wrapper = Wrapper(Path(path).read_text(), dict(attrs))
-        loaded: list[Any] = []
+        loaded: list[Call] = []
 
         def ready() -> None:
             if not loaded:
                 with unset_fake_temporarily():
-                    loaded.append(load(key, path, linemap, attrs, **options))
+                    loaded.append(half.around(load(key, path, linemap, attrs, **options).call))
 
         def call(args: list[Any]) -> Any:
             ready()
-            return loaded[0].call(args)
+            return loaded[0](args)
 
         half.load = ready
         return SimpleNamespace(call=call, __file__=path)

@@ -15,7 +15,7 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 from torch.utils import _pytree as pytree
 
-from memopt.budget import Budget, format_bytes
+from memopt.budget import Budget
 from memopt.capture.attention import attention_as_on
 from memopt.capture.dynamo import Hooks
 from memopt.capture.export import CaptureError
@@ -122,7 +122,7 @@ class CompiledModule(nn.Module):
                 with guard.forward(), planning(session.model_name):
                     outputs = self._planned_call(session, accumulating, args, kwargs)
             except torch.OutOfMemoryError as error:
-                raise MemoryError(_short_of_memory(session, error)) from None
+                raise MemoryError(session.short_of_memory(error)) from None
         guard.backward(outputs)
         return outputs
 
@@ -274,16 +274,6 @@ def _allow(owner: weakref.ref[CompiledModule], session: weakref.ref[Session], li
     module, known = owner(), session()
     if module is not None and known is not None:
         module._allow(known, limit_bytes)
-
-
-def _short_of_memory(session: Session, error: torch.OutOfMemoryError) -> str:
-    """One line that says what ran out, what was promised, and what would help."""
-    reason = str(error).splitlines()[0].split(". GPU")[0] if str(error) else "out of memory"
-    if session.report is None:
-        return f"memory ran out before the step was planned ({reason}): free memory on the device"
-    budget, peak = session.report.budget_bytes, format_bytes(session.report.peak_bytes, short=True)
-    held = "" if budget is None else f" inside the budget of {format_bytes(budget, short=True)}"
-    return f"memory ran out in a step planned to take {peak}{held} ({reason}): free other memory or allow more"
 
 
 def resident_of(

@@ -7,6 +7,8 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
+import torch
+
 from memopt.budget import Budget, BudgetError
 from memopt.capture.dynamo import Names
 from memopt.engine import Engine
@@ -23,6 +25,7 @@ from memopt.report.build import build_report
 from memopt.report.record import ExecutableReport, Report
 from memopt.solve.schedule import Schedule
 from memopt.step.carry import SEARCHES, Sizes, carried_from
+from memopt.step.guard import short_of_memory
 from memopt.step.inference_plan import plan_within
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
 from memopt.step.planner import GraphPeaks, StepPlan, peaks_of, step_peak
@@ -370,6 +373,10 @@ class Session:
             self.notes.append(text)
             if self.report is not None:
                 self.report = dataclasses.replace(self.report, notes=tuple(self.notes))
+
+    def short_of_memory(self, error: torch.OutOfMemoryError) -> str:
+        """What the user reads when memory runs out in a step."""
+        return short_of_memory(self.report, error)
 
     @property
     def one_graph(self) -> bool:

@@ -30,6 +30,7 @@ from memopt.capture.joint import (
 from memopt.capture.keep_attention import keep_fused_attention
 from memopt.capture.lending import lend
 from memopt.program import InputKind, Program
+from memopt.step.guard import said
 
 Names = Mapping[int, tuple[InputKind, str, torch.Tensor]]
 
@@ -49,6 +50,9 @@ class Session(Protocol):
 
     def training(self, program: Program, graph_break: bool) -> Program:
         """Return the rewritten joint program, planned."""
+
+    def short_of_memory(self, error: torch.OutOfMemoryError) -> str:
+        """What the user reads when memory runs out in a step."""
 
 
 class Hooks:
@@ -103,6 +107,11 @@ class Hooks:
             self.captured = from_joint(joint, forward_outputs, self.origins)
             lend(self.captured, self.example_inputs())
             return self.session.training(self.captured, self.graph_break)
+
+    def backward(self, run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
+        """A compiled backward, which says in one line when memory runs out in it."""
+        session = self.session
+        return said(run, lambda error: session.short_of_memory(error))
 
     def inference(
         self, graph_module: fx.GraphModule

@@ -15,6 +15,7 @@ from memopt.capture.dynamo import Hooks, Names
 from memopt.capture.shadow import model_names
 from memopt.module import collect, dynamo_settings
 from memopt.program import InputKind, Program
+from memopt.step.guard import short_of_memory
 from memopt.synthesis import synthesize
 
 
@@ -65,6 +66,9 @@ class _Recorder:
     def inference(self, program: Program) -> Program:
         self.found.append((program, []))
         return program
+
+    def short_of_memory(self, error: torch.OutOfMemoryError) -> str:
+        return short_of_memory(None, error)
 
     def backend(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         hooks: Any = Hooks(self, graph_module, example_inputs)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from memopt.budget import format_bytes
 from memopt.memory.allocator_limit import Allowance, enter, leave
+from memopt.report.record import Report
 
 
 class StepGuard:
@@ -65,5 +68,45 @@ class StepGuard:
 
 
 def _in_backward(device: torch.device, limit_bytes: int, gradient: torch.Tensor) -> None:
-    token = enter(device, limit_bytes)
-    torch.autograd.Variable._execution_engine.queue_callback(functools.partial(leave, token))
+    torch.autograd.Variable._execution_engine.queue_callback(_Held(enter(device, limit_bytes)).end)
+
+
+class _Held:
+    """A limit in force until `end`, or until autograd drops it: a backward that fails calls nothing back."""
+
+    def __init__(self, token: tuple[int, int]) -> None:
+        self._leave = weakref.finalize(self, leave, token)
+        self._leave.atexit = False
+
+    def end(self) -> None:
+        self._leave()
+
+
+# -- memory that runs out ---------------------------------------------------------------------------------------------
+
+
+def short_of_memory(report: Report | None, error: torch.OutOfMemoryError) -> str:
+    """One line that says what ran out, what was promised, and what would help."""
+    reason = str(error).splitlines()[0].split(". GPU")[0] if str(error) else "out of memory"
+    if report is None:
+        return f"memory ran out before the step was planned ({reason}): free memory on the device"
+    budget, peak = report.budget_bytes, format_bytes(report.peak_bytes, short=True)
+    held = "" if budget is None else f" inside the budget of {format_bytes(budget, short=True)}"
+    return f"memory ran out in a step planned to take {peak}{held} ({reason}): free other memory or allow more"
+
+
+def said(
+    run: Callable[[list[Any]], Sequence[Any]], say: Callable[[torch.OutOfMemoryError], str]
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """A compiled backward that raises MemoryError with one line when memory runs out in it."""
+
+    def backward(args: list[Any]) -> Sequence[Any]:
+        try:
+            return run(args)
+        except torch.OutOfMemoryError as error:
+            reason = say(error)
+        raise MemoryError(reason)  # out here, so that no traceback holds on to the step's tensors
+
+    marked: Any = backward
+    marked._boxed_call = True  # AOTAutograd's sign that it empties its list of arguments
+    return backward

@@ -78,7 +78,7 @@ def take_step(
                 _step(run, given, written)
                 torch.cuda.synchronize(device)
             return Taken(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, MemoryError):
             pass  # its traceback holds the step's tensors until this clause is left
         finally:
             torch.cuda.empty_cache()

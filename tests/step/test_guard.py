@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import memopt
 from memopt.memory.allocator_limit import Allowance
@@ -77,6 +79,25 @@ def test_an_error_leaves_nothing_in_force(limits):
     assert limits == []
 
 
+def test_a_backward_that_fails_leaves_nothing_in_force(limits):
+    guard = StepGuard()
+    guard.allow(Allowance(GPU, 1000, 50, 50))
+    weight = torch.ones(4, requires_grad=True)
+    seen = []
+
+    def fail(gradient):
+        seen.append(list(limits))
+        raise MemoryError
+
+    weight.register_hook(fail)
+    with guard.forward():
+        out = (weight * 2).sum()
+    guard.backward(out)
+    with pytest.raises(MemoryError):
+        out.backward()
+    assert seen == [[1000]] and limits == []
+
+
 def test_outputs_without_gradients_are_left_alone(limits):
     guard = StepGuard()
     guard.backward(torch.ones(3).requires_grad_().sum())
@@ -125,6 +146,52 @@ def test_memory_that_runs_out_in_a_step_is_one_clear_line(monkeypatch):
     assert "\n" not in text and "budget of 1.00 GB" in text and "Tried to allocate 2.00 GiB)" in text
     assert isinstance(model, nn.Module)
     run(x).backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+
+
+class Starving(TorchDispatchMode):
+    """Memory runs out at the n-th operator that is called."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.left = calls
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.left -= 1
+        if self.left == 0:
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total of 8 GiB.\nSee"
+            )
+        result = func(*args, **(kwargs or {}))
+        self.made = weakref.ref(result)
+        return result
+
+
+@pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_memory_that_runs_out_in_a_later_backward_is_one_clear_line(backend):
+    model, x = make(layers=2, dropout=0.2)
+    run = memopt.compile(model, "1GB", backend=backend)
+
+    def forward():
+        torch.manual_seed(1)
+        return run(x)
+
+    forward().backward()
+    expected = gradients(model)
+    model.zero_grad()
+    start = [parameter.clone() for parameter in model.parameters()]
+    loss, starving = forward(), Starving(calls=3)
+    with pytest.raises(MemoryError) as error, starving:
+        loss.backward()
+    text = str(error.value)
+    assert "\n" not in text and "budget of 1.00 GB" in text and "Tried to allocate 2.00 GiB)" in text
+    assert type(error.value) is MemoryError
+    assert starving.made() is None  # what the step made is free, though the error is not
+    for parameter, value in zip(model.parameters(), start, strict=True):
+        assert torch.equal(parameter, value) and parameter.grad is None
+    del loss
+    forward().backward()
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         assert torch.equal(parameter.grad, gradient)
 
