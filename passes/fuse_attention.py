@@ -20,11 +20,8 @@ from memopt.patterns.attention import (
     Operand,
     Scaled,
     attention_of,
-    drop_metadata_checks,
-    keeps_order,
-    permutation,
-    shape,
 )
+from memopt.patterns.elements import drop_metadata_checks, keeps_order, permutation, shape
 from memopt.patterns.mask_values import bounds_of_values, known_value
 from memopt.program import Program, fake_mode
 from memopt.relayout import layout_is_unseen, replace_relaid

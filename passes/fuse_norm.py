@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
-from memopt.patterns.attention import drop_metadata_checks, shape
+from memopt.patterns.elements import drop_metadata_checks, shape
 from memopt.patterns.norms import Norm, norm_of
 from memopt.program import Program
 from memopt.relayout import layout_is_unseen, replace_relaid

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.patterns.attention import keeps_order, number_of, readers, shape
+from memopt.patterns.elements import keeps_order, number_of, readers, shape
 from memopt.program import Program
 from memopt.rewrite import Refused
 
