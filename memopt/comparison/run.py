@@ -29,7 +29,18 @@ from memopt.comparison.steps import OPTIMIZERS, Engine
 
 log = logging.getLogger("memopt")
 
-_LIBRARIES = ("torch", "triton", "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "jax", "tensorflow")
+_LIBRARIES = (
+    "torch",
+    "triton",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "jax",
+    "torchax",
+    "tensorflow",
+    "tensorflow-cpu",
+)
 
 
 def compare(

@@ -18,7 +18,15 @@ from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline, lifetimes
 from memopt.pass_manager import PassRecord
 from memopt.program import Program, source_line, tensors_of
-from memopt.report.record import ArenaBlock, ArenaReport, Environment, ProgramReport, Report, TensorRow
+from memopt.report.record import (
+    ArenaBlock,
+    ArenaReport,
+    Environment,
+    ExecutableReport,
+    ProgramReport,
+    Report,
+    TensorRow,
+)
 from memopt.snapshot import snapshot
 from memopt.step.curve import CurvePoint, monotone
 from memopt.step.planned import Planned, constant_bytes
@@ -55,6 +63,10 @@ def build_report(
     item = planned[largest]
     breakdown = breakdown_of(session, item.program, item.timeline, constants, peak)
     optimizer_peak = session.optimizer_peak()
+    programs = tuple(_program_report(session, number, item, base) for number, item in enumerate(planned))
+    executables = session.executables
+    if not executables and session.engine().measures and measured is not None and not item.program.training:
+        executables = (_measured_executable(programs[largest].name, item.program, measured),)
     return Report(
         passes=tuple(
             dataclasses.replace(record, program=number)
@@ -67,12 +79,17 @@ def build_report(
         budget_bytes=session.limit(own + plain),
         unconstrained_bytes=max(own + plain, optimizer_peak),
         breakdown=breakdown,
-        programs=tuple(_program_report(session, number, item, base) for number, item in enumerate(planned)),
+        programs=programs,
         notes=tuple(session.notes),
         environment=Environment(torch.__version__, _device_name(session, item.program), torch.get_num_threads()),
         model=session.model_name,
         backend=session.engine().name,
-        executables=session.executables,
+        executables=executables
+        or tuple(
+            _arena_executable(report.name, report.arena, item.program)
+            for report, item in zip(programs, planned, strict=True)
+            if report.arena is not None
+        ),
         curve=_whole_curve(curve, peak, base, optimizer_peak),
     )
 
@@ -182,6 +199,27 @@ def _arena(session: Session, program: Program) -> ArenaReport | None:
             for block in blocks
         ),
     )  # fmt: skip
+
+
+def _arena_executable(name: str, arena: ArenaReport, program: Program) -> ExecutableReport:
+    """What a call takes whose values live in an arena, and beside it where operators allocate for themselves."""
+    results = sum(block.bytes for block in arena.blocks if block.home == "output")
+    own = [block for block in arena.blocks if block.home == "operator"]
+    beside = max((sum(b.bytes for b in own if b.start <= block.start < b.end) for block in own), default=0)
+    return ExecutableReport(name, _argument_bytes(program), results, arena.bytes + beside)
+
+
+def _measured_executable(name: str, program: Program, measured: int) -> ExecutableReport:
+    """What a call took of which only the whole could be measured, in bytes above what is resident."""
+    aliasing = analyse(program)
+    nodes = [node for node in program.output_nodes if isinstance(node, fx.Node)]
+    made = [aliasing.storages[index] for index in {index for node in nodes for index in aliasing.of[node]}]
+    results = min(measured, sum(storage.nbytes for storage in made if storage.producer.op != "placeholder"))
+    return ExecutableReport(name, _argument_bytes(program), results, measured - results)
+
+
+def _argument_bytes(program: Program) -> int:
+    return sum(storage.nbytes for storage in analyse(program).storages if storage.producer.op == "placeholder")
 
 
 def _tensor_rows(item: Planned) -> tuple[tuple[TensorRow, ...], tuple[TensorRow, ...]]:

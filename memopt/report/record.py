@@ -113,7 +113,9 @@ class ProgramReport:
 
 @dataclasses.dataclass(frozen=True)
 class ExecutableReport:
-    """What one executable of an engine's own compiler takes while it runs, in bytes, by that compiler's analysis.
+    """What one executable of an engine takes while it runs, in bytes.
+
+    By XLA's own analysis; of `static` by the plan of its arena; of ONNX Runtime under a budget by measurement.
 
     Attributes:
         name: which graph, half and piece it is.
@@ -152,7 +154,7 @@ class Report:
         backend: the engine that runs the programs.
         curve: what more or less memory would cost, falling in bytes and rising in seconds; the plan that was taken is
             marked. Empty for inference, and where nothing was planned.
-        executables: what an engine's own compiler says of each of its executables, in the order in which they run.
+        executables: what an engine says that each of its executables takes, in the order in which they run.
     """
 
     passes: tuple[PassRecord, ...]

@@ -28,7 +28,7 @@ def to_text(report: Report) -> str:
     for program in report.programs:
         lines += [*_program(program), ""]
     if report.executables:
-        lines += ["executables, by their compiler's own analysis:", *_indent(_executables(report.executables)), ""]
+        lines += ["what the engine's executables take:", *_indent(_executables(report.executables)), ""]
     if report.passes:
         lines += ["passes:", *_indent(_passes(report))]
     return "\n".join(lines).rstrip()

@@ -9,7 +9,7 @@ from memopt.budget import format_bytes
 from memopt.graph_record import GraphRecord
 from memopt.pass_manager import PassRecord
 from memopt.report.curve_table import format_seconds
-from memopt.report.record import ArenaReport, ProgramReport, Report, TensorRow
+from memopt.report.record import ArenaReport, ExecutableReport, ProgramReport, Report, TensorRow
 from memopt.report.side_by_side import grouped, side_by_side
 from memopt.report.tables import TableWriter
 from memopt.report.text import describe_evidence, measured, title
@@ -183,7 +183,23 @@ def _arena(arena: ArenaReport) -> View:
 
 
 def _tables(report: Report) -> list[View]:
+    found = []
+    if report.executables:
+        found.append(executables_table(report.executables))
     largest = [(t.name, format_bytes(t.bytes), f"{t.dtype}{list(t.shape)}", t.source) for t in report.breakdown.largest]
-    return (
-        [table("Largest tensors at the peak", ("tensor", "size", "type", "source"), largest, (1,))] if largest else []
-    )
+    if largest:
+        found.append(table("Largest tensors at the peak", ("tensor", "size", "type", "source"), largest, (1,)))
+    return found
+
+
+def executables_table(executables: Sequence[ExecutableReport]) -> View:
+    """What an engine says that each of its executables takes, the largest first."""
+    rows = [
+        (
+            one.name,
+            *(format_bytes(size, short=True) for size in (one.arguments, one.outputs, one.temporaries, one.peak)),
+        )
+        for one in sorted(executables, key=lambda one: -one.peak)
+    ]
+    head = ("executable", "arguments, weights included", "results", "temporaries", "together")
+    return table("What the engine's executables take", head, rows, (1, 2, 3, 4))

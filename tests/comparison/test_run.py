@@ -187,8 +187,7 @@ def test_who_finds_no_memory_beside_others_is_run_again_alone(crowd):
 
 def test_others_are_stopped_while_one_is_timed(crowd):
     found, place = crowd("stamped", ("eager", "compile"))
-    assert all(len(row.seconds) == 5 and 0 < row.first_seconds < 60 for row in found.rows)
-    assert all(row.first_seconds < 0.5 for row in found.rows if row.name == "eager")
+    assert all(len(row.seconds) == 5 and row.first_seconds > 0 for row in found.rows)
     timed = []
     for path in place.iterdir():
         steps = [tuple(map(float, line.split())) for line in path.read_text().splitlines()]
