@@ -22,7 +22,7 @@ from memopt.backends.aten import AtenBackend, Boxed, emit, lower_inference
 from memopt.backends.choose import Bind, Chooser
 from memopt.backends.inductor_fusion import InductorFusion
 from memopt.backends.inductor_halves import Halves
-from memopt.backends.inductor_inference import compile_inference
+from memopt.backends.inductor_inference import compile_inference, watching
 from memopt.backends.inductor_order import KeepOrder
 from memopt.backends.inductor_replay import ReplayError, Workspace
 from memopt.backends.static import StaticBackend
@@ -82,7 +82,8 @@ class InductorBackend(Engine):
             if self._beside is not None:
                 engines[self._beside.name] = self._beside.bind
             session: Any = hooks.session
-            return WatchedProgram(program, rewrite, Chooser(session, engines, session.settle_inference()).bind)
+            choose = Chooser(session, engines, session.settle_inference()).bind
+            return WatchedProgram(watching(program), lambda state: watching(rewrite(state)), choose)
 
         return lower_inference(graph_module, example_inputs, inference)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,11 +13,16 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.backends.aten import Boxed
 from memopt.backends.cuda_graph import Replay
+from memopt.backends.fused_convolution import Worth, fuse_convolutions, read_by
+from memopt.backends.joined_products import join_products, read_by_products
 from memopt.backends.inputs import UserInputs
 from memopt.backends.static import Arena, device_of
 from memopt.backends.tail import split_tail
 from memopt.capture.joint import constants_to_attributes
 from memopt.program import Program, draws_numbers
+
+
+_WORTH = Worth()
 
 
 class InductorFunction:
@@ -39,6 +45,7 @@ class InductorFunction:
             tune: let cuDNN try its algorithms before the graph is made.
         """
         self._turns, self._inputs, self._boxed_call = turns, UserInputs(program), True
+        program = fused(program, turns.device, _WORTH)
         self._replay: Replay | None = None
         self.no_graph = _reason_against(program, turns.device, graphs)
         split = None if self.no_graph else split_tail(program, _compiled_module)
@@ -67,6 +74,18 @@ class InductorFunction:
         """Give back what is held between calls; the next call takes it again."""
         if self._replay is not None:
             self._replay.release()
+
+
+def fused(program: Program, device: torch.device, worth: Worth) -> Program:
+    """The program with convolutions as cuDNN fuses them, on CUDA."""
+    return join_products(fuse_convolutions(program, worth)) if device.type == "cuda" else program
+
+
+def watching(program: Program) -> Program:
+    """The program, which names the inputs whose present values its code will hold."""
+    if device_of(program).type != "cuda":
+        return program
+    return dataclasses.replace(program, baked=program.baked | read_by(program) | read_by_products(program))
 
 
 def compile_inference(program: Program, *, graphs: bool = True, tune: bool = False) -> InductorFunction:

@@ -35,7 +35,7 @@ SIZES: dict[str, dict[str, int]] = {
     "unet": {"batch": 8, "resolution": 256},
 }
 CONVOLUTIONAL = ("resnet50", "densenet121", "unet")
-ROWS = ("memopt", "freezing", "reduce-overhead", "compile", "onnxruntime", "eager")
+ROWS = ("memopt", "memopt-freeze", "freezing", "reduce-overhead", "onnxruntime", "compile", "eager")
 ALLOCATOR = "expandable_segments:True"
 
 
@@ -129,6 +129,10 @@ def worker(given: argparse.Namespace) -> None:
                 torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated(),
             )  # fmt: skip
         found = call().double().cpu()
+        if cuda and given.worker != "onnxruntime":
+            row["segments"] = segments()
+        if given.kernels:
+            row["kernels"] = kernels(call, given.kernels)
     reference = held["result"]
     row["error"] = float((found - reference).abs().max() / reference.abs().max())
     compiled = getattr(call, "compiled", None)
@@ -147,14 +151,45 @@ def used_bytes(cuda: bool) -> int:
     return int(total - free)
 
 
+def segments() -> list[dict[str, Any]]:
+    """What torch's allocator reserves, by pool: bytes of all its segments, and of the blocks in use between calls."""
+    import torch
+
+    found: dict[str, dict[str, Any]] = {}
+    for segment in torch.cuda.memory_snapshot():
+        pool = "of a CUDA graph" if tuple(segment["segment_pool_id"]) != (0, 0) else "common"
+        name = f"{pool}, {segment['segment_type']}"
+        entry = found.setdefault(name, {"pool": name, "reserved_bytes": 0, "used_bytes": 0, "largest_unused_bytes": 0})
+        entry["reserved_bytes"] += segment["total_size"]
+        entry["used_bytes"] += segment["allocated_size"]
+        unused = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
+        entry["largest_unused_bytes"] = max([entry["largest_unused_bytes"], *unused])
+    return list(found.values())
+
+
+def kernels(call: Callable[[], Any], count: int) -> list[list[Any]]:
+    """The kernels of a call that take most time: name, how often, seconds in all."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
+        call()
+        torch.cuda.synchronize()
+    taken = [event for event in trace.key_averages() if event.self_device_time_total > 0]
+    taken.sort(key=lambda event: -event.self_device_time_total)
+    total = ["all", sum(event.count for event in taken), sum(event.self_device_time_total for event in taken) / 1e6]
+    return [total, *([event.key[:110], event.count, event.self_device_time_total / 1e6] for event in taken[:count])]
+
+
 def prepare(given: argparse.Namespace, model: Any, inputs: dict[str, Any]) -> Callable[[], Any]:
     import torch
 
     import memopt
 
     kind, _, setting = given.worker.partition(":")
-    if kind == "memopt":
-        compiled = memopt.compile(model, **({"backend": setting} if setting else {}))
+    if kind in ("memopt", "memopt-freeze"):
+        torch.backends.cudnn.benchmark = setting == "tune"
+        compiled = memopt.compile(model, allow=("freeze",) if kind == "memopt-freeze" else ())
 
         def call() -> Any:
             return compiled(**inputs)
@@ -341,6 +376,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="rows prepared at a time")
     parser.add_argument("--threads", type=int, default=2, help="processes that compile kernels, per row")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", default="", help="MODEL:ROW,…: these rows instead of all models in all rows")
+    parser.add_argument("--kernels", type=int, default=0, help="how many kernels of each row to put in the JSON")
     for hidden in ("--model", "--worker", "--reference"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -373,7 +410,10 @@ def main() -> int:
             reference.process.wait()
         used_bytes(cuda)
         print(f"{'':29} {'ms':>9} {'reserved':>9} {'process':>9} {'error':>9} {'first s':>8}   (sizes in MiB)")
-        run_rows(given, [(model, row) for row in given.rows.split(",") for model in models], folder, result)
+        wanted = [(model, row) for row in given.rows.split(",") for model in models]
+        if given.only:
+            wanted = [(pair.split(":", 1)[0], pair.split(":", 1)[1]) for pair in given.only.split(",")]
+        run_rows(given, wanted, folder, result)
     return 0
 
 

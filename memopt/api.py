@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("memopt")
 
-# Levers that change the numbers or the meaning of a step, by consent only. None is built yet.
-LEVERS: tuple[str, ...] = ()
+# Levers that change the numbers or the meaning of a step, by consent only.
+LEVERS = ("freeze",)
 
 BACKENDS = ("aten", "inductor", "static", "onnxruntime", "xla", "tensorflow")
 
@@ -65,7 +65,9 @@ def compile(
             "static", by measured time under the budget. Where Inductor lays convolutions out channels-last, because it
             is faster, the model's own parameters are laid out so: the same values and objects, with other strides.
         passes: rewrites in order, in place of `memopt.INFERENCE` or `memopt.TRAINING`.
-        allow: names of levers that may change the numbers; none is available in this version.
+        allow: names of levers that may change the numbers. "freeze": for inference, batch norms are folded into the
+            model's own parameters and buffers, in place and for good: it computes the same function from other
+            numbers, and is to be trained no further.
         verify: True proves each rewrite on its own region and measures a trial step; "full" also compares whole
             programs; False trusts.
 
@@ -114,8 +116,7 @@ def make_options(
     """
     for lever in allow:
         if lever not in LEVERS:
-            known = f"known: {', '.join(LEVERS)}" if LEVERS else "this version has none"
-            raise ValueError(f"allow: unknown lever {lever!r} ({known})")
+            raise ValueError(f"allow: unknown lever {lever!r} (known: {', '.join(LEVERS)})")
     if verify not in (True, False, "full"):
         raise ValueError(f'verify is {verify!r}: use True, False or "full"')
     chosen = None if passes is None else tuple(passes)
@@ -131,6 +132,7 @@ def make_options(
         passes=chosen,
         verify=verify,
         notes=notes,
+        allow=tuple(allow),
     )
 
 

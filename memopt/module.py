@@ -54,6 +54,7 @@ class Options:
     passes: tuple[Pass, ...] | None
     verify: Verification
     notes: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
     target: Device | None = None  # a device that this machine may not have, to be planned for
 
     def footprint(self, parameters: Sequence[torch.Tensor]) -> OptimizerFootprint | None:
@@ -205,7 +206,7 @@ class CompiledModule(nn.Module):
             finally:
                 session.whole_step = True  # another size is another step
         except LayoutNeeded as needed:
-            lay_out(self._model, needed.names)
+            lay_out(self._model, needed.names, needed.groups)
             session.movable, session.contiguous = frozenset(), needed.contiguous
             return self._planned_call(session, accumulating, args, kwargs)
 
@@ -234,6 +235,7 @@ class CompiledModule(nn.Module):
                 table=self._table,
                 model_name=type(self._model).__name__,
                 sizes=self._sizes,
+                frozen="freeze" in self._options.allow,
             )
             self._sessions[accumulating].notes.extend(self._options.notes)
             self._sessions[accumulating].whole_step = True
@@ -249,7 +251,7 @@ class CompiledModule(nn.Module):
 
     def _count_optimizer(self) -> OptimizerFootprint | None:
         """What the optimizer takes, counted once; never while torch compiles, when optimizers step in another way."""
-        if self._footprint is None:
+        if self._footprint is None and self._options.optimizer is not None:
             self._footprint = self._options.footprint(list(self._model.parameters()))
         return self._footprint
 

@@ -13,6 +13,7 @@ from memopt.budget import Budget, BudgetError
 from memopt.capture.dynamo import Names
 from memopt.engine import Engine
 from memopt.evidence import Verification
+from memopt.freeze import fold_in_place
 from memopt.layout import settle
 from memopt.memory.allocator import slack_bytes, use_expandable_segments, with_slack
 from memopt.memory.cost.table import CostTable
@@ -83,6 +84,7 @@ class Session:
         model_name: str = "",
         plan_seconds: float = 10.0,
         sizes: Sizes | None = None,
+        frozen: bool = False,
     ) -> None:
         self.budget, self.passes, self.verify = budget, passes, verify
         self._engine, self._names = backend, names
@@ -108,6 +110,7 @@ class Session:
         # Parameters that may be laid out anew, and which outputs were contiguous before they were (`memopt.layout`).
         self.movable: frozenset[str] = frozenset()
         self.contiguous: tuple[bool, ...] = ()
+        self.frozen = frozen  # whether batch norms may be folded into the model's own weights
         self._not_in_chunks = ""  # why the batch of the inference program cannot be divided
         # Whether what runs is the program itself, so that its timeline is the peak.
         self.exact = backend.exact
@@ -154,6 +157,8 @@ class Session:
             self.collecting.append(program)
             return program
         program = settle(program, self.movable, self.contiguous)
+        if self.frozen:
+            fold_in_place(program)
         # An engine that measures its own runs is held to them, not to the timeline of other kernels.
         self._inference = self.plan_inference(program, settled=not self._engine.measures)
         return self._inference.program

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -39,7 +40,8 @@ class FuseConvBn(Pass):
         3. Linear (addmm or mm, the weight behind a `t` or not) before a batch norm over (N, C), with views in between
            that keep the last dimension: s scales the output features.
         4. A bias that is added by an operation of its own, between the layer and the batch norm, is folded as well.
-        A layer without bias gets one. Absent gamma is 1, absent beta is 0.
+        A layer without bias gets one. Absent gamma is 1, absent beta is 0. Where s is 1, as far as the weight's dtype
+        tells, the weight itself stays.
 
     Refusals:
         - The layer's result, or a value between it and the batch norm, has other users or is an output.
@@ -180,10 +182,46 @@ def _added_vector(program: Program, node: fx.Node, norm: fx.Node) -> fx.Node | N
     return None
 
 
+@dataclasses.dataclass(frozen=True)
+class Folding:
+    """What a layer's weight and bias become when they take in the batch norm that follows.
+
+    Attributes:
+        weight, bias: the layer's placeholders; a layer may have no bias.
+        added: placeholders of vectors that operations of their own add.
+        folded_weight, folded_bias: on the weight's device, of its dtype.
+        is_scaled_by_one: whether the weight stays as it is, as far as its dtype tells: so it is where it was folded.
+        read: names of the inputs whose values were read.
+    """
+
+    weight: fx.Node
+    bias: fx.Node | None
+    added: tuple[fx.Node, ...]
+    folded_weight: torch.Tensor
+    folded_bias: torch.Tensor
+    is_scaled_by_one: bool
+    read: frozenset[str]
+
+
+def foldings(program: Program) -> Iterator[tuple[fx.Node, Folding]]:
+    """Every batch norm of an inference program that can be folded, and what comes of it; refusals are left out."""
+    for node in program.calls:
+        try:
+            layer = _match(program, node) if node.target is _EVAL else None
+            if layer is not None:
+                yield node, _folding(program, node, layer)
+        except Refused:
+            continue
+
+
 def _fold(program: Program, norm: fx.Node, layer: _Layer) -> tuple[Program, Change]:
     """Rewrite one match in the program being edited. Raises Refused before anything is edited."""
-    call, dtype = layer.call, layer.weight.meta["val"].dtype
     results = list(norm.users)
+    return _rewrite(program, norm, layer, results, _folding(program, norm, layer))
+
+
+def _folding(program: Program, norm: fx.Node, layer: _Layer) -> Folding:
+    call, dtype = layer.call, layer.weight.meta["val"].dtype
     for node in (layer.weight, layer.bias, layer.transpose):
         if node is not None and (len(node.users) > 1 or _aliased(program, node)):
             raise Refused(f"{node.name}, which {call.name} reads, is shared")
@@ -217,8 +255,14 @@ def _fold(program: Program, norm: fx.Node, layer: _Layer) -> tuple[Program, Chan
         if fake_value(program, aten.convolution.default, arguments).stride() != call.meta["val"].stride():
             raise Refused(f"with a bias the result of {call.name} has another layout")
     device = values[layer.weight].device
-    return _rewrite(
-        program, norm, layer, results, folded.to(device), bias.to(device), {_source(node).name for node in values}
+    return Folding(
+        layer.weight,
+        layer.bias,
+        tuple(vector for _, vector in layer.additions),
+        folded.to(device),
+        bias.to(device),
+        bool(((scale - 1).abs() <= torch.finfo(dtype).eps / 2).all()),
+        frozenset(_source(node).name for node in values),
     )
 
 
@@ -227,15 +271,17 @@ def _rewrite(
     norm: fx.Node,
     layer: _Layer,
     results: list[fx.Node],
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    read: set[str],
+    folding: Folding,
 ) -> tuple[Program, Change]:
     call, graph = layer.call, program.graph
     old = [call, *layer.views, *(node for node, _ in layer.additions), norm, *results]
     stem = f"{call.name}_folded"
-    weight_node, program = add_constant(program, f"{stem}_weight", weight)
-    bias_node, program = add_constant(program, f"{stem}_bias", bias)
+    weight_node, read = layer.weight, folding.read
+    if folding.is_scaled_by_one:
+        read -= {layer.weight.name}
+    else:
+        weight_node, program = add_constant(program, f"{stem}_weight", folding.folded_weight)
+    bias_node, program = add_constant(program, f"{stem}_bias", folding.folded_bias)
     with graph.inserting_before(call):
         matrix = weight_node
         if layer.transpose is not None:

@@ -40,7 +40,8 @@ def plan_within(session: Session, program: Program, before: Timeline, room: int 
 
     passes: Sequence[Pass] = INFERENCE if session.passes is None else session.passes
     unfolded = [item for item in passes if not isinstance(item, FuseConvBn)]
-    if session.passes is None and session.engine().fuses and session.resident.device.type == "cuda":
+    fuses = session.engine().fuses and session.resident.device.type == "cuda"
+    if session.passes is None and fuses and not session.frozen:
         passes = unfolded  # its kernels take a batch norm in as it is: folded weights would only be held twice
     planned = _rewritten(session, program, passes, before)
     if room is None or _taken(planned) <= room:
