@@ -14,13 +14,12 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from memopt.backends.aten import Boxed
 from memopt.backends.cuda_graph import Replay
 from memopt.backends.fused_convolution import Worth, fuse_convolutions, read_by
-from memopt.backends.joined_products import join_products, read_by_products
 from memopt.backends.inputs import UserInputs
+from memopt.backends.joined_products import join_products, read_by_products
 from memopt.backends.static import Arena, device_of
 from memopt.backends.tail import split_tail
 from memopt.capture.joint import constants_to_attributes
 from memopt.program import Program, draws_numbers
-
 
 _WORTH = Worth()
 

@@ -1,9 +1,9 @@
-"""Laying out a model's own weights anew where that is faster: channels-last for convolutions, side by side for products.
+"""Laying out weights of a model anew where that is faster: channels-last for convolutions, side by side for products.
 
 A kernel that wants its weights channels-last converts them at every call, or keeps a second copy. A parameter that is
 itself laid out so needs neither: its values, shape, name and `Parameter` object stay, only its strides change, as with
-`model.to(memory_format=torch.channels_last)`. Weights that multiply the same value (query, key, value) are moved into one
-block, so that they can be read as one matrix without a copy of them.
+`model.to(memory_format=torch.channels_last)`. Weights that multiply the same value (query, key, value) are moved into
+one block, so that they can be read as one matrix without a copy of them.
 """
 
 from __future__ import annotations

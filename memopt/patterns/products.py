@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -40,12 +41,12 @@ def products_of_one(program: Program) -> list[list[Product]]:
         for entry in program.inputs
         if entry.kind is InputKind.PARAMETER and entry.name in program.state and entry.name not in changed
     }
-    groups: dict[tuple[fx.Node, bool], list[Product]] = {}
+    groups: dict[tuple[fx.Node, torch.Size, bool], list[Product]] = {}
     for node in program.calls:
         found = _product(node, usable)
         if found is not None:
             x: Any = node.args[-2]
-            groups.setdefault((x, found.bias is None), []).append(found)
+            groups.setdefault((_seen_through(x), x.meta["val"].shape, found.bias is None), []).append(found)
     return [group for group in groups.values() if len(group) > 1 and _alike(group)]
 
 
@@ -54,7 +55,7 @@ def adjacent(tensors: Sequence[torch.Tensor]) -> bool:
     return all(
         a.untyped_storage()._cdata == b.untyped_storage()._cdata
         and a.data_ptr() + a.numel() * a.element_size() == b.data_ptr()
-        for a, b in zip(tensors, tensors[1:], strict=False)
+        for a, b in itertools.pairwise(tensors)
     )
 
 
@@ -71,6 +72,13 @@ def _product(node: fx.Node, usable: Collection[str]) -> Product | None:
     if bias is not None and (bias.name not in usable or tuple(bias.meta["val"].shape) != weight.meta["val"].shape[:1]):
         return None
     return Product(node, weight, bias)
+
+
+def _seen_through(node: fx.Node) -> fx.Node:
+    """What is viewed: each layer as captured makes a view of its own."""
+    while node.target in (aten.view.default, aten._unsafe_view.default):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
 
 
 def _alike(group: Sequence[Product]) -> bool:
