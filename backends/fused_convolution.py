@@ -230,16 +230,17 @@ def fuse_convolutions(program: Program, worth: Callable[[Program, Fusion], bool]
     return new.finish()
 
 
-def _scale_and_shift(program: Program, norm: fx.Node, bias: fx.Node | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def _scale_and_shift(program: Program, norm: fx.Node, bias: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
     """The two vectors of a batch norm, after a bias, in float64."""
-    gamma, beta, mean, variance, _, epsilon = norm.args[1:]
+    operands: Any = norm.args[1:]
+    gamma, beta, mean, variance, _, epsilon = operands
 
-    def read(node: Any, default: float) -> torch.Tensor:
+    def read(node: fx.Node | None, default: float) -> torch.Tensor:
         if node is None:
-            return torch.full_like(program.state[mean.name], default, dtype=torch.float64)  # type: ignore[union-attr]
+            return torch.full_like(program.state[mean.name], default, dtype=torch.float64)
         return program.state[node.name].detach().double()
 
-    scale = read(gamma, 1.0) / torch.sqrt(read(variance, 1.0) + float(epsilon))  # type: ignore[arg-type]
+    scale = read(gamma, 1.0) / torch.sqrt(read(variance, 1.0) + float(epsilon))
     return scale, (read(bias, 0.0) - read(mean, 0.0)) * scale + read(beta, 0.0)
 
 

@@ -22,7 +22,7 @@ from memopt.backends.aten import AtenBackend, Boxed, emit, lower_inference
 from memopt.backends.choose import Bind, Chooser
 from memopt.backends.inductor_fusion import InductorFusion
 from memopt.backends.inductor_halves import Halves
-from memopt.backends.inductor_inference import compile_inference, watching
+from memopt.backends.inductor_inference import InductorInference, watching
 from memopt.backends.inductor_order import KeepOrder
 from memopt.backends.inductor_replay import ReplayError, Workspace
 from memopt.backends.static import StaticBackend
@@ -78,7 +78,7 @@ class InductorBackend(Engine):
             program, rewrite = hooks.inference(module)
             if hooks.dry:
                 return emit(module)
-            engines: dict[str, Bind] = {"inductor": compile_inference}
+            engines: dict[str, Bind] = {"inductor": InductorInference().bind}
             if self._beside is not None:
                 engines[self._beside.name] = self._beside.bind
             session: Any = hooks.session

@@ -18,8 +18,8 @@ from memopt.backends.inputs import UserInputs
 from memopt.backends.joined_products import join_products, read_by_products
 from memopt.backends.static import Arena, device_of
 from memopt.backends.tail import split_tail
-from memopt.capture.joint import constants_to_attributes
-from memopt.program import Program, draws_numbers
+from memopt.program import InputKind, Program, draws_numbers
+from memopt.step.planned import fingerprint
 
 _WORTH = Worth()
 
@@ -44,13 +44,13 @@ class InductorFunction:
             tune: let cuDNN try its algorithms before the graph is made.
         """
         self._turns, self._inputs, self._boxed_call = turns, UserInputs(program), True
-        program = fused(program, turns.device, _WORTH)
         self._replay: Replay | None = None
         self.no_graph = _reason_against(program, turns.device, graphs)
-        split = None if self.no_graph else split_tail(program, _compiled_module)
-        self._run = _compiled(program if split is None else split.head)
+        self._split = None if self.no_graph else split_tail(program, _compiled_module)
+        self._head = program if self._split is None else self._split.head
+        self._code = _lowered(self._head.copy().graph_module)
         if not self.no_graph:
-            finish = None if split is None else split.finish
+            finish = None if self._split is None else self._split.finish
             self._replay = Replay(self._run, self._inputs.positions, finish=finish, tune=tune)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
@@ -69,15 +69,60 @@ class InductorFunction:
             self._turns.wait()
             return self._replay(*values)
 
+    def _run(self, *values: Any) -> Sequence[Any]:
+        given = iter(values)
+        state = self._head.state
+        return self._code(
+            *(state[item.name] if item.kind is InputKind.CONSTANT else next(given) for item in self._head.inputs)
+        )
+
+    def rebind(self, program: Program) -> None:
+        """Take the constants of a program that is equal but for them; nothing is compiled."""
+        with self._turns.lock:
+            names = {entry.name for entry in self._head.inputs}
+            state = {name: value for name, value in program.state.items() if name in names}
+            self._head = dataclasses.replace(self._head, state=state)
+            if self._split is not None:
+                self._split.constants.update({name: program.state[name] for name in self._split.constants})
+            self.release()
+
     def release(self) -> None:
         """Give back what is held between calls; the next call takes it again."""
         if self._replay is not None:
             self._replay.release()
 
 
-def fused(program: Program, device: torch.device, worth: Worth) -> Program:
-    """The program with convolutions as cuDNN fuses them, on CUDA."""
-    return join_products(fuse_convolutions(program, worth)) if device.type == "cuda" else program
+class InductorInference:
+    """Makes the functions of one graph: for new weights that were folded, the code of the last one serves again."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, InductorFunction] | None = None
+
+    def bind(self, program: Program) -> InductorFunction:
+        """The function of a program, from code that was made for an equal one where there is such code."""
+        with unset_fake_temporarily(), torch.no_grad():
+            program = _for_device(program)
+            key = fingerprint(program)
+            if self._last is not None and self._last[0] == key:
+                self._last[1].rebind(program)
+            else:
+                self._last = None  # not two of them at a time
+                self._last = key, InductorFunction(program, Arena(device_of(program)))
+            return self._last[1]
+
+
+def compile_inference(program: Program, *, graphs: bool = True, tune: bool = False) -> InductorFunction:
+    """Compile a program, outside of the tracing that captured it."""
+    with unset_fake_temporarily(), torch.no_grad():
+        program = _for_device(program)
+        return InductorFunction(program, Arena(device_of(program)), graphs=graphs, tune=tune)
+
+
+def _for_device(program: Program) -> Program:
+    """The program as the device's libraries run it fastest."""
+    if device_of(program).type != "cuda":
+        return program
+    return join_products(fuse_convolutions(program, _WORTH))
 
 
 def watching(program: Program) -> Program:
@@ -87,22 +132,12 @@ def watching(program: Program) -> Program:
     return dataclasses.replace(program, baked=program.baked | read_by(program) | read_by_products(program))
 
 
-def compile_inference(program: Program, *, graphs: bool = True, tune: bool = False) -> InductorFunction:
-    """Compile a program, outside of the tracing that captured it."""
-    with unset_fake_temporarily(), torch.no_grad():
-        return InductorFunction(program, Arena(device_of(program)), graphs=graphs, tune=tune)
-
-
 def _reason_against(program: Program, device: torch.device, graphs: bool) -> str:
     if device.type != "cuda" or not graphs:
         return "there is none on this device" if graphs else "none was asked for"
     if any(draws_numbers(node) for node in program.calls):
         return "the program draws random numbers"
     return ""
-
-
-def _compiled(program: Program) -> Callable[..., Sequence[Any]]:
-    return _lowered(constants_to_attributes(program))
 
 
 def _compiled_module(module: fx.GraphModule) -> Boxed:

@@ -36,10 +36,12 @@ class Split:
         head: the same inputs; its outputs are the small results in order, then what the tail reads.
         finish: takes the head's outputs, the inputs that are no constants, and what makes the caller's own value from
             a small result; returns the program's outputs.
+        constants: what the tail reads of the program's constants, by name; looked up at every call.
     """
 
     head: Program
     finish: Finish
+    constants: dict[str, torch.Tensor]
 
 
 def split_tail(program: Program, lower: Lower = emit) -> Split | None:
@@ -72,7 +74,7 @@ def split_tail(program: Program, lower: Lower = emit) -> Split | None:
     )
     entries = [program.outputs[index] for index in small] + [Output(OutputKind.USER)] * len(made)
     head = head.finish(outputs=tuple(entries))
-    return Split(head, _finish(program, tail, read, small, lower))
+    return Split(head, *_finish(program, tail, read, small, lower))
 
 
 def _chain(program: Program, value: Any, entry: Output) -> list[fx.Node]:
@@ -106,7 +108,7 @@ def _with_views_of_inputs(tail: set[fx.Node]) -> None:
 
 def _finish(
     program: Program, tail: set[fx.Node], read: Sequence[fx.Node], small: Sequence[int], lower: Lower
-) -> Finish:
+) -> tuple[Finish, dict[str, torch.Tensor]]:
     graph = fx.Graph()
     nodes = {node: graph.placeholder(node.name) for node in read}
     for node, placeholder in nodes.items():
@@ -135,4 +137,4 @@ def _finish(
             results[index] = value
         return results
 
-    return finish
+    return finish, constants

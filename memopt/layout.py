@@ -99,7 +99,8 @@ def parameters_of_products(program: Program, movable: Iterable[str]) -> list[lis
     faster = []
     with torch.no_grad(), same_random_state([node.meta["val"] for node in program.placeholders]):
         for group, names in found:
-            operands: list[Any] = [node.meta["val"] for node in (group[0].node.args[-2], *(p.weight for p in group))]
+            nodes: list[Any] = [group[0].node.args[-2], *(product.weight for product in group)]
+            operands = [node.meta["val"] for node in nodes]
             key = str([(tuple(value.shape), value.dtype) for value in operands])
             if key not in known:
                 known[key] = _is_faster_joined(*map(synthesize, operands))
