@@ -24,12 +24,12 @@ from memopt.synthesis import same_random_state, synthesize
 aten = torch.ops.aten
 
 _NORM = aten._native_batch_norm_legit_no_training.default
-_HALVES = (torch.float16, torch.bfloat16)
+_HALVES = {torch.float16, torch.bfloat16}
 _LAST = torch.channels_last
 _CAST = torch.ops.prims.convert_element_type.default
 
-_library = torch.library.Library("memopt", "FRAGMENT")
-_library.define(
+_library = torch.library.Library("memopt", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(  # type: ignore[no-untyped-call]
     "convolution_relu(Tensor x, Tensor weight, Tensor? bias, Tensor? added, int[] stride, int[] padding, "
     "int[] dilation, int groups) -> Tensor",
     tags=(torch.Tag.needs_fixed_stride_order,),
@@ -46,7 +46,7 @@ def _reference(
     dilation: Sequence[int],
     groups: int,
 ) -> torch.Tensor:
-    result = aten.convolution.default(x, weight, bias, stride, padding, dilation, False, [0, 0], groups)
+    result: torch.Tensor = aten.convolution.default(x, weight, bias, stride, padding, dilation, False, [0, 0], groups)
     return (result if added is None else result + added).relu().contiguous(memory_format=_LAST)
 
 
@@ -60,6 +60,7 @@ def _cudnn(
     dilation: Sequence[int],
     groups: int,
 ) -> torch.Tensor:
+    result: torch.Tensor
     if added is None:
         result = aten.cudnn_convolution_relu.default(x, weight, bias, stride, padding, dilation, groups)
     else:
@@ -84,9 +85,8 @@ def _meta(
     return torch.empty((x.shape[0], weight.shape[0], *sizes), dtype=x.dtype, device=x.device, memory_format=_LAST)
 
 
-_library.impl("convolution_relu", _reference, "CPU")
-_library.impl("convolution_relu", _cudnn, "CUDA")
-_library.impl("convolution_relu", _meta, "Meta")
+for _key, _kernel in (("CPU", _reference), ("CUDA", _cudnn), ("Meta", _meta)):
+    _library.impl("convolution_relu", _kernel, _key)  # type: ignore[no-untyped-call]
 
 FUSED = torch.ops.memopt.convolution_relu.default
 
@@ -159,38 +159,29 @@ def _fusion(program: Program, relu: fx.Node, changed: set[str | None]) -> Fusion
 
 def _movable(program: Program, main: _Branch, side: _Branch, changed: set[str | None]) -> bool:
     """Whether what is added to the side's result can be added to the main one's instead."""
-    biases = [branch.convolution.args[2] for branch in (main, side)]
+    biases: list[Any] = [branch.convolution.args[2] for branch in (main, side)]
     known = all(bias is None or (bias.name in program.state and bias.name not in changed) for bias in biases)
     return known and (side.norm is not None or biases[1] is not None)
 
 
 def _branch(program: Program, value: fx.Node, changed: set[str | None]) -> _Branch | None:
-    norm = None
+    outputs = program.output_nodes
+    norm: Any = None
     node: Any = value
-    if len(value.users) > 1 or value in program.output_nodes:
-        return None
     if node.target is operator.getitem and node.args[1] == 0 and node.args[0].target is _NORM:
         norm = node.args[0]
-        known = [operand for operand in norm.args[1:5] if operand is not None]
-        if len(norm.users) > 1 or any(item.name not in program.state or item.name in changed for item in known):
-            return None
         node = norm.args[0]
-        if len(node.users) > 1 or node in program.output_nodes:
-            return None
     if node.target is not aten.convolution.default or node.args[6] or node.meta["val"].dim() != 4:
         return None
-    x, weight, bias = (operand.meta["val"] if operand is not None else None for operand in node.args[:3])
-    if x.dtype not in _HALVES or weight.dtype is not x.dtype or (bias is not None and bias.dtype is not x.dtype):
+    if any(len(item.users) > 1 or item in outputs for item in (value, norm, node) if item is not None):
         return None
-    if (
-        bias is not None
-        and norm is not None
-        and (node.args[2].name not in program.state or node.args[2].name in changed)
-    ):
-        return None
-    if value.meta["val"].dtype is not x.dtype:
-        return None
-    return _Branch(node, norm, value)
+    if norm is not None:
+        read = [operand for operand in (*norm.args[1:5], node.args[2]) if operand is not None]
+        if any(item.name not in program.state or item.name in changed for item in read):
+            return None
+    values: list[Any] = [value.meta["val"], *(operand.meta["val"] for operand in node.all_input_nodes)]
+    dtypes = {item.dtype for item in values}
+    return _Branch(node, norm, value) if len(dtypes) == 1 and dtypes <= _HALVES else None
 
 
 def read_by(program: Program) -> frozenset[str]:
