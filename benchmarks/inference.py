@@ -17,10 +17,12 @@ import argparse
 import json
 import os
 import platform
+import queue
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -174,7 +176,8 @@ def kernels(call: Callable[[], Any], count: int) -> list[list[Any]]:
 
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
         call()
-        torch.cuda.synchronize()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
     taken = [event for event in trace.key_averages() if event.self_device_time_total > 0]
     taken.sort(key=lambda event: -event.self_device_time_total)
     total = ["all", sum(event.count for event in taken), sum(event.self_device_time_total for event in taken) / 1e6]
@@ -308,13 +311,27 @@ class Row:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment
         )
 
-    def wait_for(self, word: str) -> str:
-        """The rest of the line that begins with `word`; empty when the process ended first."""
+        self.lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put("")
+
+    def wait_for(self, word: str, seconds: float | None = None) -> str | None:
+        """The rest of the line that begins with `word`; empty when the process ended first, None when time did."""
+        while True:
+            try:
+                line = self.lines.get(timeout=seconds)
+            except queue.Empty:
+                return None
+            if not line:
+                self.lines.put("")  # for whoever asks next
+                return ""
             if line.startswith(word):
                 return line[len(word) :].strip() or word
-        return ""
 
     def say(self) -> None:
         assert self.process.stdin is not None
@@ -347,9 +364,11 @@ def run_rows(
     cuda = given.device.startswith("cuda")
     for first in range(0, len(wanted), given.jobs):
         rows = [Row(given, model, row, folder / f"{model}.pt") for model, row in wanted[first : first + given.jobs]]
-        for row in rows:
-            row.wait_for("READY")
-        for row in rows:
+        deadline = time.monotonic() + given.patience
+        late = [row for row in rows if row.wait_for("READY", max(0.0, deadline - time.monotonic())) is None]
+        for row in [row for row in rows if row not in late] + late:
+            if row in late:
+                row.wait_for("READY")
             result["rows"].append(row.finish(cuda))
             print(line_of(result["rows"][-1]), flush=True)
             if given.json:
@@ -374,6 +393,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--jobs", type=int, default=1, help="rows prepared at a time")
+    parser.add_argument("--patience", type=float, default=1e6, help="seconds after which rows that are ready are timed")
     parser.add_argument("--threads", type=int, default=2, help="processes that compile kernels, per row")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", default="", help="MODEL:ROW,…: these rows instead of all models in all rows")
