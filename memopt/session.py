@@ -157,8 +157,9 @@ class Session:
             self.collecting.append(program)
             return program
         program = settle(program, self.movable, self.contiguous)
-        if self.frozen:
-            fold_in_place(program)
+        folded = fold_in_place(program) if self.frozen else []
+        if folded:
+            self.note(f"frozen by consent: {len(folded)} batch norms were folded into the model's own weights")
         # An engine that measures its own runs is held to them, not to the timeline of other kernels.
         self._inference = self.plan_inference(program, settled=not self._engine.measures)
         return self._inference.program
