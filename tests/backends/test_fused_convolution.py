@@ -197,7 +197,7 @@ def test_code_serves_again_when_a_batch_norm_has_changed(monkeypatch):
     engine = InductorInference()
     with torch.no_grad():
         program = prepared(model, x)
-        arguments = [program.state[entry.name] if entry.name in program.state else x for entry in program.inputs]
+        arguments = [program.state.get(entry.name, x) for entry in program.inputs]
         function = engine.bind(program)
         torch.testing.assert_close(function(list(arguments))[0], model(x), rtol=1e-2, atol=1e-2)
         model[0][1].bias.add_(1)
