@@ -12,11 +12,14 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.render_compare import compare_table  # noqa: E402 - found once the root is on the path
+
 RESULTS = ROOT / "benchmarks" / "results"
 MARK = re.compile(r"(<!-- results: (?P<name>[\w.]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -127,68 +130,6 @@ def arena_table(result: dict[str, Any]) -> str:
             f"| {row['model']} | {' | '.join(cells)} | {row['allocated_beside_results']:,} B | {' | '.join(times)} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def compare_table(result: dict[str, Any]) -> str:
-    """Two tables of models by engines: time of a step, and memory; what did not run is said below."""
-    comparisons = result["comparisons"]
-    engines = list(dict.fromkeys(row["name"] for item in comparisons for row in item["rows"]))
-    first, reasons = comparisons[0], {}
-    for item in comparisons:
-        for row in item["rows"]:
-            if row["reason"]:
-                reasons.setdefault((row["name"], row["reason"]), []).append(item["model"])
-    engines = [name for name in engines if any(row["seconds"] for item in comparisons for row in _named(item, name))]
-    driver = f", driver {first['versions']['driver']}" if "driver" in first["versions"] else ""
-    settings = first["settings"]
-    lines = [
-        f"{first['mode'].capitalize()}, {first['dtype']}; {first['device']}{driver}, torch "
-        f"{first['versions']['torch']}; median of {settings['repeats']} steps ± half the distance of the quartiles, "
-        "in milliseconds:",
-        "",
-        *_matrix(comparisons, engines, _milliseconds),
-        "",
-        "What the process holds of the device, libraries included and, in parentheses, what PyTorch's allocator gave "
-        "out at most, in MB:",
-        "",
-        *_matrix(comparisons, engines, _megabytes),
-        "",
-        "Error of the results against float64, relative, in the Euclidean norm:",
-        "",
-        *_matrix(comparisons, engines, lambda row: "" if row["error"] is None else f"{row['error']:.1e}"),
-    ]
-    for (name, reason), models in reasons.items():
-        where = "" if len(models) == len(comparisons) else f" ({', '.join(models)})"
-        lines += ["", f"`{name}`{where}: {reason}"]
-    return "\n".join(lines) + "\n"
-
-
-def _named(item: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    return [row for row in item["rows"] if row["name"] == name]
-
-
-def _matrix(
-    comparisons: list[dict[str, Any]], engines: list[str], cell: Callable[[dict[str, Any]], str]
-) -> Iterator[str]:
-    yield f"| model | {' | '.join(engines)} |"
-    yield "|---" * (len(engines) + 1) + "|"
-    for item in comparisons:
-        settings = item["settings"]
-        sizes = ", ".join(str(settings[key]) for key in ("batch", "sequence", "resolution") if key in settings)
-        cells = [cell(row) if row["seconds"] else "-" for name in engines for row in _named(item, name)]
-        yield f"| {item['model']} {sizes} | {' | '.join(cells)} |"
-
-
-def _milliseconds(row: dict[str, Any]) -> str:
-    low, _, high = statistics.quantiles(row["seconds"], n=4, method="inclusive")
-    return f"{statistics.median(row['seconds']) * 1e3:.2f} ±{(high - low) * 500:.2f}"
-
-
-def _megabytes(row: dict[str, Any]) -> str:
-    held, given = (
-        None if row[key] is None else f"{row[key] / 1e6:,.0f}" for key in ("process_bytes", "allocated_bytes")
-    )
-    return f"{held or '?'}{f' ({given})' if given else ''}"
 
 
 def conversions_table(result: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import render
+from benchmarks.render_compare import compare_table
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
@@ -47,6 +48,7 @@ def test_a_figure_that_is_changed_by_hand_is_seen(path, tmp_path, monkeypatch):
 
 def test_comparisons_say_what_did_not_run():
     row = {"reason": "", "seconds": [0.001, 0.002, 0.003], "error": 1e-3, "process_bytes": 2_000_000}
+    row |= {"differs": False, "first_seconds": 1.5}
     eager = {"name": "eager", "allocated_bytes": 1_000_000, **row}
     missing = {"name": "xla", "reason": "needs jax", "seconds": [], "error": None}
     other = {"name": "static", "allocated_bytes": None, **row, "process_bytes": None}
@@ -61,8 +63,29 @@ def test_comparisons_say_what_did_not_run():
             "rows": [eager, {**missing}, {**missing, "name": "static"}],
         },
     ]
-    lines = render.compare_table({"comparisons": comparisons}).splitlines()
+    lines = compare_table({"comparisons": comparisons}).splitlines()
     assert "| bert 8, 128 | 2.00 ±0.50 | 2.00 ±0.50 |" in lines
     assert "| unet 4 | 2.00 ±0.50 | - |" in lines
     assert "| bert 8, 128 | 2 (1) | ? |" in lines
     assert "`xla`: needs jax" in lines and "`static` (unet): needs jax" in lines
+
+
+def test_comparisons_of_training_say_what_was_kept_of_the_budget():
+    common = {"reason": "", "seconds": [0.1, 0.1], "error": 1e-3, "differs": False, "first_seconds": 20.0}
+    eager = {
+        "name": "eager",
+        "allocated_bytes": 9_000_000,
+        "reserved_bytes": 10_000_000,
+        "budget_bytes": None,
+        **common,
+    }
+    ours = {**eager, "name": "inductor:60%", "allocated_bytes": 5_000_000, "budget_bytes": 6_000_000, "differs": True}
+    other = {**ours, "name": "xla:60%", "allocated_bytes": None, "gradient_error": None}
+    item = {"mode": "training", "dtype": "bfloat16", "device": "H100", "versions": {"torch": "2.11"}, "model": "gpt2"}
+    rows = [{**eager, "gradient_error": 1e-2}, {**ours, "gradient_error": "inf"}, other]
+    cut = {**item, "model": "bert", "settings": {"repeats": 2}, "rows": [rows[0]]}
+    lines = compare_table({"comparisons": [{**item, "settings": {"repeats": 2, "batch": 4}, "rows": rows}, cut]})
+    assert "| gpt2 4 | 100.00 ±0.00 | 100.00 ±0.00 ! | 100.00 ±0.00 ! |" in lines
+    assert "| gpt2 4 | 9 (10) | 5 (10) of 6 | ? of 6 |" in lines
+    assert "| gpt2 4 | 1.0e-02 | inf |  |" in lines and "| gpt2 4 | 20.0 | 20.0 | 20.0 |" in lines
+    assert "| bert  | 9 (10) | - | - |" in lines  # a run that was cut
