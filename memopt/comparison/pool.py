@@ -102,7 +102,8 @@ class Pool:
     def _timed(self, number: int, worker: Worker, device: str) -> dict[str, Any]:
         """Let a prepared process be timed, and see what the device gets back when it ends."""
         with self._quiet(number, device):
-            worker.go()
+            remaining = self.timeout if self._end is None else self._end - time.monotonic()
+            worker.go(max(1.0, min(self.timeout, remaining)))
             said = worker.expect()
             held = device_used(device)
             worker.end()

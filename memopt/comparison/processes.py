@@ -111,10 +111,10 @@ class Worker:
         stopped = (min(end, self._ran) - max(start, self._begun) for start, end in self._stops)
         return self._ran - self._begun - sum(max(0.0, seconds) for seconds in stopped)
 
-    def go(self) -> None:
-        """Let the process go on; its time begins anew, for it may have waited for others."""
+    def go(self, seconds: float) -> None:
+        """Let the process go on; it has so many seconds from now on, for it may have waited for others."""
         assert self._process.stdin is not None
-        self._deadline = time.monotonic() + self._seconds
+        self._seconds, self._deadline = seconds, time.monotonic() + seconds
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write("go\n")
             self._process.stdin.flush()

@@ -192,5 +192,6 @@ def _versions(device: str) -> dict[str, str]:
     for library in _LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[library] = importlib.metadata.version(library)
+    found["torch"] = torch.__version__  # with what it was built for
     driver = driver_version() if device.startswith("cuda") else None
     return {**found, "driver": driver} if driver else found
