@@ -9,6 +9,7 @@ what a piece was the last to read is freed behind it. The optimizer stays PyTorc
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -23,12 +24,15 @@ from memopt.backends.aten import Boxed, emit
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.engine import Engine
+from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.program import InputKind, OutputKind, Program, tensors_of
 from memopt.report.record import ExecutableReport
 from memopt.step.planner import GraphPeaks
 
-# Operators in a piece of a graph, in the attempts to keep a budget: smaller pieces hold less, and are slower.
-PIECES = (80, 20, 8, 3)
+# Attempts to keep a budget: operators in a piece of a graph, and parts of the batch in which convolutions are run.
+# Smaller pieces and parts hold less, and are slower.
+PIECES = ((80, 1), (20, 1), (5, 4), (1, 4))
+WHOLE = (0, 1)
 
 
 class XlaBackend(Engine):
@@ -61,12 +65,27 @@ class XlaBackend(Engine):
             LowerError: an operator has no form under XLA; one line names it and its source line.
             BudgetError: no plan's executables keep the budget.
         """
+        session: Any = hooks.session
+        if not isinstance(session.table, XlaCosts):
+            session.table = XlaCosts(session.table)
         if hooks.dry:
             return _aot(graph_module, example_inputs, hooks, _emit, _emit)
         if hooks.needs_gradients:
             return _Training(graph_module, example_inputs, hooks).compile()
 
         return _aot(graph_module, example_inputs, hooks, _emit, _emit)
+
+
+class XlaCosts(CostTable):
+    """Costs of operators without the workspace of PyTorch's kernels: XLA has others, and its analysis counts theirs."""
+
+    def __init__(self, table: CostTable) -> None:
+        super().__init__(table.limit_bytes, ceiling_bytes=table.ceiling_bytes, target=table.target)
+
+    def measure_all(self, program: Program) -> dict[str, OperatorCost]:
+        """Return what every call node takes, by name."""
+        found = super().measure_all(program)
+        return {name: dataclasses.replace(cost, workspace_bytes=0) for name, cost in found.items()}
 
 
 def _aot(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks, forward: Any, backward: Any) -> Any:
@@ -77,9 +96,8 @@ def _aot(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hoo
 
     def build(module: fx.GraphModule) -> Boxed:
         resident = {node.name for node in module.graph.nodes}
-        sizes = (0, *PIECES) if session.budget is not None else (0,)
-        for size in sizes:
-            half = _Half(module, size=size, stays=stays)
+        for cut in (WHOLE, *PIECES) if session.budget is not None else (WHOLE,):
+            half = _Half(module, cut=cut, stays=stays)
             excess = session.emitted_inference(half.executable.usage(resident)[0])
             if excess is None or excess <= 0:
                 session.compiled(half.records("inference"))
@@ -106,20 +124,25 @@ class _Half:
     """One compiled graph as AOTAutograd calls it."""
 
     def __init__(
-        self, module: fx.GraphModule, *, exact: int | None = None, size: int = 0, stays: Collection[str] = ()
+        self,
+        module: fx.GraphModule,
+        *,
+        exact: int | None = None,
+        cut: tuple[int, int] = WHOLE,
+        stays: Collection[str] = (),
     ) -> None:
         """Compile.
 
         Args:
             module: the graph.
             exact: how many leading results a caller sees, in PyTorch's layout; the others are memopt's own. None: all.
-            size: operators in a piece; 0: one piece.
+            cut: operators in a piece (0: one piece), and parts of the batch that a convolution may be run in.
             stays: names of the parameters and buffers among its arguments.
         """
         from memopt.xla.executable import Executable
 
         with torch._guards.tracing(None), unset_fake_temporarily(), torch.no_grad():
-            self.executable = Executable(module, _device_of(module), size=size, stays=stays)
+            self.executable = Executable(module, _device_of(module), size=cut[0], parts=cut[1], stays=stays)
         self._boxed_call = True
         results: Any = module.graph.output_node().args[0]
         self._exact = [exact is None or number < exact for number in range(len(results))]
@@ -158,28 +181,30 @@ class _Training:
         """
         session = self._session
         try:
-            for size in PIECES if session.budget is not None else (0,):
-                run = self._attempt(size)
+            for cut in PIECES if session.budget is not None else (WHOLE,):
+                run = self._attempt(cut)
                 saving, excess = session.emitted(self._hooks.captured, self._peaks())
                 if excess is None or excess <= 0:
                     session.compiled([one for name, half in self._halves.items() for one in half.records(name)])
                     return run
-                if session.one_graph and session.feasible:
+                if cut == PIECES[-2]:
+                    session.correction = -session.limit_bytes  # the last attempt is of the plan that takes least
+                elif session.one_graph and session.feasible:
                     session.correction = saving - excess // 8
             raise _over(session, excess)
         finally:
             session.correction = 0
             session.forget_search()
 
-    def _attempt(self, size: int) -> Callable[..., Any]:
+    def _attempt(self, cut: tuple[int, int]) -> Callable[..., Any]:
         self._halves.clear()
 
         def forward(module: fx.GraphModule, inputs: Sequence[Any]) -> _Half:
-            self._halves["forward"] = _Half(module, exact=self._forward_outputs, size=size, stays=self._stays())
+            self._halves["forward"] = _Half(module, exact=self._forward_outputs, cut=cut, stays=self._stays())
             return self._halves["forward"]
 
         def backward(module: fx.GraphModule, inputs: Sequence[Any]) -> _Half:
-            self._halves["backward"] = _Half(module, size=size, stays=self._stays())
+            self._halves["backward"] = _Half(module, cut=cut, stays=self._stays())
             return self._halves["backward"]
 
         partition = self._hooks.partition

@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -92,10 +93,12 @@ class Step:
 
 def worker(name: str, engine: str, mode: str, tiny: bool) -> None:
     step = Step(name, engine, mode, tiny)
+    print("the model is built", file=sys.stderr, flush=True)
     start = time.perf_counter()
     step()
     first = time.perf_counter() - start
     step()
+    print(f"{name} {engine} {mode}: first call {first:.1f} s", file=sys.stderr, flush=True)
     print("READY", flush=True)
     sys.stdin.readline()
     if step.device.type == "cuda":
@@ -162,7 +165,7 @@ class XlaRow(Row):
     """One row's process."""
 
     def __init__(self, model: str, engine: str, mode: str, tiny: bool) -> None:
-        self.model, self.row, self.mode = model, engine, mode
+        self.model, self.row, self.mode, self.late = model, engine, mode, False
         self.cache = tempfile.TemporaryDirectory()
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read once the process has ended
         caches = {"TORCHINDUCTOR_CACHE_DIR": self.cache.name, "TRITON_CACHE_DIR": f"{self.cache.name}/triton"}
@@ -179,6 +182,7 @@ def main() -> None:
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--models", default=",".join(SIZES))
     parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--seconds", type=float, default=300, help="for compiling all rows of XLA, and all others")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -196,12 +200,27 @@ def main() -> None:
     # XLA first: it measures kernels while it compiles, which other work on the device would disturb.
     for engines in ([one for one in given.engines.split(",") if (one == "xla") is wanted] for wanted in (True, False)):
         cells = [(m, e, mode) for mode in given.modes.split(",") for m in given.models.split(",") for e in engines]
+        if not cells:
+            continue
+        start = time.perf_counter()
         rows = [XlaRow(*cell, given.tiny) for cell in cells]
+        with ThreadPoolExecutor(len(rows)) as threads:
+            ready = [threads.submit(row.wait_for, "READY") for row in rows]
+            wait(ready, timeout=given.seconds)
+            for row, one in zip(rows, ready, strict=True):
+                if not one.done():
+                    row.late = True  # which its line will say
+                    row.process.kill()
+                    row.process.wait()
+        took = time.perf_counter() - start
+        print(f"{', '.join(engines)}: ready after {took:.0f} s, {sum(row.late for row in rows)} late", flush=True)
         for row in rows:
-            row.wait_for("READY")
-        for row in rows:
-            result["rows"].append({"mode": row.mode, **row.finish(cuda)})
-            print(json.dumps(result["rows"][-1]), flush=True)
+            line = {"mode": row.mode, **row.finish(cuda)}
+            if row.late:
+                last = line.get("error_text", "")
+                line["error_text"] = f"not compiled within {given.seconds:.0f} s, beside {len(rows) - 1} others; {last}"
+            result["rows"].append(line)
+            print(json.dumps(line), flush=True)
             if given.out:
                 given.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 from collections.abc import Collection, Sequence
@@ -62,6 +63,7 @@ class Executable:
         *,
         size: int = 0,
         barrier: int = 0,
+        parts: int = 1,
         stays: Collection[str] = (),
     ) -> None:
         """Compile.
@@ -71,6 +73,7 @@ class Executable:
             device: where its arguments are.
             size: operators in a piece; 0: one piece.
             barrier: operators between two barriers in a piece; 0: none.
+            parts: how many parts of the batch a convolution may be run in.
             stays: names of the arguments that are the same tensors at every call, parameters and buffers: they are
                 imported once.
 
@@ -83,7 +86,11 @@ class Executable:
         self._held = list(held.values())
         self._inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._results: list[Any] = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
-        self._compiled = [self._compile(piece, barrier) for piece in cut(module, size)]
+        self._compiled: list[_Compiled] = []
+        made: set[str] = set()
+        for piece in cut(module, size):
+            self._compiled.append(self._compile(piece, barrier, parts, made))
+            made.update(piece.writes)
         self.random = any(one.lowered.random for one in self._compiled)
         read = {name for one in self._compiled for name in one.piece.reads}
         names = [node.name for node in self._inputs]
@@ -92,8 +99,9 @@ class Executable:
         self._passed = {node: names.index(node.name) for node in self._results if node in self._inputs}
         self._import = Importer({*stays, *held}, self._compiled[0].piece.reads if self._compiled else ())
 
-    def _compile(self, piece: Piece, barrier: int) -> _Compiled:
-        lowered = lower(piece.module, platform=self.platform, barrier=barrier)
+    def _compile(self, piece: Piece, barrier: int, parts: int, made: Collection[str]) -> _Compiled:
+        """Compile one piece; of what it frees, results may take the place of what earlier pieces `made`."""
+        lowered = lower(piece.module, platform=self.platform, barrier=barrier, parts=parts)
         device = jax.devices(self.platform)[self.device.index or 0]
         sharding = jax.sharding.SingleDeviceSharding(device)
         with precision(lowered.x64):
@@ -101,7 +109,7 @@ class Executable:
                 jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding) if one is not None else None
                 for one in lowered.arguments()
             ]
-            traced = jax.jit(lowered.function, keep_unused=True).lower(*arguments)
+            traced = jax.jit(lowered.function, keep_unused=True, donate_argnums=_donated(piece, made)).lower(*arguments)
             run = traced.compile(compiler_options=_OPTIONS.get(self.platform))
         found = run.memory_analysis()
         memory = Memory(
@@ -182,6 +190,24 @@ class Executable:
         """Bytes of the results of these names."""
         found = {node.name: _bytes(node) for node in self._results if isinstance(node, fx.Node)}
         return sum(size for name, size in found.items() if name in names)
+
+
+def _donated(piece: Piece, made: Collection[str]) -> tuple[int, ...]:
+    """The arguments that may become results: nobody else's, not read again, each with a result of its own form."""
+    results: Any = piece.module.graph.output_node().args[0]
+    forms = collections.Counter(_form(node) for node in results)
+    donated = []
+    placeholders = piece.module.graph.find_nodes(op="placeholder")
+    for index, (name, node) in enumerate(zip(piece.reads, placeholders, strict=True)):
+        if name in piece.frees and name in made and forms[_form(node)]:
+            forms[_form(node)] -= 1
+            donated.append(index)
+    return tuple(donated)
+
+
+def _form(node: fx.Node) -> tuple[torch.Size, torch.dtype]:
+    value: torch.Tensor = node.meta["val"]
+    return value.shape, value.dtype
 
 
 def _bytes(node: fx.Node) -> int:

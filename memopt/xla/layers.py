@@ -59,22 +59,40 @@ def _convolve(
     return turned(x)[0]
 
 
-@lowers(aten.convolution.default)
+def _parts(x: Any, most: int) -> int:
+    """How many equal parts of two images or more a batch is run in, `most` at most."""
+    return max(n for n in range(1, max(1, min(most, x.shape[0] // 2)) + 1) if x.shape[0] % n == 0)
+
+
+def _cut(x: Any, parts: int) -> Any:
+    return jnp.reshape(x, (parts, x.shape[0] // parts, *x.shape[1:]))
+
+
+def _joined(x: Any) -> Any:
+    return jnp.reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:]))
+
+
+@lowers(aten.convolution.default, context=True)
 def _convolution(
-    x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any,
-    groups: int,
+    context: Context, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    output_padding: Any, groups: int,
 ) -> Any:  # fmt: skip
     single = x.ndim < weight.ndim
-    result = _convolve(x[None] if single else x, weight, stride, padding, dilation, transposed, output_padding, groups)
-    if bias is not None:
-        result = result + jnp.reshape(bias, (1, -1) + (1,) * (weight.ndim - 2))
+
+    def of(x: Any) -> Any:
+        result = _convolve(x, weight, stride, padding, dilation, transposed, output_padding, groups)
+        return result if bias is None else result + jnp.reshape(bias, (1, -1) + (1,) * (weight.ndim - 2))
+
+    x = x[None] if single else x
+    parts = 1 if context.parts == 1 else _parts(x, context.parts)
+    result = of(x) if parts == 1 else _joined(jax.lax.map(of, _cut(x, parts)))
     return result[0] if single else result
 
 
-@lowers(aten.convolution_backward.default)
+@lowers(aten.convolution_backward.default, context=True)
 def _convolution_backward(
-    gradient: Any, x: Any, weight: Any, bias_sizes: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-    output_padding: Any, groups: int, mask: Sequence[bool],
+    context: Context, gradient: Any, x: Any, weight: Any, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,
+    transposed: bool, output_padding: Any, groups: int, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
     single = x.ndim < weight.ndim
     gradient, x = (gradient[None], x[None]) if single else (gradient, x)
@@ -82,8 +100,22 @@ def _convolution_backward(
     def of(x: Any, weight: Any) -> Any:
         return _convolve(x, weight, stride, padding, dilation, transposed, output_padding, groups)
 
-    dx = jax.vjp(lambda z: of(z, weight), x)[1](gradient)[0] if mask[0] else None
-    dw = jax.vjp(lambda w: of(x, w), weight)[1](gradient)[0] if mask[1] else None
+    def both(gradient: Any, x: Any) -> tuple[Any, Any]:
+        dx = jax.vjp(lambda z: of(z, weight), x)[1](gradient)[0] if mask[0] else None
+        return dx, jax.vjp(lambda w: of(x, w), weight)[1](gradient)[0] if mask[1] else None
+
+    parts = 1 if context.parts == 1 else _parts(x, context.parts)
+    if parts == 1:
+        dx, dw = both(gradient, x)
+    else:
+
+        def add(total: Any, part: tuple[Any, Any]) -> tuple[Any, Any]:
+            dx, dw = both(*part)
+            return None if dw is None else total + wide(dw), dx
+
+        start = jnp.zeros_like(wide(weight)) if mask[1] else None
+        dw, dx = jax.lax.scan(add, start, (_cut(gradient, parts), _cut(x, parts)))
+        dx = None if dx is None else _joined(dx)
     db = jnp.sum(wide(gradient), (0, *range(2, gradient.ndim))) if mask[2] else None
     return (dx[0] if single and dx is not None else dx), dw, db
 

@@ -47,7 +47,9 @@ class Lowered:
         return [*shapes, *([jax.ShapeDtypeStruct((2,), jnp.uint32)] if self.random else [])]
 
 
-def lower(program: Program | fx.GraphModule, *, platform: str | None = None, barrier: int = 0) -> Lowered:
+def lower(
+    program: Program | fx.GraphModule, *, platform: str | None = None, barrier: int = 0, parts: int = 1
+) -> Lowered:
     """Lower a program, or one half of a training step.
 
     Every value has the shape and the dtype that PyTorch gives it; half types are computed in float32 where PyTorch's
@@ -59,6 +61,7 @@ def lower(program: Program | fx.GraphModule, *, platform: str | None = None, bar
         platform: "cpu" or "cuda" where the function will run on one only; None: it must run on both.
         barrier: pass everything alive through an optimization barrier each so many operators: XLA then neither merges
             a recomputed value with its original nor moves work across; 0: never.
+        parts: how many parts of the batch a convolution may be run in; more hold less at a time.
 
     Raises:
         LowerError: an operator has no lowering; one line names it and its source line.
@@ -68,7 +71,7 @@ def lower(program: Program | fx.GraphModule, *, platform: str | None = None, bar
     _check_inputs(module)
     random = any(_draws(node) for node in module.graph.nodes)
     x64 = any(tensor.dtype in _WIDE for node in module.graph.nodes for tensor in _read(node))
-    walker = _Walker(module, platform, barrier, random)
+    walker = _Walker(module, platform, barrier, random, parts)
     return Lowered(walker.run, module, random, x64)
 
 
@@ -112,8 +115,9 @@ def _struct(value: Any) -> jax.ShapeDtypeStruct | None:
 class _Walker:
     """Runs the graph node by node on traced arrays."""
 
-    def __init__(self, module: fx.GraphModule, platform: str | None, barrier: int, random: bool) -> None:
+    def __init__(self, module: fx.GraphModule, platform: str | None, barrier: int, random: bool, parts: int) -> None:
         self.module, self.platform, self.barrier, self.random = module, platform, barrier, random
+        self.parts = parts
         nodes = list(module.graph.nodes)
         self.last = {used: node for node in nodes for used in node.all_input_nodes}
         self.numbers = {node: number for number, node in enumerate(node for node in nodes if _draws(node))}
@@ -149,7 +153,8 @@ class _Walker:
                 raise LowerError(f"{where(node.args[0])}: its result {args[1]} is not computed under XLA")  # type: ignore[arg-type]
             return found
         if node.target in WITH_CONTEXT:
-            args = (Context(node, self.platform, lambda: jax.random.fold_in(key, self.numbers[node])), *args)
+            draw = lambda: jax.random.fold_in(key, self.numbers[node])  # noqa: E731
+            args = (Context(node, self.platform, draw, self.parts), *args)
         function = LOWERINGS.get(node.target) or torchax_lowering(node.target)
         assert function is not None
         try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from collections.abc import Collection
 
+import torch
 from torch import fx
 
 from memopt.program import is_random, is_view
@@ -31,18 +33,21 @@ def cut(module: fx.GraphModule, size: int) -> list[Piece]:
     """Cut a graph every `size` operators, in its own order.
 
     What crosses a cut is a tensor that owns its storage: views are made again in each piece that reads them, so that a
-    cut never copies a tensor for the sake of its shape.
+    cut never copies a tensor for the sake of its shape. Slices are taken where their source is made if nothing else is
+    read of it: then what crosses is the slices.
 
     Args:
         module: a graph whose results are nodes or plain values.
         size: operators in a piece, views not counted; 0: one piece.
     """
+    slices = _slices(module)
+    derived = {node for node in module.graph.nodes if _is_derived(node)} - slices.keys()
     groups: list[list[fx.Node]] = [[]]
     count = 0
     for node in module.graph.nodes:
-        if node.op not in ("call_function", "get_attr"):
+        if node.op not in ("call_function", "get_attr") or node in slices:
             continue
-        work = node.op == "call_function" and not _is_derived(node)
+        work = node.op == "call_function" and node not in derived
         if size and work and count and count % size == 0:
             groups.append([])
         count += work
@@ -52,10 +57,13 @@ def cut(module: fx.GraphModule, size: int) -> list[Piece]:
     for number, group in enumerate(groups):
         for node in group:  # an item of several results is made where they are
             home[node] = home[node.args[0]] if node.target is operator.getitem else number  # type: ignore[index]
-    built = [_Build(module, number, home) for number in range(len(groups))]
+    for node, source in slices.items():
+        home[node] = home[source]
+        groups[home[node]].append(node)
+    built = [_Build(module, number, home, derived) for number in range(len(groups))]
     for build, group in zip(built, groups, strict=True):
         for node in group:
-            if not _is_derived(node):
+            if node not in derived:
                 build.add(node)
     for node in dict.fromkeys(results):
         if node.op != "placeholder":
@@ -79,21 +87,45 @@ def _is_derived(node: fx.Node) -> bool:
     return node.op == "get_attr" or node.target is operator.getitem or (is_view(node) and not is_random(node))
 
 
+def _slices(module: fx.GraphModule) -> dict[fx.Node, fx.Node]:
+    """Views of parts of a tensor of which nothing else is read, and which together are no larger, with that tensor."""
+    found: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        size = _bytes(node)
+        if node.op != "call_function" or not size or (_is_derived(node) and node.target is not operator.getitem):
+            continue
+        if all(_is_part(user, size) for user in node.users) and sum(map(_bytes, node.users)) <= size:
+            found.update(dict.fromkeys(node.users, node))
+    return found
+
+
+def _is_part(node: fx.Node, size: int) -> bool:
+    return node.op == "call_function" and is_view(node) and not is_random(node) and 0 < _bytes(node) < size
+
+
+def _bytes(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+
+
 class _Build:
     """One piece while it is put together."""
 
-    def __init__(self, module: fx.GraphModule, number: int, home: dict[fx.Node, int]) -> None:
-        self.module, self.number, self.home = module, number, home
+    def __init__(
+        self, module: fx.GraphModule, number: int, home: dict[fx.Node, int], derived: Collection[fx.Node]
+    ) -> None:
+        self.module, self.number, self.home, self.derived = module, number, home, derived
         self.graph = fx.Graph()
         self.inside: dict[fx.Node, fx.Node] = {}
         self.reads: dict[fx.Node, fx.Node] = {}
         self.writes: dict[fx.Node, fx.Node] = {}
 
     def add(self, node: fx.Node) -> None:
-        """Run a node here."""
+        """Run a node here, unless what came before has asked for it."""
         for argument in node.all_input_nodes:
             self.value(argument)
-        self._copy(node)
+        if node not in self.inside:
+            self._copy(node)
 
     def value(self, node: fx.Node) -> fx.Node:
         """The node's value here: made here, made again from what it is a view of, or taken from another piece."""
@@ -114,10 +146,10 @@ class _Build:
         """Whether a value of an earlier piece is made again here: it is a view, but no item of what was run there."""
         if node.op == "get_attr":
             return True
-        if not _is_derived(node):
+        if node not in self.derived:
             return False
         source: fx.Node = node.args[0]  # type: ignore[assignment]
-        return node.target is not operator.getitem or (_is_derived(source) and source.target is not operator.getitem)
+        return node.target is not operator.getitem or (source in self.derived and source.target is not operator.getitem)
 
     def _copy(self, node: fx.Node) -> fx.Node:
         copied = self.graph.node_copy(node, lambda n: self.inside[n])

@@ -40,11 +40,14 @@ class Context:
         node: the node that is lowered.
         platform: "cpu" or "cuda" where the function will run on one only; None where it must run on both.
         key: draws a fresh random key, a different one for each node of the graph.
+        parts: how many parts of the batch a convolution is run in, one after another, at most: XLA's kernels on the CPU
+            copy what they read and write into another layout, and hold one part of it at a time.
     """
 
     node: fx.Node
     platform: str | None
     key: Callable[[], jax.Array]
+    parts: int = 1
 
     def value(self, index: int | None = None) -> torch.Tensor:
         """The fake tensor of the node's result, or of one of its results."""

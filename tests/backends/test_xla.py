@@ -141,9 +141,10 @@ def test_models_on_cuda(name: str, dtype: torch.dtype, monkeypatch: pytest.Monke
     tolerance = 2e-3 if dtype is torch.float32 else 6e-2
     compiled = memopt.compile(model, backend="xla", verify=False)
     torch.testing.assert_close(step(compiled, inputs), loss, rtol=tolerance, atol=tolerance)
+    largest = max(float(value.abs().max()) for value in expected if value is not None)
     for found, value in zip(gradients(model), expected, strict=True):
-        if value is not None:
-            scale = float(value.abs().max()) or 1.0
+        if value is not None:  # some are zero but for rounding: those of biases that a softmax cancels
+            scale = max(float(value.abs().max()), 1e-4 * largest)
             assert float((found - value).abs().max()) <= tolerance * scale
 
 
