@@ -180,6 +180,7 @@ class _Training:
             BudgetError: those of none do.
         """
         session = self._session
+        session.search = session.budget is not None  # without one, nothing is computed again
         try:
             for cut in PIECES if session.budget is not None else (WHOLE,):
                 run = self._attempt(cut)
@@ -193,7 +194,7 @@ class _Training:
                     session.correction = saving - excess // 8
             raise _over(session, excess)
         finally:
-            session.correction = 0
+            session.search, session.correction = True, 0
             session.forget_search()
 
     def _attempt(self, cut: tuple[int, int]) -> Callable[..., Any]:

@@ -98,8 +98,9 @@ def worker(name: str, engine: str, mode: str, tiny: bool) -> None:
     step()
     first = time.perf_counter() - start
     step()
-    print(f"{name} {engine} {mode}: first call {first:.1f} s", file=sys.stderr, flush=True)
-    print("READY", flush=True)
+    start = time.perf_counter()
+    step()
+    print(f"READY first call {first:.1f} s, third {(time.perf_counter() - start) * 1e3:.1f} ms", flush=True)
     sys.stdin.readline()
     if step.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -175,6 +176,10 @@ class XlaRow(Row):
             env={**os.environ, **caches, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
         )  # fmt: skip
 
+    def prepare(self) -> None:
+        """Wait until it is compiled, and say so: a time taken now is while others compile."""
+        print(f"{self.model} {self.row} {self.mode}: {self.wait_for('READY') or 'ended'}", flush=True)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -205,7 +210,7 @@ def main() -> None:
         start = time.perf_counter()
         rows = [XlaRow(*cell, given.tiny) for cell in cells]
         with ThreadPoolExecutor(len(rows)) as threads:
-            ready = [threads.submit(row.wait_for, "READY") for row in rows]
+            ready = [threads.submit(row.prepare) for row in rows]
             wait(ready, timeout=given.seconds)
             for row, one in zip(rows, ready, strict=True):
                 if not one.done():
