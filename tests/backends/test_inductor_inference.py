@@ -14,7 +14,7 @@ from memopt.backends.inductor_inference import InductorFunction, _compiled_modul
 from memopt.backends.tail import split_tail
 from memopt.pass_manager import PassManager
 from memopt.program import InputKind
-from tests.support import capture, targets
+from tests.support import capture
 
 
 def program_and_arguments(model, *inputs):
@@ -36,18 +36,6 @@ def perceptron():
 # -- large results ------------------------------------------------------------------------------------------------
 
 
-def test_the_last_product_of_a_large_result_is_left_out_of_the_graph(monkeypatch):
-    monkeypatch.setattr(tail, "_LARGE", 1)
-    model, x = perceptron(), torch.randn(4, 5, 8)
-    program, arguments = program_and_arguments(model, x)
-    split = split_tail(program)
-    split.head.check()
-    assert targets(program).count("aten.addmm.default") == targets(split.head).count("aten.addmm.default") + 1
-    outputs = split.head.run(*arguments)
-    found = split.finish(outputs, arguments, lambda value: value.clone())
-    torch.testing.assert_close(found[0], model(x))
-
-
 @pytest.mark.usefixtures("_compiler")
 def test_what_is_left_out_is_inductor_s_code_too(monkeypatch):
     monkeypatch.setattr(tail, "_LARGE", 1)
@@ -56,43 +44,6 @@ def test_what_is_left_out_is_inductor_s_code_too(monkeypatch):
     split = split_tail(program, _compiled_module)
     found = split.finish(split.head.run(*arguments), arguments, lambda value: value.clone())
     torch.testing.assert_close(found[0], model(x))
-
-
-def test_small_results_and_those_that_others_read_stay(monkeypatch):
-    model, x = perceptron(), torch.randn(4, 8)
-    assert split_tail(program_and_arguments(model, x)[0]) is None
-    monkeypatch.setattr(tail, "_LARGE", 1)
-
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
-
-        def forward(self, x):
-            y = self.layer(x)
-            return y, y.exp()
-
-    assert split_tail(program_and_arguments(Both().eval(), x)[0]) is None
-
-
-def test_small_results_are_copied_and_come_in_their_places(monkeypatch):
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(8, 64)
-
-        def forward(self, x):
-            return x.sum(-1), self.layer(x.exp())
-
-    monkeypatch.setattr(tail, "_LARGE", 200)
-    model, x = Two().eval(), torch.randn(4, 8)
-    program, arguments = program_and_arguments(model, x)
-    split = split_tail(program)
-    outputs = split.head.run(*arguments)
-    copied = []
-    found = split.finish(outputs, arguments, lambda value: copied.append(value) or value.clone())
-    torch.testing.assert_close(found, list(model(x)))
-    assert len(copied) == 1 and copied[0] is outputs[0]
 
 
 # -- wrong use ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,124 @@
+"""CUDA graphs of bound functions: equal to the function itself, captured anew where they must be, or not at all."""
+
+import logging
+import os
+
+import pytest
+import torch
+
+from memopt.backends.cuda_graph import Replay
+
+pytestmark = pytest.mark.gpu
+
+
+class Counted:
+    """A function of x and w, and how often Python ran it: twice in a capture, never in a replay."""
+
+    def __init__(self, function=lambda x, w: [x @ w, x.sum(0)]):
+        self.function, self.calls = function, 0
+
+    def __call__(self, *values):
+        self.calls += 1
+        return self.function(*values)
+
+
+def operands():
+    return torch.randn(16, 8, device="cuda"), torch.randn(8, 4, device="cuda")
+
+
+def same(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+        assert a.stride() == b.stride()
+
+
+def test_inputs_are_copied_in_and_results_outlive_the_next_replay():
+    function, (x, w) = Counted(), operands()
+    replay = Replay(function, [0])
+    first = replay(x, w)
+    kept = [value.clone() for value in first]
+    assert function.calls == 2 and not replay.impossible
+    other = torch.randn_like(x)
+    same(replay(other, w), function.function(other, w))
+    same(first, kept)
+    assert function.calls == 2
+
+
+def test_what_is_read_in_place_follows_its_values_and_its_address():
+    function, (x, w) = Counted(), operands()
+    replay = Replay(function, [0])
+    replay(x, w)
+    w.mul_(2)
+    same(replay(x, w), function.function(x, w))
+    assert function.calls == 2
+    moved = w.clone()
+    same(replay(x, moved), function.function(x, moved))
+    assert function.calls == 4, "another address is another graph"
+
+
+def test_a_released_graph_is_captured_again():
+    function, (x, w) = Counted(), operands()
+    replay = Replay(function, [0])
+    replay(x, w)
+    replay.release()
+    same(replay(x, w), function.function(x, w))
+    assert function.calls == 4
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x, w: [x @ w, w], "a result shares memory with another one or with an input"),
+        (lambda x, w: [(y := x @ w), y[0]], "a result shares memory with another one or with an input"),
+        (lambda x, w: [(x @ w).cpu()], "a result is not on the device"),
+        (lambda x, w: [x * float(w.sum())], ""),  # it waits for the device, which a capture does not allow
+    ],
+)
+def test_what_cannot_be_captured_runs_as_it_is(function, reason, caplog):
+    counted, (x, w) = Counted(function), operands()
+    replay = Replay(counted, [0])
+    with caplog.at_level(logging.INFO, logger="memopt"):
+        for _ in range(2):
+            same(replay(x, w), function(x, w))
+    assert replay.impossible and replay.impossible.startswith(reason)
+    assert [record.getMessage() for record in caplog.records] == [f"no CUDA graph is used: {replay.impossible}"]
+    torch.cuda.synchronize()
+    same([torch.ones(2, device="cuda") + 1], [torch.full((2,), 2.0, device="cuda")])  # the device is as it was
+
+
+def test_an_input_that_overlaps_itself_is_not_copied_into():
+    function, (x, w) = Counted(), operands()
+    replay = Replay(function, [0])
+    wide = x[:1].expand(16, 8)
+    same(replay(wide, w), function.function(wide, w))
+    assert replay.impossible == "an input overlaps itself"
+
+
+def test_the_caller_s_results_are_finished_from_what_the_graph_returns():
+    function, (x, w) = Counted(), operands()
+    copied = []
+
+    def finish(outputs, values, copy):
+        copied.append(copy(outputs[1]))
+        return [outputs[0] * 2, copied[-1], values[1]]
+
+    replay = Replay(function, [0], finish=finish)
+    for scale in (1, 3):
+        found = replay(x * scale, w)
+        product, total = function.function(x * scale, w)
+        same(found[:2], [product * 2, total])
+        assert found[2] is w
+
+
+def test_settings_are_as_they_were_after_a_capture(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    seen = []
+
+    def function(x, w):
+        seen.append((torch.backends.cudnn.benchmark, os.environ.get("CUBLAS_WORKSPACE_CONFIG")))
+        return [x @ w]
+
+    before = torch.backends.cudnn.benchmark
+    Replay(function, [0], tune=True)(*operands())
+    assert set(seen) == {(True, ":4096:1")}
+    assert torch.backends.cudnn.benchmark == before and "CUBLAS_WORKSPACE_CONFIG" not in os.environ

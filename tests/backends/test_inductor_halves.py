@@ -1,0 +1,132 @@
+"""Both halves of a step as Inductor lowered them: what they take before a kernel is compiled, and the kernels later."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import fx
+from torch._inductor import codecache
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from memopt.backends.inductor_halves import Half, Halves, _deferred
+from memopt.backends.inductor_replay import ReplayError, Wrapper
+from memopt.program import Input, InputKind, Output, OutputKind
+
+KIB = 1024
+# y = f(w, x), with 2 KiB saved for backward beside the result, and 4 KiB in between.
+FORWARD = """
+def call(args):
+    w, x = args
+    args.clear()
+    tmp = empty_strided_cpu((1024,), (1,), float32)
+    saved = empty_strided_cpu((512,), (1,), float32)
+    y = empty_strided_cpu((256,), (1,), float32)
+    del tmp
+    return (y, saved)
+"""
+# Gradients of w and x from the tangent and what was saved, which dies before the gradient of x is made.
+BACKWARD = """
+def call(args):
+    saved, tangent = args
+    args.clear()
+    dw = empty_strided_cpu((256,), (1,), float32)
+    del saved
+    dx = empty_strided_cpu((256,), (1,), float32)
+    del tangent
+    return (dw, dx)
+"""
+
+
+def halves():
+    mode = FakeTensorMode()
+    with mode:
+        small, saved = (torch.empty(size) for size in (256, 512))
+    found = Halves()
+    ends = {
+        "forward": ([("w", small), ("x", small.clone())], ["y", "saved"], FORWARD),
+        "backward": ([("saved", saved), ("tangent", small)], ["dw", "dx"], BACKWARD),
+    }
+    for name, (inputs, outputs, source) in ends.items():
+        half = object.__new__(Half)
+        half.inputs, half.outputs = inputs, outputs
+        half.wrapper = Wrapper(source, {"float32": torch.float32})
+        setattr(found, name, half)
+    return found
+
+
+def program(kind):
+    """What `peaks` reads of a program: x is of this kind."""
+    inputs = (Input("w", InputKind.PARAMETER, "w"), Input("x", kind, "x"), Input("t", InputKind.TANGENT))
+    outputs = (
+        Output(OutputKind.USER),
+        Output(OutputKind.USER),
+        Output(OutputKind.GRADIENT, "w"),
+        Output(OutputKind.GRADIENT, "x"),
+    )
+    return SimpleNamespace(inputs=inputs, outputs=(outputs[0], *outputs[2:]), forward_outputs=1)
+
+
+def nothing(func, args, kwargs, result):
+    return 0
+
+
+def test_what_the_halves_take_above_what_is_resident():
+    found = halves().peaks(program(InputKind.BUFFER), nothing)
+    assert found.forward == 7 * KIB  # in between, saved and the result
+    assert found.saved == 3 * KIB  # the result is held by the caller
+    # Result, saved and tangent, and the first gradient; then the second instead of what was saved.
+    assert found.backward == 5 * KIB
+    assert found.left == 3 * KIB  # both gradients and the result
+
+
+def test_gradients_of_the_caller_s_own_tensors_are_passed_on():
+    found = halves().peaks(program(InputKind.USER), nothing)
+    assert found.left == 2 * KIB
+
+
+def test_without_python_code_nothing_is_known():
+    missing = halves()
+    missing.backward.wrapper = None
+    with pytest.raises(ReplayError, match="no Python code for one half"):
+        missing.peaks(program(InputKind.USER), nothing)
+
+
+def test_the_ends_of_a_half_are_read_from_its_graph():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(2)
+    y = graph.call_function(torch.relu, (x,))
+    graph.output((y, None))
+    half = Half(fx.GraphModule({}, graph))
+    assert [name for name, _ in half.inputs] == ["x"] and half.outputs == ["relu", None]
+    assert half.wrapper is None and half.run is None
+
+
+def test_kernels_wait_until_they_are_wanted_and_are_loaded_once(tmp_path, monkeypatch):
+    path = tmp_path / "wrapper.py"
+    path.write_text("the generated code")
+    loads = []
+
+    def load(key, path, linemap=None, attrs=None, **options):
+        loads.append(key)
+        return SimpleNamespace(call=lambda args: [*args, key])
+
+    monkeypatch.setattr(codecache.PyCodeCache, "load_by_key_path", load)
+    half = Half(fx.GraphModule({}, _empty_graph()))
+    with _deferred(half):
+        kernel = codecache.PyCodeCache.load_by_key_path("kernel", str(path))
+        module = codecache.PyCodeCache.load_by_key_path("wrapper", str(path), None, {"constant": 3})
+    assert codecache.PyCodeCache.load_by_key_path is load
+    assert loads == ["kernel"] and kernel.call([1]) == [1, "kernel"]
+    assert half.wrapper == Wrapper("the generated code", {"constant": 3})
+    assert module.call([1]) == [1, "wrapper"] and module.call([2]) == [2, "wrapper"]
+    half.load()
+    assert loads == ["kernel", "wrapper"]
+
+
+def _empty_graph():
+    graph = fx.Graph()
+    graph.output(())
+    return graph
