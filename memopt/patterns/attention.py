@@ -102,6 +102,11 @@ class Attention:
     results: tuple[fx.Node, ...]
     nodes: tuple[fx.Node, ...]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of what comes out of it."""
+        return self.second.meta["val"].dtype  # type: ignore[no-any-return]
+
 
 def attention_of(program: Program, softmax: fx.Node) -> Attention | None:
     """The attention whose softmax this is; None when it is none.
