@@ -56,6 +56,7 @@ def test_training_never_chooses():
     model(x).sum().backward()
     torch.testing.assert_close(found, [parameter.grad for parameter in model.parameters()])
     assert not Record.seen
+    assert [item.kind for item in compiled.report.programs] == ["training"], "and its memory is planned"
 
 
 def test_a_plan_without_a_run_chooses_nothing():

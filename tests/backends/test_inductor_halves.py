@@ -15,7 +15,7 @@ from memopt.backends.inductor_replay import ReplayError, Wrapper
 from memopt.program import Input, InputKind, Output, OutputKind
 
 KIB = 1024
-# y = f(w, x), with 2 KiB saved for backward beside the result, and 4 KiB in between.
+# y = f(w, x), with 2 KiB saved for backward beside the result, 4 KiB in between, and a result that nobody reads.
 FORWARD = """
 def call(args):
     w, x = args
@@ -24,7 +24,8 @@ def call(args):
     saved = empty_strided_cpu((512,), (1,), float32)
     y = empty_strided_cpu((256,), (1,), float32)
     del tmp
-    return (y, saved)
+    unread = empty_strided_cpu((256,), (1,), float32)
+    return (y, saved, unread)
 """
 # Gradients of w and x from the tangent and what was saved, which dies before the gradient of x is made.
 BACKWARD = """
@@ -45,7 +46,7 @@ def halves():
         small, saved = (torch.empty(size) for size in (256, 512))
     found = Halves()
     ends = {
-        "forward": ([("w", small), ("x", small.clone())], ["y", "saved"], FORWARD),
+        "forward": ([("w", small), ("x", small.clone())], ["y", "saved", "unread"], FORWARD),
         "backward": ([("saved", saved), ("tangent", small)], ["dw", "dx"], BACKWARD),
     }
     for name, (inputs, outputs, source) in ends.items():

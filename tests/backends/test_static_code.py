@@ -45,9 +45,10 @@ def test_intermediates_are_names_in_the_arena_and_results_are_fresh():
 
 
 def test_views_of_the_arena_are_taken_when_it_is_bound_and_those_of_inputs_at_each_call():
-    code = run(trace(lambda x: (x.exp().t().sin(), x.t().sin()), X), X)
-    (view,) = code.views
-    assert view[1] is aten.t.default and isinstance(view[2][0], Name) and view[2][0].name in code.tensors
+    code = run(trace(lambda x: (x.exp().t().unsqueeze(0).sin(), x.t().sin()), X), X)
+    turned, view = code.views
+    assert (turned[1], view[1]) == (aten.t.default, aten.unsqueeze.default)
+    assert turned[2][0].name in code.tensors and view[2] == (Name(turned[0]), 0)
     assert sum("aten_t_default" in line for line in lines(code)) == 1
 
 

@@ -80,6 +80,13 @@ def test_a_row_of_scores_is_the_least_that_attention_asks_for():
     assert write.args[-1] is Place.SCRATCH and math.isclose(write.args[6], 8**-0.5)
 
 
+def test_long_attention_asks_for_what_stays_in_a_cache():
+    q = torch.randn(1, 2, 600, 8)
+    program = trace(lambda q: (aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)[0],), q)
+    form, row = lower(program.calls[0]).form, 2 * 600 * 4
+    assert (form.scratch // row, form.wish // row) == (LEAST_TILE // row, TILE // row) == (27, 109)
+
+
 def test_attention_that_drops_or_whose_sums_are_read_is_left_to_its_operator():
     q, op = torch.randn(1, 2, 20, 8), aten._scaled_dot_product_flash_attention_for_cpu
     assert lower(trace(lambda q: (op(q, q, q, 0.5)[0],), q).calls[0]) is None
