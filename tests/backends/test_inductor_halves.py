@@ -44,7 +44,7 @@ def halves():
     mode = FakeTensorMode()
     with mode:
         small, saved = (torch.empty(size) for size in (256, 512))
-    found = Halves()
+    found = Halves(lambda call: call)
     ends = {
         "forward": ([("w", small), ("x", small.clone())], ["y", "saved", "unread"], FORWARD),
         "backward": ([("saved", saved), ("tangent", small)], ["dw", "dx"], BACKWARD),
@@ -125,6 +125,18 @@ def test_kernels_wait_until_they_are_wanted_and_are_loaded_once(tmp_path, monkey
     assert module.call([1]) == [1, "wrapper"] and module.call([2]) == [2, "wrapper"]
     half.load()
     assert loads == ["kernel", "wrapper"]
+
+
+def test_what_is_put_around_a_half_is_around_every_call(tmp_path, monkeypatch):
+    path = tmp_path / "wrapper.py"
+    path.write_text("the generated code")
+    loaded = SimpleNamespace(call=lambda args: [sum(args)])
+    monkeypatch.setattr(codecache.PyCodeCache, "load_by_key_path", lambda *given: loaded)
+    half = Half(fx.GraphModule({}, _empty_graph()))
+    half.around = lambda call: lambda args: ["before", *call(args), "after"]
+    with _deferred(half):
+        module = codecache.PyCodeCache.load_by_key_path("wrapper", str(path), None, {})
+    assert module.call([1, 2]) == ["before", 3, "after"]
 
 
 def _empty_graph():
