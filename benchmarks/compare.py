@@ -53,16 +53,33 @@ TRAINING_ROWS = "eager,checkpoint,compile,compile:0.5,inductor:60%,aten:60%,xla:
 
 
 def made(name: str, mode: str, tiny: bool, device: str, dtype: str) -> tuple[Any, Any]:
-    """The model and its inputs, in the process of a row: made where and as they are used, the quickest way."""
+    """The model and its inputs, in the process of a row.
+
+    Large models to be trained are made where and as they are used, the quickest way. Batch norms of models that infer
+    have seen images, or the values of half precision would run out of its range.
+    """
+    training = mode == "training"
+    sizes = {"batch": 2} if tiny else dict(SIZES[mode][name])
     usual = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, dtype))
+    torch.set_default_dtype(getattr(torch, dtype) if training else torch.float32)
     try:
-        with torch.device(device):
-            model = memopt.models.build(name, tiny=tiny, dropout=0.0).train(mode == "training")
+        with torch.device(device if training else "cpu"):
+            model = memopt.models.build(name, tiny=tiny, dropout=0.0).train(training)
     finally:
         torch.set_default_dtype(usual)
-    sizes = {"batch": 2} if tiny else dict(SIZES[mode][name])
-    return model, model.example_inputs(sizes.pop("batch"), labels=mode == "training", **sizes)
+    if not training:
+        show_images(model)
+    return model, model.example_inputs(sizes.pop("batch"), labels=training, **sizes)
+
+
+def show_images(model: torch.nn.Module) -> None:
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    if norms:
+        for norm in norms:
+            norm.train().momentum = 1.0
+        with torch.no_grad():
+            model(**model.example_inputs(8, resolution=64))
+        model.eval()
 
 
 def case_of(given: argparse.Namespace, text: str) -> Case:
