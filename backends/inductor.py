@@ -32,6 +32,7 @@ from memopt.capture.joint import constants_to_attributes, mutations_in_place
 from memopt.engine import Engine
 from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import Timeline
+from memopt.phases import phase
 from memopt.program import Program, tensors_of
 from memopt.step.planner import GraphPeaks
 
@@ -142,7 +143,8 @@ class _Training:
             session.forget_search()
         if attempt is None:
             return self._operator_by_operator()
-        attempt.halves.load()
+        with phase("compiling kernels"):
+            attempt.halves.load()
         return attempt.run
 
     def _operator_by_operator(self) -> Callable[..., Any]:
@@ -197,7 +199,8 @@ class _Training:
         captured = self.hooks.captured
         assert captured is not None
         try:
-            peaks = halves.peaks(captured, _workspace(self.session.table))
+            with phase("replaying code"):
+                peaks = halves.peaks(captured, _workspace(self.session.table))
         except ReplayError as error:
             self.session.note(f"the peak of the generated code is not known: {error}")
             return None if self.session.limit_bytes else _Attempt(run, halves, None)  # unknown, it cannot be promised

@@ -18,6 +18,7 @@ from torch._inductor import compile_fx as inductor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from memopt.backends.inductor_replay import Meter, ReplayError, Workspace, Wrapper, replay
+from memopt.phases import phase
 from memopt.program import InputKind, OutputKind, Program
 from memopt.step.planner import GraphPeaks
 
@@ -57,7 +58,7 @@ class Halves:
             half.around = self._around_backward
         else:
             self.forward = half
-        with _deferred(half):
+        with phase("generating code"), _deferred(half):
             compiled: Any = inductor.compile_fx_inner(module, example_inputs, **options)
         half.run = compiled
         return compiled

@@ -138,7 +138,7 @@ class CompiledModule(nn.Module):
         session = self._session(accumulating)
         session.resident = self._resident(args, kwargs, accumulating)
         self._last = session
-        with planning(session.model_name):
+        with planning(session.model_name), session.timed("tracing"):
             stage("tracing the model")
             programs = collect(self._model, args, kwargs, session)
             with torch._C._DisableAutocast():  # the casts are in the programs
@@ -343,7 +343,7 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
             hooks = Hooks(session, graph_module, example_inputs)
             return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
 
-        with attention_as_on(None if target is None else target.type):
+        with session.timed("tracing"), attention_as_on(None if target is None else target.type):
             return lower_within(session, lower, example_inputs)
 
     return memopt

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from memopt.evidence import Evidence, EvidenceError, Verification, prove
 from memopt.graph_record import GraphRecord
+from memopt.phases import phase
 from memopt.program import InputKind, Program, ProgramError
 from memopt.snapshot import snapshot
 
@@ -136,7 +137,8 @@ class PassManager:
         records: list[PassRecord] = []
         history = _graphs(earlier)
         if self.record and self.passes:
-            history.append(snapshot(program, history))
+            with phase("recording"):
+                history.append(snapshot(program, history))
         for item in self.passes:
             ran = [record.name for record in records]
             given = _fingerprint(program)
@@ -156,12 +158,14 @@ class PassManager:
                     result.program.check()
                     _same_call(program, result.program)
                     if self.verify:
-                        evidence = prove(program, result.program, item.tolerance, self.verify, self.room)
+                        with phase("proving"):
+                            evidence = prove(program, result.program, item.tolerance, self.verify, self.room)
                 except (ProgramError, EvidenceError) as error:
                     raise PassError(item.name, ran, str(error)) from error
             before = history[-1] if self.record else None
             if self.record and result.program is not program:
-                history.append(snapshot(result.program, history, [(c.before, c.after) for c in result.changes]))
+                with phase("recording"):
+                    history.append(snapshot(result.program, history, [(c.before, c.after) for c in result.changes]))
             records.append(
                 PassRecord(
                     item.name,

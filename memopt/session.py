@@ -21,6 +21,7 @@ from memopt.memory.resident import Resident
 from memopt.memory.timeline import timeline
 from memopt.pass_manager import Pass
 from memopt.passes.checkpoint import workspace
+from memopt.phases import Clock, phase
 from memopt.program import Program
 from memopt.report.build import build_report
 from memopt.report.record import ExecutableReport, Report
@@ -93,6 +94,7 @@ class Session:
         self.model_name, self.plan_seconds = model_name, plan_seconds
         self.notes: list[str] = []
         self.report: Report | None = None
+        self.clock = Clock()  # of planning and compiling
         self.executables: tuple[ExecutableReport, ...] = ()  # of the engine's own compiler
         self.collecting: list[Program] | None = None
         self.whole_step = False  # whether a graph break may be answered by collecting all graphs first
@@ -135,6 +137,16 @@ class Session:
             yield
         finally:
             self._arrived = None  # it holds the call's inputs
+
+    @contextlib.contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Put on record how long the block takes, and what of it goes into which phase of planning and compiling."""
+        try:
+            with self.clock.running(), phase(what):
+                yield
+        finally:
+            if self.report is not None:
+                self.report = dataclasses.replace(self.report, seconds=dict(self.clock.seconds))
 
     # -- the front door's protocol -------------------------------------------------------------------------------
 
@@ -251,14 +263,16 @@ class Session:
         """
         self._prepare_allocator()
         keys = tuple(fingerprint(program) for program in programs)
-        search = self._search_of(keys, programs)
+        with phase("rewriting"):
+            search = self._search_of(keys, programs)
         captured = search.captured
         plain = predicted_peak(captured)
         base = self.resident.total + sum(constant_bytes(item.program) for item in captured)
         limit = self._held(base + plain)
         room = None if limit is None else self.usable(limit) - base + self.correction
         if search.stages.searched and self.search:
-            found = self._found(search, programs, plain, room)
+            with phase("rewriting"):
+                found = self._found(search, programs, plain, room)
             planned, plan = found.planned, found.plan
             self._lowered.update(dict.fromkeys(keys, found.lowering))
         else:
@@ -269,7 +283,8 @@ class Session:
         measured = None
         if all(item.measured is not None for item in planned):
             measured = measured_peak(planned, 0)
-        self.report = build_report(self, planned, plan.peak_bytes, plan.minimum_bytes, measured, plain, plan.curve)
+        with phase("recording"):
+            self.report = build_report(self, planned, plan.peak_bytes, plan.minimum_bytes, measured, plain, plan.curve)
         if settled and limit is not None:
             fits = plan.feasible and base + max(plan.peak_bytes, measured or 0) <= self.usable(limit)
             needed = base + (max(plan.peak_bytes, measured or 0) if plan.feasible and not fits else plan.minimum_bytes)
@@ -302,7 +317,8 @@ class Session:
         peak = step_peak(figures)
         saving = step.plan.peak_bytes - peak
         minimum = min(peak, step.plan.minimum_bytes)
-        self.report = build_report(self, step.planned, peak, minimum, None, step.plain, step.plan.curve)
+        with phase("recording"):
+            self.report = build_report(self, step.planned, peak, minimum, None, step.plain, step.plan.curve)
         if len(step.keys) == 1:
             self._schedules.pop(step.keys[0], None)  # another attempt may want another plan
         return saving, None if step.limit is None else self.report.peak_bytes - self.usable(step.limit)

@@ -20,7 +20,7 @@ from memopt.report.tables import TableReader, TableWriter
 T = TypeVar("T")
 
 SCHEMA = "memopt-report"
-VERSION = 3
+VERSION = 4
 
 
 def to_json(report: Report) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -155,6 +156,7 @@ class Report:
         curve: what more or less memory would cost, falling in bytes and rising in seconds; the plan that was taken is
             marked. Empty for inference, and where nothing was planned.
         executables: what an engine says that each of its executables takes, in the order in which they run.
+        seconds: wall time of planning and compiling, by what was done; the model's own tracing by Dynamo is not in it.
     """
 
     passes: tuple[PassRecord, ...]
@@ -171,6 +173,7 @@ class Report:
     backend: str = ""
     curve: tuple[CurvePoint, ...] = ()
     executables: tuple[ExecutableReport, ...] = ()
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON, as one self-contained HTML page or as text, by the path's suffix.

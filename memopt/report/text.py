@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from memopt.budget import format_bytes
 from memopt.evidence import Evidence
@@ -14,6 +14,7 @@ from memopt.report.record import ExecutableReport, ProgramReport, Report, Tensor
 _BARS = "▁▂▃▄▅▆▇█"
 _REFUSALS_SHOWN = 3
 _ROWS_SHOWN = 5
+_SHORT = 0.05  # seconds
 
 
 def to_text(report: Report) -> str:
@@ -29,6 +30,8 @@ def to_text(report: Report) -> str:
         lines += [*_program(program), ""]
     if report.executables:
         lines += ["what the engine's executables take:", *_indent(_executables(report.executables)), ""]
+    if report.seconds:
+        lines += ["seconds of planning and compiling:", *_indent(_seconds(report.seconds)), ""]
     if report.passes:
         lines += ["passes:", *_indent(_passes(report))]
     return "\n".join(lines).rstrip()
@@ -133,6 +136,15 @@ def _program(program: ProgramReport) -> list[str]:
             table = [(row.name, format_bytes(row.bytes), row.source) for row in shown]
             lines += [f"  {label}:", *_indent(_indent(align(table, right=(1,))))]
     return lines
+
+
+def _seconds(seconds: Mapping[str, float]) -> list[str]:
+    """The longest phases first, those too short to be seen left out."""
+    rows = sorted(seconds.items(), key=lambda item: -item[1])
+    shown = [(name, f"{taken:.1f}") for name, taken in rows if taken >= _SHORT] or [
+        ("all together", f"{sum(seconds.values()):.2f}")
+    ]
+    return align(shown, right=(1,))
 
 
 def _executables(executables: Sequence[ExecutableReport]) -> list[str]:

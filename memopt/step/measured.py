@@ -14,6 +14,7 @@ from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks
 from memopt.capture.lending import position_of
 from memopt.memory.allocator_limit import held_bytes, lifted
+from memopt.phases import phase
 from memopt.program import OutputKind, Program
 from memopt.progress import stage
 from memopt.synthesis import same_random_state
@@ -125,7 +126,8 @@ def lower_within(
         if written is None or allowed is None:
             return run
         stage("taking a step")
-        taken = take_step(run, given, written, device)
+        with phase("trial steps"):
+            taken = take_step(run, given, written, device)
         if taken is not None:
             session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
         over = allowed // _SHORT if taken is None else taken.reserved_bytes - allowed

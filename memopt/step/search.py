@@ -12,6 +12,7 @@ from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.memory.timeline import Timeline, timeline
 from memopt.pass_manager import Pass, PassManager
 from memopt.passes.checkpoint import Checkpoint, workspace
+from memopt.phases import phase
 from memopt.program import Program
 from memopt.progress import stage
 from memopt.solve.recompute import Curve
@@ -336,7 +337,8 @@ class StepSearch:
         stage(f"searching, {share * self.seconds:.0f} s at most" if search is None else "carrying a plan over")
         befores, costs = [item.before for item in option.items], [item.costs for item in option.items]
         exact = self.stages.fusion is None
-        return StepPlanner(befores, costs, finish, seconds=share * self.seconds, exact=exact, search=search)
+        with phase("searching"):
+            return StepPlanner(befores, costs, finish, seconds=share * self.seconds, exact=exact, search=search)
 
     # -- graphs and their records --------------------------------------------------------------------------------
 

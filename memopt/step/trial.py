@@ -15,6 +15,7 @@ from memopt.capture.lending import borrowed
 from memopt.memory.allocator import slack_bytes
 from memopt.memory.allocator_limit import lifted
 from memopt.memory.measure import measure
+from memopt.phases import phase
 from memopt.program import InputKind, Phase, Program
 from memopt.synthesis import is_cuda, same_random_state, synthesize
 
@@ -51,7 +52,7 @@ def trial(program: Program) -> int:
                 for entry, node in zip(runnable.inputs, runnable.placeholders, strict=True)
                 if entry.kind is not InputKind.CONSTANT
             ]
-            with lifted(device):
+            with phase("trial steps"), lifted(device):
                 start = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
                 taken = measure(run, arguments, device=device)
             # What the allocator loses between blocks counts as far as it is more than the slack left to it.

@@ -16,7 +16,7 @@ def test_is_strict_json_with_schema_and_version():
 
     document = json.loads(to_json(report()), parse_constant=refuse)
     assert document["schema"] == "memopt-report"
-    assert document["version"] == 3
+    assert document["version"] == 4
     assert document["report"]["passes"][0]["evidence"]["error_ratio"] == "inf"
 
 
@@ -32,8 +32,8 @@ def edited(edit) -> str:
         ("", "not JSON"),
         ("[1]", 'no "schema"'),
         ('{"schema": "other"}', 'no "schema"'),
-        (edited(lambda d: d.update(version=99)), "version 99, written by a newer memopt; this memopt reads version 3"),
-        (edited(lambda d: d.update(version=2)), "version 2, no longer read; this memopt reads version 3"),
+        (edited(lambda d: d.update(version=99)), "version 99, written by a newer memopt; this memopt reads version 4"),
+        (edited(lambda d: d.update(version=3)), "version 3, no longer read; this memopt reads version 4"),
         (edited(lambda d: d["report"].pop("curve")), r"fields of report differ \(curve\)"),
         (edited(lambda d: d["report"]["curve"][1].update(bytes=1.5)), r"report.curve\[1\].bytes is 1.5"),
         (edited(lambda d: d["report"]["curve"][1].update(chosen=1)), r"report.curve\[1\].chosen is 1"),

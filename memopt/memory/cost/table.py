@@ -24,6 +24,7 @@ from memopt.memory.cost.measure import (
 )
 from memopt.memory.cost.roofline import is_light, makes_nothing, operands_of, seconds
 from memopt.memory.cost.scratch import output_bytes, workspace_bytes
+from memopt.phases import phase
 from memopt.program import Program, is_effectful, is_random, tensors_of
 
 _ON_CPU = 2**31  # bytes with which an operator is run on CPU unless a limit is given
@@ -123,7 +124,8 @@ class CostTable:
             else:
                 missing.setdefault(device, {})[key] = node
         for device, group in missing.items():
-            self._run(group, device)
+            with phase("measuring operators"):
+                self._run(group, device)
         return {name: self._costs[key] for name, key in keys.items()}
 
     def _run(self, group: dict[tuple[str, str], fx.Node], device: torch.device) -> None:
@@ -167,7 +169,8 @@ class CostTable:
         if known is not None:
             return known
         try:
-            found = calibrate(device)
+            with phase("measuring the device"):
+                found = calibrate(device)
         except RuntimeError:  # memory is short
             return typical(device.type)
         self._store.put(place, _CALIBRATION, {"flops": dict(found.flops), "traffic": found.traffic})
