@@ -191,7 +191,20 @@ def _graphs(records: Sequence[PassRecord]) -> list[GraphRecord]:
 def _fingerprint(program: Program) -> tuple[object, ...]:
     """What an edit in place would change: the graph, its annotations, and the versions of the tensors in state."""
     versions = {name: value._version for name, value in program.state.items() if not value.is_inference()}
-    return str(program.graph), [(node.meta.get("inplace"), node.meta.get("phase")) for node in program.calls], versions
+    calls = [
+        (
+            node,
+            node.name,
+            node.op,
+            node.target,
+            node.args,
+            node.kwargs,
+            node.meta.get("inplace"),
+            node.meta.get("phase"),
+        )
+        for node in program.graph.nodes
+    ]
+    return calls, versions
 
 
 def _same_call(before: Program, after: Program) -> None:

@@ -13,6 +13,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from memopt import fake_calls
+
 
 class ProgramError(RuntimeError):
     """A program breaks the specification of the representation: a fault of the pass that returned it."""
@@ -268,6 +270,8 @@ def fake_mode(graph_module: fx.GraphModule) -> FakeTensorMode:
 def run_fake(graph_module: fx.GraphModule) -> dict[fx.Node, Any]:
     """Run the graph on the fake values of its placeholders; return every node's value, aliasing included.
 
+    A node that was run before on operands of the same layout keeps its value, so that a rewrite costs what it changed.
+
     Raises:
         ProgramError: an operation refuses its operands; the message names the node.
     """
@@ -282,6 +286,10 @@ def run_fake(graph_module: fx.GraphModule) -> dict[fx.Node, Any]:
                 elif node.op == "get_attr":
                     values[node] = getattr(graph_module, str(node.target))
                 elif node.op == "call_function":
+                    call = fake_calls.call_of(node, values, mode)
+                    found, values[node] = fake_calls.known(node, call)
+                    if found:
+                        continue
                     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
                     # A convolution's layout depends on settings of oneDNN and cuDNN that the cache does not know.
                     mode.cache_enabled = cached and node.target is not torch.ops.aten.convolution.default
@@ -289,6 +297,7 @@ def run_fake(graph_module: fx.GraphModule) -> dict[fx.Node, Any]:
                         values[node] = node.target(*args, **kwargs)
                     except Exception as error:
                         raise ProgramError(f"{node.name}: {type(error).__name__}: {error}") from error
+                    fake_calls.keep(node, call, values[node])
     finally:
         mode.cache_enabled = cached
     return values
@@ -333,7 +342,7 @@ def _check_node(node: fx.Node) -> None:
 
 def _check_values(graph_module: fx.GraphModule) -> None:
     for node, value in run_fake(graph_module).items():
-        if node.op != "call_function":
+        if node.op != "call_function" or value is node.meta["val"]:
             continue
         found, recorded = pytree.tree_leaves(value), pytree.tree_leaves(node.meta["val"])
         if len(found) != len(recorded):

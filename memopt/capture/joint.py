@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch._functorch._aot_autograd import descriptors as roles
 
+from memopt.fake_calls import forget
 from memopt.memory.aliasing import owner
 from memopt.program import (
     Input,
@@ -162,6 +163,7 @@ def crossing(program: Program) -> list[fx.Node]:
 def constants_to_attributes(program: Program) -> fx.GraphModule:
     """A copy of the graph with CONSTANT inputs as attributes: its placeholders are the arguments of a call."""
     module = program.copy().graph_module
+    forget(module.graph)
     constants = {entry.name for entry in program.inputs if entry.kind is InputKind.CONSTANT}
     for node in list(module.graph.nodes):
         if node.op == "placeholder" and node.name in constants:

@@ -38,6 +38,7 @@ def report() -> Report:
         ),
         notes=(f"no C++ compiler: aten is used {NASTY}",),
         environment=Environment("2.13.0", "cpu", 4),
+        seconds={"searching": 1.5, NASTY: 0.25},
         model=NASTY,
         backend="aten",
         curve=(

@@ -1,0 +1,115 @@
+"""Fake values kept with the calls that they came of: what a rewrite left alone is not run again on fake tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+# Where a node keeps the call that its value came of.
+MARK = "fake_call"
+
+# Arguments that are what their type and value say.
+_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, complex)
+# A convolution's layout depends on settings of oneDNN and cuDNN, which are no arguments.
+_NEVER = {torch.ops.aten.convolution.default}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """One call of an operator on fake values.
+
+    Attributes:
+        node: the node's name: two nodes never share a value, be their calls equal.
+        target: the operator.
+        arguments: all arguments, a place holder for each operand.
+        operands: the values of the nodes among them.
+        mode: the fake mode that it runs in.
+    """
+
+    node: str
+    target: Any
+    arguments: Any
+    operands: tuple[Any, ...]
+    mode: FakeTensorMode
+
+
+def call_of(node: fx.Node, values: Mapping[fx.Node, Any], mode: FakeTensorMode) -> Call:
+    """The call that a node makes, with the values of what it reads."""
+    operands: list[Any] = []
+
+    def key(argument: Any) -> Any:
+        if isinstance(argument, fx.Node):
+            operands.append(values[argument])
+            return fx.Node
+        if isinstance(argument, (tuple, list)):
+            return tuple(key(item) for item in argument)
+        if type(argument) in _PLAIN:
+            return type(argument), argument
+        return object()  # equal to nothing
+
+    arguments = key(node.args), tuple((name, key(value)) for name, value in node.kwargs.items())
+    return Call(node.name, node.target, arguments, tuple(operands), mode)
+
+
+def known(node: fx.Node, call: Call) -> tuple[bool, Any]:
+    """Whether the node was run before by a call that gives the same value, and that value.
+
+    A value that has memory of its own depends on its operands' layouts only. A view shares the memory of this operand,
+    and of no other one of its layout.
+    """
+    kept = node.meta.get(MARK)
+    if kept is None:
+        return False, None
+    before, aliased, value = kept
+    same = (
+        before.node == call.node
+        and before.target is call.target
+        and before.mode is call.mode
+        and before.arguments == call.arguments
+        and len(before.operands) == len(call.operands)
+        and all(a is b or (not aliased and _alike(a, b)) for a, b in zip(before.operands, call.operands, strict=True))
+    )
+    return same, value if same else None
+
+
+def keep(node: fx.Node, call: Call, value: Any) -> None:
+    """Keep the value that a call gave with its node."""
+    if call.target not in _NEVER:
+        node.meta[MARK] = call, _shares_memory(call.operands, value), value
+
+
+def forget(graph: fx.Graph) -> None:
+    """Let go of all that was kept with the nodes of a graph."""
+    for node in graph.nodes:
+        node.meta.pop(MARK, None)
+
+
+def _alike(a: Any, b: Any) -> bool:
+    if type(a) is not type(b) or not isinstance(a, torch.Tensor):
+        return False
+    if a.layout is not torch.strided or b.layout is not torch.strided:
+        return False
+    if a._has_symbolic_sizes_strides or b._has_symbolic_sizes_strides:
+        return False  # a comparison would be a guard
+    return (
+        (a.dtype, a.device, a.shape, a.stride(), a.storage_offset())
+        == (b.dtype, b.device, b.shape, b.stride(), b.storage_offset())
+        and a.is_conj() == b.is_conj()
+        and a.is_neg() == b.is_neg()
+    )
+
+
+def _shares_memory(operands: Any, value: Any) -> bool:
+    """Whether a result lies in an operand's memory, as far as that can be seen; where it cannot, it may."""
+    leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    given = [leaf for leaf in pytree.tree_leaves(operands) if isinstance(leaf, torch.Tensor)]
+    if any(leaf.layout is not torch.strided for leaf in (*leaves, *given)):
+        return True
+    memory = {leaf.untyped_storage()._cdata for leaf in given}
+    return any(leaf.untyped_storage()._cdata in memory for leaf in leaves)

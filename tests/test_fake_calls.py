@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from memopt import fake_calls
+from memopt.capture.export import from_module
+from memopt.capture.joint import constants_to_attributes
+from memopt.memory.aliasing import analyse
+from memopt.program import Program, run_fake
+
+aten = torch.ops.aten
+
+
+class _Chain(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + 1).relu().view(-1).sin()
+
+
+def _program() -> Program:
+    return from_module(_Chain(), (torch.randn(4, 6),), {})
+
+
+def _node(program: Program, target: object) -> torch.fx.Node:
+    return next(node for node in program.calls if node.target is target)
+
+
+def test_what_was_left_alone_keeps_its_value() -> None:
+    before = _program()
+    after = before.copy()
+    _node(after, aten.sin.default).target = aten.cos.default
+    values = run_fake(after.finish().graph_module)
+    old, new = ({node.name: value for node, value in found.items()} for found in (run_fake(before.graph_module), values))
+    assert [name for name in old if old[name] is not new[name]] == [_node(before, aten.sin.default).name]
+
+
+def test_operands_of_another_layout_are_run_again() -> None:
+    program = _program().copy()
+    with program.graph.inserting_before(_node(program, aten.relu.default)):
+        wide = program.graph.call_function(aten.cat.default, ([_node(program, aten.add.Tensor)] * 2,))
+    _node(program, aten.relu.default).args = (wide,)
+    finished = program.finish()
+    assert [tuple(node.meta["val"].shape) for node in finished.calls] == [(4, 6), (8, 6), (8, 6), (48,), (48,)]
+    finished.check()
+
+
+def test_numbers_of_another_type_are_run_again() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 1
+
+    program = from_module(Scaled(), (torch.ones(3, dtype=torch.int64),), {}).copy()
+    node = program.calls[0]
+    node.args = (node.args[0], 1.0)
+    assert program.finish().calls[0].meta["val"].dtype is torch.float32
+
+
+def test_a_view_follows_the_memory_of_its_operand() -> None:
+    program = _program().copy()
+    relu = _node(program, aten.relu.default)
+    with program.graph.inserting_after(relu):
+        twin = program.graph.call_function(aten.neg.default, (relu,))
+    view = next(iter(user for user in relu.users if user is not twin))
+    view.replace_input_with(relu, twin)
+    finished = program.finish()
+    found = analyse(finished)
+    neg, moved = _node(finished, aten.neg.default), next(node for node in finished.calls if node.name == view.name)
+    assert found.of[moved] == found.of[neg] != found.of[_node(finished, aten.relu.default)]
+
+
+def test_a_copied_node_has_memory_of_its_own() -> None:
+    program = _program().copy()
+    relu = _node(program, aten.relu.default)
+    with program.graph.inserting_after(relu):
+        again = program.graph.node_copy(relu, lambda node: node)
+    again.meta = dict(relu.meta)
+    found = analyse(program.finish())
+    assert found.of[again] != found.of[relu]
+
+
+def test_a_value_put_in_by_hand_is_found_out() -> None:
+    program = _program()
+    node = _node(program, aten.relu.default)
+    node.meta["val"] = node.meta["val"].new_empty(2, 2)
+    try:
+        program.check()
+    except RuntimeError as error:
+        assert "its operation gives" in str(error)
+    else:
+        raise AssertionError("a wrong value passed")
+
+
+def test_nothing_is_kept_in_modules_that_engines_get() -> None:
+    module = constants_to_attributes(_program())
+    assert not [node for node in module.graph.nodes if fake_calls.MARK in node.meta]
