@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from memopt.backends.aten import AtenBackend, Boxed, emit, lower_inference
 from memopt.backends.choose import Bind, Chooser
-from memopt.backends.inductor_fusion import InductorFusion
+from memopt.backends.inductor_fusion import InductorFusion, realize
 from memopt.backends.inductor_halves import Halves
 from memopt.backends.inductor_inference import InductorInference, watching
 from memopt.backends.inductor_order import KeepOrder
@@ -32,8 +32,9 @@ from memopt.capture.joint import constants_to_attributes, mutations_in_place
 from memopt.engine import Engine
 from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import Timeline
+from memopt.pass_manager import Pass
 from memopt.phases import phase
-from memopt.program import Program, tensors_of
+from memopt.program import Phase, Program, tensors_of
 from memopt.step.planner import GraphPeaks
 
 # How often a plan is corrected by what Inductor's code for it really takes.
@@ -122,6 +123,8 @@ class _Training:
     def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> None:
         self.graph_module, self.example_inputs, self.hooks = graph_module, example_inputs, hooks
         self.session: Any = hooks.session
+        # What torch's own cut is yet to be tried with; the rewrites that lower the floor come in when they are needed.
+        self._lowerings: list[tuple[Pass, ...]] | None = None
 
     def compile(self) -> Callable[..., Any]:
         """Lower the step until its code keeps the budget.
@@ -134,12 +137,12 @@ class _Training:
         try:
             if session.may_leave(self.hooks.graph_break):
                 session.search, session.correction = False, 0
-                attempt = self._attempt(self._torch_partition)
-            if attempt is None or not attempt.fits:
-                session.search = True
+                attempt = self._unplanned()
+            if attempt is None:
+                session.search, session.lowering = True, ()
                 attempt = self._search()
         finally:
-            session.search, session.correction = True, 0
+            session.search, session.correction, session.lowering = True, 0, ()
             session.forget_search()
         if attempt is None:
             return self._operator_by_operator()
@@ -160,12 +163,33 @@ class _Training:
         finally:
             session.exact = False
 
+    def _unplanned(self) -> _Attempt | None:
+        """Torch's own cut and order, with the rewrites that let it keep the budget in the least time; None: none do."""
+        session = self.session
+        while True:
+            attempt = self._attempt(self._torch_partition)
+            if attempt is not None and attempt.fits:
+                if session.lowering and attempt.peaks is not None:
+                    session.prove()
+                    session.emitted(self.hooks.captured, attempt.peaks)
+                return attempt
+            if not self._next_lowering():
+                return None
+
+    def _next_lowering(self) -> bool:
+        """Take the next rewrites to try; whether there are any."""
+        if self._lowerings is None:
+            self._lowerings = self.session.lowerings()
+        if self._lowerings:
+            self.session.lowering = self._lowerings.pop(0)
+            return True
+        return False
+
     def _search(self) -> _Attempt | None:
         session = self.session
         best = None
-        keep_order = False
         for _ in range(_PLANS):
-            attempt = self._attempt(self.hooks.partition, keep_order=keep_order)
+            attempt = self._attempt(self._planned_partition, keep_order=True)
             if attempt is None:
                 break
             if attempt.excess is None:
@@ -177,9 +201,6 @@ class _Training:
                     break
             elif best is not None or not session.one_graph or not session.feasible:
                 break
-            if attempt.excess > 0 and not keep_order:
-                keep_order = True  # the same plan, in its own order, before any other
-                continue
             session.correction = attempt.saving - max(0, attempt.excess) // 8
         if best is not None and best is not attempt and best.peaks is not None:
             session.emitted(self.hooks.captured, best.peaks)
@@ -207,21 +228,54 @@ class _Training:
         saving, excess = self.session.emitted(captured, peaks)
         return _Attempt(run, halves, peaks, saving, excess)
 
+    def _planned_partition(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
+        """Both halves by the plan; what it counts on as stored is."""
+        forward, backward = self.hooks.partition(joint, joint_inputs, **options)
+        realize(forward)
+        realize(backward)
+        return forward, backward
+
     def _torch_partition(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
-        """Torch's own cut of the rewritten graph, the one that torch.compile makes."""
+        """Torch's own cut of the rewritten graph, the one that torch.compile makes.
+
+        Raises:
+            _Hopeless: what it saves is over the budget, with all rewrites that lower the floor too.
+        """
+        session = self.session
+        halves = self._torch_cut(joint, joint_inputs, **options)
+        if halves is None and self._lowerings is None:
+            session.lowering = max(session.lowerings(), key=len, default=())
+            if not session.lowering or self._torch_cut(joint, joint_inputs, **options) is None:
+                self._lowerings = []  # none saves less than all of them
+        while halves is None and self._next_lowering():
+            halves = self._torch_cut(joint, joint_inputs, **options)
+        if halves is None:
+            raise _Hopeless
+        return halves
+
+    def _torch_cut(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
+        """Both halves by the session's present rewrites; None where what is saved is over the budget by itself."""
         forward_outputs = options.pop("num_fwd_outputs")
         program = self.hooks.rewrite(joint, forward_outputs)
-        forward, backward = partitioners.min_cut_rematerialization_partition(
-            constants_to_attributes(program),
-            joint_inputs,
-            compiler="inductor",
-            num_fwd_outputs=program.forward_outputs,
-            **options,
-        )
+        assert self.hooks.captured is not None
+        module = constants_to_attributes(program)
+        _keep_in_backward(module, {node.name for node in self.hooks.captured.graph.nodes})
+        # What a rewrite computes twice on purpose is not to be merged again.
+        with functorch_config.patch(cse=functorch_config.cse and not self.session.lowering):
+            forward, backward = partitioners.min_cut_rematerialization_partition(
+                module, joint_inputs, compiler="inductor", num_fwd_outputs=program.forward_outputs, **options
+            )
         if self.session.hopeless(_saved_bytes(forward, program.forward_outputs)):
-            raise _Hopeless
+            return None
         mutations_in_place(forward, program, forward_outputs)
         return forward, backward
+
+
+def _keep_in_backward(module: fx.GraphModule, known: Container[str]) -> None:
+    """Tell torch's partitioner that what rewrites have added to backward, nodes that are not `known`, stays there."""
+    for node in module.graph.nodes:
+        if node.meta.get("phase") is Phase.BACKWARD and node.name not in known:
+            node.meta["partitioner_tag"] = "must_be_in_backward"
 
 
 def _compile_fx(

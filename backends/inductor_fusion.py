@@ -8,6 +8,7 @@ bytes, and computing them again in backward takes no pass over memory of its own
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,14 @@ _REDUCTIONS = {
     aten.any.dim, aten.argmax.default, aten.argmin.default, aten.logsumexp.default,
 }  # fmt: skip
 _MOST_CAT_OPERANDS = 8
+# A value that is read again later is stored where computing it then would read so many times its size.
+_MUCH = 2
+# Bytes of a value that is stored wherever it is read again later: of a number for each row, say.
+_SMALL = 2**20
+_DRAWING, _SEED = prims.inductor_random.default, prims.inductor_lookup_seed.default
+# One number of Philox's ten rounds, in the time of so many float32 operations: about 80 instructions on integers, of
+# which a GPU does one for four of those (a fused multiply-add on twice as many lanes).
+_OPERATIONS_A_DRAW = 320
 # Where values are reused on CPU, these are not computed twice.
 _DEAR_ON_CPU = {"exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"}
 _NOT_INLINED = {aten.as_strided.default, aten.view.dtype}
@@ -50,6 +59,7 @@ class InductorFusion:
         """Return the program with `meta["fused"]` on the values that are computed inside the kernels of their readers.
 
         `meta["kernel"]` is on what is stored, but by a kernel that Inductor generates: what may be fused with others.
+        `meta["stored"]` is on what Inductor would not store by itself, and should: see `realize`.
 
         The rules are those of Inductor's lowering (`torch._inductor.ir.StorageBox`, `GraphLowering.run_node`): readers
         that need memory, values that the caller gets, and the thresholds on reads and operations above which a value
@@ -57,14 +67,17 @@ class InductorFusion:
         """
         new = program.copy()
         for node in new.graph.nodes:
-            for mark in ("fused", "kernel"):
+            for mark in ("fused", "kernel", "stored"):
                 node.meta.pop(mark, None)
-        fused = _Marker(new).fused()
+        marker = _Marker(new)
+        fused = marker.fused()
         for node in new.calls:
             if node in fused:
                 node.meta["fused"] = True
             elif _is_inlined(node) or node.target in _REDUCTIONS:
                 node.meta["kernel"] = True
+            if node in marker.stored:
+                node.meta["stored"] = True
         return new.finish()
 
     def costs(self, program: Program, costs: Mapping[str, OperatorCost]) -> dict[str, OperatorCost]:
@@ -86,9 +99,19 @@ class InductorFusion:
                 operands = frozenset[fx.Node]().union(*(reads[argument] for argument in node.all_input_nodes))
                 moved = sum(touched_bytes(tensor) for operand in operands for tensor in tensors_of(operand))
                 moved += sum(touched_bytes(tensor) for tensor in tensors_of(node))
-                time = moving_seconds(moved, self._table.device(node))
+                device = self._table.device(node)
+                time = moving_seconds(moved, device)
+                drawn = sum(value.meta["val"].numel() for value in _drawn_for(node))
+                time = max(time, drawn * _OPERATIONS_A_DRAW / device.flops["float32"])
                 found[node.name] = dataclasses.replace(found[node.name], seconds=time, workspace_bytes=0)
         return found
+
+
+def realize(module: fx.GraphModule) -> None:
+    """Have Inductor store what a plan counts on as stored, by its own mark for that."""
+    for node in module.graph.nodes:
+        if node.meta.get("stored"):
+            node.meta["inductor_realize_to_strides"] = True
 
 
 class _Marker:
@@ -99,18 +122,45 @@ class _Marker:
         self.reads: dict[fx.Node, frozenset[fx.Node]] = {}
         self.work: dict[fx.Node, frozenset[fx.Node]] = {}  # fused values and itself: what one element takes to compute
         self.inlining: dict[fx.Node, bool] = {}
+        self.stored: set[fx.Node] = set()  # what is stored only for the sake of kernels after a library call
+        self.window: dict[fx.Node, int] = {}  # library calls before it: kernels are fused between two such calls only
+        self.last: dict[fx.Node, int] = {}  # the last window in which a kernel reads it, or what is computed from it
 
     def fused(self) -> dict[fx.Node, None]:
         """The values that are not stored, views of such values included."""
-        found: dict[fx.Node, None] = {}
+        calls = 0
+        for node in self.graph.nodes:
+            self.window[node] = calls
+            calls += _is_library_call(node)
         for node in reversed(self.graph.nodes):
             self.inlining[node] = self._readers_inline(node)
+        self._find_last_windows()
+        in_vain: set[fx.Node] = set()
+        while True:
+            found = self._round(in_vain)
+            self._find_last_windows()
+            # Of a chain only the end has to be stored, once it is known to be.
+            more = {node for node in self.stored if self.last[node] <= self.window[node]}
+            if not more:
+                return found
+            in_vain |= more
+
+    def _find_last_windows(self) -> None:
+        for node in reversed(self.graph.nodes):
+            self.last[node] = max((self._last_window(user) for user in node.users), default=0)
+
+    def _round(self, in_vain: set[fx.Node]) -> dict[fx.Node, None]:
+        found: dict[fx.Node, None] = {}
+        self.stored.clear()
         for node in self.graph.nodes:
             if is_any_view(node):
                 fused = node.all_input_nodes[0] in found
             else:
                 fused = node.op == "call_function" and _is_inlined(node) and self.inlining[node]
-                fused = fused and self._is_cheap(node)
+                fused = fused and self._is_cheap(node) and not _settles_draws(node)
+                if fused and node not in in_vain and self._is_worth_storing(node):
+                    self.stored.add(node)
+                    fused = False
             self.reads[node] = _reads(node, self.reads, fused)
             self.work[node] = self._work_of(node) if fused else frozenset()
             if fused:
@@ -145,6 +195,28 @@ class _Marker:
             return True
         dear = on_cpu and any(getattr(item.target, "_opname", "") in _DEAR_ON_CPU for item in work)
         return not dear and len(operands) <= config.realize_reads_threshold
+
+    def _last_window(self, reader: fx.Node) -> int:
+        inside = is_any_view(reader) or (_is_inlined(reader) and reader not in self.stored and self.inlining[reader])
+        return max(self.window[reader], self.last[reader]) if inside else self.window[reader]
+
+    def _is_worth_storing(self, node: fx.Node) -> bool:
+        """Whether a kernel after a library call had better read the node than compute it.
+
+        1. It would read much more than the node itself: a sum of residual branches, say, is read as it is; else all
+           that was added up has to be kept and read.
+        2. The node is small: a number for each row, say. Keeping it costs nothing, and a kernel that computes too much
+           is cut in two by Inductor, at whatever large value it was computing.
+        """
+        if self.last[node] <= self.window[node] or not node.all_input_nodes or node.target is _SEED:
+            return False
+        own = sum(touched_bytes(tensor) for tensor in tensors_of(node))
+        read = sum(
+            min(touched_bytes(tensor), tensor.element_size() * node.meta["val"].numel())
+            for operand in self._operands(node)
+            for tensor in tensors_of(operand)
+        )
+        return bool(own <= _SMALL or read >= _MUCH * own)
 
     def _operands(self, node: fx.Node) -> frozenset[fx.Node]:
         return frozenset[fx.Node]().union(*(self.reads[argument] for argument in node.all_input_nodes))
@@ -181,6 +253,38 @@ def _is_pointwise_cat(node: fx.Node) -> bool:
     operands: Any = node.args[0]
     few = len(operands) <= _MOST_CAT_OPERANDS
     return few and all(is_light(user) or user.target is aten.constant_pad_nd.default for user in node.users)
+
+
+def _settles_draws(node: fx.Node) -> bool:
+    """Whether the node makes something else of random numbers: a mask, say, which is smaller than what was drawn.
+
+    It costs no more memory to keep than the numbers, and drawing these again costs more time than to read it.
+    """
+    return bool(_drawn_for(node)) and (len(node.all_input_nodes) > 1 or node.meta["val"].dtype is torch.bool)
+
+
+def _drawn_for(node: fx.Node) -> list[fx.Node]:
+    """The random numbers that are drawn in the kernel of the node, which reads them through casts at most."""
+    found = []
+    for operand in node.all_input_nodes:
+        while operand.target is not _DRAWING and _passes_on(operand):
+            (operand,) = operand.all_input_nodes
+        if operand.target is _DRAWING:
+            found.append(operand)
+    return found
+
+
+def _is_library_call(node: fx.Node) -> bool:
+    kernel = _is_inlined(node) or is_any_view(node) or node.target in _REDUCTIONS or node.target is operator.getitem
+    return bool(node.op == "call_function" and not kernel)
+
+
+def _passes_on(node: fx.Node) -> bool:
+    return (
+        len(node.all_input_nodes) == 1
+        and node.meta["val"].dtype is not torch.bool
+        and (is_any_view(node) or _is_inlined(node))
+    )
 
 
 def _threshold(kind: str, on_cpu: bool) -> int:

@@ -1,10 +1,12 @@
 """Training steps beside the peers: eager, checkpointed blocks, torch.compile, its memory budget, and memopt's budgets.
 
 Every row runs in a process of its own. Rows are compiled side by side (--jobs) and timed one after another.
-Budgets are shares of torch.compile's own peak; `least` is the least that memopt says it can do, plus 2 %.
+Budgets are shares of what torch.compile reserves (on CPU, allocates); `least` is the least that memopt says it can do,
+plus 2 %.
 
 python benchmarks/training.py --model gpt2_medium --device cuda --dtype bfloat16 --json out.json
 python benchmarks/training.py --model unet --tiny --rows eager,compile,memopt:0.8
+python benchmarks/training.py --layers 8 --rows compile,memopt:0.5 --profile --json out.json
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+import kernels
 
 SIZES: dict[str, dict[str, int]] = {
     "gpt2_medium": {"batch": 16, "sequence": 1024},
@@ -48,16 +52,23 @@ def worker(given: argparse.Namespace) -> int:
     import memopt
 
     torch.manual_seed(0)
-    model = memopt.models.build(given.model, tiny=given.tiny).to(given.device, getattr(torch, given.dtype))
+    fewer = {} if given.layers is None else {"layers": given.layers}
+    model = memopt.models.build(given.model, tiny=given.tiny, **fewer).to(given.device, getattr(torch, given.dtype))
     sizes = {} if given.tiny else {k: v for k, v in SIZES[given.model].items() if k != "batch"}
     inputs = model.example_inputs(given.batch, labels=True, **sizes)
     cuda = given.device.startswith("cuda")
 
-    def step() -> None:
+    def enqueue() -> None:
         model.zero_grad()
         run(**inputs).backward()
+
+    def wait() -> None:
         if cuda:
             torch.cuda.synchronize()
+
+    def step() -> None:
+        enqueue()
+        wait()
 
     started = time.perf_counter()
     row: dict[str, Any] = {"row": given.worker}
@@ -101,6 +112,8 @@ def worker(given: argparse.Namespace) -> int:
     if report is not None:
         row.update(predicted_bytes=report.peak_bytes, minimum_bytes=report.minimum_bytes, notes=list(report.notes))
         row["budget_bytes"] = report.budget_bytes
+    if given.profile:
+        row["profile"] = {**kernels.profiled(step, given.device), "host": kernels.host_seconds(enqueue, wait, 3)}
     print("ROW " + json.dumps(row), flush=True)
     return 0
 
@@ -216,6 +229,7 @@ def described(given: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> dict
         "settings": {
             "model": given.model, "tiny": given.tiny, "batch": given.batch, "dtype": given.dtype,
             "device": given.device, "backend": given.backend, "repeats": given.repeats, "jobs": given.jobs,
+            **({} if given.layers is None else {"layers": given.layers}),
             **({} if given.tiny else {k: v for k, v in SIZES[given.model].items() if k != "batch"}),
         },
         "rows": rows,
@@ -242,6 +256,8 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--backend", default="inductor")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--layers", type=int, help="fewer blocks than the model has")
+    parser.add_argument("--profile", action="store_true", help="where each step's time goes (see kernels.py)")
     parser.add_argument("--jobs", type=int, default=1, help="rows compiled at a time")
     parser.add_argument("--rows", default=",".join((*PEERS, *OURS)))
     parser.add_argument("--json", type=Path)
@@ -258,14 +274,16 @@ def main() -> int:
     run_rows(given, [row for row in chosen if not row.startswith("memopt")], {}, rows)
     compiled = next((row for row in rows if row["row"] == "compile"), {})
     ours = [row for row in chosen if row.startswith("memopt")]
-    if "peak_bytes" in compiled:
+    # A budget is on what is reserved: what torch.compile must be given to run is the whole of it.
+    reference = compiled.get("reserved_bytes") or compiled.get("peak_bytes")
+    if reference:
         shares = {row: row.partition(":")[2] for row in ours}
-        budgets = {
-            row: 1 if share == "least" else int(float(share) * compiled["peak_bytes"]) for row, share in shares.items()
-        }
+        budgets = {row: 1 if share == "least" else int(float(share) * reference) for row, share in shares.items()}
         run_rows(given, ours, budgets, rows)
     elif ours:
         print("memopt's budgets are shares of the peak of the row `compile`, which has none")
+    if given.profile:
+        print(kernels.table(rows))
     return 0
 
 

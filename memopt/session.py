@@ -107,6 +107,7 @@ class Session:
         # Set by an engine that runs its own code: whether to search for a plan, and bytes that its code takes less
         # than the program's own operations would.
         self.search, self.correction = True, 0
+        self.lowering: tuple[Pass, ...] = ()  # without a search, the rewrites that lower the floor to use
         self.sizes = Sizes() if sizes is None else sizes
         self.margin = 0  # bytes of the budget that the allocator was seen to lose beyond the slack left to it
         # Parameters that may be laid out anew, and which outputs were contiguous before they were (`memopt.layout`).
@@ -276,8 +277,10 @@ class Session:
             planned, plan = found.planned, found.plan
             self._lowered.update(dict.fromkeys(keys, found.lowering))
         else:
-            planned = [self._with_trial(item) for item in captured]
-            plan = StepPlan((), plain, plain, room is None or plain <= room)
+            planned = [self._with_trial(item) for item in search.unplanned(self.lowering)]
+            peak = predicted_peak(planned)
+            plan = StepPlan((), peak, peak, room is None or peak <= room)
+            self._lowered.update(dict.fromkeys(keys, self.lowering))
         self._note_failures(planned)
         self._step = Step(keys, tuple(planned), plan, plain, base, limit)
         measured = None
@@ -295,6 +298,16 @@ class Session:
         if self.exact:
             self.forget_search()
         return planned
+
+    def lowerings(self) -> list[tuple[Pass, ...]]:
+        """Sets of rewrites for `lowering`, for the step that was seen last, by its predicted time with them."""
+        return self._search_kept[1].lowerings() if self._search_kept is not None else []
+
+    def prove(self) -> None:
+        """Prove the rewrites in `lowering`, with which the step that was seen last is to run."""
+        if self._step is not None and self._search_kept is not None:
+            planned = tuple(self._search_kept[1].proved(self.lowering))
+            self._step = dataclasses.replace(self._step, planned=planned)
 
     def emitted(self, program: Program, peaks: GraphPeaks) -> tuple[int, int | None]:
         """Put on record what an engine's own code for a graph takes.

@@ -10,7 +10,7 @@ from typing import Protocol
 from memopt.evidence import Verification
 from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.memory.timeline import Timeline, timeline
-from memopt.pass_manager import Pass, PassManager
+from memopt.pass_manager import Pass, PassManager, PassRecord
 from memopt.passes.checkpoint import Checkpoint, workspace
 from memopt.phases import phase
 from memopt.program import Program
@@ -175,6 +175,29 @@ class StepSearch:
             tighter = self._searched(found.plan.peak_bytes - found.plan.peak_bytes // _STARVED)
             found = tighter if tighter.plan.feasible else found
         return found
+
+    def lowerings(self) -> list[tuple[Pass, ...]]:
+        """What of the rewrites that lower the floor may be used: each, all but each, all; by the step's time with them.
+
+        That time is without recomputation, and what changes nothing is left out.
+        """
+        used = self._option(self.stages.lowering).passes
+        sets = [(item,) for item in used] + [tuple(other for other in used if other is not item) for item in used]
+        return sorted({chosen: None for chosen in (*sets, used) if chosen}, key=self._base_seconds)
+
+    def _base_seconds(self, chosen: Sequence[Pass]) -> float:
+        return sum(cost.seconds for item in self._option(chosen).items for cost in item.costs.values())
+
+    def unplanned(self, chosen: Sequence[Pass]) -> list[Planned]:
+        """The graphs with these of the rewrites that lower the floor, not proved yet, and with nothing recomputed."""
+        return self._option(chosen).items
+
+    def proved(self, chosen: Sequence[Pass]) -> list[Planned]:
+        """What `unplanned` gives, with the records of all rewrites, proved."""
+        stage("proving the rewrites")
+        items, lowered = self.unplanned(chosen), self._option(self.stages.lowering).items
+        records = self._records_before(lowered, chosen)
+        return [dataclasses.replace(item, records=found) for item, found in zip(items, records, strict=True)]
 
     def settled(self, stored: StoredPlan, room: int | None) -> Found | None:
         """The step with a plan that was found before; None where it is not one for these graphs, or not within room."""
@@ -369,15 +392,21 @@ class StepSearch:
     ) -> list[Planned]:
         """The planned graphs with the records of all their passes, of rewrites that were not chosen too."""
         stage("proving the rewrites")
+        records = self._records_before(lowered, chosen)
+        return [
+            self._with_late_records(dataclasses.replace(item, records=found))
+            for item, found in zip(planned, records, strict=True)
+        ]
+
+    def _records_before(self, lowered: Sequence[Planned], chosen: Sequence[Pass]) -> list[tuple[PassRecord, ...]]:
+        """Per graph, the records of all passes before the plan, those that were not chosen too."""
         result = []
         names = {item.name for item in chosen}
-        for item, before, after in zip(planned, self.captured, lowered, strict=True):
-            proved = PassManager(chosen, self._verify, record=True, room=self._room).run(
-                before.program, before.records
-            )[1]
+        for before, after in zip(self.captured, lowered, strict=True):
+            manager = PassManager(chosen, self._verify, record=True, room=self._room)
+            proved = manager.run(before.program, before.records)[1]
             rest = unused([record for record in after.records if record.name not in names])
-            records = (*before.records, *rest, *proved)
-            result.append(self._with_late_records(dataclasses.replace(item, records=records)))
+            result.append((*before.records, *rest, *proved))
         return result
 
     def _with_late_records(self, planned: Planned) -> Planned:

@@ -95,6 +95,22 @@ def test_with_enough_memory_the_code_is_torch_compile_s_and_its_peak_is_known():
     assert not compiled.report.notes
 
 
+def test_torch_s_own_cut_of_the_chunked_loss_comes_before_any_plan():
+    torch.manual_seed(0)
+    model = memopt.models.build("gpt2", tiny=True, vocabulary=4096, dropout=0.0)
+    inputs = model.example_inputs(32, labels=True)
+    restore = restorer(model)
+    step(model, inputs)
+    expected = gradients(model)
+    restore()
+    peak = measured(torch.compile(model), model, inputs)
+    report = keeps(model, inputs, expected, int(peak * 0.9))
+    assert report is not None
+    taken = {record.name: len(record.changes) for record in report.passes}
+    assert taken["chunk_loss"] == 1 and "checkpoint" not in taken, "no plan was needed"
+    assert all(record.evidence for record in report.passes if record.name == "chunk_loss"), "and it was proved"
+
+
 class Broken(nn.Module):
     """Two graphs, by a graph break, each with something to recompute."""
 

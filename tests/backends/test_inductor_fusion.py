@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._inductor.decomposition import select_decomp_table
 
-from memopt.backends.inductor_fusion import InductorFusion
+from memopt.backends.inductor_fusion import InductorFusion, realize
 from memopt.memory.aliasing import analyse
 from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import timeline
@@ -69,6 +69,71 @@ def test_a_value_that_reads_what_the_program_overwrites_is_stored():
     function = lambda x, state: (state * 0.9 + x, ((state - x) * 2).sum())  # noqa: E731
     program = marked(trace(function, x, state, mutated={0: 1}))
     assert fused(program) == {"mul_1"}, "computed later, `state - x` would see the new state"
+
+
+def stored(program):
+    return {node.name for node in program.calls if node.meta.get("stored")}
+
+
+def test_a_mask_drawn_from_a_seed_is_stored_and_drawing_it_again_costs_more_than_to_move_it():
+    draw = torch.ops.prims.inductor_random.default
+    seeds = torch.ops.prims.inductor_lookup_seed.default
+
+    def dropout(x, all_seeds):
+        mask = draw([256, 256], seeds(all_seeds, 0), "rand").to(torch.float16) > 0.1
+        return ((mask * x).sum(0),)
+
+    x, table = torch.randn(256, 256), CostTable()
+    fusion = InductorFusion(table)
+    program = fusion.mark(trace(dropout, x, torch.zeros(1, dtype=torch.int64)))
+    names = {node.target: node.name for node in program.calls}
+    assert {names[draw], names[torch.ops.aten.mul.Tensor]} <= fused(program)
+    mask = names[torch.ops.aten.gt.Scalar]
+    assert mask not in fused(program)
+    node = next(node for node in program.calls if node.name == mask)
+    drawing = fusion.costs(program, table.measure_all(program))[mask].seconds
+    assert drawing >= 256 * 256 * 320 / table.device(node).flops["float32"]
+
+
+def test_a_sum_of_branches_is_stored_where_a_kernel_after_a_library_call_reads_it():
+    x, y, z, w = (torch.randn(1024, 512) for _ in range(4))
+
+    def later(x, y, z, w):
+        total = x + y + z
+        return (total @ w.t()).sum() + total.sum()
+
+    def at_once(x, y, z, w):
+        total = x + y + z
+        return total.sum(), total.amax(), (x @ w.t()).sum()
+
+    def little(x, y, z, w):
+        total = x * 2
+        return total.sum() + ((x @ w.t()).sum() * total).sum()
+
+    assert not stored(marked(trace(lambda *v: (later(*v),), x, y, z, w))), "the product reads it: it is stored anyway"
+    program = marked(trace(lambda x, y, z, w: (((x + y + z) * (x @ w.t()).sum()).sum(),), x, y, z, w))
+    assert stored(program) == {"add_1"}
+    assert not stored(marked(trace(lambda *v: at_once(*v), x, y, z, w)))
+    assert not stored(marked(trace(lambda *v: (little(*v),), x, y, z, w)))
+
+
+def test_a_number_for_each_row_is_stored_where_a_kernel_after_a_library_call_reads_it():
+    x, w = torch.randn(64, 512), torch.randn(512, 512)
+
+    def scaled(x, w):
+        scale = x.sum(1, keepdim=True).rsqrt()
+        return ((x @ w) * scale * 2).sum(), scale.sum()
+
+    program = marked(trace(scaled, x, w))
+    assert stored(program) == {"rsqrt"}
+
+
+def test_inductor_is_asked_to_store_what_is_stored():
+    x, y, z, w = (torch.randn(1024, 512) for _ in range(4))
+    module = marked(trace(lambda x, y, z, w: (((x + y + z) * (x @ w.t()).sum()).sum(),), x, y, z, w)).graph_module
+    realize(module)
+    asked = [node.name for node in module.graph.nodes if node.meta.get("inductor_realize_to_strides")]
+    assert asked == ["add_1"]
 
 
 def test_random_numbers_are_drawn_once():
