@@ -18,8 +18,16 @@ from memopt.program import Program, is_random, tensors_of
 from memopt.xla.legalize import legalize, torchax_lowering, where
 from memopt.xla.table import LOWERINGS, WITH_CONTEXT, Context, LowerError, jax_dtype, random_key
 
+aten = torch.ops.aten
+
 # Where a node's operands with sizes that vary are kept: a graph itself holds numbers only.
 VARIED = "memopt_varied"
+_OPERANDS = ("number", "Optional[number]", "Tensor", "Optional[Tensor]")
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_FILLS = (
+    aten.full, aten.full_like, aten.new_full, aten.fill, aten.masked_fill, aten.scalar_tensor, aten.constant_pad_nd,
+    aten.clamp,
+)  # fmt: skip
 _WIDE = (torch.int64, torch.uint64, torch.float64, torch.complex128)
 
 
@@ -69,8 +77,10 @@ def lower(
     given = program.graph_module if isinstance(program, Program) else program
     module = legalize(given)
     _check_inputs(module)
+    for node in given.graph.nodes:
+        _check_fill(node)
     random = any(_draws(node) for node in module.graph.nodes)
-    x64 = any(tensor.dtype in _WIDE for node in module.graph.nodes for tensor in _read(node))
+    x64 = any(_is_wide(number) for node in module.graph.nodes for number in (*_read(node), *_numbers(node).values()))
     walker = _Walker(module, platform, barrier, random, parts)
     return Lowered(walker.run, module, random, x64)
 
@@ -86,6 +96,36 @@ def _read(node: fx.Node) -> list[torch.Tensor]:
     """The tensors of the node that something reads: of many results only the items that are taken."""
     several = isinstance(node.meta.get("val"), (tuple, list))
     return [] if several or not node.users else tensors_of(node)
+
+
+def _is_wide(value: Any) -> bool:
+    """Whether it takes 64 bits: a tensor by its dtype, a number by its size."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype in _WIDE
+    return isinstance(value, int) and not -(1 << 31) <= value < 1 << 31
+
+
+def _numbers(node: fx.Node) -> dict[str, Any]:
+    """The numbers among a node's operands by name: those that it computes with, not sizes and positions."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return {}
+    arguments = node.target._schema.arguments
+    given = {argument.name: value for argument, value in zip(arguments, node.args, strict=False)} | node.kwargs
+    operands = {argument.name for argument in arguments if str(argument.type) in _OPERANDS}
+    return {name: value for name, value in given.items() if name in operands and isinstance(value, (int, float))}
+
+
+def _check_fill(node: fx.Node) -> None:
+    """Refuse what PyTorch refuses: a number put into integers that cannot hold it."""
+    value = node.meta.get("val")
+    if node.op != "call_function" or getattr(node.target, "overloadpacket", None) not in _FILLS:
+        return
+    if not isinstance(value, torch.Tensor) or value.dtype not in _INTEGERS:
+        return
+    limits = torch.iinfo(value.dtype)
+    for number in _numbers(node).values():
+        if not limits.min <= number <= limits.max:
+            raise LowerError(f"{where(node)}: {number} does not fit in {str(value.dtype).removeprefix('torch.')}")
 
 
 def _draws(node: fx.Node) -> bool:

@@ -159,11 +159,20 @@ def test_pointers_are_exchanged_without_a_copy() -> None:
     assert to_torch(array).data_ptr() == value.data_ptr()
 
 
-def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("package", ["jax", "torchax"])
+def test_a_missing_package_is_one_line(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jax" else real(name))
-    with pytest.raises(ValueError, match=r"^backend 'xla' needs jax: pip install memopt\[xla\]$"):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else real(name))
+    with pytest.raises(ValueError, match=rf"^backend 'xla' needs {package}: pip install memopt\[xla\]$"):
         memopt.compile(network(), backend="xla")
+
+
+@pytest.mark.skipif(has_cuda(), reason="JAX has CUDA here")
+def test_jax_without_cuda_is_one_line() -> None:
+    from memopt.backends.xla import XlaBackend
+
+    with pytest.raises(ValueError, match=r"^backend 'xla' on CUDA needs JAX with CUDA: pip install 'jax\[cuda13\]'$"):
+        XlaBackend(torch.device("cuda"))
 
 
 def test_other_devices_are_refused() -> None:
@@ -184,6 +193,18 @@ class Unknown(nn.Module):
 def test_an_operator_without_a_form_is_named_with_its_line() -> None:
     with pytest.raises(RuntimeError, match=r"^aten\.special_airy_ai\.default \(.*test_xla\.py:\d+, .*\) has no form"):
         memopt.compile(Unknown().eval(), backend="xla")(torch.randn(3))
+
+
+class Wrong(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(torch.float8_e4m3fn).to(torch.float32)
+
+
+@torch.no_grad()
+def test_a_dtype_without_a_form_is_named_with_its_line() -> None:
+    with pytest.raises(RuntimeError, match=r"float8_e4m3fn has no form under XLA") as found:
+        memopt.compile(Wrong().eval(), backend="xla", passes=())(torch.randn(3))
+    assert "\n" not in str(found.value) and "test_xla.py:" in str(found.value)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -69,6 +69,40 @@ def test_64_bit_integers_are_exact() -> None:
     assert found.dtype is torch.int64 and found.tolist() == [9_000_000_001, -20_999_999_999]
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * 2**40, lambda x: torch.add(x, x, alpha=2**40), lambda x: x > 2**40, lambda x: 2**40 - x,
+        lambda x: x.clamp(max=2**40), lambda x: x.masked_fill(x > 0, -(2**63)), lambda x: x / 2**40,
+        lambda x: x[1 : 2**62].int() == 2**40,
+    ],
+)  # fmt: skip
+def test_literals_of_64_bits_beside_smaller_numbers(function: Callable[..., Any]) -> None:
+    x = torch.randn(4)
+    (found,) = of(function, x)
+    torch.testing.assert_close(found, function(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [
+        (lambda x: torch.full_like(x, 2**40), "full_like"), (lambda x: x.clamp(max=2**40), "clamp"),
+        (lambda x: x.masked_fill(x > 0, 2**40), "masked_fill"), (lambda x: x.to(torch.int8).clamp(min=-129), "clamp"),
+    ],
+)  # fmt: skip
+def test_a_literal_that_does_not_fit_is_named(function: Callable[..., Any], operator: str) -> None:
+    with pytest.raises(
+        LowerError, match=rf"^aten\.{operator}\.\w+ \(.*test_lower\.py:\d+, .*\): -?\d+ does not fit in int"
+    ):
+        of(function, torch.arange(4, dtype=torch.int32))
+
+
+def test_a_literal_beyond_64_bits_is_named() -> None:
+    with pytest.raises(LowerError, match=r"^aten\.mul\.Tensor \(.*test_lower\.py:\d+, .*overflow") as found:
+        of(lambda x: x * 2**63, torch.randn(4))
+    assert "\n" not in str(found.value)
+
+
 def test_no_64_bit_numbers_where_the_program_has_none() -> None:
     program = from_module(Function(lambda x: torch.softmax(x, 0) * 2.5), (torch.randn(3),))
     lowered = lower(program)
