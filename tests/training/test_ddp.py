@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import memopt
+from memopt.memory.distributed import buckets_of
 from memopt.step import planner
 from tests.training.steps import bytes_of, make, peak_of
 
@@ -52,17 +53,16 @@ for _ in range(3):
     errors += [((a.grad - b.grad).abs().max() / a.grad.abs().max()).item()
                for a, b in zip(twin.parameters(), model.parameters(), strict=True)]
 model.zero_grad()
-peak = built.end_bytes + peak_of(lambda: run(x).backward(), model, x)
-found = {"errors": max(errors), "buckets": built.end_bytes, "weights": weights, "peak": peak, "budget": budget,
-         "predicted": compiled.report.peak_bytes, "graphs": len(compiled.report.programs)}
+# Not what the constructor seemed to leave: the buffer of its broadcast may die in the thread that sent it, unseen.
+buckets = buckets_of(built.value).nbytes
+peak = buckets + peak_of(lambda: run(x).backward(), model, x)
+found = {"errors": max(errors), "buckets": buckets, "left": built.end_bytes, "weights": weights,
+         "peak": peak, "budget": budget, "predicted": compiled.report.peak_bytes,
+         "graphs": len(compiled.report.programs)}
 with open(f"{path}.{rank}.json", "w") as file:
     json.dump(found, file)
 dist.destroy_process_group()
 """
-
-
-# Bytes of one gradient, which the thread that sends it may hold a little longer; all buckets are 9,792.
-UNDER_WAY = 24 * 24 * 4
 
 
 def run_two(folder: Path, *words: str) -> list[dict]:
@@ -93,8 +93,8 @@ def run_two(folder: Path, *words: str) -> list[dict]:
 def test_gradients_equal_and_the_buckets_are_inside(around, view, tmp_path):
     for found in run_two(tmp_path, around, view, "24"):
         assert found["errors"] == 0.0
-        assert found["buckets"] >= found["weights"]
-        assert found["peak"] <= found["budget"] + UNDER_WAY
+        assert found["left"] >= found["buckets"] == found["weights"]
+        assert found["peak"] <= found["budget"]
         assert found["predicted"] == pytest.approx(found["peak"], rel=0.03)
 
 
