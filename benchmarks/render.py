@@ -114,6 +114,31 @@ def training_table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def optimizers_table(result: dict[str, Any]) -> str:
+    settings = result["settings"]
+    lines = [
+        f"{result['machine']}, driver {result['driver']}, torch {result['torch']}; the most of {settings['steps']} "
+        "steps, and beside it what the optimizer holds and takes while it steps, predicted / measured, in MB:",
+        "",
+        "| | engine | budget | predicted | allocated | error | reserved | state | optimizer's step |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        sizes = ", ".join(str(row[key]) for key in ("batch", "sequence", "resolution", "dtype") if key in row)
+        name = f"{row['model']} ({sizes}), {row['optimizer']}"
+        if "error" in row:
+            lines.append(f"| {name} | {row['backend']} | {row['error']} | | | | | | |")
+            continue
+        kinds = ("budget_bytes", "predicted_bytes", "peak_bytes", "reserved_bytes")
+        budget, predicted, real, reserved = (f"{row[key] / 1e6:,.0f}" for key in kinds)
+        pairs = (("state_predicted_bytes", "state_bytes"), ("step_predicted_bytes", "step_peak_bytes"))
+        own = [f"{row[counted] / 1e6:,.1f} / {row[found] / 1e6:,.1f}" for counted, found in pairs]
+        error = f"{row['predicted_bytes'] / row['peak_bytes'] - 1:+.2%}"
+        cells = [row["backend"], budget, predicted, real, error, reserved, *own]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def arena_table(result: dict[str, Any]) -> str:
     kinds = ("sum", "eager_peak", "given_order", "reordered", "joined", "arena", "greedy_by_size")
     heads = ("sum of tensors", "eager", "given order", "reordered", "joined", "arena", "greedy by size")
@@ -320,6 +345,7 @@ TABLES = {
     "planning": planning_table,
     "packing": packing_table,
     "training": training_table,
+    "optimizers": optimizers_table,
     "arena": arena_table,
     "compare": compare_table,
     "onnx": onnx_table,
