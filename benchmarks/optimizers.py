@@ -181,7 +181,7 @@ def described(given: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str
 
 def driver() -> str:
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True).stdout.splitlines()[0]
 
 
 if __name__ == "__main__":

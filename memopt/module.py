@@ -118,9 +118,10 @@ class CompiledModule(nn.Module):
         self._last = session
         self._count_optimizer()
         guard = self._guards.setdefault(session, StepGuard())
+        beyond = session.beyond if torch.is_grad_enabled() else None
         with session.call(lambda: self._resident(args, kwargs, accumulating)):
             try:
-                with guard.forward(), planning(session.model_name):
+                with guard.forward(beyond), planning(session.model_name):
                     outputs = self._planned_call(session, accumulating, args, kwargs)
             except torch.OutOfMemoryError as error:
                 raise MemoryError(session.short_of_memory(error)) from None
@@ -268,7 +269,9 @@ class CompiledModule(nn.Module):
         own = here + state + session.resident.inputs + session.resident.libraries
         coming = max(0, session.resident.optimizer_state - state)
         allowance = Allowance(device, limit_bytes, torch.cuda.memory_allocated(device), own, coming)
-        self._guards.setdefault(session, StepGuard()).allow(allowance)
+        guard = self._guards.setdefault(session, StepGuard())
+        guard.allow(allowance)
+        guard.during(optimizer)
 
 
 def _allow(owner: weakref.ref[CompiledModule], session: weakref.ref[Session], limit_bytes: int) -> None:

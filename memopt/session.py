@@ -109,6 +109,7 @@ class Session:
         self.search, self.correction = True, 0
         self.lowering: tuple[Pass, ...] = ()  # without a search, the rewrites that lower the floor to use
         self.sizes = Sizes() if sizes is None else sizes
+        self.beyond: int | None = None  # bytes that a step was seen to make the allocator hold
         self.margin = 0  # bytes of the budget that the allocator was seen to lose beyond the slack left to it
         # Parameters that may be laid out anew, and which outputs were contiguous before they were (`memopt.layout`).
         self.movable: frozenset[str] = frozenset()

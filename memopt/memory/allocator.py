@@ -11,7 +11,7 @@ import torch
 _LIBRARIES = 65 * 2**20
 # Granularity of a small and of a large segment, the last of which may be almost empty.
 _SEGMENTS = 22 * 2**20
-_SHARE = 200  # one part in so many is lost between blocks, with expandable segments
+_SHARE = 1000  # one part in so many is lost between blocks, with expandable segments
 
 
 def library_bytes(device: torch.device) -> int:
@@ -30,7 +30,9 @@ def library_bytes(device: torch.device) -> int:
 def _measured(index: int) -> int:
     torch._C._cuda_clearCublasWorkspaces()
     before = torch.cuda.memory_allocated(index)
-    with torch.enable_grad():  # autograd multiplies in a thread of its own, which has a buffer of its own
+    # Autograd multiplies in a thread of its own, which has a buffer of its own; not where torch, while it compiles,
+    # has backward run in the caller's thread.
+    with torch.enable_grad(), torch.autograd.set_multithreading_enabled(True):
         left = torch.zeros(16, 16, device=f"cuda:{index}", requires_grad=True)
         (left @ left).sum().backward()  # type: ignore[no-untyped-call]
     del left
@@ -44,7 +46,7 @@ def slack_bytes(limit: int, device: torch.device) -> int:
 
 def with_slack(size: int, device: torch.device) -> int:
     """The least limit in bytes that leaves `size` bytes to tensors."""
-    return -(-(size + _SEGMENTS) * _SHARE // (_SHARE - 1)) if device.type == "cuda" else size
+    return (size + _SEGMENTS - 1) * _SHARE // (_SHARE - 1) + 1 if device.type == "cuda" else size
 
 
 def use_expandable_segments(device: torch.device) -> None:

@@ -16,6 +16,9 @@ from collections.abc import Iterator
 
 import torch
 
+_PAGE = 2**21  # what the device gives out at a time
+_LITTLE = 2**26  # free bytes in segments that hold something: those of small tensors, and the ends of others
+
 _lock = threading.RLock()
 _tokens = itertools.count(1)
 
@@ -53,6 +56,11 @@ class Allowance:
         """The bytes that the allocator may hold in a step that begins now."""
         grown = torch.cuda.memory_allocated(self.device) - self.allocated_bytes - self.coming_bytes
         return self.limit_bytes + max(0, self.allocated_bytes - self.own_bytes) + max(0, grown)
+
+    def expected(self, beyond: int) -> int:
+        """The bytes that it will hold, where a step takes `beyond` bytes more than what is there when it begins."""
+        allocated = torch.cuda.memory_allocated(self.device)
+        return max(allocated, self.allocated_bytes + self.coming_bytes) + beyond
 
 
 def enter(device: torch.device, limit_bytes: int) -> tuple[int, int]:
@@ -97,6 +105,19 @@ def lifted(device: torch.device) -> Iterator[None]:
         with _lock:
             if index is not None and index in _devices:
                 _apply(index)
+
+
+def grow(device: torch.device, size: int) -> None:
+    """Have the allocator of a CUDA device take `size` bytes in all at once, where it caches next to nothing.
+
+    Torch compares a request as a whole with what the limit leaves, even where memory is free at the end of the segment
+    that would grow: taken piece by piece, a step near its limit would have the cache handed back again and again.
+    """
+    reserved = torch.cuda.memory_reserved(device)
+    missing = (size - reserved) // _PAGE * _PAGE
+    if missing > 0 and reserved - torch.cuda.memory_allocated(device) <= _LITTLE:
+        with contextlib.suppress(torch.OutOfMemoryError):  # the step itself will tell
+            torch.empty(missing, dtype=torch.uint8, device=device)
 
 
 def held_bytes(device: torch.device) -> int | None:

@@ -42,6 +42,11 @@ class Resident:
         return self.optimizer.state_bytes if self.optimizer else 0
 
     @property
+    def coming(self) -> int:
+        """The part of it that the first steps will make."""
+        return self.optimizer.state_bytes - self.optimizer.existing_state_bytes if self.optimizer else 0
+
+    @property
     def total(self) -> int:
         """Everything that is there during forward and backward."""
         return self.parameters + self.buffers + self.inputs + self.gradients + self.optimizer_state + self.libraries

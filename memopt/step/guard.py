@@ -1,4 +1,4 @@
-"""Guards a compiled model's steps: the allocator's limit is in force in forward and in backward, and nowhere else."""
+"""Guards a model's steps: the limit is in force in forward, in backward, in the optimizer's step, and nowhere else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memopt.budget import format_bytes
-from memopt.memory.allocator_limit import Allowance, enter, leave
+from memopt.memory.allocator_limit import Allowance, enter, grow, leave
 from memopt.report.record import Report
 
 
@@ -26,13 +26,21 @@ class StepGuard:
         self._token: tuple[int, int] | None = None
         self._limit = 0  # of the latest step
         self._inside = False
+        self._watching = False
+        self._stepping: _Held | None = None
 
     @contextlib.contextmanager
-    def forward(self) -> Iterator[None]:
-        """In force until the model's forward returns, from when the allowance is known."""
-        self._inside = True
+    def forward(self, beyond: int | None = None) -> Iterator[None]:
+        """In force until the model's forward returns, from when the allowance is known.
+
+        Args:
+            beyond: bytes that the allocator was seen to hold in a step beyond what is there when it begins.
+        """
+        self._inside, self._stepping = True, None  # a step of the optimizer that failed calls nothing back
         try:
             self._begin()
+            if beyond is not None and self.allowance is not None:
+                grow(self.allowance.device, min(self._limit, self.allowance.expected(beyond)))
             yield
         finally:
             self._inside = False
@@ -45,6 +53,13 @@ class StepGuard:
         if self._inside:
             self._end()
             self._begin()
+
+    def during(self, optimizer: Any) -> None:
+        """Be in force during the optimizer's steps as well, for as long as the guard lives."""
+        if isinstance(optimizer, torch.optim.Optimizer) and not self._watching:
+            self._watching, guard = True, weakref.ref(self)
+            optimizer.register_step_pre_hook(functools.partial(_around_step, guard, True))
+            optimizer.register_step_post_hook(functools.partial(_around_step, guard, False))
 
     def backward(self, outputs: Any) -> None:
         """Be in force again from when backward reaches the model's outputs until backward ends."""
@@ -65,6 +80,14 @@ class StepGuard:
         if self._token is not None:
             leave(self._token)
             self._token = None
+
+
+def _around_step(guard: weakref.ref[StepGuard], begins: bool, *_: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    held = guard()
+    if held is not None and held.allowance is not None and held._limit:
+        held._stepping = _Held(enter(held.allowance.device, held._limit)) if begins else None
 
 
 def _in_backward(device: torch.device, limit_bytes: int, gradient: torch.Tensor) -> None:

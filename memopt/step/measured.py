@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks
 from memopt.capture.lending import position_of
-from memopt.memory.allocator_limit import held_bytes, lifted
+from memopt.memory.allocator_limit import grow, held_bytes, lifted
 from memopt.phases import phase
 from memopt.program import OutputKind, Program
 from memopt.progress import stage
@@ -39,10 +39,12 @@ class Taken:
     Attributes:
         allocated_bytes: the most bytes of tensors at any moment, all that is there included.
         reserved_bytes: the most bytes that the allocator held, nothing that was cached before included.
+        before_bytes: bytes of tensors when the step began.
     """
 
     allocated_bytes: int
     reserved_bytes: int
+    before_bytes: int
 
 
 def mutated(program: Program) -> frozenset[int] | None:
@@ -76,9 +78,10 @@ def take_step(
                 torch.cuda.synchronize(device)
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(device)
+                before = torch.cuda.memory_allocated(device)
                 _step(run, given, written)
                 torch.cuda.synchronize(device)
-            return Taken(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
+            return Taken(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device), before)
         except (torch.OutOfMemoryError, MemoryError):
             pass  # its traceback holds the step's tensors until this clause is left
         finally:
@@ -131,7 +134,9 @@ def lower_within(
         if taken is not None:
             session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
         over = allowed // _SHORT if taken is None else taken.reserved_bytes - allowed
-        if over <= 0:
+        if taken is not None and over <= 0:
+            session.beyond = taken.reserved_bytes - taken.before_bytes
+            grow(device, min(allowed, taken.reserved_bytes + session.resident.coming))
             return run
         log.info("the allocator holds %d bytes more than the budget in a step: planning again", over)
         known = session.tighten(over + over // 8)

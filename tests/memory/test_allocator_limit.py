@@ -10,7 +10,7 @@ from torch import nn
 
 import memopt
 from memopt.memory import allocator_limit
-from memopt.memory.allocator_limit import Allowance, enter, held_bytes, leave, lifted
+from memopt.memory.allocator_limit import Allowance, enter, grow, held_bytes, leave, lifted
 
 GPU = torch.device("cuda", 0)
 TOTAL = 80 * 10**9
@@ -21,7 +21,7 @@ def cuda(monkeypatch):
     """A device of 80 GB that only remembers what it was asked."""
 
     class Cuda:
-        allocated = 0
+        allocated = reserved = 0
         fraction = 1.0
 
         @property
@@ -36,6 +36,7 @@ def cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: device.allocated)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: device.reserved)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda index: device.fraction)
     monkeypatch.setattr(
@@ -102,13 +103,46 @@ def test_what_belongs_to_others_is_allowed_on_top(cuda):
     assert allowance.now() == 10 * 10**9
 
 
+def test_what_a_step_will_hold_is_what_is_there_what_is_to_come_and_its_own(cuda):
+    allowance = Allowance(GPU, 8 * 10**9, 7 * 10**9, 5 * 10**9, coming_bytes=10**9)
+    cuda.allocated = 7 * 10**9
+    assert allowance.expected(100) == 8 * 10**9 + 100
+    cuda.allocated = 8 * 10**9  # the optimizer's state has come
+    assert allowance.expected(100) == 8 * 10**9 + 100
+
+
+@pytest.mark.parametrize(
+    ("allocated", "reserved", "grows"),
+    [
+        (10**9, 10**9 + 2**20, True),  # nothing is cached
+        (10**9, 10**9 + 2**27, False),  # a step ran already
+        (2 * 10**9, 10**9 + 2**30, False),  # more than that is held
+    ],
+)
+def test_the_cache_grows_at_once_where_there_is_none(cuda, monkeypatch, allocated, reserved, grows):
+    cuda.allocated, cuda.reserved = allocated, reserved
+    asked = []
+    monkeypatch.setattr(torch, "empty", lambda size, **options: asked.append(size))
+    grow(GPU, 10**9 + 2**30)
+    assert asked == ([(2**30 - 2**20) // 2**21 * 2**21] if grows else [])
+
+
+def test_memory_that_is_short_for_the_cache_is_left_to_the_step(cuda, monkeypatch):
+    def full(size, **options):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch, "empty", full)
+    grow(GPU, 10**9)
+    assert cuda.limit == TOTAL
+
+
 class Blocks(nn.Module):
     """Blocks with temporaries of many sizes, as a U-Net's: what was freed fits the next tensor badly."""
 
-    def __init__(self, width: int = 1024) -> None:
+    def __init__(self, width: int = 1024, count: int = 5) -> None:
         super().__init__()
-        self.up = nn.ModuleList(nn.Linear(width, width + 384 * (n % 5)) for n in range(12))
-        self.down = nn.ModuleList(nn.Linear(width + 384 * (n % 5), width) for n in range(12))
+        self.up = nn.ModuleList(nn.Linear(width, width + 384 * (n % 5)) for n in range(count))
+        self.down = nn.ModuleList(nn.Linear(width + 384 * (n % 5), width) for n in range(count))
 
     def forward(self, x):
         for up, down in zip(self.up, self.down, strict=True):
@@ -126,12 +160,10 @@ def test_what_is_reserved_stays_within_the_budget(backend):
     x = torch.randn(8192, 1024, device="cuda")
     device = torch.device("cuda", torch.cuda.current_device())
     others = torch.cuda.memory_allocated() - sum(p.nbytes for p in model.parameters()) - x.nbytes
-    free = memopt.plan(model, x)
-    budget = int(free.minimum_bytes + 0.4 * (free.unconstrained_bytes - free.minimum_bytes))
-    torch._dynamo.reset()
     before = torch.cuda.get_per_process_memory_fraction()
-    run = memopt.compile(model, budget, backend=backend)
+    run = memopt.compile(model, 0.7, backend=backend)
     run(x).backward()
+    budget = run.report.budget_bytes
     assert torch.cuda.get_per_process_memory_fraction() == before and held_bytes(device) is None
     model.zero_grad()
     torch.cuda.empty_cache()

@@ -37,6 +37,7 @@ def limits(monkeypatch):
     monkeypatch.setattr(step_guard, "enter", enter)
     monkeypatch.setattr(step_guard, "leave", lambda token: held.remove(token[1]))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 50)
+    monkeypatch.setattr(step_guard, "grow", lambda device, size: None)
     return held
 
 
@@ -54,6 +55,56 @@ def test_the_limit_is_in_force_in_forward_and_in_backward_only(limits):
     for _ in range(2):
         out["loss"].backward(retain_graph=True)
         assert inside.pop() == [1000] and limits == []
+
+
+def test_a_step_that_was_measured_has_its_memory_from_the_start(limits, monkeypatch):
+    grown = []
+    monkeypatch.setattr(step_guard, "grow", lambda device, size: grown.append((size, list(limits))))
+    guard = StepGuard()
+    with guard.forward(300):
+        assert grown == []
+    guard.allow(Allowance(GPU, 1000, 50, 50, coming_bytes=20))
+    with guard.forward(300):
+        assert grown == [(370, [1000])]
+    with guard.forward(2000):
+        assert grown.pop() == (1000, [1000])
+    with guard.forward():
+        pass
+    assert len(grown) == 1
+
+
+def test_it_is_in_force_while_the_optimizer_steps_too(limits):
+    weight = torch.ones(4, requires_grad=True)
+    weight.grad = torch.ones(4)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    inside = []
+    guard = StepGuard()
+    guard.during(optimizer)
+    guard.during(optimizer)
+    guard.during(torch.optim.SGD)
+    guard.during(None)
+    optimizer.register_step_pre_hook(lambda *_: inside.append(list(limits)))
+    optimizer.step()
+    guard.allow(Allowance(GPU, 1000, 50, 50))
+    optimizer.step()  # no forward has run yet
+    with guard.forward():
+        pass
+    optimizer.step()
+    assert inside == [[], [], [1000]] and limits == []
+    handle = optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step()
+    assert limits == [1000]  # torch calls nothing back
+    with guard.forward():
+        assert limits == [1000]
+    assert limits == []
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step()
+    del guard
+    assert limits == []
+    handle.remove()
+    optimizer.step()
+    assert limits == []
 
 
 def test_it_begins_in_the_middle_of_the_forward_that_plans(limits):

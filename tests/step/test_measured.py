@@ -26,12 +26,13 @@ def device(monkeypatch):
     """CUDA's figures where there is no device: what is allocated and reserved is what a test says."""
 
     class Cuda:
-        allocated = reserved = 0
+        allocated = reserved = before = 0
 
     figures = Cuda()
     for name in ("synchronize", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda device: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: figures.before)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: figures.allocated)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: figures.reserved)
     return figures
@@ -73,9 +74,9 @@ def test_nothing_of_the_model_changes(device):
     for parameter in model.parameters():
         parameter.register_hook(hooked.append)
     random = torch.get_rng_state()
-    device.allocated, device.reserved = 10, 20
+    device.allocated, device.reserved, device.before = 10, 20, 5
     assert len(written) == 3  # mean, variance, batches
-    assert take_step(run, given, written, CPU) == Taken(10, 20)
+    assert take_step(run, given, written, CPU) == Taken(10, 20, 5)
     assert torch.equal(torch.get_rng_state(), random) and not hooked
     for key, value in model.state_dict(keep_vars=True).items():
         assert torch.equal(value, start[key][0]) and value._version == start[key][1] and value.grad is None
@@ -131,6 +132,7 @@ def budget_and_session(monkeypatch, share=0.8):
     torch._dynamo.reset()
     budget = int(free.minimum_bytes + share * (free.unconstrained_bytes - free.minimum_bytes))
     monkeypatch.setattr(measured_step, "held_bytes", lambda device: budget)
+    monkeypatch.setattr(measured_step, "grow", lambda device, size: None)
     return model, x, budget
 
 
@@ -145,18 +147,21 @@ def test_a_step_that_reserves_more_is_planned_for_less(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
     expected = trained(model, x), gradients(model)
     model.zero_grad()
-    left = steps(Taken(budget, budget + 20_000), Taken(budget - 30_000, budget - 100))
+    grown = []
+    monkeypatch.setattr(measured_step, "grow", lambda device, size: grown.append(size))
+    left = steps(Taken(budget, budget + 20_000, 0), Taken(budget - 30_000, budget - 100, 50))
     run = memopt.compile(model, budget, backend="aten")
     assert_equal((trained(run, x), gradients(model)), expected)
     assert not left
     assert run.report.peak_bytes <= budget - 20_000
     assert run.report.measured_peak_bytes == budget - 30_000
+    assert grown == [budget - 100] and run._sessions[False].beyond == budget - 150
     assert not run.report.notes
 
 
 def test_memory_that_runs_out_is_answered_the_same_way(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
-    steps(None, Taken(budget // 2, budget))
+    steps(None, Taken(budget // 2, budget, 0))
     run = memopt.compile(model, budget, backend="aten")
     trained(run, x)
     assert run.report.peak_bytes <= budget - budget // 16
@@ -164,7 +169,7 @@ def test_memory_that_runs_out_is_answered_the_same_way(monkeypatch, steps):
 
 def test_where_less_is_not_to_be_had_the_first_plan_stays_and_says_so(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch, share=0.1)
-    left = steps(Taken(budget, 2 * budget))
+    left = steps(Taken(budget, 2 * budget, 0))
     run = memopt.compile(model, budget, backend="aten")
     expected = trained(model, x), gradients(model)
     model.zero_grad()
@@ -184,15 +189,13 @@ def test_on_cpu_no_step_is_taken(monkeypatch):
 def test_what_a_step_reserves_is_measured_and_kept():
     from tests.memory.test_allocator_limit import Blocks
 
-    model = Blocks().cuda()
+    model = Blocks(count=3).cuda()
     x = torch.randn(8192, 1024, device="cuda")
-    free = memopt.plan(model, x)
-    budget = int(free.minimum_bytes + 0.5 * (free.unconstrained_bytes - free.minimum_bytes))
-    torch._dynamo.reset()
-    run = memopt.compile(model, budget, backend="inductor")
+    run = memopt.compile(model, 0.7, backend="inductor")
     start = [value.clone() for value in model.parameters()]
     run(x).backward()
-    assert run.report.measured_peak_bytes is not None and run.report.measured_peak_bytes <= budget
+    measured = run.report.measured_peak_bytes
+    assert measured is not None and measured <= run.report.budget_bytes
     assert all(torch.equal(a, b) for a, b in zip(start, model.parameters(), strict=True))
     model.zero_grad()
     before = torch.cuda.memory_stats()["num_alloc_retries"]

@@ -1,0 +1,37 @@
+"""What is left to CUDA's allocator, and what libraries keep of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from memopt.memory import allocator
+from memopt.memory.allocator import library_bytes, slack_bytes, with_slack
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("size", [1, 10**6, 999 * 10**6 - 22 * 2**20, 123_456_789, 8 * 10**9, 79 * 10**9 + 7])
+def test_the_least_limit_leaves_what_is_asked_for_and_one_byte_less_does_not(size):
+    limit = with_slack(size, GPU)
+    assert limit - slack_bytes(limit, GPU) >= size > limit - 1 - slack_bytes(limit - 1, GPU)
+    assert with_slack(size, CPU) == size and slack_bytes(size, CPU) == 0
+
+
+def test_on_cpu_libraries_keep_nothing():
+    assert library_bytes(CPU) == 0
+
+
+@pytest.mark.gpu
+def test_both_threads_that_multiply_are_counted_also_where_backward_has_none_of_its_own():
+    allocator._measured.cache_clear()
+    found = library_bytes(GPU)
+    allocator._measured.cache_clear()
+    with torch.autograd.set_multithreading_enabled(False), torch.no_grad():  # as while torch compiles
+        assert library_bytes(GPU) == found
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated()
+    weight = torch.ones(64, 64, device="cuda", requires_grad=True)
+    (weight @ weight).sum().backward()
+    weight.grad = None
+    assert torch.cuda.memory_allocated() - before - weight.nbytes == found
