@@ -16,10 +16,12 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -171,7 +173,13 @@ def start(given: argparse.Namespace, row: str, budget: int | None) -> tuple[subp
     environment = {"PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR, **os.environ}
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read once the process has ended
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        env=environment,
+        start_new_session=True,  # with the compiler's own processes, which end with it
     )
     return process, errors
 
@@ -198,20 +206,36 @@ def wait_until_ready(process: subprocess.Popen[str]) -> None:
             return
 
 
+def wait_for_all(processes: Sequence[subprocess.Popen[str]], patience: float) -> list[bool]:
+    """Whether each was ready within so many seconds, all together; those that were not are ended."""
+    threads = [threading.Thread(target=wait_until_ready, args=(process,), daemon=True) for process in processes]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + patience
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    ready = [not thread.is_alive() for thread in threads]
+    for process, is_ready, thread in zip(processes, ready, threads, strict=True):
+        if not is_ready:
+            os.killpg(process.pid, signal.SIGKILL)
+            thread.join()
+    return ready
+
+
 def run_rows(
     given: argparse.Namespace, rows: Sequence[str], budgets: dict[str, int], results: list[dict[str, Any]]
 ) -> None:
-    """Add the rows to the results, which are written after each group: a run that is cut short leaves what it did."""
+    """Add the rows to the results, which are written after each: a run that is cut short leaves what it did."""
     for first in range(0, len(rows), given.jobs):
         group = rows[first : first + given.jobs]
         processes = [start(given, row, budgets.get(row)) for row in group]
-        for process, _ in processes:
-            wait_until_ready(process)
-        for (process, errors), row in zip(processes, group, strict=True):
-            results.append(finish(process, errors, row))
+        ready = wait_for_all([process for process, _ in processes], given.patience)
+        for (process, errors), row, is_ready in zip(processes, group, ready, strict=True):
+            late = {"row": row, "error": f"not compiled within {given.patience:.0f} s"}
+            results.append(finish(process, errors, row) if is_ready else late)
             print(line_of(results[-1]), flush=True)
-        if given.json:
-            given.json.write_text(json.dumps(described(given, results), indent=1) + "\n")
+            if given.json:
+                given.json.write_text(json.dumps(described(given, results), indent=1) + "\n")
 
 
 def described(given: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -259,6 +283,9 @@ def main() -> int:
     parser.add_argument("--layers", type=int, help="fewer blocks than the model has")
     parser.add_argument("--profile", action="store_true", help="where each step's time goes (see kernels.py)")
     parser.add_argument("--jobs", type=int, default=1, help="rows compiled at a time")
+    parser.add_argument(
+        "--patience", type=float, default=3600.0, help="seconds in which rows are compiled, or left out"
+    )
     parser.add_argument("--rows", default=",".join((*PEERS, *OURS)))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
