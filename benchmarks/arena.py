@@ -42,11 +42,20 @@ MODELS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("densenet161", {"batch": 1}),
     ("unet", {"batch": 1}),
     ("mobilenet_v3_large", {"batch": 1}),
+    ("mobilenet_v3_small", {"batch": 1}),
+    ("resnet18", {"batch": 1}),
     ("resnet50", {"batch": 1}),
+    ("resnet152", {"batch": 1}),
     ("searched_cells", {"batch": 1}),
+    ("vit_b_16", {"batch": 1}),
     ("bert_base", {"batch": 1, "sequence": 512}),
+    ("bert_large", {"batch": 1, "sequence": 512}),
     ("gpt2", {"batch": 1, "sequence": 512}),
+    ("gpt2_medium", {"batch": 1, "sequence": 512}),
+    ("llama_tiny", {"batch": 1, "sequence": 256}),
+    ("llama_1b", {"batch": 1, "sequence": 512}),
 )
+PLANNED_ONLY = ("llama_1b",)  # its weights take 5 GB
 
 
 class Cell(nn.Module):
@@ -101,7 +110,8 @@ def models(tiny: bool, only: Sequence[str]) -> Iterator[tuple[str, nn.Module, di
             size = 16 if tiny else 112
             yield label, SearchedCells(4 if tiny else 16), {"images": torch.randn(sizes["batch"], 3, size, size)}
             continue
-        model = memopt.models.build(name, tiny=tiny)
+        with torch.device("meta" if name in PLANNED_ONLY and not tiny else "cpu"):
+            model = memopt.models.build(name, tiny=tiny)
         yield label, model, model.example_inputs(sizes["batch"]) if tiny else model.example_inputs(**sizes)
 
 
@@ -144,6 +154,35 @@ def row_of(name: str, model: nn.Module, inputs: dict[str, Any], repeats: int, sv
     order = smallest_peak(lower_order(given).problem)
     reordered = Reorder().run(given).program
     final = Inplace().run(reordered).program
+    concatenated = sum(len(node.args[0]) for node in final.calls if node.target is torch.ops.aten.cat.default)
+    plan = StaticBackend().buffer_plan(final)
+    if svg is not None:
+        svg.mkdir(parents=True, exist_ok=True)
+        (svg / f"{name.replace(' ', '_')}.svg").write_text(arena_svg(plan))
+    row = {
+        "model": name,
+        "operations": len(plan.steps),
+        "sum_bytes": values_alone(Inplace().run(given).program, False).total_bytes,
+        "given_order_bytes": values_alone(Inplace().run(given).program, False).lower_bound,
+        "reordered_bytes": values_alone(final, False).lower_bound,
+        "order_proved_best": order.optimal,
+        "joined_bytes": values_alone(final, True).lower_bound,
+        "arena_bytes": plan.arena_bytes,
+        "arena_lower_bound": plan.lower_bound,
+        "greedy_by_size_bytes": greedy_by_size(plan),
+        "parts_joined": sum(map(sum, plan.joins.values())),
+        "parts": concatenated,
+        "output_bytes": plan.output_bytes,
+    }
+    if next(model.parameters()).is_meta:
+        return row
+    return {**row, **measured(model, inputs, final, plan, repeats)}
+
+
+def measured(
+    model: nn.Module, inputs: dict[str, Any], final: Program, plan: BufferPlan, repeats: int
+) -> dict[str, Any]:
+    """What calls of the planned program were seen to take, beside eager ones."""
     function = StaticBackend().bind(final)
     users = iter(inputs.values())
     arguments = [
@@ -155,27 +194,9 @@ def row_of(name: str, model: nn.Module, inputs: dict[str, Any], repeats: int, sv
     (found,) = function(list(arguments))
     error = float((found - expected).abs().max() / expected.abs().max())
     made = sum(size for size in allocations(lambda: function(list(arguments))) if size > 0)
-    plan = function.plan
     eager_seconds, static_seconds = best_of(repeats, lambda: model(**inputs), lambda: function(list(arguments)))
-    concatenated = sum(len(node.args[0]) for node in final.calls if node.target is torch.ops.aten.cat.default)
-    if svg is not None:
-        svg.mkdir(parents=True, exist_ok=True)
-        (svg / f"{name.replace(' ', '_')}.svg").write_text(arena_svg(plan))
     return {
-        "model": name,
-        "operations": len(plan.steps),
-        "sum_bytes": values_alone(Inplace().run(given).program, False).total_bytes,
         "eager_peak_bytes": measure(lambda: model(**inputs), device="cpu").peak_bytes,
-        "given_order_bytes": values_alone(Inplace().run(given).program, False).lower_bound,
-        "reordered_bytes": values_alone(final, False).lower_bound,
-        "order_proved_best": order.optimal,
-        "joined_bytes": values_alone(final, True).lower_bound,
-        "arena_bytes": plan.arena_bytes,
-        "arena_lower_bound": plan.lower_bound,
-        "greedy_by_size_bytes": greedy_by_size(plan),
-        "parts_joined": sum(map(sum, plan.joins.values())),
-        "parts": concatenated,
-        "output_bytes": plan.output_bytes,
         "allocated_beside_results": made - plan.output_bytes,
         "relative_error": error,
         "eager_seconds": eager_seconds,
@@ -200,24 +221,25 @@ def main() -> int:
             row = row_of(name, model.eval(), inputs, options.repeats, options.svg)
             rows.append(row)
             sizes = ("sum", "eager_peak", "given_order", "reordered", "joined", "arena")
-            figures = [row[f"{key}_bytes"] / 1e6 for key in sizes]
-            figures += [row["arena_lower_bound"] / 1e6, row["greedy_by_size_bytes"] / 1e6]
+            kinds = (*(f"{key}_bytes" for key in sizes), "arena_lower_bound", "greedy_by_size_bytes")
+            figures = [row.get(kind) for kind in kinds]
             joins = f"{row['parts_joined']}/{row['parts']}"
             print(
-                f"{name:20} {figures[0]:9.2f} " + " ".join(f"{figure:8.2f}" for figure in figures[1:]),
-                f"{joins:>9} {row['allocated_beside_results']:6} {row['eager_seconds'] * 1e3:8.1f}",
-                f"{row['static_seconds'] * 1e3:8.1f}",
+                f"{name:20} "
+                + " ".join(f"{'-' if figure is None else f'{figure / 1e6:.2f}':>8}" for figure in figures),
+                f"{joins:>9} {row.get('allocated_beside_results', '-'):>6} {1e3 * row.get('eager_seconds', 0):8.1f}",
+                f"{1e3 * row.get('static_seconds', 0):8.1f}",
                 flush=True,
             )
-    result = {
-        "machine": platform.processor() or platform.machine(),
-        "threads": 1,
-        "torch": torch.__version__,
-        "memopt": memopt.__version__,
-        "rows": rows,
-    }
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+            if options.json:
+                result = {
+                    "machine": platform.processor() or platform.machine(),
+                    "threads": 1,
+                    "torch": torch.__version__,
+                    "memopt": memopt.__version__,
+                    "rows": rows,
+                }
+                options.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 

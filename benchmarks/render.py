@@ -149,11 +149,14 @@ def arena_table(result: dict[str, Any]) -> str:
         "|---" * (len(heads) + 4) + "|",
     ]
     for row in result["rows"]:
-        cells = [f"{row[f'{kind}_bytes'] / 1e6:,.2f}" for kind in kinds]
-        times = [f"{row[f'{engine}_seconds'] * 1e3:,.0f} ms" for engine in ("eager", "static")]
-        lines.append(
-            f"| {row['model']} | {' | '.join(cells)} | {row['allocated_beside_results']:,} B | {' | '.join(times)} |"
-        )
+        found = [row.get(f"{kind}_bytes") for kind in kinds]
+        cells = ["" if size is None else f"{size / 1e6:,.2f}" for size in found]
+        if "static_seconds" in row:
+            times = [f"{row[f'{engine}_seconds'] * 1e3:,.0f} ms" for engine in ("eager", "static")]
+            cells += [f"{row['allocated_beside_results']:,} B", *times]
+        else:
+            cells += [""] * 3  # planned only: its weights are too large for the machine
+        lines.append(f"| {row['model']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
