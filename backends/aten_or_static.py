@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from memopt.backends.aten import AtenBackend, Boxed, emit, lower_inference
-from memopt.backends.choose import Bind, Chooser
+from memopt.backends.choose import Bind, Chooser, within_budget
 from memopt.backends.static import StaticBackend
 from memopt.backends.watched import WatchedProgram
 from memopt.capture.dynamo import Hooks
@@ -34,10 +34,14 @@ class AtenOrStaticBackend(AtenBackend):
             return super().compile_captured(graph_module, example_inputs, hooks)
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
-            program, rewrite = hooks.inference(module)
-            engines: dict[str, Bind] = {"static": self._static.bind, "aten": _emit_program}
             session: Any = hooks.session
-            return WatchedProgram(program, rewrite, Chooser(session, engines, session.settle_inference()).bind)
+
+            def make() -> Boxed:
+                program, rewrite = hooks.inference(module)
+                engines: dict[str, Bind] = {"static": self._static.bind, "aten": _emit_program}
+                return WatchedProgram(program, rewrite, Chooser(session, engines, session.settle_inference()).bind)
+
+            return within_budget(session, make)
 
         return lower_inference(graph_module, example_inputs, inference)
 

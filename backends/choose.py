@@ -8,7 +8,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._inductor.exc import InductorError
@@ -30,6 +30,11 @@ _LEAST, _MOST, _SECONDS = 3, 50, 0.1  # runs that are timed: so many at least an
 _EQUAL = 0.02  # of two that are this near, the one that takes less memory is taken
 
 Bind = Callable[[Program], Boxed]
+Made = TypeVar("Made")
+
+# What an engine raises that has no code for a program, or that refuses the made-up inputs.
+_FAILURES = (InductorError, RuntimeError, IndexError, ValueError, AssertionError)
+_PLANS = 3  # so often is planned for less where what was measured is over the budget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,15 +62,24 @@ class Chooser:
     budget is kept. What was measured is said in the report's notes.
     """
 
-    def __init__(self, session: Any, engines: Mapping[str, Bind], settle: Callable[[int | None], None]) -> None:
+    def __init__(
+        self,
+        session: Any,
+        engines: Mapping[str, Bind],
+        settle: Callable[..., None],
+        instead: Mapping[str, Bind] | None = None,
+    ) -> None:
         """Take what to choose from.
 
         Args:
             session: for the report.
             engines: by name, what makes a function of a program.
-            settle: told the peak of the choice in bytes; raises BudgetError where that is over the budget.
+            settle: told the peak of the choice in bytes; raises BudgetError where that is over the budget, or where it
+                is told that memory ran out in the trials (`short=True`).
+            instead: by name, what takes the place of an engine whose function cannot run.
         """
         self._session, self._engines, self._settle = session, dict(engines), settle
+        self._instead = dict(instead or {})
 
     def bind(self, program: Program) -> Boxed:
         """The function of the fastest engine that keeps the budget; chosen once, for later values of the weights too.
@@ -78,19 +92,23 @@ class Chooser:
                 self._session.note("the model checks its values while it runs: it runs operator by operator")
                 self._settle(None)
                 return emit(constants_to_attributes(program))
-            if len(self._engines) == 1 and self._session.budget is None:
+            if len(self._engines) == 1 and self._session.budget is None and not self._instead:
                 (bind,) = self._engines.values()
                 return bind(program)
             return self._chosen(program)
 
     def _chosen(self, program: Program) -> Boxed:
-        trials = []
-        for name, bind in self._engines.items():
+        trials, short = [], False
+        for name in list(self._engines):
             try:
-                trials.append(run_trial(name, bind, program))
-            except (InductorError, RuntimeError, IndexError, ValueError) as error:
-                first = (str(error).splitlines() or [""])[0]
-                self._session.note(f"{name} could not be tried on made-up inputs: {type(error).__name__}: {first}")
+                trials.append(self._tried(name, program))
+            except torch.OutOfMemoryError:
+                short = True
+            except _FAILURES as error:
+                self._note_failure(name, error)
+        self._instead = {}
+        if not trials and short and self._session.budget is not None:
+            self._settle(None, short=True)
         if not trials:
             return self._untried(program)
         refused: list[BudgetError] = []
@@ -109,6 +127,23 @@ class Chooser:
             return trial.function
         raise min(refused, key=lambda over: over.minimum_bytes)
 
+    def _tried(self, name: str, program: Program) -> Trial:
+        """A run of an engine's function, or of the one that takes its place."""
+        if name not in self._instead:
+            return run_trial(name, self._engines[name], program)
+        try:
+            return run_trial(name, self._engines[name], program)
+        except torch.OutOfMemoryError:
+            raise
+        except _FAILURES as error:
+            self._note_failure(f"{name} with fused library calls", error)
+            self._engines[name] = self._instead[name]
+            return run_trial(name, self._engines[name], program)
+
+    def _note_failure(self, name: str, error: BaseException) -> None:
+        first = (str(error).splitlines() or [""])[0]
+        self._session.note(f"{name} could not be tried on made-up inputs: {type(error).__name__}: {first}")
+
     def _untried(self, program: Program) -> Boxed:
         """The first engine that takes the program, which does not run on made-up inputs: the predicted peak decides."""
         self._settle(None)
@@ -121,6 +156,21 @@ class Chooser:
             self._engines = {name: bind}
             return function
         return last[1](program)
+
+
+def within_budget(session: Any, make: Callable[[], Made]) -> Made:
+    """What `make` plans and makes; planned for less where runs of it took more than the budget.
+
+    Raises:
+        BudgetError: nothing that was planned keeps it.
+    """
+    for _ in range(_PLANS):
+        try:
+            return make()
+        except BudgetError as over:
+            if not session.plan_for_less(over):
+                raise
+    return make()
 
 
 def in_order(trials: Sequence[Trial]) -> list[Trial]:

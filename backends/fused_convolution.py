@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.backends.timing import seconds_of
+from memopt.backends.timing import made_like, seconds_of
 from memopt.program import InputKind, OutputKind, Program
 from memopt.rewrite import add_constant, erase_unused, forget_inplace
-from memopt.synthesis import same_random_state, synthesize
+from memopt.synthesis import same_random_state
 
 aten = torch.ops.aten
 
@@ -362,24 +362,24 @@ def _described(operand: Any) -> Any:
 
 def _pays(fusion: Fusion) -> bool:
     call = fusion.main.convolution
-    x, weight = (synthesize(operand.meta["val"]) for operand in call.args[:2])  # type: ignore[union-attr]
-    x = x.contiguous(memory_format=_LAST)
-    bias = x.new_zeros(weight.shape[0])
-    factor = x.new_ones(weight.shape[0], 1, 1, 1)
-    shape = call.meta["val"].shape
-    added = None if fusion.added is None else x.new_zeros(shape).contiguous(memory_format=_LAST)
+    try:
+        return _is_faster(call, scaled=fusion.main.norm is not None, added=fusion.added is not None)
+    except RuntimeError:  # cuDNN has no such kernel here, or there is no memory to try it in
+        return False
+
+
+def _is_faster(call: fx.Node, *, scaled: bool, added: bool) -> bool:
+    operands: Any = [operand.meta["val"] for operand in call.all_input_nodes[:2]]
+    x, weight = (made_like(value, _LAST) for value in operands)
+    bias, factor = x.new_zeros(weight.shape[0]), x.new_ones(weight.shape[0], 1, 1, 1)
+    other = made_like(call.meta["val"], _LAST) if added else None
     arguments: Any = (*call.args[3:6], call.args[8])
-    last = weight.contiguous(memory_format=_LAST)
 
     def fused() -> None:
-        used = last if fusion.main.norm is None else weight * factor
-        FUSED(x, used.contiguous(memory_format=_LAST), bias, added, *arguments)
+        FUSED(x, weight * factor if scaled else weight, bias, other, *arguments)
 
     def apart() -> None:
-        result = aten.convolution.default(x, last, None, *call.args[3:])
-        result.relu_() if added is None else result.add_(added)
+        result = aten.convolution.default(x, weight, None, *call.args[3:])
+        result.relu_() if other is None else result.add_(other)
 
-    try:
-        return seconds_of(fused, x.device) < seconds_of(apart, x.device)
-    except RuntimeError:  # cuDNN has no such kernel here
-        return False
+    return seconds_of(fused, x.device) < seconds_of(apart, x.device)

@@ -19,10 +19,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from memopt.backends.aten import AtenBackend, Boxed, emit, lower_inference
-from memopt.backends.choose import Bind, Chooser
+from memopt.backends.choose import Bind, Chooser, within_budget
 from memopt.backends.inductor_fusion import InductorFusion, realize
 from memopt.backends.inductor_halves import Halves
-from memopt.backends.inductor_inference import InductorInference, watching
+from memopt.backends.inductor_inference import InductorInference, uses_libraries, watching
 from memopt.backends.inductor_order import KeepOrder
 from memopt.backends.inductor_replay import ReplayError, Workspace
 from memopt.backends.static import StaticBackend
@@ -77,17 +77,22 @@ class InductorBackend(Engine):
             return lowered  # type: ignore[no-any-return]
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
-            program, rewrite = hooks.inference(module)
             if hooks.dry:
+                hooks.inference(module)
                 return emit(module)
-            engines: dict[str, Bind] = {"inductor": InductorInference().bind}
-            if self._beside is not None:
-                engines[self._beside.name] = self._beside.bind
-            session: Any = hooks.session
-            choose = Chooser(session, engines, session.settle_inference()).bind
-            return WatchedProgram(watching(program), lambda state: watching(rewrite(state)), choose)
+            return within_budget(hooks.session, lambda: self._inference(module, hooks))
 
         return lower_inference(graph_module, example_inputs, inference)
+
+    def _inference(self, module: fx.GraphModule, hooks: Hooks) -> Boxed:
+        program, rewrite = hooks.inference(module)
+        engines: dict[str, Bind] = {"inductor": InductorInference().bind}
+        if self._beside is not None:
+            engines[self._beside.name] = self._beside.bind
+        instead = {"inductor": InductorInference(libraries=False).bind} if uses_libraries(program) else {}
+        session: Any = hooks.session
+        choose = Chooser(session, engines, session.settle_inference(), instead).bind
+        return WatchedProgram(watching(program), lambda state: watching(rewrite(state)), choose)
 
     def timeline(self, program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:
         """The memory of an inference program's operators; where there is a choice, in the arena that may run them."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._inductor import compile_fx as inductor
+from torch._inductor.exc import InductorError
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.backends.aten import Boxed
 from memopt.backends.cuda_graph import Replay
-from memopt.backends.fused_convolution import Worth, fuse_convolutions, read_by
+from memopt.backends.fused_convolution import Worth, find_fusions, fuse_convolutions, read_by
 from memopt.backends.inputs import UserInputs
 from memopt.backends.joined_products import join_products, read_by_products
 from memopt.backends.static import Arena, device_of
@@ -21,7 +22,12 @@ from memopt.backends.tail import split_tail
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.planned import fingerprint
 
+aten = torch.ops.aten
+
 _WORTH = Worth()
+_ALIGNED = 16  # bytes
+# A product of odd columns by a kernel of Triton's, which writes them where they belong.
+_UNPADDED = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN,TRITON", "shape_padding": False}
 
 
 class InductorFunction:
@@ -95,13 +101,19 @@ class InductorFunction:
 class InductorInference:
     """Makes the functions of one graph: for new weights that were folded, the code of the last one serves again."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, libraries: bool = True) -> None:
+        """Make an engine.
+
+        Args:
+            libraries: use what cuDNN and cuBLAS fuse; without, the graph as it is.
+        """
+        self._libraries = libraries
         self._last: tuple[str, InductorFunction] | None = None
 
     def bind(self, program: Program) -> InductorFunction:
         """The function of a program, from code that was made for an equal one where there is such code."""
         with unset_fake_temporarily(), torch.no_grad():
-            program = _for_device(program)
+            program = _for_device(program) if self._libraries else program
             key = fingerprint(program)
             if self._last is not None and self._last[0] == key:
                 self._last[1].rebind(program)
@@ -125,6 +137,12 @@ def _for_device(program: Program) -> Program:
     return join_products(fuse_convolutions(program, _WORTH))
 
 
+def uses_libraries(program: Program) -> bool:
+    """Whether the program is rewritten for its device's libraries."""
+    on_gpu = device_of(program).type == "cuda"
+    return on_gpu and bool(read_by(program) or find_fusions(program) or read_by_products(program))
+
+
 def watching(program: Program) -> Program:
     """The program, which names the inputs whose present values its code will hold."""
     if device_of(program).type != "cuda":
@@ -141,12 +159,22 @@ def _reason_against(program: Program, device: torch.device, graphs: bool) -> str
 
 
 def _compiled_module(module: fx.GraphModule) -> Boxed:
-    run = _lowered(module)
+    """The function of the calls that make a large result."""
+    try:
+        run = _lowered(module, _UNPADDED if _has_odd_columns(module) else {})
+    except (InductorError, RuntimeError):  # no such kernel, or no memory to try it in
+        run = _lowered(module)
     return lambda args: run(*args)
 
 
-def _lowered(module: fx.GraphModule) -> Callable[..., Sequence[Any]]:
+def _has_odd_columns(module: fx.GraphModule) -> bool:
+    """Whether a product on CUDA has rows that libraries write slowly: padded ones would take another copy of it."""
+    made = [node.meta["val"] for node in module.graph.nodes if node.target in (aten.mm.default, aten.addmm.default)]
+    return any(value.is_cuda and value.shape[-1] * value.element_size() % _ALIGNED for value in made)
+
+
+def _lowered(module: fx.GraphModule, settings: Mapping[str, Any] | None = None) -> Callable[..., Sequence[Any]]:
     inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     with torch._guards.tracing(None), torch.no_grad():
-        compiled: Any = inductor.compile_fx(module, inputs)
+        compiled: Any = inductor.compile_fx(module, inputs, config_patches=dict(settings or {}))
     return compiled  # type: ignore[no-any-return]

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 _REPEATS, _CALLS = 7, 10
+
+
+def made_like(value: torch.Tensor, layout: torch.memory_format | None = None) -> torch.Tensor:
+    """A tensor of random numbers like a fake one, laid out otherwise where that is asked for, and nothing beside it."""
+    kind: Any = {"dtype": value.dtype, "device": value.device}
+    if layout is None or value.dim() != 4:
+        made = torch.empty_strided(value.shape, value.stride(), **kind)
+    else:
+        made = torch.empty(value.shape, memory_format=layout, **kind)
+    return made.normal_() if value.dtype.is_floating_point else made.zero_()
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:

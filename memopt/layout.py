@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from memopt.backends.timing import seconds_of
+from memopt.backends.timing import made_like, seconds_of
 from memopt.patterns.products import products_of_one
 from memopt.program import InputKind, Program
-from memopt.synthesis import same_random_state, synthesize
+from memopt.synthesis import same_random_state
 
 aten = torch.ops.aten
 
@@ -82,8 +82,11 @@ def is_faster_channels_last(program: Program) -> bool:
     taken = [0.0, 0.0]
     with torch.no_grad(), same_random_state([node.meta["val"] for node in program.placeholders]):
         for nodes in groups.values():
-            for index, layout in enumerate((torch.contiguous_format, torch.channels_last)):
-                taken[index] += len(nodes) * _seconds(nodes[0], layout)
+            try:
+                pair = [_seconds(nodes[0], layout) for layout in (torch.contiguous_format, torch.channels_last)]
+            except torch.OutOfMemoryError:  # under a budget: the others decide
+                continue
+            taken = [total + len(nodes) * seconds for total, seconds in zip(taken, pair, strict=True)]
     return taken[1] < (1 - _WORTH) * taken[0]
 
 
@@ -103,7 +106,7 @@ def parameters_of_products(program: Program, movable: Iterable[str]) -> list[lis
             operands = [node.meta["val"] for node in nodes]
             key = str([(tuple(value.shape), value.dtype) for value in operands])
             if key not in known:
-                known[key] = _is_faster_joined(*map(synthesize, operands))
+                known[key] = _is_faster_joined(*map(made_like, operands))
             faster += [names] if known[key] else []
     return faster
 
@@ -190,9 +193,8 @@ def _seconds(node: fx.Node, layout: torch.memory_format) -> float:
     """The time of a convolution whose weight, and input where it is not the caller's, are laid out so."""
     values: dict[fx.Node, torch.Tensor] = {}
     for operand in node.all_input_nodes:
-        value = synthesize(operand.meta["val"])
         given = operand is node.args[0] and operand.op == "placeholder"
-        values[operand] = value.contiguous(memory_format=layout) if value.dim() == 4 and not given else value
+        values[operand] = made_like(operand.meta["val"], None if given else layout)
     args = fx.map_arg(node.args, lambda operand: values[operand])
     device = next(iter(values.values())).device
     return seconds_of(lambda: aten.convolution.default(*args), device)

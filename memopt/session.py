@@ -36,6 +36,8 @@ from memopt.step.trial import TrialError, TrialMemoryError, trial
 
 log = logging.getLogger("memopt")
 
+# One part in so many of a budget is the least by which it is planned for less.
+_STEP = 20
 # Seconds for a search beyond those: enough to keep the budget, at some cost in time.
 _LITTLE = 0.5
 _ADVICE = (
@@ -114,6 +116,8 @@ class Session:
         # Parameters that may be laid out anew, and which outputs were contiguous before they were (`memopt.layout`).
         self.movable: frozenset[str] = frozenset()
         self.contiguous: tuple[bool, ...] = ()
+        self._spared = 0  # bytes of the budget that runs of inference took beyond what was planned
+        self._unused = 0  # bytes that the inference program planned last leaves of what was left for it
         self.frozen = frozen  # whether batch norms may be folded into the model's own weights
         self._not_in_chunks = ""  # why the batch of the inference program cannot be divided
         # Whether what runs is the program itself, so that its timeline is the peak.
@@ -216,8 +220,9 @@ class Session:
         program = self.table.placed(program)
         before = timeline(program, workspace(program, self.table.measure_all(program)))
         limit = self._held(self.resident.total + constant_bytes(program) + before.peak_bytes)
-        room = None if limit is None else self.usable(limit) - self.resident.total
+        room = None if limit is None else self.usable(limit) - self.resident.total - self._spared
         planned, self._not_in_chunks = plan_within(self, program, before, room)
+        self._unused = 0 if room is None else room - constant_bytes(planned.program) - planned.timeline.peak_bytes
         total = self.resident.total + constant_bytes(planned.program)
         line = planned.timeline
         planned = self._with_trial(planned)
@@ -230,11 +235,18 @@ class Session:
             raise self._over(total + max(line.peak_bytes, measured), limit)
         return planned
 
-    def settle_inference(self) -> Callable[[int | None], None]:
+    def plan_for_less(self, over: BudgetError) -> bool:
+        """Plan inference for so many bytes less from now on as a run of it was over; False where no plan takes less."""
+        if self._unused < 0:
+            return False
+        self._spared += self._unused + max(over.minimum_bytes - over.budget_bytes, over.budget_bytes // _STEP)
+        return True
+
+    def settle_inference(self) -> Callable[..., None]:
         """A function that puts on record what a run of the graph rewritten last took above what is resident, in bytes.
 
         It takes None where that could not be seen: the program's own timeline decides then. It raises BudgetError when
-        the budget is not kept.
+        the budget is not kept, or with `short=True`, which says that memory ran out in the run.
         """
         planned = self._inference
         assert planned is not None
@@ -242,12 +254,14 @@ class Session:
         own = resident.total + constant_bytes(planned.source)
         plain, predicted = planned.timeline_before.peak_bytes, planned.timeline.peak_bytes
 
-        def settle(measured: int | None) -> None:
+        def settle(measured: int | None, short: bool = False) -> None:
             self.resident = resident
             taken = predicted if measured is None else measured
             self.report = build_report(self, [planned], predicted, taken, measured, plain)
             base = resident.total + constants
             limit = self.limit(own + plain)
+            if short and limit is not None:
+                taken = max(taken, self.usable(limit) - base + limit // _STEP)
             if limit is not None and base + taken > self.usable(limit):
                 raise self._over(base + taken, limit)
 

@@ -1,10 +1,13 @@
 """The choice of an engine for inference: by measured time, under the budget, said in the report."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
 import memopt
+from memopt.backends import choose
 from memopt.backends.aten_or_static import AtenOrStaticBackend
 from memopt.backends.choose import Chooser, Trial, in_order
 from memopt.backends.inductor import InductorBackend
@@ -181,3 +184,90 @@ def test_the_default_knows_inductor_where_it_can_compile():
         torch.testing.assert_close(compiled(x), model(x))
     assert compiled.report.backend in ("inductor", "static")
     assert any("inductor" in note and "static" in note for note in compiled.report.notes)
+
+
+@dataclasses.dataclass
+class Written:
+    backend: str = ""
+    notes: tuple = ()
+
+
+class Told:
+    """A session that remembers what it is told."""
+
+    budget = object()
+
+    def __init__(self):
+        self.notes, self.over, self.report = (), [], Written()
+
+    def note(self, text):
+        self.notes = (*self.notes, text)
+
+    def plan_for_less(self, over):
+        self.over.append(over)
+        return len(self.over) < 3
+
+
+def test_an_engine_that_cannot_run_is_replaced_and_memory_that_ran_out_is_said():
+    from tests.passes.build import trace
+
+    program = trace(lambda x: (x.exp(),), torch.randn(8))
+    engine, told, settled = StaticBackend(), Told(), []
+
+    def refuses(program):
+        raise AssertionError("expected size 3==4")
+
+    def settle(peak, short=False):
+        settled.append((peak, short))
+        if short:
+            raise BudgetError(minimum_bytes=2, budget_bytes=1)
+
+    chooser = Chooser(told, {"fused": refuses}, settle, {"fused": engine.bind})
+    assert torch.equal(chooser.bind(program)([torch.ones(8)])[0], torch.ones(8).exp())
+    assert settled[0][0] >= 0 and "expected size" in told.notes[0]
+
+    def runs_out(program):
+        raise torch.OutOfMemoryError("no memory")
+
+    with pytest.raises(BudgetError):
+        Chooser(told, {"large": runs_out}, settle).bind(program)
+    assert settled[-1] == (None, True)
+
+
+def test_what_was_measured_over_the_budget_is_planned_for_less():
+    told, made = Told(), []
+
+    def make():
+        made.append(1)
+        if len(made) < 3:
+            raise BudgetError(minimum_bytes=3 - len(made), budget_bytes=1)
+        return "fits"
+
+    assert choose.within_budget(told, make) == "fits" and len(told.over) == 2
+
+    def never():
+        raise BudgetError(minimum_bytes=2, budget_bytes=1)
+
+    with pytest.raises(BudgetError):
+        choose.within_budget(Told(), never)
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_a_run_that_takes_more_than_was_planned_is_answered_with_chunks(monkeypatch):
+    real = choose.run_trial
+
+    def greedy(name, bind, program):
+        trial = real(name, bind, program)
+        return dataclasses.replace(trial, peak_bytes=2 * trial.peak_bytes)
+
+    monkeypatch.setattr(choose, "run_trial", greedy)
+    model, x = Wide().eval(), torch.randn(64, 16)
+    with torch.no_grad():
+        free = memopt.compile(model)
+        free(x)
+        torch._dynamo.reset()
+        budget = free.report.peak_bytes * 2 // 3  # which its operations keep in chunks, but runs of them do not
+        compiled = memopt.compile(model, budget)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    assert any(record.name == "chunk_batch" and record.changes for record in compiled.report.passes)
+    assert compiled.report.measured_peak_bytes <= budget
