@@ -9,25 +9,23 @@ is measured on the first call and held against the budget. Each shape has a sess
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import fx
 
 from memopt.backends.aten import Boxed, emit, lower_inference
+from memopt.backends.foreign import ForeignFunction, ForeignWeights, Run, weights_of
 from memopt.backends.onnxruntime_memory import peak_of
 from memopt.backends.onnxruntime_session import Session, Settings, check_provider
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.engine import Engine
-from memopt.program import InputKind, Program, is_random
+from memopt.program import Program, is_random
 
 # Weights above this size are not widened to float64 for the comparison on the first call.
 _WIDE_BYTES = 1 << 29
-_WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER)
 
 
 class OnnxRuntimeBackend(Engine):
@@ -64,22 +62,14 @@ class OnnxRuntimeBackend(Engine):
             if hooks.dry:
                 return emit(module)
             _check(program)
-            arguments = [entry for entry in program.inputs if entry.kind is not InputKind.CONSTANT]
-            weights = () if self._settings.tight else _weights(program)
-            fixed = frozenset(index for index, entry in enumerate(arguments) if entry.name in weights)
+            weights = () if self._settings.tight else weights_of(program)
             session: Any = hooks.session
             settle = session.settle_inference() if self._settings.tight else None
 
-            def watched(program: Program) -> Program:
-                return dataclasses.replace(program, baked=program.baked | frozenset(weights))
+            def build(module: fx.GraphModule, fixed: frozenset[int]) -> Boxed:
+                return _Function(module, fixed, self._settings, settle)
 
-            def again(state: Mapping[str, torch.Tensor]) -> Program:
-                return watched(rewrite(state))
-
-            def build(module: fx.GraphModule) -> Boxed:
-                return _Runner(module, fixed, self._settings, settle)
-
-            return Watched(watched(program), again, build)
+            return ForeignWeights(program, rewrite, weights, build)
 
         return lower_inference(graph_module, example_inputs, inference)
 
@@ -102,10 +92,6 @@ def _dropout_is_off(node: fx.Node) -> bool:
     return False
 
 
-def _weights(program: Program) -> tuple[str, ...]:
-    return tuple(entry.name for entry in program.inputs if entry.kind in _WEIGHTS and entry.name in program.state)
-
-
 class _Bound(torch.nn.Module):
     """A graph with some of its inputs fixed."""
 
@@ -122,10 +108,8 @@ class _Bound(torch.nn.Module):
         return [value for value in self.module(*given) if isinstance(value, torch.Tensor)]
 
 
-class _Runner:
+class _Function(ForeignFunction):
     """One graph: exported, loaded, compared and measured at its first call, run by address ever after."""
-
-    _boxed_call = True
 
     def __init__(
         self,
@@ -134,38 +118,21 @@ class _Runner:
         settings: Settings,
         settle: Callable[[int | None], None] | None,
     ) -> None:
-        self._module, self._fixed, self._settings, self._settle = module, fixed, settings, settle
-        self._results = [
-            node.meta["val"] if isinstance(node, fx.Node) else node
-            for node in module.graph.output_node().args[0]  # type: ignore[union-attr]
-        ]
-        self._session: Session | None = None
+        super().__init__(module, fixed)
+        self._settings, self._settle = settings, settle
 
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Run on a list of inputs, which is emptied.
-
-        Raises:
-            BudgetError: the first run took more than the budget.
-        """
-        values = list(args)
-        args.clear()
-        if self._session is None:
-            # AOTAutograd calls with its own dispatch keys switched off, which torch.export needs: a new thread has all.
-            with ThreadPoolExecutor(1) as thread:
-                self._session = thread.submit(self._load, values).result()
-        return self._run(self._session, [value for index, value in enumerate(values) if index not in self._fixed])
-
-    def _load(self, values: Sequence[torch.Tensor]) -> Session:
+    def load(self, values: Sequence[torch.Tensor]) -> Run:
+        """Raises BudgetError where the first run takes more than the budget."""
         from memopt.convert.capture import Captured
         from memopt.convert.emit import emit as export
         from memopt.convert.reference import run_wide
         from memopt.convert.verify import compare_all
         from memopt.onnx import ONNXRUNTIME, OnnxPassManager
 
-        fixed = {index: values[index].detach() for index in sorted(self._fixed)}
-        users = [value.detach() for index, value in enumerate(values) if index not in self._fixed]
-        bound = _Bound(self._module, fixed, len(values))
-        tensors = [value for value in self._results if isinstance(value, torch.Tensor)]
+        fixed = {index: values[index].detach() for index in sorted(self.fixed)}
+        users = [value.detach() for index, value in enumerate(values) if index not in self.fixed]
+        bound = _Bound(self.module, fixed, len(values))
+        tensors = [value for value in self.results if isinstance(value, torch.Tensor)]
         names = [f"output_{index}" for index in range(len(tensors))]
         with torch.no_grad():
             exported = torch.export.export(bound, tuple(users), strict=False)
@@ -181,18 +148,5 @@ class _Runner:
             del expected, wide
             run_bytes = peak_of(lambda: session.run(users), self._settings.device)
             self._settle(None if run_bytes is None else run_bytes + session.held_bytes)
-        return session
-
-    def _run(self, session: Session, users: Sequence[torch.Tensor]) -> list[Any]:
-        results = iter(session.run(users))
-        return [
-            _laid_out(next(results), value) if isinstance(value, torch.Tensor) else value for value in self._results
-        ]
-
-
-def _laid_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The value with the strides that PyTorch's own result has."""
-    if value.stride() == like.stride():
-        return value
-    result = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=value.device)
-    return result.copy_(value)
+        held = self.fixed  # not self, which would keep the session in a cycle
+        return lambda values: session.run([value for index, value in enumerate(values) if index not in held])

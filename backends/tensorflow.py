@@ -7,23 +7,20 @@ copied, as a TensorFlow program would have them; weights are TensorFlow's own co
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from memopt.backends.aten import Boxed, emit, lower_inference
+from memopt.backends.foreign import ForeignFunction, ForeignWeights, Run, weights_of
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.engine import Engine
-from memopt.program import InputKind, Program
 
 # Weights above this size are not widened to float64 for the comparison on the first call.
 _WIDE_BYTES = 1 << 29
-_WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER)
 
 
 class TensorFlowBackend(Engine):
@@ -60,68 +57,30 @@ class TensorFlowBackend(Engine):
             program, rewrite = hooks.inference(module)
             if hooks.dry:
                 return emit(module)
-            arguments = [entry for entry in program.inputs if entry.kind is not InputKind.CONSTANT]
-            weights = {entry.name for entry in program.inputs if entry.kind in _WEIGHTS and entry.name in program.state}
-            fixed = frozenset(index for index, entry in enumerate(arguments) if entry.name in weights)
-
-            def watched(program: Program) -> Program:
-                return dataclasses.replace(program, baked=program.baked | weights)
-
-            def again(state: Mapping[str, torch.Tensor]) -> Program:
-                return watched(rewrite(state))
-
-            def build(module: fx.GraphModule) -> _Runner:
-                return _Runner(module, fixed)
-
-            return Watched(watched(program), again, build)
+            return ForeignWeights(program, rewrite, weights_of(program), _Function)
 
         return lower_inference(graph_module, example_inputs, inference)
 
 
-class _Runner:
+class _Function(ForeignFunction):
     """One graph: lowered and compared at its first call, run by TensorFlow ever after."""
 
-    _boxed_call = True
-
-    def __init__(self, module: fx.GraphModule, fixed: frozenset[int]) -> None:
-        self._module, self._fixed = module, fixed
-        results: Any = module.graph.output_node().args[0]
-        self._results = [node.meta["val"] if isinstance(node, fx.Node) else node for node in results]
-        self._function: Callable[[Sequence[Any]], list[torch.Tensor]] | None = None
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Run on a list of inputs, which is emptied."""
-        values = list(args)
-        args.clear()
-        if self._function is None:
-            # AOTAutograd calls with its own dispatch keys switched off: a new thread has all.
-            with ThreadPoolExecutor(1) as thread:
-                self._function = thread.submit(self._load, values).result()
-        found = iter(self._function(values))
-        return [_laid_out(next(found), like) if isinstance(like, torch.Tensor) else like for like in self._results]
-
-    def _load(self, values: Sequence[Any]) -> Callable[[Sequence[Any]], list[torch.Tensor]]:
+    def load(self, values: Sequence[Any]) -> Run:
+        """Lower the graph, with the weights that it is given."""
         from memopt.convert.reference import run_wide
         from memopt.convert.verify import compare_all
         from memopt.tensorflow.function import function_of
 
         with torch.no_grad():
-            function = function_of(self._module, {index: values[index].detach() for index in sorted(self._fixed)})
+            function = function_of(self.module, {index: values[index].detach() for index in sorted(self.fixed)})
             plain = [value.detach() if isinstance(value, torch.Tensor) else value for value in values]
-            names = [f"output_{number}" for number, like in enumerate(self._results) if isinstance(like, torch.Tensor)]
+            names = [f"output_{number}" for number, like in enumerate(self.results) if isinstance(like, torch.Tensor)]
 
             def tensors(**given: Any) -> list[torch.Tensor]:
-                return [value for value in self._module(*given.values()) if isinstance(value, torch.Tensor)]
+                return [value for value in self.module(*given.values()) if isinstance(value, torch.Tensor)]
 
             named = {f"input_{number}": value for number, value in enumerate(plain)}
             small = sum(value.nbytes for value in plain if isinstance(value, torch.Tensor)) <= _WIDE_BYTES
             wide = run_wide(tensors, named) if small else None
             compare_all(names, function(plain), tensors(**named), wide)
         return function
-
-
-def _laid_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The value with the strides that PyTorch's own result has."""
-    if value.stride() == like.stride():
-        return value
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).copy_(value)
