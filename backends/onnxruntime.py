@@ -22,7 +22,7 @@ from memopt.backends.onnxruntime_memory import peak_of
 from memopt.backends.onnxruntime_session import Session, Settings, check_provider
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.engine import Engine
-from memopt.program import Program, is_random
+from memopt.program import Program, draws_numbers
 
 # Weights above this size are not widened to float64 for the comparison on the first call.
 _WIDE_BYTES = 1 << 29
@@ -76,20 +76,11 @@ class OnnxRuntimeBackend(Engine):
 
 def _check(program: Program) -> None:
     for node in program.calls:
-        if is_random(node) and not _dropout_is_off(node):
+        if draws_numbers(node):
             raise RuntimeError(f"{node.name} draws random numbers: ONNX Runtime would draw others than PyTorch")
     for node, entry in zip(program.placeholders, program.inputs, strict=True):
         if not isinstance(node.meta["val"], torch.Tensor):
             raise RuntimeError(f"input {entry.name} is no tensor: an ONNX graph takes tensors only")
-
-
-def _dropout_is_off(node: fx.Node) -> bool:
-    """Whether the node is an attention that drops nothing: its schema says random whatever its dropout is."""
-    for index, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if argument.name == "dropout_p":
-            given = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
-            return bool(given == 0.0)
-    return False
 
 
 class _Bound(torch.nn.Module):

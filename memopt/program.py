@@ -199,6 +199,17 @@ class Program:
 # -- operations -------------------------------------------------------------------------------------------------
 
 
+def argument(node: fx.Node, name: str) -> Any:
+    """What an operator is called with, by the argument's name in its schema: what is given, or else its default.
+
+    None for an operator without an argument of that name.
+    """
+    for index, entry in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if entry.name == name:
+            return node.args[index] if index < len(node.args) else node.kwargs.get(name, entry.default_value)
+    return None
+
+
 def is_random(node: fx.Node) -> bool:
     """Whether the node draws random numbers: it must not be merged, moved past another draw, or run again."""
     target = node.target
@@ -207,13 +218,7 @@ def is_random(node: fx.Node) -> bool:
 
 def draws_numbers(node: fx.Node) -> bool:
     """Whether the node draws random numbers in fact: fused attention that drops nothing is so by schema only."""
-    if not is_random(node):
-        return False
-    for index, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if argument.name == "dropout_p":
-            given = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
-            return bool(given != 0.0)
-    return True
+    return is_random(node) and argument(node, "dropout_p") != 0.0
 
 
 def is_effectful(node: fx.Node) -> bool:

@@ -19,6 +19,7 @@ from memopt.program import (
     Phase,
     Program,
     ProgramError,
+    argument,
     is_any_view,
     is_effectful,
     is_random,
@@ -289,6 +290,13 @@ def test_what_an_operation_is() -> None:
     assert is_effectful(graph.call_function(torch.relu, (condition,)))
     assert not is_effectful(graph.call_function(operator.getitem, (condition, 0)))
     assert not is_random(graph.call_function(torch.rand, (3,)))  # no operator, hence effectful
+
+
+def test_arguments_by_name_with_their_defaults() -> None:
+    x = fx.Graph().placeholder("x")
+    softmax = x.graph.call_function(aten._softmax.default, (x, -1), {"half_to_float": True})
+    assert [argument(softmax, name) for name in ("self", "dim", "half_to_float", "eps")] == [x, -1, True, None]
+    assert argument(x.graph.call_function(aten.sum.dim_IntList, (x, [0])), "keepdim") is False
 
 
 def test_the_source_line_is_the_users() -> None:

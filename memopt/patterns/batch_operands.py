@@ -21,14 +21,6 @@ def batched(node: Any, states: States) -> Batched | None:
     return state
 
 
-def argument(node: fx.Node, name: str) -> Any:
-    """An argument by its name in the operator's schema, or its default."""
-    for index, entry in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if entry.name == name:
-            return node.args[index] if index < len(node.args) else node.kwargs.get(name, entry.default_value)
-    raise KeyError(name)
-
-
 def place(node: fx.Node, name: str) -> int:
     """The position of an argument in the operator's schema."""
     return [entry.name for entry in node.target._schema.arguments].index(name)  # type: ignore[union-attr]

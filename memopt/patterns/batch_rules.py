@@ -9,10 +9,10 @@ import torch
 from torch import fx
 
 from memopt.patterns.batch import Batched, NotBatched, Rule
-from memopt.patterns.batch_operands import Function, Kinds, States, apart, argument, batched, first, place
+from memopt.patterns.batch_operands import Function, Kinds, States, apart, batched, first, place
 from memopt.patterns.batch_views import VIEWS, along
 from memopt.patterns.elements import shape
-from memopt.program import tensors_of
+from memopt.program import argument, tensors_of
 
 aten = torch.ops.aten
 
@@ -166,8 +166,8 @@ def _attention(node: fx.Node, states: States, size: int) -> Rule:
     state = batched(query, states)
     if state is None or state.dim != 0 or batched(key, states) != state or batched(value, states) != state:
         raise NotBatched(f"{node.target} meets queries, keys and values that lie differently along the batch")
-    names = [entry.name for entry in node.target._schema.arguments]  # type: ignore[union-attr]
-    mask = next((argument(node, name) for name in ("attn_mask", "attn_bias") if name in names), None)
+    masks = [argument(node, name) for name in ("attn_mask", "attn_bias")]
+    mask = next((value for value in masks if value is not None), None)
     slices = {}
     if isinstance(mask, fx.Node):
         rank, own = len(shape(mask)), batched(mask, states)

@@ -9,8 +9,9 @@ import torch
 from torch import fx
 
 from memopt.patterns.batch import Batched, NotBatched, Rule
-from memopt.patterns.batch_operands import Function, Kinds, States, apart, argument, batched, first
+from memopt.patterns.batch_operands import Function, Kinds, States, apart, batched, first
 from memopt.patterns.elements import shape
+from memopt.program import argument
 
 aten = torch.ops.aten
 

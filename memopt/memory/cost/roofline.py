@@ -16,7 +16,7 @@ from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from memopt.memory.cost.devices import Device
-from memopt.program import is_view, tensors_of
+from memopt.program import argument, is_view, tensors_of
 
 _ATEN = torch.ops.aten
 # Operators of one element at a time that PyTorch does not tag as such.
@@ -134,11 +134,7 @@ def flops(node: fx.Node) -> int:
 
 
 def _is_causal(node: fx.Node) -> bool:
-    assert isinstance(node.target, torch._ops.OpOverload)
-    for position, argument in enumerate(node.target._schema.arguments):
-        if argument.name == "is_causal":
-            return (node.args[position] if position < len(node.args) else node.kwargs.get("is_causal")) is True
-    return False
+    return argument(node, "is_causal") is True
 
 
 def bytes_moved(node: fx.Node) -> int:
