@@ -5,13 +5,16 @@ from __future__ import annotations
 import abc
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
+
+from torch import fx
 
 from memopt.evidence import Evidence, EvidenceError, Verification, prove
 from memopt.graph_record import GraphRecord
 from memopt.phases import phase
 from memopt.program import InputKind, Program, ProgramError
+from memopt.rewrite import Refused
 from memopt.snapshot import snapshot
 
 
@@ -65,6 +68,29 @@ class Pass(abc.ABC):
     @abc.abstractmethod
     def run(self, program: Program) -> PassResult:
         """Return the rewritten program. The one given is never edited: edit `program.copy()`, return its `finish()`."""
+
+
+def attempt_each(
+    nodes: Iterable[fx.Node], rewrite: Callable[[fx.Node], Change | None]
+) -> tuple[list[Change], list[Refusal]]:
+    """Try a rewrite on each node that is still there when its turn comes; return what changed, and what was refused.
+
+    Args:
+        nodes: of a program that is being edited.
+        rewrite: makes the rewrite; None where there is none to make. It raises Refused before anything is edited.
+    """
+    changes: list[Change] = []
+    refusals: list[Refusal] = []
+    for node in nodes:
+        if node._erased:
+            continue
+        try:
+            change = rewrite(node)
+        except Refused as reason:
+            refusals.append(Refusal(node.name, str(reason)))
+        else:
+            changes += [] if change is None else [change]
+    return changes, refusals
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,9 @@ class Refused(Exception):
     """Raised while a pass matches one rewrite: it is not made, for the reason given."""
 
 
+VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
+"""What gives a tensor another shape, its elements in the same order and place."""
+
 ALLOWANCE = 64 * 1024
 """Bytes by which one run of a pass may let a program grow, all of its rewrites together."""
 

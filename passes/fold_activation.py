@@ -9,15 +9,14 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from memopt.pass_manager import Change, Pass, PassResult, Refusal
+from memopt.pass_manager import Change, Pass, PassResult, Refusal, attempt_each
 from memopt.patterns.activations import spelling_of
 from memopt.patterns.clamps import bounds_of, changes_nothing
 from memopt.patterns.fused_ops import LAYERS, Activation, activation_of, fused_op
-from memopt.program import Program, is_view
-from memopt.rewrite import Refused, erase_unused, fake_value, forget_inplace
+from memopt.program import Program, is_any_view, is_view
+from memopt.rewrite import VIEWS, Refused, erase_unused, fake_value, forget_inplace
 
 aten = torch.ops.aten
-_VIEWS = {aten.view.default, aten._unsafe_view.default}
 _PRODUCTS = {aten.mm.default, aten.bmm.default, aten.baddbmm.default}
 
 
@@ -68,15 +67,9 @@ class FoldActivation(Pass):
         refusals: list[Refusal] = []
 
         def sweep(rewrite: Callable[[Program, fx.Node], Change | None], nodes: list[fx.Node]) -> None:
-            for node in nodes:
-                if node._erased:
-                    continue
-                try:
-                    change = rewrite(new, node)
-                except Refused as reason:
-                    refusals.append(Refusal(node.name, str(reason)))
-                else:
-                    changes.extend([change] if change is not None else [])
+            made, refused = attempt_each(nodes, lambda node: rewrite(new, node))
+            changes.extend(made)
+            refusals.extend(refused)
 
         # Backwards, so that a whole hard-swish is seen before the hard-sigmoid inside it. Again, because a SiLU with a
         # spelled-out sigmoid is seen once the sigmoid has a name.
@@ -100,7 +93,7 @@ class FoldActivation(Pass):
             return None
         views: list[fx.Node] = []
         before = node.all_input_nodes[0]
-        while before.target in _VIEWS:
+        while before.target in VIEWS:
             views.append(before)
             before = before.all_input_nodes[0]
         if before.target in _PRODUCTS:
@@ -198,7 +191,7 @@ def _shares(node: fx.Node) -> bool:
     """Whether the node's value lies in its first operand's memory."""
     if node.target is operator.getitem:
         return is_view(node.all_input_nodes[0])
-    return is_view(node) or node.target in _VIEWS
+    return is_any_view(node)
 
 
 def _is_shown(node: fx.Node, outputs: set[fx.Node]) -> bool:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from memopt.pass_manager import Change, Pass, PassResult, Refusal
+from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.patterns.attention import Attention, Operand, attention_of
 from memopt.patterns.attention_mask import Mask, Masks
 from memopt.patterns.elements import drop_metadata_checks, keeps_order, permutation, shape
@@ -64,17 +64,12 @@ class FuseAttention(Pass):
         if program.training:
             return PassResult(program)
         fuser = _Fuser(program.copy())
-        changes: list[Change] = []
-        refusals: list[Refusal] = []
-        for node in fuser.program.calls:
-            if node.target is not aten._softmax.default:
-                continue
-            try:
-                found = attention_of(fuser.program, node)
-                if found is not None:
-                    changes.append(fuser.fuse(found))
-            except Refused as reason:
-                refusals.append(Refusal(node.name, str(reason)))
+
+        def fuse(node: fx.Node) -> Change | None:
+            found = attention_of(fuser.program, node) if node.target is aten._softmax.default else None
+            return None if found is None else fuser.fuse(found)
+
+        changes, refusals = attempt_each(fuser.program.calls, fuse)
         if not changes:
             return PassResult(program, (), tuple(refusals))
         new = fuser.finish()

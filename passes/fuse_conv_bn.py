@@ -11,9 +11,17 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memopt.pass_manager import Change, Pass, PassResult, Refusal
+from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.program import InputKind, OutputKind, Program
-from memopt.rewrite import Refused, add_constant, drop_unused_constants, erase_unused, fake_value, forget_inplace
+from memopt.rewrite import (
+    VIEWS,
+    Refused,
+    add_constant,
+    drop_unused_constants,
+    erase_unused,
+    fake_value,
+    forget_inplace,
+)
 
 aten = torch.ops.aten
 _EVAL = aten._native_batch_norm_legit_no_training.default
@@ -22,8 +30,7 @@ _TRAINING = {
     aten._native_batch_norm_legit.no_stats,
     aten._native_batch_norm_legit_functional.default,
 }
-_VIEWS = {aten.view.default, aten._unsafe_view.default}
-_RESHAPES = {*_VIEWS, aten.unsqueeze.default}
+_RESHAPES = {*VIEWS, aten.unsqueeze.default}
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
@@ -63,18 +70,16 @@ class FuseConvBn(Pass):
         if program.training:
             return PassResult(program)
         new = program.copy()
-        changes: list[Change] = []
-        refusals: list[Refusal] = []
-        for node in new.calls:
-            if node.target is not _EVAL and node.target not in _TRAINING:
-                continue
-            try:
-                layer = _match(new, node)
-                if layer is not None:
-                    new, change = _fold(new, node, layer)
-                    changes.append(change)
-            except Refused as reason:
-                refusals.append(Refusal(node.name, str(reason)))
+
+        def fold(node: fx.Node) -> Change | None:
+            nonlocal new
+            layer = _match(new, node) if node.target is _EVAL or node.target in _TRAINING else None
+            if layer is None:
+                return None
+            new, change = _fold(new, node, layer)
+            return change
+
+        changes, refusals = attempt_each(new.calls, fold)
         if not changes:
             return PassResult(program, (), tuple(refusals))
         new, _ = drop_unused_constants(new)
@@ -111,7 +116,7 @@ def _match(program: Program, norm: fx.Node) -> _Layer | None:
         if vector is not None:
             additions.append((node, vector))
             node = node.all_input_nodes[0] if node.all_input_nodes[0] is not vector else node.all_input_nodes[1]
-        elif node.target in _VIEWS:
+        elif node.target in VIEWS:
             node = node.args[0]
         else:
             break
@@ -130,7 +135,7 @@ def _match(program: Program, norm: fx.Node) -> _Layer | None:
         if len(value.users) > 1:
             raise Refused(f"{value.name}, which it normalises, has other users")
     if convolution:
-        if any(value.target in _VIEWS for value in between):
+        if any(value.target in VIEWS for value in between):
             raise Refused("a view stands between the convolution and it")
         return _convolution(node, tuple(additions))
     return _linear(node, norm, between, tuple(additions))
@@ -157,7 +162,7 @@ def _linear(
     if isinstance(bias, fx.Node) and (bias.op != "placeholder" or tuple(bias.meta["val"].shape) != (features,)):
         raise Refused(f"the bias of {call.name} is computed, or no vector")
     transpose = matrix if isinstance(matrix, fx.Node) and matrix.target is aten.t.default else None
-    views = tuple(value for value in reversed(between) if value.target in _VIEWS)
+    views = tuple(value for value in reversed(between) if value.target in VIEWS)
     weight = transpose.args[0] if transpose is not None else matrix
     if not isinstance(weight, fx.Node) or weight.op != "placeholder":
         raise Refused(f"the weight of {call.name} is computed")

@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from memopt.pass_manager import Change, Pass, PassResult, Refusal
+from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.program import Program
-from memopt.rewrite import Refused, erase_unused, fake_value, forget_inplace, storages
+from memopt.rewrite import VIEWS, Refused, erase_unused, fake_value, forget_inplace, storages
 
 aten = torch.ops.aten
 _FUSED = {aten.mm.default: aten.addmm.default, aten.bmm.default: aten.baddbmm.default}
-_VIEWS = {aten.view.default, aten._unsafe_view.default}
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
@@ -52,17 +51,12 @@ class FuseMatmulAdd(Pass):
             return PassResult(program)
         new = program.copy()
         order = {node: index for index, node in enumerate(new.graph.nodes)}
-        changes: list[Change] = []
-        refusals: list[Refusal] = []
-        for node in new.calls:
-            if node.target not in (aten.add.Tensor, aten.sub.Tensor):
-                continue
-            try:
-                match = _match(node, order)
-                if match is not None:
-                    changes.append(_fuse(new, node, match, order))
-            except Refused as reason:
-                refusals.append(Refusal(node.name, str(reason)))
+
+        def fuse(node: fx.Node) -> Change | None:
+            match = _match(node, order) if node.target in (aten.add.Tensor, aten.sub.Tensor) else None
+            return None if match is None else _fuse(new, node, match, order)
+
+        changes, refusals = attempt_each(new.calls, fuse)
         if not changes:
             return PassResult(program, (), tuple(refusals))
         forget_inplace(new.graph)
@@ -108,7 +102,7 @@ def _product(operand: fx.Node) -> tuple[fx.Node | None, tuple[fx.Node, ...], flo
         if node.target in (aten.mul.Tensor, aten.div.Tensor) and isinstance(node.args[1], (int, float)):
             by = float(node.args[1])
             scale = scale * by if node.target is aten.mul.Tensor else scale / by if by else math.inf
-        elif node.target not in _VIEWS:
+        elif node.target not in VIEWS:
             return None, (), 1.0
         between.append(node)
         node = node.args[0]  # type: ignore[assignment]
@@ -138,7 +132,7 @@ def _fuse(program: Program, total: fx.Node, match: _Match, order: dict[fx.Node, 
     late = order[match.addend] > order[product]
     if late:
         _check_lifetimes(graph, total, product)
-    views = [node for node in reversed(match.between) if node.target in _VIEWS]
+    views = [node for node in reversed(match.between) if node.target in VIEWS]
     addend: Any = match.addend.meta["val"]
     factors: dict[str, Any] = {name: f for name, f in (("beta", match.beta), ("alpha", match.alpha)) if f != 1}
     target = _FUSED[product.target]  # type: ignore[index]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from memopt.pass_manager import Change, Pass, PassResult, Refusal
+from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.patterns.elements import drop_metadata_checks, shape
 from memopt.patterns.norms import Norm, norm_of
 from memopt.program import Program
@@ -48,17 +48,12 @@ class FuseNorm(Pass):
         if program.training:
             return PassResult(program)
         new = program.copy()
-        changes: list[Change] = []
-        refusals: list[Refusal] = []
-        for node in new.calls:
-            if node._erased:
-                continue
-            try:
-                found = norm_of(new, node)
-                if found is not None:
-                    changes.append(_fuse(new, found))
-            except Refused as reason:
-                refusals.append(Refusal(node.name, str(reason)))
+
+        def fuse(node: fx.Node) -> Change | None:
+            found = norm_of(new, node)
+            return None if found is None else _fuse(new, found)
+
+        changes, refusals = attempt_each(new.calls, fuse)
         if not changes:
             return PassResult(program, (), tuple(refusals))
         forget_inplace(new.graph)

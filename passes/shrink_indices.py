@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from memopt.pass_manager import Change, Pass, PassResult, Refusal
+from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.program import Phase, Program
-from memopt.rewrite import Refused, erase_unused, forget_inplace
+from memopt.rewrite import VIEWS, Refused, erase_unused, forget_inplace
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -22,7 +22,6 @@ _BACKWARD: dict[Any, Any] = {
     aten.max_pool3d_with_indices.default: aten.max_pool3d_with_indices_backward.default,
 }
 _EXPAND = "prims._low_memory_max_pool_offsets_to_indices.default"  # registered with Inductor only
-_VIEWS = {aten.view.default, aten._unsafe_view.default}
 
 
 class ShrinkIndices(Pass):
@@ -54,20 +53,15 @@ class ShrinkIndices(Pass):
         if not program.training:
             return PassResult(program)
         new = program.copy()
-        changes: list[Change] = []
-        refusals: list[Refusal] = []
-        for node in new.calls:
-            try:
-                if node.target in _BACKWARD:
-                    change = _indices(node)
-                elif str(node.target) == _EXPAND and node.meta["phase"] is Phase.BACKWARD:
-                    change = _offsets(new, node)
-                else:
-                    continue
-            except Refused as reason:
-                refusals.append(Refusal(node.name, str(reason)))
-            else:
-                changes += [change] if change is not None else []
+
+        def shrink(node: fx.Node) -> Change | None:
+            if node.target in _BACKWARD:
+                return _indices(node)
+            if str(node.target) == _EXPAND and node.meta["phase"] is Phase.BACKWARD:
+                return _offsets(new, node)
+            return None
+
+        changes, refusals = attempt_each(new.calls, shrink)
         if not changes:
             return PassResult(program, (), tuple(refusals))
         forget_inplace(new.graph)
@@ -251,7 +245,7 @@ def _only_scatter(expand: fx.Node) -> fx.Node | None:
     node = expand
     while len(node.users) == 1:
         (user,) = node.users
-        if user.target in _VIEWS:
+        if user.target in VIEWS:
             node = user
             continue
         zeros, dim, index, gradient = (*user.args, *[None] * 4)[:4]
@@ -268,7 +262,7 @@ def _sunk(expand: fx.Node) -> Change | None:
     """Move the expansion, and views of it, to where it is read first; None where it stands there already."""
     order = {node: number for number, node in enumerate(expand.graph.nodes)}
     chain = [expand]
-    while len(chain[-1].users) == 1 and next(iter(chain[-1].users)).target in _VIEWS:
+    while len(chain[-1].users) == 1 and next(iter(chain[-1].users)).target in VIEWS:
         chain.append(next(iter(chain[-1].users)))
     if not chain[-1].users:
         return None

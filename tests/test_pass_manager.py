@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from memopt.pass_manager import Change, Pass, PassError, PassManager, PassResult, Refusal
+from memopt.pass_manager import Change, Pass, PassError, PassManager, PassResult, Refusal, attempt_each
 from memopt.program import InputKind, Program
+from memopt.rewrite import Refused
 from tests.passes.build import trace
 
 aten = torch.ops.aten
@@ -220,3 +221,24 @@ def test_a_program_that_is_wrong_from_the_start_is_no_passs_fault() -> None:
     with pytest.raises(RuntimeError, match=r"^relu has no meta") as caught:
         PassManager([Rewrite("clamp", relu_as_clamp)]).run(program)
     assert not isinstance(caught.value, PassError)
+
+
+def test_a_rewrite_is_tried_on_what_is_still_there_and_refusals_are_kept() -> None:
+    program = trace(lambda x: (x.exp().sin().cos(),), torch.randn(3))
+    seen = []
+
+    def rewrite(current: torch.fx.Node) -> Change | None:
+        seen.append(current.name)
+        if current.name == "exp":
+            raise Refused("it is the first")
+        if current.name == "cos":
+            return None
+        (cos,) = current.users
+        cos.replace_all_uses_with(current)
+        program.graph.erase_node(cos)
+        return Change("cos is gone", ("cos",), ())
+
+    changes, refusals = attempt_each(program.calls, rewrite)
+    assert seen == ["exp", "sin"], "what was erased has no turn"
+    assert [change.before for change in changes] == [("cos",)]
+    assert refusals == [Refusal("exp", "it is the first")]
