@@ -174,11 +174,20 @@ def run(files: list[Path], folder: Path, device: str, repeats: int, rounds: int)
             if "failed" in found[index]:
                 continue
             try:
-                row = _run_cuda(file, feeds, expected, repeats if number else 1)
+                row = (
+                    _run_cuda(file, feeds, expected, repeats)
+                    if number
+                    else _run_cuda(file, feeds, expected, 1, trace=True)
+                )
             except Exception as error:
                 row = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
-            found[index] = better(found[index], row) if number > 1 else row
+            found[index] = better(found[index], row) if number > 1 else row | _kept(found[index], row)
     return found
+
+
+def _kept(first: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """What only the first round tells: where nodes ran."""
+    return {} if "failed" in row else {key: first[key] for key in ("host_nodes", "copies", "slowest") if key in first}
 
 
 def better(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -216,7 +225,9 @@ def _run_cpu(file: Path, feeds: dict[str, Any], expected: list[Any], repeats: in
     }
 
 
-def _run_cuda(file: Path, feeds: dict[str, Any], expected: list[Any], repeats: int) -> dict[str, Any]:
+def _run_cuda(
+    file: Path, feeds: dict[str, Any], expected: list[Any], repeats: int, *, trace: bool = False
+) -> dict[str, Any]:
     import numpy as np
     import onnxruntime
     import torch
@@ -227,6 +238,8 @@ def _run_cuda(file: Path, feeds: dict[str, Any], expected: list[Any], repeats: i
     before = torch.cuda.mem_get_info()[0]
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.enable_profiling = trace
+    options.profile_file_prefix = str(file.with_suffix(""))
     cuda = {"arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}
     cuda |= {"user_compute_stream": str(stream.cuda_stream), "has_user_compute_stream": "1"}
     providers = [("CUDAExecutionProvider", cuda), "CPUExecutionProvider"]
@@ -254,11 +267,27 @@ def _run_cuda(file: Path, feeds: dict[str, Any], expected: list[Any], repeats: i
         seconds.append(time.perf_counter() - began)
     taken = before - torch.cuda.mem_get_info()[0]
     found = binding.copy_outputs_to_cpu()
-    return {
+    return (_placed(Path(session.end_profiling())) if trace else {}) | {
         "peak_bytes": taken,
         "seconds": statistics.median(seconds),
         "error": max(difference(a, b) for a, b in zip(found, expected, strict=False)),
     }
+
+
+def _placed(trace: Path) -> dict[str, Any]:
+    """Nodes that ran on the host, copies between host and device, and where the time of all runs went, in ms."""
+    events = [event for event in json.loads(trace.read_text()) if event.get("cat") == "Node"]
+    trace.unlink()
+    kernels = [(event["args"], event["dur"]) for event in events if event["name"].endswith("_kernel_time")]
+    nodes = {event["name"]: event["args"] for event in events if event["name"].endswith("_kernel_time")}
+    spent: dict[str, float] = {}
+    for found, microseconds in kernels:
+        name = f"{found['op_name']} {found['provider'].removesuffix('ExecutionProvider')}"
+        spent[name] = spent.get(name, 0.0) + microseconds / 1e3
+    copies = [item for item in nodes.values() if item["op_name"].startswith("Memcpy")]
+    host = [item for item in nodes.values() if item["provider"] == "CPUExecutionProvider"]
+    slowest = sorted(spent.items(), key=lambda item: -item[1])[:6]
+    return {"host_nodes": len(host), "copies": len(copies), "slowest": {name: round(ms, 3) for name, ms in slowest}}
 
 
 def difference(found: Any, expected: Any) -> float:

@@ -83,6 +83,9 @@ def derived_inputs(model: Any) -> dict[str, Any]:
             made["bbox"] = torch.zeros(*ids.shape, 4, dtype=torch.int64)
     if "decoder_input_ids" in takes and getattr(config, "is_encoder_decoder", False):
         made["decoder_input_ids"] = _tokens(config, _DECODER_SEQUENCE)
+    # A checkpoint in float16 or bfloat16 takes its images and sounds in that type too.
+    kind = getattr(model, "dtype", torch.float32)
+    made = {name: value.to(kind) if value.is_floating_point() else value for name, value in made.items()}
     return {name: made[name] for name in takes if name in made}
 
 

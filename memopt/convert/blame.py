@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
-import torch
 
+from memopt.convert.arrays import to_array, to_tensor
 from memopt.convert.errors import ConversionError, DifferenceError
 from memopt.convert.verify import Expectation, compare_all
 from memopt.onnx import OnnxPass, OnnxPassManager
@@ -77,8 +77,8 @@ def second_opinion(model: ir.Model, expected: Sequence[Expectation], names: Sequ
     try:
         engine = Reference(model)
         for item in expected:
-            found = engine.run({name: item.inputs[name].numpy() for name in inputs})
-            compare_all(names, [torch.as_tensor(value) for value in found], item.outputs, item.reference, "", allowed)
+            found = engine.run({name: to_array(item.inputs[name]) for name in inputs})
+            compare_all(names, [to_tensor(value) for value in found], item.outputs, item.reference, "", allowed)
     except EngineError as error:
         return f"the reference evaluator cannot tell: {error}"
     except DifferenceError:

@@ -11,9 +11,9 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-import torch
 
 from memopt.budget import format_bytes
+from memopt.convert.arrays import to_tensor
 from memopt.convert.blame import culprit
 from memopt.convert.errors import ConversionError, DifferenceError
 from memopt.convert.lower import Lowered, lowered
@@ -81,7 +81,7 @@ def convert_onnx(
         )
     with clock("precision"):
         low = lowered(model, options)
-        model, steps, notes = low.model, low.after(records), (*notes, *low.notes)
+        model, steps = low.model, low.after(records)
     size = size_of(path)
     asked = low.step is not None or wanted is not before
     changed = asked or any(record.changes for record in steps)
@@ -105,7 +105,15 @@ def convert_onnx(
                         )
                         raise DifferenceError(f"{error}; {who}") from error
                 record = make_record(
-                    counted, model, steps, notes, path.name, output, size, stage.file_bytes, options.target
+                    counted,
+                    model,
+                    steps,
+                    (*notes, *low.notes),
+                    path.name,
+                    output,
+                    size,
+                    stage.file_bytes,
+                    options.target,
                 )
                 if options.measure:
                     with clock("measure"):
@@ -189,9 +197,9 @@ def _near(before: ir.Model, witness: Witness, runner: Runner, allowed: float) ->
     found = []
     for sample, given, truth in zip(witness.samples, witness.before, witness.truths(), strict=True):
         try:
-            inputs = {name: torch.as_tensor(value) for name, value in sample.feeds.items()}
-            expected = [torch.as_tensor(value) for value in given]
-            wide = None if truth is None else [torch.as_tensor(value) for value in truth]
+            inputs = {name: to_tensor(value) for name, value in sample.feeds.items()}
+            expected = [to_tensor(value) for value in given]
+            wide = None if truth is None else [to_tensor(value) for value in truth]
         except (TypeError, RuntimeError, ValueError) as error:
             raise ConversionError(f"what was rewritten cannot be compared: {error}") from error
         where = f" at {sample}" if sample.axes else ""

@@ -8,17 +8,20 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from memopt.convert.emulate import emulated
 from memopt.convert.narrow import narrowed
 from memopt.convert.options import Options
 from memopt.convert.precision import NAMES
 from memopt.convert.quantize import quantized
+from memopt.convert.rewriting import PROVED_BYTES
+from memopt.onnx.emulate import narrow_types
 from memopt.onnx.manager import OnnxPassRecord, node_count
 from memopt.onnx.read import weight_bytes
 
 # What the rounding may change, as a share of an output's largest value: sixteen units in the last place of float16,
 # four of bfloat16; of int8 what its 127 steps make of a chain of layers.
 ALLOWED: Mapping[str, float] = {"fp16": 16 * 2.0**-10, "bf16": 4 * 2.0**-7, "int8": 0.08}
+_ROUNDED = "compared with the result of each operator in lower precision rounded to its type"
+_NOT_RUN = "the file itself was not run: ONNX Runtime's CPU has no kernels for bfloat16"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,8 +33,8 @@ class Lowered:
         step: what was done, as if by a pass; None: nothing.
         notes: one line each.
         allowed: the share of an output's largest value that may differ.
-        stand_in: a graph that rounds every result to the type, as kernels for it do: ONNX Runtime's CPU has none for
-            bfloat16, and computes chains of float16 operators in float32, which would hide what they lose.
+        stand_in: the graph to run with every result rounded to its type, as kernels for it do: ONNX Runtime's CPU has
+            none for bfloat16, and computes chains of float16 operators in float32, which would hide what they lose.
         runs: whether ONNX Runtime's CPU runs the file itself.
     """
 
@@ -60,7 +63,7 @@ def lowered(model: ir.Model, options: Options) -> Lowered:
     """
     how = options.dtype or options.quantize
     if how is None:
-        return Lowered(model)
+        return _as_it_came(model)
     allowed = ALLOWED[how] if options.tolerance is None else options.tolerance
     note = f"{100 * allowed:.2g} % of an output's largest value is allowed"
     if how == "int8":
@@ -68,12 +71,20 @@ def lowered(model: ir.Model, options: Options) -> Lowered:
         return Lowered(found, _record("quantize_int8", model, found), (f"{summary}; {note}",), allowed)
     kind = NAMES[how]
     made = narrowed(model, kind)
-    notes = [f"{made.summary}; {note}", "compared with the result of each of these operators rounded to its type"]
     runs = kind is not ir.DataType.BFLOAT16
-    if not runs:
-        notes.append("the file itself was not run: ONNX Runtime's CPU has no kernels for bfloat16")
+    notes = (f"{made.summary}; {note}", _ROUNDED, *(() if runs else (_NOT_RUN,)))
     step = dataclasses.replace(_record(f"dtype_{how}", model, made.model), refusals=made.refusals)
-    return Lowered(made.model, step, tuple(notes), allowed, emulated(made.model, kind), runs)
+    return Lowered(made.model, step, notes, allowed, made.model, runs)
+
+
+def _as_it_came(model: ir.Model) -> Lowered:
+    """A model whose source is in lower precision already stays in it; its own errors say what rounding may change."""
+    narrow = narrow_types(model)
+    runs = ir.DataType.BFLOAT16 not in narrow
+    if not narrow or (runs and weight_bytes(model) > PROVED_BYTES):
+        return Lowered(model)
+    notes = (_ROUNDED, *(() if runs else (_NOT_RUN,)))
+    return Lowered(model, None, notes, stand_in=model, runs=runs)
 
 
 def _record(name: str, before: ir.Model, after: ir.Model) -> OnnxPassRecord:

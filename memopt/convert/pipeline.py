@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from memopt.convert.arrays import to_array
 from memopt.convert.blame import culprit, second_opinion
 from memopt.convert.capture import Captured, capture
 from memopt.convert.emit import DEFAULT_OPSET, emit, output_names
@@ -33,7 +34,7 @@ from memopt.onnx.read import weight_bytes
 # How many sets of inputs the model is run on before and after each pass.
 _INPUT_SETS = 2
 # Most operators take bfloat16 from this operator set on only.
-_OPSETS: Mapping[str | None, int] = {"bf16": 22}
+_BRAIN_OPSET = 22
 
 
 def convert_module(
@@ -88,7 +89,7 @@ def convert_captured(
         except Exception as error:
             raise ConversionError(f"the model cannot be run: {reason_of(error)}") from error
         names = output_names(result)
-        exported = emit(captured, names, options.opset or _OPSETS.get(options.dtype, DEFAULT_OPSET))
+        exported = emit(captured, names, _opset(captured, options))
         before, plain = count_nodes(exported), as_file(exported) if options.measure else None
         size = skeleton(exported).ByteSize() + weight_bytes(exported)
         turn_weights(exported)
@@ -151,6 +152,12 @@ def convert_captured(
     return dataclasses.replace(record, runs=runs, seconds=dict(clock.seconds), allowed=low.allowed)
 
 
+def _opset(captured: Captured, options: Options) -> int:
+    weights = captured.exported.state_dict.values()
+    brain = options.dtype == "bf16" or any(value.dtype is torch.bfloat16 for value in weights)
+    return options.opset or (_BRAIN_OPSET if brain else DEFAULT_OPSET)
+
+
 def as_runnable(graph: ir.Model) -> bytes:
     """The graph as a file, for ONNX Runtime to run as a user would."""
     payload: bytes = ir.to_proto(graph).SerializeToString()
@@ -164,7 +171,7 @@ def _sets(captured: Captured) -> list[dict[str, int]]:
 
 def as_arrays(inputs: Mapping[str, Any], model: ir.Model) -> dict[str, Any]:
     """The inputs of the ONNX graph as arrays by name."""
-    return {str(value.name): inputs[str(value.name)].numpy() for value in model.graph.inputs}
+    return {str(value.name): to_array(inputs[str(value.name)]) for value in model.graph.inputs}
 
 
 def make_record(

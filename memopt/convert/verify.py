@@ -12,10 +12,11 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from memopt.convert.arrays import to_array, to_tensor
 from memopt.convert.capture import Axis, Captured
 from memopt.convert.errors import ConversionError, DifferenceError, first_line
 from memopt.convert.reference import run, run_wide
-from memopt.onnx.engines import with_weights_beside
+from memopt.onnx.emulate import Emulated
 
 HIDDEN_NOTE = (
     "where a place sees only places that the attention mask hides, ONNX and PyTorch compute different numbers; "
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 # ONNX Runtime sums in another order than PyTorch: its error may be this many times PyTorch's own.
 RATIO = 10.0
 # Errors below this many units in the last place of the output's largest value are rounding of any correct graph.
-FLOOR_ULP = 64
+FLOOR_ULP = {torch.float64: 64, torch.float32: 64, torch.float16: 16, torch.bfloat16: 4}
 # How many sets of inputs a model is compared on whose shapes are fixed.
 _FIXED_RUNS = 3
 
@@ -68,7 +69,7 @@ class Run:
 class Runner:
     """An ONNX Runtime session on the CPU, with its optimizations on, as a user would run the file.
 
-    A graph that is not a file yet goes without them: what is to be rounded then is.
+    A graph that is not a file yet goes without them, each result of lower precision rounded by itself.
     """
 
     def __init__(self, model: bytes | Path | ir.Model) -> None:
@@ -76,18 +77,18 @@ class Runner:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
-        given: bytes | str = model if isinstance(model, bytes) else str(model)
-        if isinstance(model, ir.Model):
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-            proto, self._weights = with_weights_beside(model)
-            given = proto.SerializeToString()
-            if self._weights:
-                options.add_external_initializers(list(self._weights), list(self._weights.values()))
         try:
-            self._session = onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+            if isinstance(model, ir.Model):
+                engine = Emulated(model)
+                self._run: Callable[[Mapping[str, Any]], Sequence[Any]] = engine.run
+                self.input_names = tuple(str(value.name) for value in model.graph.inputs)
+                return
+            given = model if isinstance(model, bytes) else str(model)
+            session = onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise ConversionError(f"ONNX Runtime refuses the model: {reason_of(error)}") from error
-        self.input_names = tuple(entry.name for entry in self._session.get_inputs())
+        self._run = lambda feeds: session.run(None, feeds)
+        self.input_names = tuple(entry.name for entry in session.get_inputs())
 
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         """Run on these inputs; names that the graph does not have are left out.
@@ -95,9 +96,9 @@ class Runner:
         Raises:
             ConversionError: ONNX Runtime stops.
         """
-        feeds = {name: inputs[name].detach().contiguous().numpy() for name in self.input_names}
+        feeds = {name: to_array(inputs[name]) for name in self.input_names}
         try:
-            return [torch.as_tensor(value) for value in self._session.run(None, feeds)]
+            return [to_tensor(value) for value in self._run(feeds)]
         except Exception as error:
             raise ConversionError(f"ONNX Runtime cannot run the model: {reason_of(error)}") from error
 
@@ -236,7 +237,7 @@ def _independent(
         same = torch.ones_like(a, dtype=torch.bool) if a.shape != b.shape else (a == b) | ((a != a) & (b != b))
         finite = a[a.isfinite()] if a.is_floating_point() else a[:0]
         if finite.numel() and a.shape == b.shape:
-            same |= (a - b).abs() <= FLOOR_ULP * torch.finfo(a.dtype).eps * float(finite.abs().max())
+            same |= (a - b).abs() <= FLOOR_ULP[a.dtype] * torch.finfo(a.dtype).eps * float(finite.abs().max())
         # Of the many values of one place (batch, sequence), a logit for each word, some are the same by chance.
         found.append(same.all(-1, keepdim=True).expand_as(same) if same.ndim > 2 else same)
     return found
@@ -347,7 +348,7 @@ def compare(
     if reference is not None:
         wide = reference.double()[finite]
         error, torch_error = float((a - wide).abs().max()), float((b - wide).abs().max())
-    limit = RATIO * (torch_error or 0.0) + FLOOR_ULP * eps * scale + allowed * scale
+    limit = RATIO * (torch_error or 0.0) + FLOOR_ULP[expected.dtype] * eps * scale + allowed * scale
     if not math.isfinite(error) or error > limit:
         of = "float64" if reference is not None else "PyTorch"
         limits = f"{limit:.3g} is allowed (PyTorch itself: {torch_error or 0:.3g})"

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from memopt.onnx.emulate import Emulated, narrow_types
 from memopt.onnx.engines import Engine, EngineError, OnnxRuntime, Reference
 from memopt.onnx.float64 import Float64
 from memopt.onnx.read import graphs, is_random, opset
@@ -129,7 +130,8 @@ class Witness:
 
     def _engine(self, model: ir.Model) -> Engine | None:
         reasons = []
-        for load in (OnnxRuntime, Reference):
+        engines = (Emulated, OnnxRuntime, Reference) if narrow_types(model) else (OnnxRuntime, Reference)
+        for load in engines:
             try:
                 engine = load(model)
             except EngineError as error:

@@ -99,7 +99,7 @@ def _value(value: ir.Value, axes: Mapping[str, int], limit: int, random: np.rand
         return random.integers(0, limit, shape).astype(dtype)
     if dtype.kind == "c":
         return (random.standard_normal(shape) + 1j * random.standard_normal(shape)).astype(dtype)
-    if dtype.kind != "f":
+    if dtype.kind != "f" and value.dtype is not ir.DataType.BFLOAT16:
         raise UnknownInput(f"input {value.name} has type {value.dtype.name}")
     return np.asarray(random.standard_normal(shape)).astype(dtype)
 

@@ -115,14 +115,14 @@ def test_models_of_fixed_shapes_are_compared_on_several_inputs():
 def test_errors_up_to_the_limit_pass_and_above_it_fail():
     wide = torch.tensor([1.0, 100.0], dtype=torch.float64)
     expected = wide.float() + torch.tensor([1e-4, 0.0])
-    limit = RATIO * 1e-4 + FLOOR_ULP * EPS * 100
+    limit = RATIO * 1e-4 + FLOOR_ULP[torch.float32] * EPS * 100
     found = compare("y", wide.float() + torch.tensor([0.9 * limit, 0.0]), expected, wide)
     assert found.error == pytest.approx(0.9 * limit, rel=1e-2)
     assert found.torch_error == pytest.approx(1e-4, rel=1e-2)
     with pytest.raises(DifferenceError, match=r"output y is off by .* from float64 at batch 3"):
         compare("y", wide.float() + torch.tensor([1.1 * limit, 0.0]), expected, wide, " at batch 3")
     with pytest.raises(DifferenceError, match="from PyTorch"):
-        compare("y", expected + 2 * FLOOR_ULP * EPS * 100, expected, None)
+        compare("y", expected + 2 * FLOOR_ULP[torch.float32] * EPS * 100, expected, None)
 
 
 @pytest.mark.parametrize(
