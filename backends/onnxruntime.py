@@ -118,7 +118,7 @@ class _Function(ForeignFunction):
         from memopt.convert.emit import emit as export
         from memopt.convert.reference import run_wide
         from memopt.convert.verify import compare_all
-        from memopt.onnx import ONNXRUNTIME, OnnxPassManager
+        from memopt.onnx import ONNXRUNTIME, ONNXRUNTIME_CUDA, OnnxPassManager
 
         fixed = {index: values[index].detach() for index in sorted(self.fixed)}
         users = [value.detach() for index, value in enumerate(values) if index not in self.fixed]
@@ -128,7 +128,8 @@ class _Function(ForeignFunction):
         with torch.no_grad():
             exported = torch.export.export(bound, tuple(users), strict=False)
             model = export(Captured(exported, bound, {}, {}, ()), names)
-            model, _ = OnnxPassManager(ONNXRUNTIME, verify=False).run(model)
+            passes = ONNXRUNTIME_CUDA if self._settings.device.type == "cuda" else ONNXRUNTIME
+            model, _ = OnnxPassManager(passes, verify=False).run(model)
             session = Session(model, tensors, self._settings)
             expected = bound(*users)
             small = sum(value.numel() * value.element_size() for value in values) <= _WIDE_BYTES

@@ -43,21 +43,26 @@ def check_provider(device: torch.device) -> None:
         raise ValueError("backend 'onnxruntime' on CUDA needs onnxruntime-gpu: pip install onnxruntime-gpu")
 
 
-def cuda_options(settings: Settings, stream: int, *, graph: bool) -> dict[str, str]:
+def cuda_options(settings: Settings, stream: int | None, *, graph: bool) -> dict[str, str]:
     """The CUDA provider's options, as strings.
 
     TF32 is used where PyTorch would use it for products and for convolutions alike. With a budget convolution kernels
     are chosen by rule and not by trying all of them, since trying takes the largest workspace of any.
+
+    Args:
+        settings: device and memory.
+        stream: the stream to work on; None: one of ONNX Runtime's own, as it wants it beside an allocator of others.
+        graph: whether runs are recorded as a CUDA graph.
     """
     tf32 = torch.backends.cudnn.allow_tf32 and torch.get_float32_matmul_precision() != "highest"
     options = {
         "device_id": str(settings.device.index or 0),
-        "has_user_compute_stream": "1",
-        "user_compute_stream": str(stream),
         "arena_extend_strategy": "kSameAsRequested",
         "use_tf32": str(int(tf32)),
         "enable_cuda_graph": str(int(graph)),
     }
+    if stream is not None:
+        options |= {"has_user_compute_stream": "1", "user_compute_stream": str(stream)}
     if settings.tight:
         options |= {"cudnn_conv_algo_search": "HEURISTIC", "cudnn_conv_use_max_workspace": "0"}
     if settings.limit is not None:
@@ -88,7 +93,6 @@ class Session:
         self._allocator: TorchAllocator | None = None
         self._stream: torch.cuda.Stream | None = None
         self._static: tuple[list[torch.Tensor], list[torch.Tensor], Any] | None = None
-        self._options: Any = None
         if settings.device.type == "cuda":
             self._stream = _new_stream(settings.device)
             if settings.tight:
@@ -128,8 +132,11 @@ class Session:
                 # It could not be recorded: some kernel allocates, or waits for the device.
                 self.graph, self._stream = False, _new_stream(self._settings.device)
                 self._session = self._load(self._model)
-        # ONNX Runtime only queues its work: the streams wait for one another, the host for neither.
         current = torch.cuda.current_stream(self._settings.device)
+        if self._settings.tight:
+            current.synchronize()  # the stream is ONNX Runtime's own, and a run ends when its work is done
+            return self._run_bound(users)
+        # ONNX Runtime only queues its work: the streams wait for one another, the host for neither.
         kept = [value.detach().contiguous() for value in users]
         self._stream.wait_stream(current)
         made = self._run_bound(kept)
@@ -155,7 +162,7 @@ class Session:
         options.enable_mem_reuse = True
         providers: list[Any] = [_CPU]
         if self._stream is not None:
-            cuda = cuda_options(self._settings, self._stream.cuda_stream, graph=self.graph)
+            cuda = cuda_options(self._settings, None if tight else self._stream.cuda_stream, graph=self.graph)
             providers.insert(0, (_CUDA, cuda | (self._allocator.options() if self._allocator else {})))
         proto, weights = with_weights_beside(model)
         if weights:
@@ -173,6 +180,8 @@ class Session:
                 "ONNX Runtime's CUDA provider does not load: install an onnxruntime-gpu that was built for CUDA "
                 f"{torch.version.cuda}, as PyTorch here was, and cuDNN 9"
             )
+        self._host = frozenset() if self._stream is None else _on_host(session)
+        self._bound = {name: self._placed(name, value) for name, value in self._bound.items()}
         return session
 
     def _raise_own_error(self) -> None:
@@ -181,10 +190,18 @@ class Session:
             raise error
 
     def _run_bound(self, users: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        kept = [value.detach().contiguous() for value in users]  # what is bound must outlive the run
-        made = [torch.empty(value.shape, dtype=value.dtype, device=value.device) for value in self._results]
+        # What is bound must outlive the run.
+        kept = [self._placed(name, value.detach().contiguous()) for name, value in zip(self.inputs, users, strict=True)]
+        made = [
+            torch.empty(value.shape, dtype=value.dtype, device="cpu" if name in self._host else value.device)
+            for name, value in zip(self._outputs, self._results, strict=True)
+        ]
         self._start(self._binding(kept, made))
-        return made
+        return [value.to(self._settings.device) for value in made]
+
+    def _placed(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """The value where the nodes that read it run."""
+        return value.cpu() if name in self._host else value
 
     def _binding(self, users: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> Any:
         binding = self._session.io_binding()
@@ -200,7 +217,7 @@ class Session:
         from memopt.onnx.engines import first_line
 
         options = onnxruntime.RunOptions()
-        if self._stream is not None:
+        if self._stream is not None and not self._settings.tight:
             options.add_run_config_entry("disable_synchronize_execution_providers", "1")
             if self.graph:
                 options.add_run_config_entry("gpu_graph_id", str(graph))
@@ -241,6 +258,15 @@ def _close_all() -> None:
     """Sessions call back into Python to free memory: they must go while there is a Python."""
     for session in list(_open):
         session.close()
+
+
+def _on_host(session: Any) -> frozenset[str]:
+    """The inputs and outputs that nodes on the host read and make: what is bound to another device is not copied."""
+    places = (
+        *zip(session.get_inputs(), session.get_input_memory_infos(), strict=True),
+        *zip(session.get_outputs(), session.get_output_memory_infos(), strict=True),
+    )
+    return frozenset(entry.name for entry, place in places if place.name == "Cpu")
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:

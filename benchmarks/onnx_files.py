@@ -7,7 +7,8 @@ python benchmarks/onnx_files.py --device cuda --json benchmarks/results/onnx_h10
 All files have the same varying axes (batch, sequence) and run at batch one with ONNX Runtime's default optimizations.
 Engines: `torch` is plain torch.onnx.export; `onnxsim`, `onnxslim` and `optimum` (O2) are given that file, by the Python
 of --peers; `onnxruntime` is that file as ONNX Runtime's offline optimizer (extended) saves it; `memopt` is what `memopt
-convert` writes with standard operators, `memopt/onnxruntime` with ONNX Runtime's own as well.
+convert` writes with standard operators, `memopt/onnxruntime` with ONNX Runtime's own as well (`-cuda`: those that pay
+there).
 
 memory: the most resident bytes of the process while it runs, above those before the file was loaded, with what loading
         took besides given back first: weights and one run. On CUDA: device bytes by the driver, loading included, all
@@ -39,7 +40,9 @@ if __name__ == "__main__":
     sys.path[0] = str(HERE.parent)  # benchmarks as a package; here a file may hide a library of its name
 
 CPU_ENGINES = ("torch", "onnxsim", "onnxslim", "onnxruntime", "optimum", "memopt", "memopt/onnxruntime")
-CUDA_ENGINES = ("torch", "memopt", "memopt/onnxruntime", "torch fp16", "memopt fp16", "memopt/onnxruntime fp16")
+CUDA_ENGINES = (
+    "torch", "memopt", "memopt/onnxruntime-cuda", "torch fp16", "memopt fp16", "memopt/onnxruntime-cuda fp16"
+)  # fmt: skip
 PEERS = ("onnxsim", "onnxslim", "optimum")
 
 
@@ -52,7 +55,7 @@ def make(name: str, engine: str, folder: Path, tiny: bool, verify: bool) -> None
     source = folder / "torch" / "model.onnx"
     half = engine.endswith(" fp16")
     kind = engine.removesuffix(" fp16")
-    if kind in ("torch", "memopt", "memopt/onnxruntime"):
+    if kind in ("torch", "memopt", "memopt/onnxruntime", "memopt/onnxruntime-cuda"):
         _made_by_us(name, kind, half, folder, target, tiny, verify)
     elif kind == "onnxsim":
         import onnx
@@ -108,9 +111,7 @@ def _made_by_us(name: str, kind: str, half: bool, folder: Path, target: Path, ti
     from memopt.convert.options import Options
     from memopt.convert.pipeline import convert_module
 
-    options = Options(
-        target="onnxruntime" if kind == "memopt/onnxruntime" else "standard", dtype="fp16" if half else None
-    )
+    options = Options(target=kind.partition("/")[2] or "standard", dtype="fp16" if half else None)
     if verify:
         convert_module(model, inputs, target, options=options)
         return

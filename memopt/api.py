@@ -225,8 +225,10 @@ def export(
         dynamic: which axes vary: "batch,sequence", "x:0=rows", or "none"; by default batch and sequence where the names
             of the inputs say which these are. An ONNX file has axes of its own.
         opset: of the standard operators; None: 20 for a module (22 with bf16), its own for an ONNX file.
-        target: "standard" operators only, or with those of "onnxruntime" (com.microsoft) where these do more.
-        dtype: "fp16" or "bf16": lower precision, with sensitive operators kept in float32.
+        target: "standard" operators only, or with those of "onnxruntime" (com.microsoft) where these do more,
+            or of "onnxruntime-cuda", where they do more on CUDA.
+        dtype: "fp16" or "bf16": lower precision, with sensitive operators kept in float32; "fp32": a module of lower
+            precision widened first. None: the module's own.
         quantize: "int8": weights of matrix products in it, activations quantized as they come.
         tolerance: with `dtype` or `quantize`, the share of an output's largest value that may differ; None: what
             `memopt.convert.lower` says.

@@ -48,10 +48,10 @@ _ONNX_ONLY = (
 @click.option("--opset", type=click.IntRange(18, 25), help="ONNX operators' version.  [default: 20]")
 @click.option(
     "--target",
-    type=click.Choice(["standard", "onnxruntime"]),
+    type=click.Choice(["standard", "onnxruntime", "onnxruntime-cuda"]),
     default="standard",
     show_default=True,
-    help="Standard operators only, or ONNX Runtime's own as well.",
+    help="Standard operators only, or ONNX Runtime's own as well: all, or those that pay on CUDA.",
 )
 @click.option("--model", "factory", metavar="PACKAGE.MODULE:FACTORY", help="The module a state dict is for.")
 @click.option("--key", metavar="NAME.NAME", help="Where in a nested checkpoint the weights are: ema, state.model.")
@@ -69,7 +69,9 @@ _ONNX_ONLY = (
 @click.option("--explain", is_flag=True, help="List every rewrite that was refused, with its node and the reason.")
 @click.option("--allow-larger", is_flag=True, help="Let an ONNX file come out larger than it went in.")
 @click.option(
-    "--dtype", type=click.Choice(["fp16", "bf16"]), help="Lower precision; sensitive operators stay in float32."
+    "--dtype",
+    type=click.Choice(["fp32", "fp16", "bf16"]),
+    help="Lower precision, sensitive operators in float32; fp32: a checkpoint of lower precision widened.",
 )
 @click.option("--quantize", type=click.Choice(["int8"]), help="Weights of matrix products in int8.")
 @click.option(

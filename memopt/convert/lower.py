@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from memopt.convert.errors import ConversionError
 from memopt.convert.narrow import narrowed
 from memopt.convert.options import Options
 from memopt.convert.precision import NAMES
@@ -21,7 +22,9 @@ from memopt.onnx.read import weight_bytes
 # four of bfloat16; of int8 what its 127 steps make of a chain of layers.
 ALLOWED: Mapping[str, float] = {"fp16": 16 * 2.0**-10, "bf16": 4 * 2.0**-7, "int8": 0.08}
 _ROUNDED = "compared with the result of each operator in lower precision rounded to its type"
-_NOT_RUN = "the file itself was not run: ONNX Runtime's CPU has no kernels for bfloat16"
+_NOT_RUN = (
+    "the file itself was not run: ONNX Runtime's CPU has no kernels for bfloat16; with dtype fp16 or fp32 it runs"
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,8 +65,8 @@ def lowered(model: ir.Model, options: Options) -> Lowered:
         ConversionError: nothing in the model can be had in that precision.
     """
     how = options.dtype or options.quantize
-    if how is None:
-        return _as_it_came(model)
+    if how in (None, "fp32"):
+        return _as_it_came(model, options)
     allowed = ALLOWED[how] if options.tolerance is None else options.tolerance
     note = f"{100 * allowed:.2g} % of an output's largest value is allowed"
     if how == "int8":
@@ -77,9 +80,11 @@ def lowered(model: ir.Model, options: Options) -> Lowered:
     return Lowered(made.model, step, notes, allowed, made.model, runs)
 
 
-def _as_it_came(model: ir.Model) -> Lowered:
+def _as_it_came(model: ir.Model, options: Options) -> Lowered:
     """A model whose source is in lower precision already stays in it; its own errors say what rounding may change."""
     narrow = narrow_types(model)
+    if narrow and options.dtype == "fp32":
+        raise ConversionError("only a PyTorch module is widened to float32: this source stays in its own precision")
     runs = ir.DataType.BFLOAT16 not in narrow
     if not narrow or (runs and weight_bytes(model) > PROVED_BYTES):
         return Lowered(model)

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from memopt.convert.errors import ConversionError
+from memopt.convert.hiding import within_float16
 from memopt.convert.precision import choose, is_float32
 from memopt.onnx.edit import Edit, drop_initializer
 from memopt.onnx.load import prepare
@@ -47,6 +48,8 @@ def narrowed(model: onnx.ModelProto | ir.Model, kind: ir.DataType) -> Narrowed:
     """
     edit = Edit(prepare(model))
     graph = edit.model.graph
+    if kind is ir.DataType.FLOAT16:
+        within_float16(edit)
     chosen, reasons = choose(edit.model, kind)
     if not chosen:
         raise ConversionError(f"no operator of the model can be computed in {kind.name.lower()}: {_most(reasons)}")

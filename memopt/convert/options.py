@@ -16,10 +16,12 @@ class Options:
 
     Attributes:
         opset: of the standard operators; None: the default for a model, its own for an ONNX file.
-        target: "standard" operators only, or with those of "onnxruntime" (com.microsoft).
+        target: "standard" operators only, or with those of "onnxruntime" (com.microsoft), or of these the ones that
+            pay on CUDA ("onnxruntime-cuda").
         passes: on the ONNX graph, in order; None: all of the target's.
         repeat: whether they run again until nothing changes.
-        dtype: "fp16" or "bf16": weights and operators in it where they allow it; None: as they are.
+        dtype: "fp16" or "bf16": weights and operators in it where they allow it; "fp32": a module's own lower precision
+            widened; None: as they are.
         quantize: "int8": weights of matrix products in it, activations quantized as they come; None: as they are.
         tolerance: the share of an output's largest value that may differ with `dtype` or `quantize`; None: what
             `memopt.convert.lower` says.
@@ -48,7 +50,7 @@ class Options:
     def pipeline(self) -> tuple[OnnxPass, ...]:
         """The passes to run."""
         wanted = chosen_passes(target=self.target) if self.passes is None else tuple(self.passes)
-        return tuple(item for item in wanted if self.dtype is None or not item.float32_only)
+        return tuple(item for item in wanted if self.dtype in (None, "fp32") or not item.float32_only)
 
 
 def make_options(
@@ -79,13 +81,13 @@ def make_options(
     """
     if target not in TARGETS:
         raise ValueError(f"unknown target {target!r}: use one of {', '.join(TARGETS)}")
-    if dtype not in (None, "fp16", "bf16"):
-        raise ValueError(f"unknown dtype {dtype!r}: use fp16 or bf16")
+    if dtype not in (None, "fp32", "fp16", "bf16"):
+        raise ValueError(f"unknown dtype {dtype!r}: use fp32, fp16 or bf16")
     if quantize not in (None, "int8"):
         raise ValueError(f"cannot quantize to {quantize!r}: use int8")
     if dtype is not None and quantize is not None:
         raise ValueError("dtype and quantize do not go together: choose one")
-    if tolerance is not None and (dtype or quantize) is None:
+    if tolerance is not None and dtype in (None, "fp32") and quantize is None:
         raise ValueError("a tolerance goes with dtype or quantize: without them only rounding is allowed")
     if tolerance is not None and not 0 < tolerance < 1:
         raise ValueError(f"tolerance is {tolerance!r}: it is a share between 0 and 1")

@@ -26,6 +26,7 @@ from memopt.convert.record import Conversion, count_nodes, signature
 from memopt.convert.rewriting import PROVED_BYTES, check_form, rewritten
 from memopt.convert.turn import turn_weights
 from memopt.convert.verify import HIDDEN_NOTE, expect, made_inputs, reason_of, trials, verify
+from memopt.convert.widen import widened
 from memopt.convert.write import staged
 from memopt.onnx.infer import skeleton
 from memopt.onnx.manager import OnnxPassRecord
@@ -64,6 +65,8 @@ def convert_module(
     """
     wanted, options = dynamic or Dynamic(), options or Options()
     clock = Clock(options.notify)
+    if options.dtype is not None or options.quantize is not None:
+        model, inputs = widened(model, inputs, consume=options.consume)
     with without_cache(model):
         with clock("capture"):
             captured = capture(model, inputs, dynamic_axes(inputs, wanted), required=wanted.required)

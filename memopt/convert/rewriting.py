@@ -12,6 +12,7 @@ import onnx_ir as ir
 from memopt.convert.errors import ConversionError, DifferenceError
 from memopt.onnx import (
     ONNXRUNTIME,
+    ONNXRUNTIME_CUDA,
     STANDARD,
     OnnxEvidenceError,
     OnnxModelError,
@@ -23,7 +24,11 @@ from memopt.onnx.infer import skeleton
 from memopt.onnx.manager import OnnxPassRecord
 from memopt.onnx.read import weight_bytes
 
-TARGETS: Mapping[str, tuple[OnnxPass, ...]] = {"standard": STANDARD, "onnxruntime": ONNXRUNTIME}
+TARGETS: Mapping[str, tuple[OnnxPass, ...]] = {
+    "standard": STANDARD,
+    "onnxruntime": ONNXRUNTIME,
+    "onnxruntime-cuda": ONNXRUNTIME_CUDA,
+}
 # What stands for each pass of memopt.INFERENCE here, where sizes may vary: a Program has fixed ones. Nothing is lost by
 # running on the exported graph: weights are folded in float64 and rounded once in both places (tested to be equal).
 COUNTERPARTS: Mapping[str, tuple[str, ...]] = {

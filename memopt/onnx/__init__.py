@@ -10,10 +10,11 @@ from memopt.onnx.evidence import OnnxEvidence, OnnxEvidenceError  # noqa: E402
 from memopt.onnx.graph_pass import OnnxPass, OnnxPassResult  # noqa: E402
 from memopt.onnx.load import OnnxModelError, fix_initializers, prepare  # noqa: E402
 from memopt.onnx.manager import OnnxPassError, OnnxPassManager, OnnxPassRecord  # noqa: E402
-from memopt.onnx.passes import ONNXRUNTIME, STANDARD  # noqa: E402
+from memopt.onnx.passes import ONNXRUNTIME, ONNXRUNTIME_CUDA, STANDARD  # noqa: E402
 
 __all__ = [
     "ONNXRUNTIME",
+    "ONNXRUNTIME_CUDA",
     "STANDARD",
     "OnnxEvidence",
     "OnnxEvidenceError",

@@ -29,7 +29,7 @@ class OnnxPass(abc.ABC):
         name: the pass's name in reports and on the command line, in snake case.
         tolerance: 0.0 when results are bitwise equal; else how many times the float64 error of the given model the
             error of the rewritten model may reach (a floor of a few units in the last place is always allowed).
-        float32_only: whether the operator that it makes has kernels for float32 alone: a model that is to be put into
+        float32_only: whether the operator that it makes is computed in float32 alone: a model that is to be put into
             lower precision does without the pass.
     """
 

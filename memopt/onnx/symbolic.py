@@ -261,7 +261,7 @@ class Symbols:
             found = onnx.shape_inference.infer_node_outputs(
                 schema, ir.to_proto(node), types, data, opset_imports=imports, ir_version=10
             )
-        except (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, RuntimeError):
+        except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, onnx.defs.SchemaError, RuntimeError):
             return  # nothing is known of the results then
         for value in node.outputs:
             kind = found.get(value.name or "")

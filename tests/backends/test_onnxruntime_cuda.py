@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="needs a CUDA
 def transfers(call: object) -> list[str]:
     """What was copied between host and device while the call ran."""
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as found:
         call()
         torch.cuda.synchronize()
     names = [event.name for event in found.events()]

@@ -85,8 +85,8 @@ def test_where_it_stops_is_one_line() -> None:
 
 @pytest.mark.parametrize("tight", [False, True])
 def test_options_are_strings_that_the_provider_knows(tight: bool) -> None:
-    options = cuda_options(Settings(torch.device("cuda", 1), tight, 10**9), 77, graph=not tight)
-    assert options["device_id"] == "1" and options["user_compute_stream"] == "77"
+    options = cuda_options(Settings(torch.device("cuda", 1), tight, 10**9), None if tight else 77, graph=not tight)
+    assert options["device_id"] == "1" and options.get("user_compute_stream") == (None if tight else "77")
     assert options["gpu_mem_limit"] == "1000000000" and options["use_tf32"] == "0"
     assert options["enable_cuda_graph"] == str(int(not tight))
     assert ("cudnn_conv_use_max_workspace" in options) is tight

@@ -1,6 +1,7 @@
 import json
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -97,3 +98,32 @@ def test_sharded_weights(run, folder):
     model.save_pretrained(folder / "checkpoint", max_shard_size="20KB")
     assert len(list((folder / "checkpoint").glob("*.safetensors"))) > 2
     assert run("convert", "checkpoint", "-o", "m.onnx").exit_code == 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+def test_checkpoints_in_lower_precision_stay_in_it(run, folder, kind, dtype):
+    make(kind).eval().to(getattr(torch, dtype)).save_pretrained(folder / "checkpoint")
+    result = run("convert", "checkpoint", "-o", "m.onnx", "--no-measure")
+    assert result.exit_code == 0, result.stderr
+    assert "the result of each operator in lower precision rounded to its type" in result.stdout
+    assert ("the file itself was not run" in result.stdout) is (dtype == "bfloat16")
+    weights = (folder / "checkpoint" / "model.safetensors").stat().st_size
+    assert (folder / "m.onnx").stat().st_size < weights + 60_000  # of the graph itself
+    kinds = {item.data_type for item in onnx.load(folder / "m.onnx").graph.initializer if len(item.dims) > 1}
+    assert getattr(onnx.TensorProto, dtype.upper()) in kinds and onnx.TensorProto.FLOAT not in kinds
+
+
+@pytest.mark.parametrize("words", [("--dtype", "fp32"), ("--dtype", "fp16"), ("--quantize", "int8")])
+def test_a_checkpoint_in_bfloat16_becomes_a_file_that_every_cpu_runs(run, folder, words):
+    model = make("llama").eval().to(torch.bfloat16)
+    model.save_pretrained(folder / "checkpoint")
+    result = run("convert", "checkpoint", *words, "-o", "m.onnx", "--no-measure")
+    assert result.exit_code == 0, result.stderr
+    ids = torch.randint(5, 100, (2, 9))
+    session = onnxruntime.InferenceSession("m.onnx", providers=["CPUExecutionProvider"])
+    found = session.run(None, {"input_ids": ids.numpy(), "attention_mask": np.ones((2, 9), np.int64)})[0]
+    with torch.no_grad():
+        expected = model.float()(ids).logits.numpy()
+    allowed = {"fp32": 1e-5, "fp16": 0.02, "int8": 0.08}[words[1]]
+    assert found.dtype == np.float32 and np.abs(found - expected).max() <= allowed * np.abs(expected).max()

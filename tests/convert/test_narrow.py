@@ -13,6 +13,7 @@ from memopt.convert.narrow import Narrowed, narrowed
 from memopt.convert.verify import Runner
 from memopt.onnx.engines import OnnxRuntime
 from memopt.onnx.load import prepare
+from memopt.onnx.read import constant
 from tests.convert.onnx_models import saved, sound
 from tests.onnx.build import model as built
 
@@ -65,12 +66,12 @@ def test_sensitive_operators_stay_and_weights_are_stored_once():
 def test_numbers_that_do_not_fit_keep_what_they_reach_in_float32():
     text = (
         "(float[4,4] x, bool[4,4] m) => (float[4,4] y) "
-        "{ a = MatMul(x, x) b = Where(m, zero, least) c = Add(a, b) d = Softmax(c) e = Add(d, tiny) y = MatMul(e, x) }"
+        "{ a = MatMul(x, x) b = Where(m, zero, least) c = Add(a, b) d = Tanh(c) e = Add(d, tiny) y = MatMul(e, x) }"
     )
     numbers = {"zero": np.float32(0), "least": np.float32(-3.4e38), "tiny": np.float32(1e-12)}
     found = narrowed(built(text, numbers, opset=20), HALF)
     wide = [node.op_type for node in found.model.graph if node.op_type != "Cast" and node.outputs[0].dtype is not HALF]
-    assert wide == ["Where", "Add", "Softmax", "Add"]
+    assert wide == ["Where", "Add", "Tanh", "Add"]
     reasons = [item.reason for item in found.refusals]
     assert reasons[0] == "least holds numbers that float16 cannot hold"
     assert reasons[1] == "b holds numbers that float16 cannot hold"
@@ -79,7 +80,33 @@ def test_numbers_that_do_not_fit_keep_what_they_reach_in_float32():
     given = prepare(built(text, numbers, opset=20))
     before, after = (OnnxRuntime(item).run({"x": x, "m": m})[0] for item in (given, found.model))
     np.testing.assert_allclose(after, before, atol=5e-3)
-    assert [item.reason for item in narrowed(given, BRAIN).refusals] == ["it is sensitive to rounding"]
+    assert not narrowed(given, BRAIN).refusals
+
+
+@pytest.mark.parametrize(
+    ("end", "hides"),
+    [
+        ("d = Unsqueeze(b, zero_axis) e = Add(s, d) y = Softmax(e)", True),
+        ("e = Add(s, b) f = Softmax(e) y = Unsqueeze(f, zero_axis)", True),
+        ("e = Add(s, b) f = Softmax(e) g = Add(f, e) y = Unsqueeze(g, zero_axis)", False),
+        ("e = Mul(s, b) f = Softmax(e) y = Unsqueeze(f, zero_axis)", False),
+        ("y = Unsqueeze(b, zero_axis)", False),
+    ],
+)
+def test_what_hides_places_from_a_softmax_is_brought_within_float16(end, hides):
+    text = f"(float[4,4] x, bool[4,4] m) => (float[1,4,4] y) {{ s = MatMul(x, x) b = Where(m, zero, least) {end} }}"
+    numbers = {"zero": np.float32(0), "least": np.float32(-3.4e38), "zero_axis": np.array([0], np.int64)}
+    given = prepare(built(text, numbers, opset=20))
+    found = narrowed(given, HALF)
+    (where,) = [node for node in found.model.graph if node.op_type == "Where"]
+    assert (where.outputs[0].dtype is HALF) is hides
+    least = constant(where.inputs[2])
+    assert float(least) == (-65504.0 if hides else np.float32(-3.4e38))
+    x, m = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32), np.eye(4, dtype=bool)
+    if hides:
+        before, after = (OnnxRuntime(item).run({"x": x, "m": m})[0] for item in (given, found.model))
+        np.testing.assert_allclose(after, before, atol=5e-3)
+        assert np.array_equal(after == 0, before == 0)
 
 
 def test_what_stands_between_nodes_in_float32_and_what_has_no_form():
