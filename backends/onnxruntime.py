@@ -18,6 +18,7 @@ from torch import fx
 
 from memopt.backends.aten import Boxed, emit, lower_inference
 from memopt.backends.foreign import ForeignFunction, ForeignWeights, Run, weights_of
+from memopt.backends.onnxruntime_attention import plain_attention
 from memopt.backends.onnxruntime_memory import peak_of
 from memopt.backends.onnxruntime_session import Session, Settings, check_provider
 from memopt.capture.dynamo import Hooks, Watched
@@ -67,7 +68,7 @@ class OnnxRuntimeBackend(Engine):
             settle = session.settle_inference() if self._settings.tight else None
 
             def build(module: fx.GraphModule, fixed: frozenset[int]) -> Boxed:
-                return _Function(module, fixed, self._settings, settle)
+                return _Function(plain_attention(module), fixed, self._settings, settle)
 
             return ForeignWeights(program, rewrite, weights, build)
 

@@ -75,6 +75,30 @@ def test_other_operators() -> None:
     close(memopt.compile(model, backend="onnxruntime")(x), model(x))
 
 
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (4, 16)).transpose(1, 2) for part in self.into(x).chunk(3, -1))
+        found = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None)
+        return self.out(found.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(("dtype", "units"), [(torch.float32, 64), (torch.float16, 16)])
+@pytest.mark.parametrize("masked", [False, True])
+@torch.no_grad()
+def test_attention_by_any_kernel(dtype: torch.dtype, units: int, masked: bool) -> None:
+    torch.manual_seed(0)
+    model = Attending().cuda().to(dtype).eval()
+    x = torch.randn(2, 32, 64, device="cuda", dtype=dtype)
+    mask = torch.randn(2, 1, 32, 32, device="cuda", dtype=dtype) if masked else None
+    found = memopt.compile(model, backend="onnxruntime")(x, mask)
+    wide = model.double()(x.double(), None if mask is None else mask.double())
+    assert (found.double() - wide).abs().max() <= units * torch.finfo(dtype).eps * wide.abs().max()
+
+
 @torch.no_grad()
 def test_a_budget_is_kept_and_the_least_is_named() -> None:
     model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 8, 3, padding=1)).cuda().eval()
