@@ -10,13 +10,12 @@ python benchmarks/optimizers.py --tiny
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import platform
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -152,14 +151,16 @@ def main() -> int:
     specs = [f"{model}:{title}:{engine}" for model in given.models for engine in ENGINES for title in ENGINES[engine]]
     print(f"{'MB':38} {'budget':>10} {'predicted':>10} {'allocated':>10} {'reserved':>10} {'error':>7} "
           f"{'state':>9} {'real':>9} {'step':>9} {'real':>9}")  # fmt: skip
-    rows: list[dict[str, Any]] = []
+    found: dict[str, dict[str, Any]] = {}
     with ThreadPoolExecutor(given.jobs) as pool:
-        for row in pool.map(functools.partial(row_of, given), specs):
-            rows.append(row)
-            print(line_of(row), flush=True)
-            if given.json:
+        running = {pool.submit(row_of, given, spec): spec for spec in specs}
+        for row in as_completed(running):
+            found[running[row]] = row.result()
+            print(line_of(row.result()), flush=True)
+            if given.json:  # what a run that is cut short leaves is whole
+                rows = [found[spec] for spec in specs if spec in found]
                 given.json.write_text(json.dumps(described(given, rows), indent=1) + "\n")
-    return int(any("error" in row for row in rows))
+    return int(any("error" in row for row in found.values()))
 
 
 def described(given: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:
