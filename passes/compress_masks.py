@@ -15,6 +15,7 @@ from memopt.rewrite import erase_unused, forget_inplace, returned_storages, stor
 aten = torch.ops.aten
 prims = torch.ops.prims
 
+_CASTS = (prims.convert_element_type.default, aten._to_copy.default)
 # Smaller masks are not worth the operations.
 _LEAST_ELEMENTS = 1024
 
@@ -90,8 +91,13 @@ def _backward_readers(program: Program) -> dict[int, set[fx.Node]]:
 
 
 def _is_drawn(node: fx.Node) -> bool:
-    """Whether the mask was drawn: an item of a random operation, or computed from random numbers directly."""
-    return any(is_random(source) or _is_uniform(source) for source in node.all_input_nodes)
+    """Whether the mask was drawn: an item of a random operation, or computed from random numbers, casts aside."""
+    for source in node.all_input_nodes:
+        while source.target in _CASTS:
+            (source,) = source.all_input_nodes
+        if is_random(source) or _is_uniform(source):
+            return True
+    return False
 
 
 def _is_uniform(node: fx.Node) -> bool:

@@ -90,8 +90,10 @@ def test_a_rectified_value_that_is_saved_anyway_is_left_alone():
 
 
 # Inductor's code generator imports modules of torch that still use it.
-def test_inductor_s_dropout():
-    x = data(32, 64)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inductor_s_dropout(dtype):
+    """In half precision the numbers are cast before they are compared."""
+    x = data(32, 64).to(dtype)
     captured = []
 
     class Grab(memopt.Pass):
@@ -102,7 +104,7 @@ def test_inductor_s_dropout():
             return memopt.PassResult(program)
 
     torch._dynamo.reset()
-    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.3))
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.3)).to(dtype)
     compiled = memopt.compile(model, backend="inductor", passes=(Grab(),), verify=False)
     compiled.plan((x.detach(),), {})
     (before,) = captured
