@@ -130,6 +130,7 @@ class _Half:
         exact: int | None = None,
         cut: tuple[int, int] = WHOLE,
         stays: Collection[str] = (),
+        own: Collection[str] = (),
     ) -> None:
         """Compile.
 
@@ -138,14 +139,17 @@ class _Half:
             exact: how many leading results a caller sees, in PyTorch's layout; the others are memopt's own. None: all.
             cut: operators in a piece (0: one piece), and parts of the batch that a convolution may be run in.
             stays: names of the parameters and buffers among its arguments.
+            own: names of the arguments that another graph compiled here has made.
         """
         from memopt.xla.executable import Executable
 
-        with torch._guards.tracing(None), unset_fake_temporarily(), torch.no_grad():
-            self.executable = Executable(module, _device_of(module), size=cut[0], parts=cut[1], stays=stays)
-        self._boxed_call = True
         results: Any = module.graph.output_node().args[0]
-        self._exact = [exact is None or number < exact for number in range(len(results))]
+        seen = [exact is None or number < exact for number in range(len(results))]
+        with torch._guards.tracing(None), unset_fake_temporarily(), torch.no_grad():
+            self.executable = Executable(
+                module, _device_of(module), size=cut[0], parts=cut[1], stays=stays, own=own, exact=seen
+            )
+        self._boxed_call = True
         self.names = [node.name if isinstance(node, fx.Node) else None for node in results]
 
     def records(self, name: str) -> list[ExecutableReport]:
@@ -161,7 +165,7 @@ class _Half:
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Run on a list of inputs, which is emptied."""
-        return self.executable(args, outputs=self._exact)
+        return self.executable(args)
 
 
 class _Training:
@@ -205,7 +209,9 @@ class _Training:
             return self._halves["forward"]
 
         def backward(module: fx.GraphModule, inputs: Sequence[Any]) -> _Half:
-            self._halves["backward"] = _Half(module, cut=cut, stays=self._stays())
+            given = {node.name for node in module.graph.find_nodes(op="placeholder")}
+            own = given - {entry.name for entry in self._captured().inputs}
+            self._halves["backward"] = _Half(module, cut=cut, stays=self._stays(), own=own)
             return self._halves["backward"]
 
         partition = self._hooks.partition
@@ -221,13 +227,15 @@ class _Training:
             self._hooks.partition = partition  # type: ignore[method-assign]
 
     def _stays(self) -> set[str]:
+        return _staying(self._captured())
+
+    def _captured(self) -> Program:
         assert self._hooks.captured is not None
-        return _staying(self._hooks.captured)
+        return self._hooks.captured
 
     def _peaks(self) -> GraphPeaks:
         """What the executables take, in bytes above what is resident."""
-        program = self._hooks.captured
-        assert program is not None
+        program = self._captured()
         forward, backward = self._halves["forward"].executable, self._halves["backward"].executable
         resident = {entry.name for entry in program.inputs if entry.kind is not InputKind.TANGENT}
         peak, saved = forward.usage(resident)

@@ -9,6 +9,8 @@ import jax
 import torch
 import torch.utils.dlpack
 
+from memopt.xla.layout import Order, inverse
+
 # XLA reads its arguments in whole vectors: what does not begin at such a multiple of bytes is copied first.
 _ALIGNMENT = {"cpu": 64, "cuda": 16}
 
@@ -20,19 +22,24 @@ class Importer:
     only when it has moved. What cannot be shared (another layout, an odd address) is copied at every call.
     """
 
-    def __init__(self, stays: Collection[str], first: Sequence[str]) -> None:
+    def __init__(self, stays: Collection[str], first: Sequence[str], orders: Mapping[str, Order]) -> None:
         """Import later.
 
         Args:
             stays: names of the arguments that are the same tensors at every call.
             first: names of those that the first executable reads. On CUDA XLA starts it behind what PyTorch had queued
                 when the last of these was imported, so that one of them is imported at every call.
+            orders: in which order of their axes arguments are exchanged, by name.
         """
+        self._orders = {name: order for name, order in orders.items() if order}
         self._stays, self._first = frozenset(stays), frozenset(first)
         self._known: dict[str, tuple[tuple[Any, ...], Any]] = {}
 
     def __call__(self, given: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """One array per tensor, by name."""
+        given = {
+            name: value.permute(self._orders[name]) if name in self._orders else value for name, value in given.items()
+        }
         values = {name: to_jax(value) for name, value in given.items() if name not in self._stays}
         values.update((name, self._kept(name, value)) for name, value in given.items() if name in self._stays)
         if not any(given[name].numel() for name in self._first - self._stays if name in given):
@@ -67,15 +74,18 @@ def to_jax(value: torch.Tensor) -> Any:
     value = value.detach()
     if not value.is_contiguous() or value.data_ptr() % _ALIGNMENT.get(value.device.type, 1):
         value = value.clone(memory_format=torch.contiguous_format)
+    if 1 in value.shape:  # the stride of a single element may be any: JAX would see another layout
+        value = value.as_strided(value.shape, torch.empty(value.shape, device="meta").stride())
     if not value.numel():
         shape = jax.ShapeDtypeStruct(tuple(value.shape), _dtype(value))
         return jax.device_put(jax.numpy.zeros(shape.shape, shape.dtype), _device(value))
     return jax.dlpack.from_dlpack(value)
 
 
-def to_torch(array: Any, like: torch.Tensor | None = None) -> torch.Tensor:
-    """The array as a tensor in the same memory; with `like`, laid out as that tensor is."""
+def to_torch(array: Any, like: torch.Tensor | None = None, order: Order = None) -> torch.Tensor:
+    """The array, whose axes are in this order, as a tensor in the same memory; with `like`, laid out as that one is."""
     result = torch.utils.dlpack.from_dlpack(array) if array.size else _empty(array)
+    result = result.permute(inverse(order)) if order else result
     if like is None or result.stride() == like.stride():
         return result
     laid_out = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=result.device)

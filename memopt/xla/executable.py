@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,11 @@ import jax
 import jax.numpy as jnp
 
 from memopt.xla.exchange import Importer, to_torch
+from memopt.xla.layout import Order, laid_out, order_of
 from memopt.xla.lower import Lowered, lower, precision
 from memopt.xla.pieces import Piece, cut
+
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
 # XLA's CPU compiler orders operations for parallelism unless it is told to keep memory low.
 _OPTIONS = {"cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}}
@@ -65,6 +68,8 @@ class Executable:
         barrier: int = 0,
         parts: int = 1,
         stays: Collection[str] = (),
+        own: Collection[str] = (),
+        exact: Sequence[bool] | None = None,
     ) -> None:
         """Compile.
 
@@ -76,6 +81,8 @@ class Executable:
             parts: how many parts of the batch a convolution may be run in.
             stays: names of the arguments that are the same tensors at every call, parameters and buffers: they are
                 imported once.
+            own: names of the arguments that are another executable's results, laid out as it liked.
+            exact: per result, whether it is laid out as PyTorch's own; None: all are.
 
         Raises:
             LowerError: an operator has no lowering.
@@ -86,18 +93,31 @@ class Executable:
         self._held = list(held.values())
         self._inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._results: list[Any] = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
+        exact = [True] * len(self._results) if exact is None else exact
+        self._like: dict[fx.Node, torch.Tensor | None] = {}  # what results are laid out as; None: as XLA likes
+        for node, wanted in zip(self._results, exact, strict=True):
+            if isinstance(node, fx.Node):
+                self._like[node] = node.meta["val"] if wanted else self._like.get(node)
+        images = any(node.target in _CONVOLUTIONS for node in module.graph.nodes)
+        made = [node for node in self._like if node not in self._inputs]
+        free = set() if size else {*own, *(node.name for node in made if self._like[node] is None)}
+        self._orders = {
+            node.name: order_of(node.meta.get("val"), free=node.name in free, images=images)
+            for node in (*self._inputs, *made)
+        }
         self._compiled: list[_Compiled] = []
-        made: set[str] = set()
+        written: set[str] = set()
         for piece in cut(module, size):
-            self._compiled.append(self._compile(piece, barrier, parts, made))
-            made.update(piece.writes)
+            self._compiled.append(self._compile(piece, barrier, parts, written))
+            written.update(piece.writes)
         self.random = any(one.lowered.random for one in self._compiled)
         read = {name for one in self._compiled for name in one.piece.reads}
         names = [node.name for node in self._inputs]
         # What nothing reads, such as a weight that was folded into another, is not imported.
         self._read = [(index, name) for index, name in enumerate(names) if name in read]
         self._passed = {node: names.index(node.name) for node in self._results if node in self._inputs}
-        self._import = Importer({*stays, *held}, self._compiled[0].piece.reads if self._compiled else ())
+        first = self._compiled[0].piece.reads if self._compiled else ()
+        self._import = Importer({*stays, *held}, first, self._orders)
 
     def _compile(self, piece: Piece, barrier: int, parts: int, made: Collection[str]) -> _Compiled:
         """Compile one piece; of what it frees, results may take the place of what earlier pieces `made`."""
@@ -105,11 +125,15 @@ class Executable:
         device = jax.devices(self.platform)[self.device.index or 0]
         sharding = jax.sharding.SingleDeviceSharding(device)
         with precision(lowered.x64):
+            function, shapes = laid_out(
+                lowered, [self._orders.get(name) for name in piece.reads], [self._orders.get(n) for n in piece.writes]
+            )
             arguments = [
                 jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding) if one is not None else None
-                for one in lowered.arguments()
+                for one in shapes
             ]
-            traced = jax.jit(lowered.function, keep_unused=True, donate_argnums=_donated(piece, made)).lower(*arguments)
+            donated = _donated(piece, made, self._orders)
+            traced = jax.jit(function, keep_unused=True, donate_argnums=donated).lower(*arguments)
             run = traced.compile(compiler_options=_OPTIONS.get(self.platform))
         found = run.memory_analysis()
         memory = Memory(
@@ -124,13 +148,8 @@ class Executable:
         """What each piece takes, in order."""
         return [one.memory for one in self._compiled]
 
-    def __call__(self, args: list[Any], *, outputs: Sequence[bool]) -> list[Any]:
-        """Run on a list of tensors, which is emptied.
-
-        Args:
-            args: the arguments; what is no tensor is passed over.
-            outputs: per result, whether its layout matters: it is laid out as PyTorch's own.
-        """
+    def __call__(self, args: list[Any]) -> list[Any]:
+        """Run on a list of tensors, which is emptied; what is no tensor is passed over."""
         given = [*args, *self._held]
         args.clear()
         passed = {node: given[index] for node, index in self._passed.items()}
@@ -147,15 +166,15 @@ class Executable:
                 values.update(zip(one.piece.writes, found, strict=True))
                 for name in one.piece.frees:
                     del values[name]
-            wanted: dict[fx.Node, torch.Tensor | None] = {}
-            for node, exact in zip(self._results, outputs, strict=True):
-                if isinstance(node, fx.Node) and node not in passed:
-                    wanted[node] = node.meta["val"] if exact else wanted.get(node)
-            arrays = {node: values[node.name] for node in wanted}
+            arrays = {node: values[node.name] for node in self._like if node not in passed}
             values.clear()
             if self.platform == "cpu":  # PyTorch may write to what XLA still reads
                 jax.block_until_ready(list(arrays.values()))
-            made = {node: to_torch(arrays.pop(node), like) for node, like in wanted.items()}
+            made = {
+                node: to_torch(arrays.pop(node), like, self._orders.get(node.name))
+                for node, like in self._like.items()
+                if node in arrays
+            }
         made.update(passed)
         return [made[node] if isinstance(node, fx.Node) else node for node in self._results]
 
@@ -192,22 +211,23 @@ class Executable:
         return sum(size for name, size in found.items() if name in names)
 
 
-def _donated(piece: Piece, made: Collection[str]) -> tuple[int, ...]:
+def _donated(piece: Piece, made: Collection[str], orders: Mapping[str, Order]) -> tuple[int, ...]:
     """The arguments that may become results: nobody else's, not read again, each with a result of its own form."""
     results: Any = piece.module.graph.output_node().args[0]
-    forms = collections.Counter(_form(node) for node in results)
+    forms = collections.Counter(_form(node, orders.get(name)) for node, name in zip(results, piece.writes, strict=True))
     donated = []
     placeholders = piece.module.graph.find_nodes(op="placeholder")
     for index, (name, node) in enumerate(zip(piece.reads, placeholders, strict=True)):
-        if name in piece.frees and name in made and forms[_form(node)]:
-            forms[_form(node)] -= 1
+        form = _form(node, orders.get(name))
+        if name in piece.frees and name in made and forms[form]:
+            forms[form] -= 1
             donated.append(index)
     return tuple(donated)
 
 
-def _form(node: fx.Node) -> tuple[torch.Size, torch.dtype]:
+def _form(node: fx.Node, order: Order) -> tuple[torch.Size, torch.dtype]:
     value: torch.Tensor = node.meta["val"]
-    return value.shape, value.dtype
+    return (value.permute(order) if order else value).shape, value.dtype
 
 
 def _bytes(node: fx.Node) -> int:

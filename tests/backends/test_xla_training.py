@@ -94,6 +94,39 @@ def test_an_optimizer_step_is_seen() -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_nothing_is_copied_between_pytorch_and_xla(
+    layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memopt.xla import exchange
+
+    torch.manual_seed(0)
+    blocks = [nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3)]
+    model = nn.Sequential(*blocks).to(memory_format=layout)
+    x = torch.randn(4, 4, 16, 16).contiguous(memory_format=layout)
+    restore = restorer(model)
+    loss_of(model, x)
+    expected = gradients(model)
+    restore()
+    compiled = memopt.compile(model, backend="xla", verify=False)
+    loss_of(compiled, x)
+    shared: list[bool] = []
+    real = exchange.to_jax
+
+    def to_jax(value: torch.Tensor) -> Any:
+        array = real(value)
+        shared.append(array.unsafe_buffer_pointer() == value.data_ptr())
+        return array
+
+    monkeypatch.setattr(exchange, "to_jax", to_jax)
+    restore()
+    result = compiled(x)
+    assert result.is_contiguous(memory_format=layout)
+    result.square().mean().backward()
+    assert_near(model, expected)
+    assert len(shared) > 5 and all(shared)
+
+
 def trained(name: str) -> tuple[nn.Module, dict[str, Any]]:
     """A model in training mode without dropout, and sixteen examples."""
     model, inputs = build(name)
