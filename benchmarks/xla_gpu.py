@@ -19,13 +19,15 @@ import argparse
 import copy
 import json
 import os
+import queue
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -175,10 +177,17 @@ class XlaRow(Row):
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
             env={**os.environ, **caches, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
         )  # fmt: skip
+        self.lines = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
 
-    def prepare(self) -> None:
-        """Wait until it is compiled, and say so: a time taken now is while others compile."""
-        print(f"{self.model} {self.row} {self.mode}: {self.wait_for('READY') or 'ended'}", flush=True)
+    def prepare(self, seconds: float) -> None:
+        """Wait until it is compiled, and say so: a time taken now is while others compile. What is late is ended."""
+        said = self.wait_for("READY", seconds)
+        print(f"{self.model} {self.row} {self.mode}: {said or 'ended, or late'}", flush=True)
+        if said is None:
+            self.late = True
+            self.process.kill()
+            self.process.wait()
 
 
 def main() -> None:
@@ -210,13 +219,7 @@ def main() -> None:
         start = time.perf_counter()
         rows = [XlaRow(*cell, given.tiny) for cell in cells]
         with ThreadPoolExecutor(len(rows)) as threads:
-            ready = [threads.submit(row.prepare) for row in rows]
-            wait(ready, timeout=given.seconds)
-            for row, one in zip(rows, ready, strict=True):
-                if not one.done():
-                    row.late = True  # which its line will say
-                    row.process.kill()
-                    row.process.wait()
+            list(threads.map(lambda row: row.prepare(given.seconds), rows))
         took = time.perf_counter() - start
         print(f"{', '.join(engines)}: ready after {took:.0f} s, {sum(row.late for row in rows)} late", flush=True)
         for row in rows:
