@@ -39,7 +39,8 @@ SIZES: dict[str, dict[str, int]] = {
 }
 CONVOLUTIONAL = ("resnet50", "densenet121", "unet")
 FOLDABLE = ("resnet50", "densenet121")  # with batch norms: consent to freezing changes nothing elsewhere
-ROWS = ("memopt", "memopt-freeze", "freezing", "reduce-overhead", "onnxruntime", "compile", "eager")
+ROWS = ("memopt", "memopt-freeze", "freezing", "reduce-overhead", "onnxruntime", "eager", "compile")
+PROFILED = ("memopt", "freezing")
 ALLOCATOR = "expandable_segments:True"
 
 
@@ -135,7 +136,7 @@ def worker(given: argparse.Namespace) -> None:
         found = call().double().cpu()
         if cuda and given.worker != "onnxruntime":
             row["segments"] = segments()
-        if given.kernels:
+        if given.kernels and given.worker.startswith(PROFILED):
             row["kernels"] = kernels(call, given.kernels)
     reference = held["result"]
     row["error"] = float((found - reference).abs().max() / reference.abs().max())
@@ -399,7 +400,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2, help="processes that compile kernels, per row")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", default="", help="MODEL:ROW,…: these rows instead of all models in all rows")
-    parser.add_argument("--kernels", type=int, default=0, help="how many kernels of each row to put in the JSON")
+    parser.add_argument("--kernels", type=int, default=0, help="how many kernels of memopt and of freezing to list")
     for hidden in ("--model", "--worker", "--reference"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     given = parser.parse_args()
