@@ -73,7 +73,7 @@ class Replay:
         return self._finish(self._outputs, values, _copy)
 
     def _lies_as_before(self, values: Sequence[Any]) -> bool:
-        """Whether the inputs that are read in place lie where they lay: there may be hundreds, looked at in every call."""
+        """Whether inputs that are read in place lie where they lay: of hundreds of them that is asked in every call."""
         same = _same_places(list(values), self._places, self._tensors)
         return same and self._numbers == [values[index] for index in self._others]
 
