@@ -141,6 +141,22 @@ Finish = Callable[[Program], tuple[Program, Timeline]]
 Apply = Callable[[Program, Schedule], tuple[Program, Timeline]]
 
 
+def lowerings_of(programs: Sequence[Program], costs: Sequence[Mapping[str, Cost]]) -> list[Lowering]:
+    """The programs of a step as numbers; costs are seconds and workspace by node name."""
+    return [lower(program, cost) for program, cost in zip(programs, costs, strict=True)]
+
+
+def curves_of(
+    lowerings: Sequence[Lowering], seconds: float, search: Callable[[Lowering, float], Curve] | None = None
+) -> list[Curve]:
+    """The trade-off of each graph of a step, in so many seconds all together; `search` as for `StepPlanner`."""
+    weight = [len(lowering.operations) for lowering in lowerings]
+    return [
+        (search or _solve)(lowering, seconds * share / max(1, sum(weight)))
+        for lowering, share in zip(lowerings, weight, strict=True)
+    ]
+
+
 def plan_step(
     programs: Sequence[Program],
     costs: Sequence[Mapping[str, Cost]],
@@ -165,6 +181,8 @@ class StepPlanner:
         seconds: float = 20.0,
         search: Callable[[Lowering, float], Curve] | None = None,
         exact: bool = True,
+        lowerings: Sequence[Lowering] | None = None,
+        curves: Sequence[Curve] | None = None,
     ) -> None:
         """Search the trade-off of every graph.
 
@@ -176,14 +194,12 @@ class StepPlanner:
             search: finds the trade-off of one graph in so many seconds; None: the solver's own search.
             exact: whether peaks are those of finished programs; else the search's own figures are taken, where an
                 engine's code has the last word anyway.
+            lowerings: the programs as numbers, where that is made already (`lowerings_of`).
+            curves: their trade-offs, where these were searched already (`curves_of`).
         """
         self.programs, self.finish, self.exact = programs, finish, exact
-        self.lowerings = [lower(program, cost) for program, cost in zip(programs, costs, strict=True)]
-        weight = [len(lowering.operations) for lowering in self.lowerings]
-        self.curves = [
-            (search or _solve)(lowering, seconds * share / max(1, sum(weight)))
-            for lowering, share in zip(self.lowerings, weight, strict=True)
-        ]
+        self.lowerings = list(lowerings_of(programs, costs) if lowerings is None else lowerings)
+        self.curves = list(curves_of(self.lowerings, seconds, search) if curves is None else curves)
         self.figures = [
             [scheduled_peaks(program, lowering, point.schedule) for point in found.points]
             for program, lowering, found in zip(programs, self.lowerings, self.curves, strict=True)

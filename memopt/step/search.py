@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -21,8 +22,17 @@ from memopt.step.carry import Carried, carried_curve
 from memopt.step.choice import acceptable, cheapest, joined, unused
 from memopt.step.plan_store import PlanStore, StoredPlan, key_of
 from memopt.step.planned import Planned, measured_peak, predicted_peak
-from memopt.step.planner import StepPlan, StepPlanner, choice_of, scheduled_peaks, step_peak
+from memopt.step.planner import (
+    StepPlan,
+    StepPlanner,
+    choice_of,
+    curves_of,
+    lowerings_of,
+    scheduled_peaks,
+    step_peak,
+)
 from memopt.step.recompute import Lowering
+from memopt.step.side_by_side import side_by_side
 
 log = logging.getLogger("memopt")
 
@@ -30,6 +40,8 @@ log = logging.getLogger("memopt")
 _TIGHTENINGS = 3
 # A plan during which memory ran out is planned again for less by one part in so many.
 _STARVED = 8
+# A search beside this process's own is given up when it takes so many times the time that it was given.
+_PATIENCE = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,6 +253,7 @@ class StepSearch:
             return None
         option = self._option(chosen)
         known = iter(zip(carried.operations, carried.schedules, strict=True))
+        stage("carrying a plan over")
         try:
             planner = self._planned_by(option, lambda lowering, seconds: carried_curve(lowering, *next(known)))
         except ScheduleError as error:
@@ -258,11 +271,11 @@ class StepSearch:
         if not used:
             planned, step = self._plan_within(options[0], room)
             return Found(self._recorded(planned, lowered, ()), step, ())
-        plans = [self._planner(option, share=0.5).outlook(room) for option in options]
-        if not acceptable(plans[0]):
-            for item in used if len(used) > 1 else ():  # one of them may cost more than it helps
-                options.append(self._option([other for other in used if other is not item]))
-                plans.append(self._planner(options[-1], share=0.25).outlook(room))
+        plans = [planner.outlook(room) for planner in self._planners(options, 0.5)]
+        if not acceptable(plans[0]) and len(used) > 1:  # one of them may cost more than it helps
+            further = [self._option([other for other in used if other is not item]) for item in used]
+            plans += [planner.outlook(room) for planner in self._planners(further, 0.25)]
+            options += further
         index = 0 if acceptable(plans[0]) else cheapest(plans)
         planned, step = self._plan_within(options[index], room)
         if not index and room is not None and step.feasible and measured_peak(planned, 0) > room:
@@ -343,13 +356,32 @@ class StepSearch:
             self._options[names] = _Option(items, tuple(item for item in passes if item.name in changed))
         return self._options[names]
 
-    def _planner(self, option: _Option, share: float = 1.0) -> StepPlanner:
-        if option.planner is None:
-            option.planner = self._planned_by(option, None, share)
-        return option.planner
+    def _planner(self, option: _Option) -> StepPlanner:
+        return self._planners([option], 1.0)[0]
+
+    def _planners(self, options: Sequence[_Option], share: float) -> list[StepPlanner]:
+        """The searched trade-offs of several options, each in a share of the time, side by side."""
+        unknown = [option for option in options if option.planner is None]
+        if unknown:
+            seconds = share * self.seconds
+            stage(f"searching, {seconds:.0f} s at most")
+            with phase("searching"):
+                found = [
+                    lowerings_of([item.before for item in option.items], [item.costs for item in option.items])
+                    for option in unknown
+                ]
+                searches = [functools.partial(curves_of, lowerings, seconds) for lowerings in found]
+                curves = side_by_side(searches, seconds=_PATIENCE * seconds + 1)
+                for option, lowerings, known in zip(unknown, found, curves, strict=True):
+                    option.planner = self._planned_by(option, None, lowerings, known)
+        return [option.planner for option in options if option.planner is not None]
 
     def _planned_by(
-        self, option: _Option, search: Callable[[Lowering, float], Curve] | None, share: float = 1.0
+        self,
+        option: _Option,
+        search: Callable[[Lowering, float], Curve] | None,
+        lowerings: Sequence[Lowering] | None = None,
+        curves: Sequence[Curve] | None = None,
     ) -> StepPlanner:
         after = PassManager(self.stages.late, False)
 
@@ -357,11 +389,9 @@ class StepSearch:
             finished, _ = after.run(program)
             return finished, self._memory(finished)[1]
 
-        stage(f"searching, {share * self.seconds:.0f} s at most" if search is None else "carrying a plan over")
         befores, costs = [item.before for item in option.items], [item.costs for item in option.items]
         exact = self.stages.fusion is None
-        with phase("searching"):
-            return StepPlanner(befores, costs, finish, seconds=share * self.seconds, exact=exact, search=search)
+        return StepPlanner(befores, costs, finish, exact=exact, search=search, lowerings=lowerings, curves=curves)
 
     # -- graphs and their records --------------------------------------------------------------------------------
 
