@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 
 from memopt import fake_calls
@@ -133,7 +134,7 @@ class Program:
             mapping[node].meta = dict(node.meta)
         result = graph.output(fx.map_arg(self.graph.output_node().args[0], lambda n: mapping[n]))
         result.meta = dict(self.graph.output_node().meta)
-        return dataclasses.replace(self, graph_module=fx.GraphModule(self.graph_module, graph))
+        return dataclasses.replace(self, graph_module=_module_of(self.graph_module, graph))
 
     def finish(self, **changes: Any) -> Program:
         """Return this (edited) program with `changes` applied and the metadata of new nodes filled in.
@@ -194,6 +195,12 @@ class Program:
             self.state[entry.name] if entry.kind is InputKind.CONSTANT else next(remaining) for entry in self.inputs
         ]
         return list(fx.Interpreter(self.graph_module).run(*values, enable_io_processing=False))
+
+
+def _module_of(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
+    """A module of a graph whose Python code is written when it is first called or looked at: most never are."""
+    with _use_lazy_graph_module(True):
+        return _make_graph_module(root, graph)
 
 
 # -- operations -------------------------------------------------------------------------------------------------
