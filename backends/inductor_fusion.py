@@ -119,6 +119,8 @@ class _Marker:
         self.graph = program.graph
         mutated = {output.target for output in program.outputs if output.kind is OutputKind.MUTATION}
         self.fragile = {node for node in program.placeholders if node.name in mutated}
+        self.view = {node: is_any_view(node) for node in self.graph.nodes}
+        self.inlined = {node: node.op == "call_function" and _is_inlined(node) for node in self.graph.nodes}
         self.reads: dict[fx.Node, frozenset[fx.Node]] = {}
         self.work: dict[fx.Node, frozenset[fx.Node]] = {}  # fused values and itself: what one element takes to compute
         self.inlining: dict[fx.Node, bool] = {}
@@ -153,10 +155,10 @@ class _Marker:
         found: dict[fx.Node, None] = {}
         self.stored.clear()
         for node in self.graph.nodes:
-            if is_any_view(node):
+            if self.view[node]:
                 fused = node.all_input_nodes[0] in found
             else:
-                fused = node.op == "call_function" and _is_inlined(node) and self.inlining[node]
+                fused = self.inlined[node] and self.inlining[node]
                 fused = fused and self._is_cheap(node) and not _settles_draws(node)
                 if fused and node not in in_vain and self._is_worth_storing(node):
                     self.stored.add(node)
@@ -174,10 +176,10 @@ class _Marker:
         for user in node.users:
             if user.op != "call_function" or user.target in _NOT_INLINED:
                 return False
-            if is_any_view(user):
+            if self.view[user]:
                 if not self.inlining[user] and user.users:
                     return False
-            elif not _is_inlined(user) and user.target not in _REDUCTIONS:
+            elif not self.inlined[user] and user.target not in _REDUCTIONS:
                 return False
         return True
 
@@ -197,7 +199,7 @@ class _Marker:
         return not dear and len(operands) <= config.realize_reads_threshold
 
     def _last_window(self, reader: fx.Node) -> int:
-        inside = is_any_view(reader) or (_is_inlined(reader) and reader not in self.stored and self.inlining[reader])
+        inside = self.view[reader] or (self.inlined[reader] and reader not in self.stored and self.inlining[reader])
         return max(self.window[reader], self.last[reader]) if inside else self.window[reader]
 
     def _is_worth_storing(self, node: fx.Node) -> bool:
@@ -222,7 +224,7 @@ class _Marker:
         return frozenset[fx.Node]().union(*(self.reads[argument] for argument in node.all_input_nodes))
 
     def _work_of(self, node: fx.Node) -> frozenset[fx.Node]:
-        own: frozenset[fx.Node] = frozenset() if is_any_view(node) else frozenset((node,))
+        own: frozenset[fx.Node] = frozenset() if self.view[node] else frozenset((node,))
         return own.union(*(self.work[argument] for argument in node.all_input_nodes))
 
 
