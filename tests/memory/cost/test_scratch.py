@@ -43,6 +43,36 @@ def test_convolutions_reorder_their_operands() -> None:
     assert workspace_bytes(node(program, "convolution")) == X.nbytes + weight.nbytes
 
 
+# Measured in bfloat16 on an H200 by cuDNN 9.19: input, weight, stride, padding, transposed, bytes.
+MEASURED = [
+    ((128, 3, 224, 224), (64, 3, 7, 7), 2, 3, False, 308332032),
+    ((128, 256, 56, 56), (512, 256, 1, 1), 2, 0, False, 308281856),
+    ((128, 128, 28, 28), (128, 128, 3, 3), 1, 1, False, 52428800),
+    ((128, 512, 28, 28), (128, 512, 1, 1), 1, 0, False, 512),
+    ((8, 64, 512, 512), (64, 64, 3, 3), 1, 1, False, 536945152),
+    ((8, 1024, 64, 64), (512, 1024, 3, 3), 1, 1, False, 111149056),
+    ((8, 128, 256, 256), (128, 64, 2, 2), 2, 0, True, 402719232),
+]
+
+
+@pytest.mark.parametrize(("image", "weight", "stride", "padding", "transposed", "measured"), MEASURED)
+def test_convolutions_of_cudnn_are_near_what_was_measured(image, weight, stride, padding, transposed, measured) -> None:
+    graph = fx.Graph()
+    x, w = graph.placeholder("x"), graph.placeholder("w")
+    options = (None, [stride] * 2, [padding] * 2, [1, 1], transposed, [0, 0], 1)
+    call = graph.call_function(torch.ops.aten.convolution.default, (x, w, *options))
+    last = graph.call_function(torch.ops.aten.convolution.default, (x, w, *options))
+    with FakeTensorMode():
+        x.meta["val"], w.meta["val"] = (
+            torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in (image, weight)
+        )
+        call.meta["val"] = torch.ops.aten.convolution.default(x.meta["val"], w.meta["val"], *options)
+        assert abs(workspace_bytes(call) - measured) <= max(0.02 * measured, 512)
+        x.meta["val"] = torch.empty(image, device="cuda", dtype=torch.bfloat16, memory_format=torch.channels_last)
+        last.meta["val"] = call.meta["val"]
+        assert workspace_bytes(last) == 0
+
+
 def test_sorting_keeps_a_second_copy() -> None:
     sort = node(trace(lambda x: (torch.sort(x)[0],), X), "aten.sort")
     assert workspace_bytes(sort) == output_bytes(sort) == X.numel() * 12
