@@ -125,7 +125,7 @@ class BufferPlan:
         """Judge the plan block by block, sharing no code with the planner.
 
         Raises:
-            BufferError: two blocks in use at the same step share bytes of the arena, a block leaves the arena or is not
+            PlacementError: two blocks in use at the same step share bytes of the arena, a block leaves the arena or is not
                 aligned, a value leaves its block, or a step reads a block that is not in use.
         """
         arena = sorted(
