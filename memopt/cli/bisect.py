@@ -129,8 +129,8 @@ def _searched(cases: Sequence[Case]) -> Culprit | None:
 def _program_cases(
     request: Request, passes: Sequence[Any] | None, command: _Command | None, tolerance: float
 ) -> list[Case]:
-    from memopt.capture.recorded import record_programs
     from memopt.difference.bisect_program import NumbersCheck, pipeline
+    from memopt.difference.recorded import record_programs
     from memopt.passes import INFERENCE, TRAINING
 
     chosen = passes if passes is not None else TRAINING if request.training else INFERENCE

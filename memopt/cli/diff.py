@@ -92,7 +92,7 @@ def _rendered(found: ModelDiff, form: str, context: int, summary: bool) -> str:
 
 
 def _model(request: Request) -> Side:
-    from memopt.capture.recorded import capture_programs
+    from memopt.difference.recorded import capture_programs
 
     torch.manual_seed(0)
     loaded = load(request)

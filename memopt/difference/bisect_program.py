@@ -87,7 +87,7 @@ class NumbersCheck:
 
         Args:
             start: the program before any pass.
-            values: of all inputs but CONSTANT ones, in order; see `memopt.capture.recorded`.
+            values: of all inputs but CONSTANT ones, in order; see `memopt.difference.recorded`.
             tolerance: how many times the error of `start` against float64 an error may reach.
         """
         self.values, self.tolerance = list(values), tolerance

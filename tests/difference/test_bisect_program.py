@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import memopt
-from memopt.capture.recorded import record_programs
 from memopt.difference.bisect import NothingToFind, bisect
 from memopt.difference.bisect_program import NumbersCheck, pipeline, save_program
+from memopt.difference.recorded import record_programs
 from memopt.difference.transplant import Tangled, cut, transplant
 from memopt.pass_manager import Change, Pass, PassResult
 from tests import planted

@@ -19,6 +19,7 @@ def test_values_shape_and_dtype_do():
     found = [tensor_digest(X), *(tensor_digest(other) for other in others)]
     assert len(set(found)) == len(found)
     assert tensor_digest(torch.tensor([0.0])) != tensor_digest(torch.tensor([-0.0]))
+    assert tensor_digest(torch.zeros(2)) != tensor_digest(torch.zeros(2, dtype=torch.int32)), "the same bytes"
 
 
 def test_it_is_ten_digits_of_type_and_content():

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.capture.recorded import capture_programs
 from memopt.difference.model_diff import compare_sides, side_of_programs, side_of_report
+from memopt.difference.recorded import capture_programs
 
 
 class Net(nn.Module):
