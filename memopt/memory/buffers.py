@@ -125,8 +125,8 @@ class BufferPlan:
         """Judge the plan block by block, sharing no code with the planner.
 
         Raises:
-            PlacementError: two blocks in use at the same step share bytes of the arena, a block leaves the arena or is not
-                aligned, a value leaves its block, or a step reads a block that is not in use.
+            PlacementError: two blocks in use at the same step share bytes of the arena, a block leaves the arena or is
+                not aligned, a value leaves its block, or a step reads a block that is not in use.
         """
         arena = sorted(
             (block for block in self.blocks if block.home is Home.ARENA and block.nbytes), key=lambda b: b.offset
