@@ -414,7 +414,16 @@ def versions(peers: Path | None) -> dict[str, str]:
     for python in (peers, sys.executable):
         if python is not None:
             found |= json.loads(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout)
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():  # of two packages the one that is imported
+        found["onnxruntime-gpu"] = onnxruntime.__version__
     return found
+
+
+def driver() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
 
 
 def machine(device: str) -> str:
@@ -444,6 +453,7 @@ def main() -> int:
     result: dict[str, Any] = {
         "machine": machine(options.device),
         "device": options.device,
+        **({"driver": driver()} if options.device == "cuda" else {}),
         "versions": versions(options.peers),
         "settings": {"rounds": options.rounds, "repeats": options.repeats, "threads": 1, "tiny": options.tiny},
         "rows": [],

@@ -218,7 +218,7 @@ def onnx_table(result: dict[str, Any]) -> str:
     runtime = "onnxruntime-gpu" if "onnxruntime-gpu" in versions else "onnxruntime"
     known = [runtime, *(name for name in ("torch", "onnxsim", "onnxslim", "optimum-onnx") if name in versions)]
     title = ", ".join(f"{name} {versions[name]}" for name in known)
-    where = "1 thread" if result["device"] == "cpu" else "CUDA provider"
+    where = "1 thread" if result["device"] == "cpu" else f"driver {result['driver']}, CUDA provider"
     lines = [
         f"{result['machine']}, {where}, {title}; batch 1, least of {settings['rounds']} medians. Nodes · MB of the "
         "file · MB while it runs · latency as a ratio to `torch`:",
