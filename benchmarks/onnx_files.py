@@ -423,7 +423,8 @@ def versions(peers: Path | None) -> dict[str, str]:
 
 def driver() -> str:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    found = subprocess.run(query, capture_output=True, text=True, check=False).stdout.splitlines()
+    return found[0] if found else "not known"
 
 
 def machine(device: str) -> str:
