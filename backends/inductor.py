@@ -25,6 +25,7 @@ from memopt.backends.inductor_halves import Halves
 from memopt.backends.inductor_inference import InductorInference, uses_libraries, watching
 from memopt.backends.inductor_order import KeepOrder
 from memopt.backends.inductor_replay import ReplayError, Workspace
+from memopt.backends.inductor_settled import Settled, SettledSteps, key_of
 from memopt.backends.static import StaticBackend
 from memopt.backends.watched import WatchedProgram
 from memopt.capture.dynamo import Hooks
@@ -41,6 +42,8 @@ from memopt.step.planner import GraphPeaks
 _PLANS = 4
 # A plan that leaves more than this share of the budget unused, and recomputes, is tried once more with more room.
 _SLACK = 0.04
+# What tells code that is fused in the plan's order from other code of the same graph.
+_IN_ORDER, _IN_ANY_ORDER = b"memopt, in order", b"memopt"
 
 
 class InductorBackend(Engine):
@@ -73,7 +76,7 @@ class InductorBackend(Engine):
         if hooks.needs_gradients and not hooks.dry:
             return _Training(graph_module, example_inputs, hooks).compile()
         if hooks.needs_gradients:
-            lowered: Any = _compile_fx(graph_module, example_inputs, _emit_only, hooks.partition)
+            lowered: Any = _compile_fx(graph_module, example_inputs, _emit_only, _Partition(hooks.partition))
             return lowered  # type: ignore[no-any-return]
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
@@ -112,6 +115,7 @@ class _Attempt:
     run: Callable[..., Any]
     halves: Halves
     peaks: GraphPeaks | None
+    settled: Settled
     saving: int = 0
     excess: int | None = None
 
@@ -120,16 +124,15 @@ class _Attempt:
         return self.excess is None or self.excess <= 0
 
 
-class _Hopeless(Exception):
-    """What a partition saves is over the budget by itself: lowering it is no use."""
-
-
 class _Training:
     def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> None:
         self.graph_module, self.example_inputs, self.hooks = graph_module, example_inputs, hooks
         self.session: Any = hooks.session
         # What torch's own cut is yet to be tried with; the rewrites that lower the floor come in when they are needed.
         self._lowerings: list[tuple[Pass, ...]] | None = None
+        self._key = ""  # of what settled the step, once its graph is there
+        self._followed: Settled | None = None  # what settled it in another process, as long as it is followed
+        self._first_plan: _Attempt | None = None  # made where torch's own cut was seen to be hopeless
 
     def compile(self) -> Callable[..., Any]:
         """Lower the step until its code keeps the budget.
@@ -151,6 +154,8 @@ class _Training:
             session.forget_search()
         if attempt is None:
             return self._operator_by_operator()
+        if self._key and self._followed is None and attempt.fits:
+            SettledSteps().put(self._key, attempt.settled)
         with phase("compiling kernels"):
             attempt.halves.load()
         return attempt.run
@@ -169,10 +174,20 @@ class _Training:
             session.exact = False
 
     def _unplanned(self) -> _Attempt | None:
-        """Torch's own cut and order, with the rewrites that let it keep the budget in the least time; None: none do."""
+        """Torch's own cut and order, with the rewrites that let it keep the budget in the least time; None: none do.
+
+        Where the step was settled before, it is lowered in that way at once, be it by a plan.
+        """
         session = self.session
         while True:
-            attempt = self._attempt(self._torch_partition)
+            attempt = self._attempt(planned=False)
+            if self._followed is not None and (attempt is None or not attempt.fits):
+                self._followed = None  # what kept the budget then does not now
+                session.search, session.correction, session.lowering = False, 0, ()
+                continue
+            if self._followed is None and attempt is not None and attempt.settled.planned:
+                self._first_plan = attempt
+                return None
             if attempt is not None and attempt.fits:
                 if session.lowering and attempt.peaks is not None:
                     session.prove()
@@ -194,7 +209,7 @@ class _Training:
         session = self.session
         best = None
         for _ in range(_PLANS):
-            attempt = self._attempt(self._planned_partition, keep_order=True)
+            attempt, self._first_plan = self._first_plan or self._attempt(planned=True), None
             if attempt is None:
                 break
             if attempt.excess is None:
@@ -213,25 +228,56 @@ class _Training:
 
     # -- one attempt ---------------------------------------------------------------------------------------------
 
-    def _attempt(self, partition: Callable[..., Any], *, keep_order: bool = False) -> _Attempt | None:
-        halves = Halves(self.hooks.backward)
-        try:
-            run = _compile_fx(self.graph_module, self.example_inputs, halves.compile, partition, keep_order)
-        except _Hopeless:
-            return None
-        except InductorError as error:  # the graph may hold what this version of Inductor has no code for
-            self.session.note(f"Inductor has no code for this graph: {str(error).splitlines()[0]}")
-            return None
+    def _attempt(self, *, planned: bool) -> _Attempt | None:
+        """Lower the step by a plan, or by torch's own cut, and then by a plan where that is hopeless."""
+        session, halves = self.session, Halves(self.hooks.backward)
+        with contextlib.ExitStack() as policy:
+
+            def cut(joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
+                if not self._key and self._may_be_settled():
+                    self._look_up(self.hooks.capture(joint, options["num_fwd_outputs"]))
+                if not session.search:
+                    found = self._torch_partition(joint, joint_inputs, **options)
+                    if found is not None:
+                        return found
+                    session.search, session.lowering = True, ()
+                policy.enter_context(V.set_choices_handler(KeepOrder()))
+                partition.token = _IN_ORDER
+                return self._planned_partition(joint, joint_inputs, **options)
+
+            session.search, partition = planned, _Partition(cut)
+            try:
+                run = _compile_fx(self.graph_module, self.example_inputs, halves.compile, partition)
+            except InductorError as error:  # the graph may hold what this version of Inductor has no code for
+                session.note(f"Inductor has no code for this graph: {str(error).splitlines()[0]}")
+                return None
+            finally:
+                self.hooks.forget()
         captured = self.hooks.captured
         assert captured is not None
+        settled = Settled(session.search, tuple(item.name for item in session.lowering), session.correction)
         try:
             with phase("replaying code"):
-                peaks = halves.peaks(captured, _workspace(self.session.table))
+                peaks = halves.peaks(captured, _workspace(session.table))
         except ReplayError as error:
-            self.session.note(f"the peak of the generated code is not known: {error}")
-            return None if self.session.limit_bytes else _Attempt(run, halves, None)  # unknown, it cannot be promised
-        saving, excess = self.session.emitted(captured, peaks)
-        return _Attempt(run, halves, peaks, saving, excess)
+            session.note(f"the peak of the generated code is not known: {error}")
+            return None if session.limit_bytes else _Attempt(run, halves, None, settled)  # it cannot be promised
+        saving, excess = session.emitted(captured, peaks)
+        return _Attempt(run, halves, peaks, settled, saving, excess)
+
+    def _may_be_settled(self) -> bool:
+        """Whether what settled this step is worth keeping: a step of one graph, with a budget."""
+        return self.session.budget is not None and bool(self.session.may_leave(self.hooks.graph_break))
+
+    def _look_up(self, captured: Program) -> None:
+        """Follow what settled the step in another process, where that is known."""
+        session = self.session
+        self._key = key_of(session, captured)
+        known = SettledSteps().get(self._key)
+        lowering = None if known is None else session.lowering_called(known.lowering)
+        if known is not None and lowering is not None:
+            self._followed = known
+            session.search, session.correction, session.lowering = known.planned, known.correction, lowering
 
     def _planned_partition(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
         """Both halves by the plan; what it counts on as stored is."""
@@ -243,19 +289,19 @@ class _Training:
     def _torch_partition(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
         """Torch's own cut of the rewritten graph, the one that torch.compile makes.
 
-        Raises:
-            _Hopeless: what it saves is over the budget, with all rewrites that lower the floor too.
+        None where what it saves is over the budget by itself, with all rewrites that lower the floor too.
         """
         session = self.session
         halves = self._torch_cut(joint, joint_inputs, **options)
+        if halves is None and self._followed is not None:
+            self._followed, session.lowering = None, ()
+            halves = self._torch_cut(joint, joint_inputs, **options)
         if halves is None and self._lowerings is None:
             session.lowering = max(session.lowerings(), key=len, default=())
             if not session.lowering or self._torch_cut(joint, joint_inputs, **options) is None:
                 self._lowerings = []  # none saves less than all of them
         while halves is None and self._next_lowering():
             halves = self._torch_cut(joint, joint_inputs, **options)
-        if halves is None:
-            raise _Hopeless
         return halves
 
     def _torch_cut(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
@@ -284,21 +330,15 @@ def _keep_in_backward(module: fx.GraphModule, known: Container[str]) -> None:
 
 
 def _compile_fx(
-    graph_module: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    inner: Callable[..., Any],
-    partition: Callable[..., Any],
-    keep_order: bool = False,
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], inner: Callable[..., Any], partition: _Partition
 ) -> Any:
     # Both halves are lowered at once, since a peak is that of both; torch's cache of joint graphs does not know plans.
-    token = b"memopt, in order" if keep_order else b"memopt"
-    choices = V.set_choices_handler(KeepOrder()) if keep_order else contextlib.nullcontext()
-    with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False), choices:
+    with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False):
         return inductor.compile_fx(
             fx.GraphModule(graph_module, graph_module.graph),
             example_inputs,
             inner_compile=inner,
-            config_patches={"custom_partitioner_fn": _Partition(partition, token)},
+            config_patches={"custom_partitioner_fn": partition},
         )
 
 
@@ -358,8 +398,8 @@ def missing_compiler(device: torch.device) -> str | None:
 class _Partition(CustomPartitionerFn):
     """Inductor's hook for the joint graph, after its own joint-graph passes."""
 
-    def __init__(self, partition: Callable[..., Any], token: bytes) -> None:
-        self._partition, self._token = partition, token
+    def __init__(self, partition: Callable[..., Any]) -> None:
+        self._partition, self.token = partition, _IN_ANY_ORDER
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
@@ -376,7 +416,7 @@ class _Partition(CustomPartitionerFn):
 
     def uuid(self) -> Any | None:
         # Inductor's own cache goes by the halves that come of the plan: beside them only the fusion policy matters.
-        return self._token
+        return self.token
 
 
 def _nothing_of_a_plan() -> None:

@@ -508,12 +508,22 @@ class Session:
         """The budget in bytes, for a model that takes `unconstrained_bytes` without one."""
         return None if self.budget is None else self.budget.resolve(unconstrained_bytes)
 
-    def _stages(self) -> Stages:
+    @property
+    def training_passes(self) -> tuple[Pass, ...]:
+        """The passes for training programs, in order."""
         from memopt.passes import TRAINING
 
+        return TRAINING if self.passes is None else tuple(self.passes)
+
+    def lowering_called(self, names: Sequence[str]) -> tuple[Pass, ...] | None:
+        """The rewrites that lower the floor with these names, in their order; None where there are no such ones."""
+        found = tuple(item for item in self._stages().lowering if item.name in names)
+        return found if tuple(item.name for item in found) == tuple(names) else None
+
+    def _stages(self) -> Stages:
         # A program that runs operator by operator stores every value.
         fusion = None if self.exact else self._engine.fusion(self.table)
-        return stages_of(TRAINING if self.passes is None else self.passes, fusion)
+        return stages_of(self.training_passes, fusion)
 
     # -- measuring -----------------------------------------------------------------------------------------------
 

@@ -70,6 +70,7 @@ class Hooks:
         self._given = [weakref.ref(value) if isinstance(value, torch.Tensor) else None for value in example_inputs]
         self.dry = session.dry
         self.captured: Program | None = None  # the joint program, once it was partitioned
+        self._joint: fx.GraphModule | None = None  # the graph that it was captured from
         reason = getattr(graph_module, "compile_subgraph_reason", None)
         self.graph_break = bool(reason is not None and reason.graph_break)
         self.needs_gradients = torch.is_grad_enabled() and any(
@@ -103,10 +104,21 @@ class Hooks:
 
     def rewrite(self, joint: fx.GraphModule, forward_outputs: int) -> Program:
         """The session's program for a joint graph."""
+        captured = self.capture(joint, forward_outputs)
         with _outside_tracing():
-            self.captured = from_joint(joint, forward_outputs, self.origins)
-            lend(self.captured, self.example_inputs())
-            return self.session.training(self.captured, self.graph_break)
+            return self.session.training(captured, self.graph_break)
+
+    def capture(self, joint: fx.GraphModule, forward_outputs: int) -> Program:
+        """The program of a joint graph; the same one as long as it is asked for the same graph."""
+        if self.captured is None or self._joint is not joint:
+            with _outside_tracing():
+                self.captured, self._joint = from_joint(joint, forward_outputs, self.origins), joint
+                lend(self.captured, self.example_inputs())
+        return self.captured
+
+    def forget(self) -> None:
+        """Let go of the joint graph."""
+        self._joint = None
 
     def backward(self, run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
         """A compiled backward, which says in one line when memory runs out in it."""

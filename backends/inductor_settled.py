@@ -1,0 +1,92 @@
+"""How a step was lowered in the end, kept on disk: a later process goes there at once, without the tries before it.
+
+What is read is a proposal: the code that comes of it is judged as any other, and where it does not keep the budget the
+search starts as if nothing had been known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memopt.memory.cost.disk import Store
+from memopt.pass_manager import Pass
+from memopt.program import Program
+from memopt.step.planned import fingerprint
+
+if TYPE_CHECKING:
+    from memopt.session import Session
+
+# A correction is a difference of bytes on one device.
+_MOST = 1 << 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Settled:
+    """What a step was settled with.
+
+    Attributes:
+        planned: whether it follows a plan; else torch's own cut.
+        lowering: names of the rewrites that lower the floor that torch's own cut was made with; a plan has its own.
+        correction: bytes that the code was taken to need less than the plan says.
+    """
+
+    planned: bool
+    lowering: tuple[str, ...] = ()
+    correction: int = 0
+
+
+class SettledSteps:
+    """Settled steps of this version of memopt and torch, below the folder for caches."""
+
+    def __init__(self) -> None:
+        """Nothing is read or made yet."""
+        from memopt import __version__
+
+        versions = {"memopt": __version__, "torch": torch.__version__, "source": torch.version.git_version}
+        self._store, self._scope = Store("settled"), json.dumps(versions, sort_keys=True)
+
+    def get(self, key: str) -> Settled | None:
+        """Return what was put under this key; None when it is absent or damaged."""
+        record = self._store.get(self._scope, key)
+        if record is None or set(record) != {"planned", "lowering", "correction"}:
+            return None
+        planned, lowering, correction = record["planned"], record["lowering"], record["correction"]
+        named = isinstance(lowering, list) and all(isinstance(name, str) for name in lowering)
+        if type(planned) is not bool or not named or type(correction) is not int or abs(correction) > _MOST:
+            return None
+        return Settled(planned, tuple(lowering), correction)
+
+    def put(self, key: str, settled: Settled) -> bool:
+        """Keep what settled a step; return whether it was written."""
+        return self._store.put(self._scope, key, {**dataclasses.asdict(settled), "lowering": list(settled.lowering)})
+
+
+def key_of(session: Session, program: Program) -> str:
+    """What a settled step depends on: the captured graph, the budget, what is resident, passes, and where it runs."""
+    resident = session.resident
+    device = resident.device
+    place: dict[str, Any] = {"device": str(device)}
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        place |= {"name": found.name, "memory": found.total_memory}
+    budget = session.budget
+    facts = {
+        "graph": fingerprint(program),
+        "budget": None if budget is None else repr(budget),
+        "resident": resident.total,
+        "optimizer": session.optimizer_peak(),
+        "margin": session.margin,
+        "seconds": session.plan_seconds,
+        "passes": _described(session.training_passes),
+        **place,
+    }
+    return json.dumps(facts, sort_keys=True)
+
+
+def _described(passes: Sequence[Pass]) -> list[str]:
+    return [f"{type(item).__module__}.{type(item).__qualname__} {sorted(vars(item).items())}" for item in passes]
