@@ -339,11 +339,39 @@ def xla_table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def xlagpu_table(result: dict[str, Any]) -> str:
+    sizes = "; ".join(
+        f"{model} {', '.join(f'{name} {size}' for name, size in one.items())}"
+        for model, one in result["settings"]["sizes"].items()
+    )
+    lines = [
+        f"{result['machine']}, driver {result['driver']}, torch {result['torch']}, jax {result['jax']}; "
+        f"{result['settings']['dtype']}, no dropout; {sizes}; median of {result['settings']['repeats']} calls:",
+        "",
+        "| | engine | ms | MB: PyTorch's allocator + XLA's | process | exchanged in place | error | first call |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in sorted(result["rows"], key=lambda row: (row["model"], row["mode"])):
+        name = f"| {row['model']}, {row['mode']} | {row['row']} |"
+        if "seconds" not in row:
+            lines.append(f"{name} {row['error_text']} | | | | | |")
+            continue
+        held = f"{row['torch_bytes'] / 1e6:,.0f}"
+        held += f" + {row['xla_bytes'] / 1e6:,.0f}" if "xla_bytes" in row else ""
+        shared = f"{row['shared']} of {row['crossed']}" if "crossed" in row else ""
+        lines.append(
+            f"{name} {row['seconds'] * 1e3:.2f} | {held} | {row['process_bytes'] / 1e6:,.0f} | {shared} | "
+            f"{row['error']:.1e} | {row['first_call_seconds']:.0f} s |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 TABLES = {
     "inference": inference_table,
     "material": material_table,
     "memory": memory_table,
     "xla": xla_table,
+    "xlagpu": xlagpu_table,
     "step": step_table,
     "planning": planning_table,
     "packing": packing_table,
