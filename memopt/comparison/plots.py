@@ -12,6 +12,7 @@ _WIDTH, _LEFT, _RIGHT = 880, 190, 120
 _BAR, _GAP = 18, 8
 _HEIGHT, _TOP, _BOTTOM = 320, 14, 44
 _TICKS = 5
+_LINE, _LETTER = 13, 8  # a name's height and, about, width per letter
 
 
 def bars_svg(
@@ -92,16 +93,32 @@ def scatter_svg(
         if len(dots) > 1:
             line = " ".join(f"{x:.1f},{y:.1f}" for x, y in sorted(dots))
             parts.append(f'<polyline class="line {kind}" points="{line}"/>')
-    for row, across_value, up_value in points:
+    spots = _apart([(*at(x, y), row.name) for row, x, y in points])
+    for (row, across_value, up_value), (left, base) in zip(points, spots, strict=True):
         x, y = at(across_value, up_value)
         kind, name = "peer" if row.is_peer else "own", html.escape(row.name, quote=True)
         figures = html.escape(f"{words[0](across_value)}, {words[1](up_value)}")
         parts.append(
             f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="5"><title>{name}: {figures}</title></circle>'
-            f'<text class="figure" x="{x + 8:.1f}" y="{y - 6:.1f}">{name}</text>'
+            f'<text class="figure" x="{left:.1f}" y="{base:.1f}">{name}</text>'
         )
     label = html.escape(title, quote=True)
     return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+
+
+def _apart(dots: Sequence[tuple[float, float, str]]) -> list[tuple[float, float]]:
+    """Where each dot's name begins, so that no name lies on another: beside the dot, or as near as there is room."""
+    found: list[tuple[float, float]] = []
+    for x, y, _ in dots:
+        steps = sorted(range(-len(dots), len(dots) + 1), key=abs)
+        free = (y - 6 + step * _LINE for step in steps if _TOP < y - 6 + step * _LINE < _HEIGHT - _BOTTOM)
+        taken = [
+            other
+            for (left, other), (_, _, name) in zip(found, dots, strict=False)
+            if abs(left - x - 8) < _LETTER * max(len(name), 8)
+        ]
+        found.append((x + 8, next((base for base in free if all(abs(base - one) >= _LINE for one in taken)), y - 6)))
+    return found
 
 
 def _short(text: str) -> str:

@@ -1,12 +1,15 @@
 """A comparison as text, JSON and HTML."""
 
+import itertools
 import json
 import math
+import re
 import xml.dom.minidom
 
 import pytest
 
 from memopt.comparison.record import Comparison, Row
+from tests.report.chromium import browser
 
 ROWS = (
     Row("eager", seconds=(0.002, 0.001, 0.003), first_seconds=0.5, allocated_bytes=2_000_000, error=1e-7),
@@ -71,3 +74,31 @@ def test_saving(tmp_path):
         assert (tmp_path / f"c{suffix}").read_text().startswith(start)
     with pytest.raises(ValueError, match="must end in"):
         comparison().save(tmp_path / "c.pdf")
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as found:
+        yield found
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_in_a_browser(chromium, tmp_path, dark):
+    crowd = tuple(Row(f"aten:{number}MB", seconds=(0.001,) * 2, allocated_bytes=2_000_000) for number in range(5))
+    comparison((*ROWS, *crowd)).save(tmp_path / "c.html")
+    chromium.troubles.clear()
+    chromium.open(tmp_path / "c.html", dark=dark, width=900)
+    assert chromium.troubles == []
+    assert "THE NUMBERS DIFFER" not in chromium.text("body") and "The numbers differ" in chromium.text("body")
+    names = """[...document.querySelectorAll('svg text.figure')].map((item) => {
+      const box = item.getBoundingClientRect();
+      return [item.closest('svg').getAttribute('aria-label'), box.left, box.top, box.right, box.bottom];
+    }).filter((item) => item[0].startsWith('time of a step over'))"""
+    boxes = [box[1:] for box in chromium.run(names)]
+    assert len(boxes) == 8
+    for one, other in itertools.combinations(boxes, 2):
+        assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] + 4 or other[3] <= one[1] + 4
+    ink, paper = chromium.run("['color', 'backgroundColor'].map((name) => getComputedStyle(document.body)[name])")
+    light = [sum(map(int, re.findall(r"\d+", color)[:3])) for color in (ink, paper)]
+    assert (light[0] > light[1]) == dark
+    assert chromium.screenshot(tmp_path / "c.png", whole=True).startswith(b"\x89PNG")
