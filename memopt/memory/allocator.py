@@ -51,8 +51,16 @@ def with_slack(size: int, device: torch.device) -> int:
 
 def use_expandable_segments(device: torch.device) -> None:
     """Let the allocator grow segments instead of leaving gaps between them, where the user has not chosen settings."""
-    chosen = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF")
-    if device.type == "cuda" and torch.cuda.is_available() and not chosen:
+    if device.type == "cuda" and torch.cuda.is_available() and not _chosen():
         # The older function warns on versions that have the newer one.
         settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
         (settings or torch.cuda.memory._set_allocator_settings)("expandable_segments:True")
+
+
+def segments_expand() -> bool:
+    """Whether segments grow where a budget is set, the user's settings allowing."""
+    return not _chosen() or "expandable_segments:true" in _chosen().lower()
+
+
+def _chosen() -> str:
+    return os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""

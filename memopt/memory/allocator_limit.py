@@ -16,6 +16,8 @@ from collections.abc import Iterator
 
 import torch
 
+from memopt.memory.allocator import segments_expand
+
 _PAGE = 2**21  # what the device gives out at a time
 _LITTLE = 2**26  # free bytes in segments that hold something: those of small tensors, and the ends of others
 
@@ -112,10 +114,11 @@ def grow(device: torch.device, size: int) -> None:
 
     Torch compares a request as a whole with what the limit leaves, even where memory is free at the end of the segment
     that would grow: taken piece by piece, a step near its limit would have the cache handed back again and again.
+    Only where segments expand, which are handed back page by page: another one that is so large could not be.
     """
     reserved = torch.cuda.memory_reserved(device)
     missing = (size - reserved) // _PAGE * _PAGE
-    if missing > 0 and reserved - torch.cuda.memory_allocated(device) <= _LITTLE:
+    if missing > 0 and segments_expand() and reserved - torch.cuda.memory_allocated(device) <= _LITTLE:
         with contextlib.suppress(torch.OutOfMemoryError):  # the step itself will tell
             torch.empty(missing, dtype=torch.uint8, device=device)
 

@@ -123,6 +123,10 @@ def test_the_cache_grows_at_once_where_there_is_none(cuda, monkeypatch, allocate
     cuda.allocated, cuda.reserved = allocated, reserved
     asked = []
     monkeypatch.setattr(torch, "empty", lambda size, **options: asked.append(size))
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    grow(GPU, 10**9 + 2**30)
+    assert asked == []  # segments that do not expand
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     grow(GPU, 10**9 + 2**30)
     assert asked == ([(2**30 - 2**20) // 2**21 * 2**21] if grows else [])
 
