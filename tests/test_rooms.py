@@ -1,0 +1,73 @@
+"""The rooms of CONTRIBUTING.md: those that must not know of others do not, and every folder has its row."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = {"passes": ROOT / "passes", "backends": ROOT / "backends", "models": ROOT / "models"}
+FOLDERS |= {
+    path.name: path for path in (ROOT / "memopt").iterdir() if (path / "__init__.py").exists() and not path.is_symlink()
+}
+
+
+def imports(folder: Path) -> Iterator[tuple[str, str]]:
+    """Every import of memopt in the folder's files, lazy ones too: the file, and the room or file it is of."""
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [f"memopt.{item.name}" for item in node.names] if node.module == "memopt" else [node.module]
+            elif isinstance(node, ast.Import):
+                names = [item.name for item in node.names]
+            else:
+                continue
+            for name in names:
+                if name.split(".")[0] == "memopt":
+                    yield path.name, [*name.split("."), "memopt"][1]
+
+
+@pytest.mark.parametrize(
+    ("room", "allowed"),
+    [
+        ("solve", {"solve"}),  # plain numbers in and out
+        ("models", {"models"}),
+        ("patterns", {"patterns", "program", "rewrite"}),
+        ("xla", {"xla", "program"}),
+    ],
+)
+def test_a_room_that_stands_alone_knows_no_other(room: str, allowed: set[str]) -> None:
+    assert {(name, other) for name, other in imports(FOLDERS[room]) if other not in allowed} == set()
+
+
+@pytest.mark.parametrize(
+    ("room", "forbidden"),
+    [
+        ("passes", {"api", "session", "module", "backends", "report", "cli"}),
+        ("memory", {"api", "session", "module", "backends", "passes", "step", "report", "cli"}),
+        ("report", {"api", "module", "backends", "passes", "cli"}),
+        ("onnx", {"api", "session", "module", "backends", "passes", "convert", "cli"}),
+        ("convert", {"api", "session", "module", "backends", "passes", "cli"}),
+    ],
+)
+def test_a_lower_room_knows_no_higher_one(room: str, forbidden: set[str]) -> None:
+    assert {(name, other) for name, other in imports(FOLDERS[room]) if other in forbidden} == set()
+
+
+def test_nothing_but_the_command_line_knows_the_command_line() -> None:
+    for room, folder in FOLDERS.items():
+        assert room == "cli" or "cli" not in {other for _, other in imports(folder)}
+
+
+def test_what_a_process_of_its_own_runs_goes_without_memopt() -> None:
+    assert list(imports(FOLDERS["tensorflow"] / "tasks")) == []
+
+
+def test_every_folder_has_its_row() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for room in FOLDERS:
+        row = f"| `{room}/` (as `memopt.{room}`)" if room in ("passes", "backends", "models") else f"| `memopt/{room}/`"
+        assert row in text, room
