@@ -118,7 +118,11 @@ class PassRecord:
 
 
 class PassError(RuntimeError):
-    """A pass failed, broke the program's specification, or changed the numbers beyond what it declares."""
+    """A pass failed, broke the program's specification, or changed the numbers beyond what it declares.
+
+    Attributes:
+        pass_name: the guilty pass.
+    """
 
     def __init__(self, name: str, earlier: Sequence[str], cause: str) -> None:
         ran = f" (after {', '.join(earlier)})" if earlier else ""

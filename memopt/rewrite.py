@@ -24,6 +24,18 @@ ALLOWANCE = 64 * 1024
 """Bytes by which one run of a pass may let a program grow, all of its rewrites together."""
 
 
+def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes, and all that they are computed from."""
+    found: set[fx.Node] = set()
+    work = list(nodes)
+    while work:
+        node = work.pop()
+        if node not in found:
+            found.add(node)
+            work.extend(node.all_input_nodes)
+    return found
+
+
 def storages(node: fx.Node) -> dict[int, int]:
     """The storages of the node's value, as key → bytes; nodes that share a key alias each other.
 

@@ -12,10 +12,20 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
-from memopt.program import InputKind, OutputKind, Phase, Program, describe, is_effectful, is_random, tensors_of
+from memopt.program import (
+    InputKind,
+    OutputKind,
+    Phase,
+    Program,
+    describe,
+    is_effectful,
+    is_random,
+    tensors_of,
+)
 from memopt.rewrite import (
     ALLOWANCE,
     add_constant,
+    ancestors,
     drop_unused_constants,
     erase_unused,
     forget_inplace,
@@ -217,14 +227,7 @@ def _is_computed(node: fx.Node) -> bool:
 
 
 def _group(program: Program, order: dict[fx.Node, int], results: tuple[fx.Node, ...]) -> _Group:
-    seen: set[fx.Node] = set()
-    work = list(results)
-    while work:
-        node = work.pop()
-        if node not in seen:
-            seen.add(node)
-            work.extend(node.all_input_nodes)
-    ordered = sorted(seen, key=order.__getitem__)
+    ordered = sorted(ancestors(results), key=order.__getitem__)
     sources = tuple(node for node in ordered if node.op == "placeholder")
     own = frozenset(node.name for node in sources if program.input_of(node.name).kind is InputKind.CONSTANT)
     return _Group(results, tuple(node for node in ordered if node.op == "call_function"), sources, own)

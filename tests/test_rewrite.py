@@ -10,6 +10,7 @@ from memopt.passes.inplace import Inplace
 from memopt.program import InputKind, Program
 from memopt.rewrite import (
     add_constant,
+    ancestors,
     drop_unused_constants,
     erase_unused,
     fake_value,
@@ -132,3 +133,10 @@ def test_fake_values_are_those_of_a_run() -> None:
     assert fake_value(program, aten.cat.default, ([sin, sin],), {"dim": 1}).shape == (4, 12)
     with pytest.raises(RuntimeError):
         fake_value(program, aten.mm.default, (sin, sin))
+
+
+def test_what_a_node_is_computed_from() -> None:
+    program = trace(lambda x, w: (x.exp() + x, w.sin()), X, X.clone())
+    found = ancestors([program.calls[1]])
+    assert {node.name for node in found} == {"exp", "add", program.placeholders[0].name}
+    assert ancestors([]) == set()

@@ -9,7 +9,6 @@ is on CUDA, and attention becomes products and a softmax that backward keeps. No
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,6 +16,8 @@ import torch.nn.functional as F
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.node import map_aggregate
+
+from memopt.rewrite import ancestors
 
 LARGEST = 2**26
 """Elements of the largest mask that is computed to see whether it does anything."""
@@ -107,10 +108,10 @@ def _fact(graph: fx.Graph, mask: fx.Node) -> str | None:
 
 def _computed(graph: fx.Graph, mask: fx.Node) -> torch.Tensor | None:
     """The mask's value, where the graph computes it from literals alone; None where it cannot be known."""
-    needed = _ancestors([mask])
+    needed = ancestors([mask])
     if any(node.op not in ("call_function", "call_method") or _draws(node) for node in needed):
         return None
-    if any(_ancestors([written]) & needed for node in graph.nodes for written in _written(node)):
+    if any(ancestors([written]) & needed for node in graph.nodes for written in _written(node)):
         return None
     for node in needed:
         value = node.meta.get("example_value")
@@ -141,17 +142,6 @@ def _here(item: Any) -> Any:
     if isinstance(item, torch.device) or (isinstance(item, str) and item.startswith(("cuda", "xpu", "mps"))):
         return torch.device("cpu")
     return item
-
-
-def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    work = list(nodes)
-    while work:
-        node = work.pop()
-        if node not in found:
-            found.add(node)
-            work.extend(node.all_input_nodes)
-    return found
 
 
 def _name(node: fx.Node) -> str:

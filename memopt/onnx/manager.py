@@ -21,7 +21,7 @@ from memopt.onnx.read import graphs, weight_bytes
 from memopt.onnx.samples import Sample, UnknownInput, samples
 from memopt.onnx.sizes import known_shapes, sizes_of
 from memopt.onnx.snapshot import snapshot
-from memopt.pass_manager import Change, Refusal
+from memopt.pass_manager import Change, PassError, Refusal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,17 +52,8 @@ class OnnxPassRecord:
     after: GraphRecord | None = dataclasses.field(default=None, repr=False)
 
 
-class OnnxPassError(RuntimeError):
-    """A pass failed, made an invalid model, or changed the numbers beyond what it declares.
-
-    Attributes:
-        pass_name: the guilty pass.
-    """
-
-    def __init__(self, name: str, earlier: Sequence[str], cause: str) -> None:
-        ran = f" (after {', '.join(earlier)})" if earlier else ""
-        super().__init__(f"pass {name}{ran}: {cause}")
-        self.pass_name = name
+class OnnxPassError(PassError):
+    """A pass on an ONNX graph failed, made an invalid model, or changed the numbers beyond what it declares."""
 
 
 class OnnxPassManager:

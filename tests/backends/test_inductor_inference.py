@@ -12,26 +12,8 @@ from memopt.backends import tail
 from memopt.backends.inductor import InductorBackend
 from memopt.backends.inductor_inference import InductorFunction, _compiled_module, compile_inference
 from memopt.backends.tail import split_tail
-from memopt.pass_manager import PassManager
-from memopt.program import InputKind
+from tests.backends.programs import perceptron, program_and_arguments
 from tests.support import capture
-
-
-def program_and_arguments(model, *inputs):
-    program, _ = PassManager(memopt.INFERENCE, verify=False).run(capture(model, *inputs))
-    users = iter(inputs)
-    arguments = [
-        program.state[entry.name] if entry.name in program.state else next(users)
-        for entry in program.inputs
-        if entry.kind is not InputKind.CONSTANT
-    ]
-    return program, arguments
-
-
-def perceptron():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 32)).eval()
-
 
 # -- large results ------------------------------------------------------------------------------------------------
 

@@ -4,30 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-import memopt
 from memopt.backends import tail
 from memopt.backends.aten import emit
 from memopt.backends.tail import split_tail
-from memopt.pass_manager import PassManager
 from memopt.program import InputKind
+from tests.backends.programs import perceptron, program_and_arguments
 from tests.passes.build import trace
-from tests.support import capture, targets
-
-
-def program_and_arguments(model, *inputs):
-    program, _ = PassManager(memopt.INFERENCE, verify=False).run(capture(model, *inputs))
-    users = iter(inputs)
-    arguments = [
-        program.state[entry.name] if entry.name in program.state else next(users)
-        for entry in program.inputs
-        if entry.kind is not InputKind.CONSTANT
-    ]
-    return program, arguments
-
-
-def perceptron():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 32)).eval()
+from tests.support import targets
 
 
 def test_the_last_product_of_a_large_result_is_left_out_of_the_graph(monkeypatch):
