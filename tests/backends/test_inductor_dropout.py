@@ -1,0 +1,78 @@
+"""Dropout on the inductor backend: backward sees forward's masks, whatever is recomputed or saved as bits."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+import memopt
+
+pytestmark = pytest.mark.usefixtures("_compiler")
+SEED = 7
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+
+
+def build():
+    torch.manual_seed(0)
+    model = memopt.models.build("gpt2", tiny=True, layers=3, vocabulary=1024, dropout=0.3).double()
+    return model, model.example_inputs(32, labels=True)
+
+
+def loss_of(run, inputs):
+    torch.manual_seed(SEED)
+    return run(**inputs)
+
+
+def taken(run, model, inputs):
+    """Loss and gradients of a seeded step."""
+    loss = loss_of(run, inputs)
+    loss.backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    return loss.detach(), gradients
+
+
+@functools.cache
+def unconstrained():
+    model, inputs = build()
+    run = memopt.compile(model, backend="inductor", verify=False)
+    loss, gradients = taken(run, model, inputs)
+    return loss, gradients, run.report.peak_bytes
+
+
+@pytest.mark.parametrize(
+    "share", [0.9, 0.6, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.8, 0.7, 0.5, 0.4, 0.3))]
+)
+def test_gradients_are_those_of_the_masks_that_forward_drew(share):
+    expected_loss, expected, peak = unconstrained()
+    torch._dynamo.reset()
+    model, inputs = build()
+    run = memopt.compile(model, int(share * peak), backend="inductor", verify=False)
+    try:
+        loss, gradients = taken(run, model, inputs)
+    except memopt.BudgetError as error:
+        assert share < 0.6 and error.minimum_bytes > share * peak
+        return
+    direction = {name: torch.randn_like(gradient) for name, gradient in gradients.items()}
+    slope = sum(float((gradients[name] * direction[name]).sum()) for name in gradients)
+    around = []
+    for step in (1e-6, -1e-6):
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter += step * direction[name]
+        around.append(float(loss_of(run, inputs).detach()))
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter -= step * direction[name]
+    assert slope == pytest.approx((around[0] - around[1]) / 2e-6, rel=1e-4, abs=1e-6)
+    if any("operator by operator" in note for note in run.report.notes):
+        return  # eager's masks, not Inductor's
+    assert torch.allclose(loss, expected_loss, rtol=1e-10)
+    for name, gradient in gradients.items():
+        assert torch.allclose(gradient, expected[name], rtol=1e-6, atol=1e-9), name
