@@ -15,7 +15,7 @@ from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.freeze import fold_in_place
 from memopt.layout import settle
-from memopt.memory.allocator import slack_bytes, use_expandable_segments, with_slack
+from memopt.memory.allocator import with_slack
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
 from memopt.memory.timeline import timeline
@@ -26,6 +26,7 @@ from memopt.program import Program
 from memopt.report.build import build_report
 from memopt.report.record import ExecutableReport, Report
 from memopt.solve.schedule import Schedule
+from memopt.step.account import Account
 from memopt.step.carry import SEARCHES, Sizes, carried_from
 from memopt.step.guard import short_of_memory
 from memopt.step.inference_plan import plan_within
@@ -71,7 +72,7 @@ class Step:
     limit: int | None
 
 
-class Session:
+class Session(Account):
     """Receives the programs of one model from the front door, rewrites and plans them, and keeps the report."""
 
     def __init__(
@@ -89,10 +90,10 @@ class Session:
         sizes: Sizes | None = None,
         frozen: bool = False,
     ) -> None:
-        self.budget, self.passes, self.verify = budget, passes, verify
+        super().__init__(budget, resident)
+        self.passes, self.verify = passes, verify
         self._engine, self._names = backend, names
-        self._resident, self.table = resident, table
-        self._arrived: Callable[[], Resident] | None = None
+        self.table = table
         self.model_name, self.plan_seconds = model_name, plan_seconds
         self.notes: list[str] = []
         self.report: Report | None = None
@@ -112,7 +113,6 @@ class Session:
         self.lowering: tuple[Pass, ...] = ()  # without a search, the rewrites that lower the floor to use
         self.sizes = Sizes() if sizes is None else sizes
         self.beyond: int | None = None  # bytes that a step was seen to make the allocator hold
-        self.margin = 0  # bytes of the budget that the allocator was seen to lose beyond the slack left to it
         # Parameters that may be laid out anew, and which outputs were contiguous before they were (`memopt.layout`).
         self.movable: frozenset[str] = frozenset()
         self.contiguous: tuple[bool, ...] = ()
@@ -122,27 +122,6 @@ class Session:
         self._not_in_chunks = ""  # why the batch of the inference program cannot be divided
         # Whether what runs is the program itself, so that its timeline is the peak.
         self.exact = backend.exact
-        self.hold: Callable[[int], None] = _unheld  # told the budget in bytes before anything is run under it
-
-    @property
-    def resident(self) -> Resident:
-        """What the device holds during the whole step; counted when a graph is planned, not at every call."""
-        if self._arrived is not None:
-            self.resident = self._arrived()
-        return self._resident
-
-    @resident.setter
-    def resident(self, resident: Resident) -> None:
-        self._resident, self._arrived = resident, None
-
-    @contextlib.contextmanager
-    def call(self, count: Callable[[], Resident]) -> Iterator[None]:
-        """A call of the model, in which `count` may be asked for what is resident."""
-        self._arrived = count
-        try:
-            yield
-        finally:
-            self._arrived = None  # it holds the call's inputs
 
     @contextlib.contextmanager
     def timed(self, what: str) -> Iterator[None]:
@@ -216,7 +195,7 @@ class Session:
         Raises:
             BudgetError: the peak is over the budget.
         """
-        self._prepare_allocator()
+        self.prepare_allocator()
         program = self.table.placed(program)
         before = timeline(program, workspace(program, self.table.measure_all(program)))
         limit = self._held(self.resident.total + constant_bytes(program) + before.peak_bytes)
@@ -277,7 +256,7 @@ class Session:
         Raises:
             BudgetError: no plan keeps the budget; `minimum_bytes` is the least that one was found for.
         """
-        self._prepare_allocator()
+        self.prepare_allocator()
         keys = tuple(fingerprint(program) for program in programs)
         with phase("rewriting"):
             search = self._search_of(keys, programs)
@@ -475,21 +454,6 @@ class Session:
     def _replayed(self, program: Program, schedule: Schedule | None) -> Program:
         return replay(program, self._stages(), self._lowered.get(fingerprint(program), ()), schedule)
 
-    def _prepare_allocator(self) -> None:
-        if self.budget is not None:
-            use_expandable_segments(self.resident.device)
-
-    def usable(self, limit: int) -> int:
-        """The bytes of a limit that tensors may take: what the allocator loses is left to it."""
-        return limit - slack_bytes(limit, self.resident.device) - self.margin
-
-    @property
-    def room(self) -> int | None:
-        """Bytes of an absolute budget that are left beside what is resident; None without one."""
-        if self.budget is None or self.budget.bytes is None:
-            return None
-        return max(0, self.usable(self.budget.bytes) - self.resident.total)
-
     def _over(self, needed: int, limit: int) -> BudgetError:
         assert self.report is not None
         error = BudgetError(with_slack(needed, self.resident.device), limit, self.report.breakdown)
@@ -503,10 +467,6 @@ class Session:
         if limit is not None and self.table.target is None:
             self.hold(limit)
         return limit
-
-    def limit(self, unconstrained_bytes: int) -> int | None:
-        """The budget in bytes, for a model that takes `unconstrained_bytes` without one."""
-        return None if self.budget is None else self.budget.resolve(unconstrained_bytes)
 
     @property
     def training_passes(self) -> tuple[Pass, ...]:
@@ -535,15 +495,3 @@ class Session:
         except TrialError as error:
             ran_out = isinstance(error, TrialMemoryError)
             return dataclasses.replace(planned, measured=None, failure=str(error), ran_out=ran_out)
-
-    def optimizer_peak(self) -> int:
-        """The most bytes during `optimizer.step()`: what is resident, all gradients, the optimizer's temporaries."""
-        footprint = self.resident.optimizer
-        if footprint is None:
-            return 0
-        held = self.resident.total - self.resident.gradients
-        return held + self.resident.trainable + footprint.step_peak_bytes
-
-
-def _unheld(limit_bytes: int) -> None:
-    return None

@@ -1,0 +1,80 @@
+"""What the device holds for one model, and what a budget leaves of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from memopt.budget import Budget
+from memopt.memory.allocator import slack_bytes, use_expandable_segments
+from memopt.memory.resident import Resident
+
+
+class Account:
+    """The memory of one model's steps.
+
+    Attributes:
+        budget: the limit that was asked for; None without one.
+        margin: bytes of the budget that the allocator was seen to lose beyond the slack left to it.
+        hold: told the budget in bytes before anything is run under it.
+    """
+
+    def __init__(self, budget: Budget | None, resident: Resident) -> None:
+        """Take the budget, and what is there before the first call."""
+        self.budget = budget
+        self.margin = 0
+        self.hold: Callable[[int], None] = _unheld
+        self._resident = resident
+        self._arrived: Callable[[], Resident] | None = None
+
+    @property
+    def resident(self) -> Resident:
+        """What the device holds during the whole step; counted when a graph is planned, not at every call."""
+        if self._arrived is not None:
+            self.resident = self._arrived()
+        return self._resident
+
+    @resident.setter
+    def resident(self, resident: Resident) -> None:
+        self._resident, self._arrived = resident, None
+
+    @contextlib.contextmanager
+    def call(self, count: Callable[[], Resident]) -> Iterator[None]:
+        """A call of the model, in which `count` may be asked for what is resident."""
+        self._arrived = count
+        try:
+            yield
+        finally:
+            self._arrived = None  # it holds the call's inputs
+
+    def limit(self, unconstrained_bytes: int) -> int | None:
+        """The budget in bytes, for a model that takes `unconstrained_bytes` without one."""
+        return None if self.budget is None else self.budget.resolve(unconstrained_bytes)
+
+    def usable(self, limit: int) -> int:
+        """The bytes of a limit that tensors may take: what the allocator loses is left to it."""
+        return limit - slack_bytes(limit, self.resident.device) - self.margin
+
+    @property
+    def room(self) -> int | None:
+        """Bytes of an absolute budget that are left beside what is resident; None without one."""
+        if self.budget is None or self.budget.bytes is None:
+            return None
+        return max(0, self.usable(self.budget.bytes) - self.resident.total)
+
+    def optimizer_peak(self) -> int:
+        """The most bytes during `optimizer.step()`: what is resident, all gradients, the optimizer's temporaries."""
+        footprint = self.resident.optimizer
+        if footprint is None:
+            return 0
+        held = self.resident.total - self.resident.gradients
+        return held + self.resident.trainable + footprint.step_peak_bytes
+
+    def prepare_allocator(self) -> None:
+        """Let a budget's memory be taken in segments that grow, before any is taken."""
+        if self.budget is not None:
+            use_expandable_segments(self.resident.device)
+
+
+def _unheld(limit_bytes: int) -> None:
+    return None
