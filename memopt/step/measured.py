@@ -123,7 +123,7 @@ def lower_within(
         BudgetError: no plan keeps the budget.
     """
     run, hooks = lower()
-    for _ in range(_ROUNDS):
+    for left in reversed(range(_ROUNDS + 1)):
         device = session.resident.device
         written, allowed = _measurable(session, hooks), held_bytes(device)
         if written is None or allowed is None:
@@ -138,14 +138,16 @@ def lower_within(
             session.beyond = taken.reserved_bytes - taken.before_bytes
             grow(device, min(allowed, taken.reserved_bytes + session.resident.coming))
             return run
+        if not left:
+            break
         log.info("the allocator holds %d bytes more than the budget in a step: planning again", over)
         known = session.tighten(over + over // 8)
         try:
             run, hooks = lower()
         except BudgetError:
             session.loosen(known)
-            session.note("the allocator reserves more than the step needs: it is held to the budget, which takes time")
             break
+    session.note("the allocator reserves more than the step needs: it is held to the budget, which takes time")
     return run
 
 

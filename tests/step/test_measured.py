@@ -179,6 +179,17 @@ def test_where_less_is_not_to_be_had_the_first_plan_stays_and_says_so(monkeypatc
     assert "held to the budget" in note
 
 
+def test_after_some_rounds_the_last_plan_stays_measured_and_says_so(monkeypatch, steps):
+    model, x, budget = budget_and_session(monkeypatch)
+    left = steps(*(Taken(budget - over, budget + over, 0) for over in (3000, 2000, 1000)))
+    run = memopt.compile(model, budget, backend="aten")
+    trained(run, x)
+    assert not left and run.report.peak_bytes <= budget - 5000
+    assert run.report.measured_peak_bytes == budget - 1000
+    (note,) = run.report.notes
+    assert "held to the budget" in note
+
+
 def test_on_cpu_no_step_is_taken(monkeypatch):
     monkeypatch.setattr(measured_step, "take_step", None)
     model, x = make()
