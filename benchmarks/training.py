@@ -113,7 +113,7 @@ def worker(given: argparse.Namespace) -> int:
     report = getattr(run, "report", None)
     if report is not None:
         row.update(predicted_bytes=report.peak_bytes, minimum_bytes=report.minimum_bytes, notes=list(report.notes))
-        row["budget_bytes"] = report.budget_bytes
+        row.update(budget_bytes=report.budget_bytes, phases=dict(report.seconds))
     if given.profile:
         row["profile"] = {**kernels.profiled(step, given.device), "host": kernels.host_seconds(enqueue, wait, 3)}
     print("ROW " + json.dumps(row), flush=True)
