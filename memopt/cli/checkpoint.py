@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import pickle
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from memopt.cli.group import USAGE, CommandError
@@ -17,6 +20,15 @@ log = logging.getLogger(__name__)
 
 # Where training scripts put the weights, in the order in which they are looked for; --key chooses others.
 _NESTS = ("state_dict", "model_state_dict", "model", "net", "network", "module", "params", "weights")
+# What training scripts keep beside the weights and what is no more than data: settings, a best score, a random state.
+_NUMPY: dict[str, Any] = {"scalar": np.float64(0).__reduce__()[0], "_reconstruct": np.ones(1).__reduce__()[0]}
+_HARMLESS: list[Any] = [
+    argparse.Namespace,
+    np.dtype,
+    np.ndarray,
+    *(type(np.dtype(kind)) for kind in "bBhHiIlLqQefd?"),
+    *((made, f"numpy.{core}.multiarray.{name}") for name, made in _NUMPY.items() for core in ("core", "_core")),
+]
 # What wrappers put before every name: DistributedDataParallel, torch.compile, Lightning, and a model within a model.
 _PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
 _SHOWN = 3
@@ -56,14 +68,18 @@ def _safetensors(path: Path) -> Any:
 def _torch_save(path: Path, trust_pickle: bool) -> Any:
     refuse_compressed(path)
     try:
-        return torch.load(
-            path, map_location="cpu", weights_only=not trust_pickle, mmap=True if zipfile.is_zipfile(path) else None
-        )
+        with torch.serialization.safe_globals(_HARMLESS):
+            return torch.load(
+                path, map_location="cpu", weights_only=not trust_pickle, mmap=True if zipfile.is_zipfile(path) else None
+            )
     except pickle.UnpicklingError as error:
         if trust_pickle:
             raise CommandError(f"{path} is no file of torch.save: {error}") from error
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        holds = f" (it holds {named[1]})" if named else ""
         raise CommandError(
-            f"{path} is not a plain state dict: reading it may run code; if you trust it, add --trust-pickle", USAGE
+            f"{path} is not a plain state dict{holds}: reading it may run code; if you trust it, add --trust-pickle",
+            USAGE,
         ) from error
     except Exception as error:
         raise CommandError(f"{path} is no file of torch.save: {error}") from error

@@ -29,6 +29,23 @@ _ONNX_ONLY = (
 )  # fmt: skip
 
 
+# Names of files of other kinds: what reads them by their names would fail.
+_OTHER_FORMS = (
+    ".safetensors",
+    ".pt",
+    ".pth",
+    ".bin",
+    ".ckpt",
+    ".pt2",
+    ".pb",
+    ".keras",
+    ".h5",
+    ".tflite",
+    ".json",
+    ".html",
+)
+
+
 @click.command()
 @click.argument("source", metavar="SOURCE")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The ONNX file, or the SavedModel, to write.")
@@ -114,6 +131,8 @@ def convert(
     """
     if (output is None) != dry_run:
         raise CommandError("say where to: -o model.onnx, or --dry-run (not both)", USAGE)
+    if form_out == "onnx" and output is not None:
+        _refuse_other_forms(output)
     refuse_existing(output, overwrite)
     refuse_existing(report, overwrite)
     if report is not None and report.suffix.lower() not in (".html", ".json", ".txt"):
@@ -136,10 +155,6 @@ def convert(
         if output is not None:
             click.echo(f"written to {output}", err=True)
         return
-    if output is not None and output.is_dir():
-        raise CommandError(
-            f"{output} is a folder: an ONNX file is written, or with --to tensorflow a SavedModel", USAGE
-        )
     check_passes(print_after, _onnx_passes())
     with printing_onnx(print_after, print_changed), steps(ctx, f"converting {source}") as notify:
         record = _converted(request, output, inputs, dynamic, {**how, "notify": notify})
@@ -149,6 +164,16 @@ def convert(
         click.echo(f"written to {report}", err=True)
     if output is not None:
         click.echo(f"written to {output}", err=True)
+
+
+def _refuse_other_forms(output: Path) -> None:
+    """Refuse a folder, and a name that says of an ONNX file that it is something else."""
+    if output.is_dir():
+        raise CommandError(
+            f"{output} is a folder: an ONNX file is written, or with --to tensorflow a SavedModel", USAGE
+        )
+    if output.suffix.lower() in _OTHER_FORMS:
+        raise CommandError(f"{output} is written as an ONNX file: let its name end in .onnx", USAGE)
 
 
 def _refuse_onnx_options(ctx: click.Context) -> None:
@@ -224,3 +249,7 @@ def _converted(
         raise CommandError(str(error)) from error
     except ValueError as error:
         raise CommandError(str(error), USAGE) from error
+    except OSError as error:
+        if output is None:
+            raise
+        raise CommandError(f"{output} was not written: {error.strerror or error}") from error

@@ -25,7 +25,7 @@ from memopt.tensorflow import keras_file
 from memopt.tensorflow.process import InputsError, TensorFlowError, UnsafeModelError
 
 Inputs = tuple[Any, ...] | Mapping[str, Any]
-_STATE_DICTS = (".safetensors", ".pt", ".pth", ".bin")
+_STATE_DICTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +110,8 @@ def load(request: Request) -> Loaded:
         found = _exported(path, request) if suffix == ".pt2" else _from_state_dict(path, request)
     elif ":" in request.spec:
         found = _from_factory(request.spec, request)
+    elif suffix == ".json" and path.is_file():
+        raise CommandError(f"{path} is no model: give the folder that it is in, {path.parent}", USAGE)
     else:
         close = difflib.get_close_matches(request.spec, models.names(), n=1, cutoff=0.5)
         hint = f" (did you mean {close[0]}?)" if close else ""
@@ -253,8 +255,9 @@ def _from_state_dict(path: Path, request: Request) -> Loaded:
     if isinstance(state, torch.nn.Module):
         return Loaded(path.name, state, _example_inputs(state, str(path), request))
     if request.factory is None:
+        folder = f", or give its folder, {path.parent}" if (path.parent / "config.json").is_file() else ""
         raise CommandError(
-            f"{path} holds weights only: say which module they are for, --model package.module:factory", USAGE
+            f"{path} holds weights only: say which module they are for, --model package.module:factory{folder}", USAGE
         )
     if request.factory.partition(":")[0] in models.names():
         found = _built_in(dataclasses.replace(request, spec=request.factory))

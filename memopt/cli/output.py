@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,8 @@ def refuse_existing(output: Path | None, overwrite: bool) -> None:
         raise CommandError(f"{output} exists: choose another name or add --overwrite", USAGE)
     if not output.parent.is_dir():
         raise CommandError(f"the folder of {output} does not exist", USAGE)
+    if not os.access(output.parent, os.W_OK):
+        raise CommandError(f"{output} cannot be written: its folder is read-only", USAGE)
 
 
 def emit(text: str, output: Path | None) -> None:

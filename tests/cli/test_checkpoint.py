@@ -1,5 +1,8 @@
+import argparse
+import os
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 
@@ -130,3 +133,34 @@ def test_what_does_not_fit_is_named(change, message):
     with pytest.raises(CommandError, match=f"c.pt does not fit it: {message}"):
         fit(model, weights, "c.pt", "it")
     assert_equal(model.state_dict(), before)
+
+
+def test_settings_and_numbers_beside_the_weights_are_data(tmp_path):
+    beside = {
+        "args": argparse.Namespace(lr=0.1, name="x"), "best": np.float64(0.93), "steps": np.int64(7),
+        "random": np.random.default_rng(0).integers(0, 9, 5), "epoch": 3,
+        "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1, "params": [0]}]},
+    }  # fmt: skip
+    torch.save({"model": {"weight": torch.ones(2)}, **beside}, tmp_path / "a.pth")
+    found = read_checkpoint(tmp_path / "a.pth")
+    assert list(found) == ["weight"] and torch.equal(found["weight"], torch.ones(2))
+
+
+class Code:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+@pytest.mark.parametrize("hidden", ["beside", "in settings", "in an array"])
+def test_code_among_data_never_runs(tmp_path, monkeypatch, hidden):
+    monkeypatch.chdir(tmp_path)
+    array = np.empty(1, dtype=object)
+    array[0] = Code()
+    content = {"beside": Code(), "in settings": argparse.Namespace(x=Code()), "in an array": array}[hidden]
+    torch.save({"model": {"weight": torch.ones(2)}, "more": content}, "a.pth")
+    with pytest.raises(CommandError, match="is not a plain state dict") as error:
+        read_checkpoint(tmp_path / "a.pth")
+    assert error.value.exit_code == 2 and "--trust-pickle" in error.value.message
+    assert not (tmp_path / "ran").exists()
+    if hidden == "beside":
+        assert "(it holds posix.mkdir)" in error.value.message

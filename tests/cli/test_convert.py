@@ -1,5 +1,7 @@
 import json
 import os
+import resource
+import signal
 
 import numpy as np
 import onnx
@@ -7,6 +9,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from memopt import models
 from memopt.convert import pipeline
@@ -221,3 +224,65 @@ def test_bad_requests_are_one_line_and_leave_nothing(run, folder, words, code, e
     before = sorted(os.listdir(folder))
     assert_one_line(run("convert", *words), code, expected)
     assert [name for name in sorted(os.listdir(folder)) if name != "__pycache__"] == before
+
+
+def test_what_a_lightning_checkpoint_and_an_old_archive_are_called(run, folder):
+    torch.manual_seed(0)
+    state = {f"model.{name}": value for name, value in models.build("resnet18", tiny=True).state_dict().items()}
+    content = {"state_dict": state, "epoch": 3, "pytorch-lightning_version": "2.0", "hyper_parameters": {"lr": 0.1}}
+    for name in ("last.ckpt", "best.pth.tar", "räume mit leer.pth"):
+        torch.save(content, folder / name)
+        words = ("convert", name, "--model", "resnet18:tiny", "--dry-run", "--no-measure", "--passes", "")
+        assert run(*words).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("-o", "there"), "there is a folder"),
+        (("-o", "m.safetensors"), "let its name end in .onnx"),
+        (("-o", "m.pt2"), "let its name end in .onnx"),
+    ],
+)
+def test_an_output_that_is_no_onnx_file(run, folder, words, expected):
+    (folder / "there").mkdir()
+    assert_one_line(run("convert", "resnet18:tiny", *words), 2, expected)
+    assert sorted(os.listdir(folder)) == ["factories.py", "there"]
+
+
+def test_files_of_a_folder_say_that_the_folder_is_wanted(run, folder):
+    (folder / "bert").mkdir()
+    (folder / "bert" / "config.json").write_text("{}")
+    save_file({"weight": torch.ones(2)}, folder / "bert" / "model.safetensors")
+    assert_one_line(run("convert", "bert/config.json", "-o", "m.onnx"), 2, "give the folder that it is in, bert")
+    assert_one_line(run("convert", "bert/model.safetensors", "-o", "m.onnx"), 2, "or give its folder, bert")
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_any_work(run, folder, monkeypatch):
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and allowed(path, mode))
+    monkeypatch.setattr(pipeline, "capture", None)
+    assert_one_line(run("convert", "resnet18:tiny", "-o", "m.onnx"), 2, "m.onnx cannot be written: its folder is read")
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(run, folder):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        result = run("convert", "gpt2:tiny", "-o", "m.onnx", "--no-measure")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert_one_line(result, 1, "m.onnx was not written: File too large")
+    assert os.listdir(folder) == ["factories.py"]
+
+
+def test_an_interrupt_leaves_nothing(run, folder, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "verify", interrupted)
+    result = run("convert", "resnet18:tiny", "-o", "m.onnx", "--no-measure")
+    assert result.exit_code == 1 and "Aborted" in result.stderr
+    assert os.listdir(folder) == ["factories.py"]
