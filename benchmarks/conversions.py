@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.render import conversions_table
+from benchmarks.render_conversions import conversions_table
 from memopt import models
 from memopt.cli.conversion_inputs import derived_inputs
 from memopt.convert.options import Options
