@@ -72,6 +72,15 @@ def _joined(x: Any) -> Any:
     return jnp.reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:]))
 
 
+def _in_parts(context: Context, function: Any, *given: Any) -> Any:
+    """The function of arrays whose first axis is the batch: of all at once, or of one part after another."""
+    parts = 1 if context.parts == 1 else _parts(given[0], context.parts)
+    if parts == 1:
+        return function(*given)
+    found = jax.lax.map(lambda part: function(*part), tuple(_cut(x, parts) for x in given))
+    return jax.tree.map(_joined, found)
+
+
 @lowers(aten.convolution.default, context=True)
 def _convolution(
     context: Context, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
@@ -83,9 +92,7 @@ def _convolution(
         result = _convolve(x, weight, stride, padding, dilation, transposed, output_padding, groups)
         return result if bias is None else result + jnp.reshape(bias, (1, -1) + (1,) * (weight.ndim - 2))
 
-    x = x[None] if single else x
-    parts = 1 if context.parts == 1 else _parts(x, context.parts)
-    result = of(x) if parts == 1 else _joined(jax.lax.map(of, _cut(x, parts)))
+    result = _in_parts(context, of, x[None] if single else x)
     return result[0] if single else result
 
 
@@ -256,37 +263,42 @@ def _max_pool(
     if not any(user.args[1] == 1 for user in context.node.users):  # nothing reads where the largest were
         highest = jax.lax.reduce_window(values, initial, jax.lax.max, *window, border, window_dilation=spread)
         return (highest[0] if single else highest), None
-    place = 1
-    places: Any = 0
-    for axis in range(values.ndim - 1, 1, -1):
-        shape = [1] * values.ndim
-        shape[axis] = values.shape[axis]
-        places = places + jnp.arange(values.shape[axis], dtype=jnp.int32).reshape(shape) * place
-        place *= values.shape[axis]
-    places = jnp.broadcast_to(places, values.shape)
 
     def larger(a: Any, b: Any) -> Any:
         (value_a, place_a), (value_b, place_b) = a, b
         first = (value_a > value_b) | jnp.isnan(value_a) | ((value_a == value_b) & (place_a < place_b))
         return jnp.where(first, value_a, value_b), jnp.where(first, place_a, place_b)
 
-    found, where = jax.lax.reduce_window(
-        (values, places), (initial, jnp.asarray(jnp.iinfo(jnp.int32).max, jnp.int32)), larger, *window, border,
-        window_dilation=spread,
-    )  # fmt: skip
+    def pool(values: Any) -> Any:
+        place = 1
+        places: Any = 0
+        for axis in range(values.ndim - 1, 1, -1):
+            shape = [1] * values.ndim
+            shape[axis] = values.shape[axis]
+            places = places + jnp.arange(values.shape[axis], dtype=jnp.int32).reshape(shape) * place
+            place *= values.shape[axis]
+        places = jnp.broadcast_to(places, values.shape)
+        none = jnp.asarray(jnp.iinfo(jnp.int32).max, jnp.int32)
+        return jax.lax.reduce_window((values, places), (initial, none), larger, *window, border, window_dilation=spread)
+
+    found, where = _in_parts(context, pool, values)
     return (found[0], where[0]) if single else (found, where)
 
 
-@lowers(aten.max_pool2d_with_indices_backward.default)
+@lowers(aten.max_pool2d_with_indices_backward.default, context=True)
 def _max_pool_backward(
-    gradient: Any, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, places: Any
-) -> Any:
-    rows = (*x.shape[:-2], x.shape[-2] * x.shape[-1])
-    flat = jnp.reshape(wide(gradient), (-1, gradient.shape[-2] * gradient.shape[-1]))
-    index = jnp.reshape(places, flat.shape)
-    row = jnp.arange(flat.shape[0])[:, None]
-    zeros = jnp.zeros((flat.shape[0], rows[-1]), flat.dtype)
-    return jnp.reshape(zeros.at[row, index].add(flat), x.shape)
+    context: Context, gradient: Any, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool,
+    places: Any,
+) -> Any:  # fmt: skip
+    size = x.shape[-2] * x.shape[-1]
+
+    def back(gradient: Any, places: Any) -> Any:
+        flat = jnp.reshape(wide(gradient), (-1, gradient.shape[-2] * gradient.shape[-1]))
+        row = jnp.arange(flat.shape[0])[:, None]
+        added = jnp.zeros((flat.shape[0], size), flat.dtype).at[row, jnp.reshape(places, flat.shape)].add(flat)
+        return jnp.reshape(added, (*gradient.shape[:-2], *x.shape[-2:])).astype(gradient.dtype)
+
+    return back(gradient, places) if x.ndim == 3 else _in_parts(context, back, gradient, places)
 
 
 def _average(

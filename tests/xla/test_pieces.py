@@ -83,6 +83,22 @@ def test_convolutions_in_parts_of_the_batch(batch: int) -> None:
         torch.testing.assert_close(run(program, 0, x, parts=parts)[0], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("batch", [1, 4, 6])
+def test_pooling_in_parts_of_the_batch(batch: int) -> None:
+    class Pool(nn.Module):
+        def forward(self, x: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            pooled, places = torch.nn.functional.max_pool2d(x, 3, 2, 1, return_indices=True)
+            options = ([3, 3], [2, 2], [1, 1], [1, 1], False)
+            back = torch.ops.aten.max_pool2d_with_indices_backward(gradient, x, *options, places)
+            return pooled, places, back
+
+    x, gradient = torch.randn(batch, 3, 8, 8), torch.randn(batch, 3, 4, 4)
+    program = program_of(Pool(), x, gradient)
+    for parts in (1, 4):
+        for found, expected in zip(run(program, 1, x, gradient, parts=parts), Pool()(x, gradient), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
 def test_parts_hold_less_while_they_run() -> None:
     module = program_of(nn.Conv2d(16, 16, 3, padding=1), torch.randn(16, 16, 32, 32)).graph_module
     cpu = torch.device("cpu")
