@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -45,8 +46,11 @@ def side_by_side(tasks: Sequence[Callable[[], T]], *, seconds: float) -> list[T]
 
 
 def _may_fork() -> bool:
-    """Whether a copy is of use, and safe: with more than one core, on Linux, from the main thread."""
-    if not hasattr(os, "fork") or not hasattr(os, "sched_getaffinity"):
+    """Whether a copy is of use, and safe: with more than one core, on Linux, from the main thread, without JAX.
+
+    JAX has threads of its own from the start, and warns of every fork that it is likely to end in a deadlock.
+    """
+    if "jax" in sys.modules or not hasattr(os, "fork") or not hasattr(os, "sched_getaffinity"):
         return False
     return len(os.sched_getaffinity(0)) > 1 and threading.current_thread() is threading.main_thread()
 
