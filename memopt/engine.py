@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from memopt.capture.dynamo import Hooks
     from memopt.memory.buffers import BufferPlan
     from memopt.memory.cost.table import CostTable
-    from memopt.step.search import Fusion
+    from memopt.step.stages import Fusion
 
 
 class Engine(abc.ABC):

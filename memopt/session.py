@@ -32,7 +32,8 @@ from memopt.step.guard import short_of_memory
 from memopt.step.inference_plan import plan_within
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
 from memopt.step.planner import GraphPeaks, StepPlan, peaks_of, step_peak
-from memopt.step.search import Found, Stages, StepSearch, replay, stages_of
+from memopt.step.search import Found, StepSearch
+from memopt.step.stages import Stages, replay, stages_of
 from memopt.step.trial import TrialError, TrialMemoryError, trial
 
 log = logging.getLogger("memopt")

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from memopt.evidence import Verification
 from memopt.memory.cost.table import CostTable, OperatorCost
@@ -33,6 +32,7 @@ from memopt.step.planner import (
 )
 from memopt.step.recompute import Lowering
 from memopt.step.side_by_side import side_by_side
+from memopt.step.stages import Stages
 
 log = logging.getLogger("memopt")
 
@@ -42,53 +42,6 @@ _TIGHTENINGS = 3
 _STARVED = 8
 # A search beside this process's own is given up when it takes so many times the time that it was given.
 _PATIENCE = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class Stages:
-    """Training passes by their place around the plan.
-
-    Attributes:
-        early: before the plan, always.
-        lowering: before the plan, where they pay: they lower the least memory that a step can be planned for.
-        late: after the plan.
-        searched: whether there is a plan: whether `checkpoint` is among the passes.
-        fusion: what the engine does not store; None where it stores every value.
-    """
-
-    early: tuple[Pass, ...]
-    lowering: tuple[Pass, ...]
-    late: tuple[Pass, ...]
-    searched: bool
-    fusion: Fusion | None = None
-
-    def marked(self, program: Program) -> Program:
-        """The program, rewritten as far as the plan, with marks on what the engine does not store."""
-        return program if self.fusion is None else self.fusion.mark(program)
-
-
-class Fusion(Protocol):
-    """What an engine's kernels fuse away, and what is left of the costs."""
-
-    def mark(self, program: Program) -> Program:
-        """Return the program with `meta["fused"]` on the values that are never stored."""
-
-    def costs(self, program: Program, costs: Mapping[str, OperatorCost]) -> Mapping[str, OperatorCost]:
-        """Costs by node name of a marked program, from those of its operators one by one."""
-
-
-def stages_of(passes: Sequence[Pass], fusion: Fusion | None = None) -> Stages:
-    """Sort training passes into stages; without `checkpoint` all are early."""
-    place = next((index for index, item in enumerate(passes) if isinstance(item, Checkpoint)), None)
-    if place is None:
-        return Stages(tuple(passes), (), (), False, fusion)
-    return Stages(
-        early=tuple(item for item in passes[:place] if not item.lowers_floor),
-        lowering=tuple(item for item in passes[:place] if item.lowers_floor),
-        late=tuple(item for item in passes[place + 1 :] if not isinstance(item, Checkpoint)),
-        searched=True,
-        fusion=fusion,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -446,11 +399,3 @@ class StepSearch:
         manager = PassManager([checkpoint, *self.stages.late], self._verify, record=True, room=self._room)
         program, records = manager.run(planned.before, planned.records)
         return dataclasses.replace(planned, program=program, records=(*planned.records, *records))
-
-
-def replay(program: Program, stages: Stages, lowering: Sequence[Pass], schedule: Schedule | None) -> Program:
-    """Apply a plan that was found for an equal program; without a schedule nothing is recomputed."""
-    planned = [] if schedule is None else [Checkpoint(schedule=schedule)]
-    before, _ = PassManager([*stages.early, *lowering], False).run(program)
-    result, _ = PassManager([*planned, *stages.late], False).run(stages.marked(before))
-    return result

@@ -19,7 +19,8 @@ from memopt.step import plan_store, planner
 from memopt.step.curve import CurvePoint
 from memopt.step.plan_store import PlanStore, StoredPlan
 from memopt.step.planned import predicted_peak
-from memopt.step.search import StepSearch, stages_of, stored_plan
+from memopt.step.search import StepSearch, stored_plan
+from memopt.step.stages import stages_of
 from tests.step.test_search import CostTable, program
 from tests.training.steps import assert_equal, gradients, make
 

@@ -10,7 +10,8 @@ from memopt.memory.cost.table import CostTable
 from memopt.passes.chunk_loss import ChunkLoss
 from memopt.passes.eliminate_dead import EliminateDead
 from memopt.step.planned import measured_peak, predicted_peak
-from memopt.step.search import StepSearch, replay, stages_of
+from memopt.step.search import StepSearch
+from memopt.step.stages import replay, stages_of
 from tests.passes.build import capture_joint
 
 W = torch.linspace(-0.3, 0.3, 32 * 32).reshape(32, 32)

@@ -1,0 +1,68 @@
+"""Training passes by their place around the plan, and a plan applied to a program again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from memopt.memory.cost.table import OperatorCost
+from memopt.pass_manager import Pass, PassManager
+from memopt.passes.checkpoint import Checkpoint
+from memopt.program import Program
+from memopt.solve.schedule import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Stages:
+    """Training passes by their place around the plan.
+
+    Attributes:
+        early: before the plan, always.
+        lowering: before the plan, where they pay: they lower the least memory that a step can be planned for.
+        late: after the plan.
+        searched: whether there is a plan: whether `checkpoint` is among the passes.
+        fusion: what the engine does not store; None where it stores every value.
+    """
+
+    early: tuple[Pass, ...]
+    lowering: tuple[Pass, ...]
+    late: tuple[Pass, ...]
+    searched: bool
+    fusion: Fusion | None = None
+
+    def marked(self, program: Program) -> Program:
+        """The program, rewritten as far as the plan, with marks on what the engine does not store."""
+        return program if self.fusion is None else self.fusion.mark(program)
+
+
+class Fusion(Protocol):
+    """What an engine's kernels fuse away, and what is left of the costs."""
+
+    def mark(self, program: Program) -> Program:
+        """Return the program with `meta["fused"]` on the values that are never stored."""
+
+    def costs(self, program: Program, costs: Mapping[str, OperatorCost]) -> Mapping[str, OperatorCost]:
+        """Costs by node name of a marked program, from those of its operators one by one."""
+
+
+def stages_of(passes: Sequence[Pass], fusion: Fusion | None = None) -> Stages:
+    """Sort training passes into stages; without `checkpoint` all are early."""
+    place = next((index for index, item in enumerate(passes) if isinstance(item, Checkpoint)), None)
+    if place is None:
+        return Stages(tuple(passes), (), (), False, fusion)
+    return Stages(
+        early=tuple(item for item in passes[:place] if not item.lowers_floor),
+        lowering=tuple(item for item in passes[:place] if item.lowers_floor),
+        late=tuple(item for item in passes[place + 1 :] if not isinstance(item, Checkpoint)),
+        searched=True,
+        fusion=fusion,
+    )
+
+
+def replay(program: Program, stages: Stages, lowering: Sequence[Pass], schedule: Schedule | None) -> Program:
+    """Apply a plan that was found for an equal program; without a schedule nothing is recomputed."""
+    planned = [] if schedule is None else [Checkpoint(schedule=schedule)]
+    before, _ = PassManager([*stages.early, *lowering], False).run(program)
+    result, _ = PassManager([*planned, *stages.late], False).run(stages.marked(before))
+    return result
