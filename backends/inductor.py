@@ -11,12 +11,8 @@ import torch
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
-from torch._inductor import compile_fx as inductor
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.exc import InductorError
 from torch._inductor.virtualized import V
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils import _pytree as pytree
 
 from memopt.backends.aten import AtenBackend, Boxed, emit, lower_inference
 from memopt.backends.choose import Bind, Chooser, within_budget
@@ -24,7 +20,8 @@ from memopt.backends.inductor_fusion import InductorFusion, realize
 from memopt.backends.inductor_halves import Halves
 from memopt.backends.inductor_inference import InductorInference, uses_libraries, watching
 from memopt.backends.inductor_order import KeepOrder
-from memopt.backends.inductor_replay import ReplayError, Workspace
+from memopt.backends.inductor_partition import IN_ORDER, Partition, compile_training, saved_bytes
+from memopt.backends.inductor_replay import ReplayError, measured_workspace
 from memopt.backends.inductor_settled import Settled, SettledSteps, key_of
 from memopt.backends.static import StaticBackend
 from memopt.backends.watched import WatchedProgram
@@ -35,15 +32,13 @@ from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import Timeline
 from memopt.pass_manager import Pass
 from memopt.phases import phase
-from memopt.program import Phase, Program, tensors_of
+from memopt.program import Phase, Program
 from memopt.step.planner import GraphPeaks
 
 # How often a plan is corrected by what Inductor's code for it really takes.
 _PLANS = 4
 # A plan that leaves more than this share of the budget unused, and recomputes, is tried once more with more room.
 _SLACK = 0.04
-# What tells code that is fused in the plan's order from other code of the same graph.
-_IN_ORDER, _IN_ANY_ORDER = b"memopt, in order", b"memopt"
 
 
 class InductorBackend(Engine):
@@ -76,7 +71,7 @@ class InductorBackend(Engine):
         if hooks.needs_gradients and not hooks.dry:
             return _Training(graph_module, example_inputs, hooks).compile()
         if hooks.needs_gradients:
-            lowered: Any = _compile_fx(graph_module, example_inputs, _emit_only, _Partition(hooks.partition))
+            lowered: Any = compile_training(graph_module, example_inputs, _emit_only, Partition(hooks.partition))
             return lowered  # type: ignore[no-any-return]
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
@@ -242,12 +237,12 @@ class _Training:
                         return found
                     session.search, session.lowering = True, ()
                 policy.enter_context(V.set_choices_handler(KeepOrder()))
-                partition.token = _IN_ORDER
+                partition.token = IN_ORDER
                 return self._planned_partition(joint, joint_inputs, **options)
 
-            session.search, partition = planned, _Partition(cut)
+            session.search, partition = planned, Partition(cut)
             try:
-                run = _compile_fx(self.graph_module, self.example_inputs, halves.compile, partition)
+                run = compile_training(self.graph_module, self.example_inputs, halves.compile, partition)
             except InductorError as error:  # the graph may hold what this version of Inductor has no code for
                 session.note(f"Inductor has no code for this graph: {str(error).splitlines()[0]}")
                 return None
@@ -258,7 +253,7 @@ class _Training:
         settled = Settled(session.search, tuple(item.name for item in session.lowering), session.correction)
         try:
             with phase("replaying code"):
-                peaks = halves.peaks(captured, _workspace(session.table))
+                peaks = halves.peaks(captured, measured_workspace(session.table))
         except ReplayError as error:
             session.note(f"the peak of the generated code is not known: {error}")
             return None if session.limit_bytes else _Attempt(run, halves, None, settled)  # it cannot be promised
@@ -316,7 +311,7 @@ class _Training:
             forward, backward = partitioners.min_cut_rematerialization_partition(
                 module, joint_inputs, compiler="inductor", num_fwd_outputs=program.forward_outputs, **options
             )
-        if self.session.hopeless(_saved_bytes(forward, program.forward_outputs)):
+        if self.session.hopeless(saved_bytes(forward, program.forward_outputs)):
             return None
         mutations_in_place(forward, program, forward_outputs)
         return forward, backward
@@ -327,57 +322,6 @@ def _keep_in_backward(module: fx.GraphModule, known: Container[str]) -> None:
     for node in module.graph.nodes:
         if node.meta.get("phase") is Phase.BACKWARD and node.name not in known:
             node.meta["partitioner_tag"] = "must_be_in_backward"
-
-
-def _compile_fx(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], inner: Callable[..., Any], partition: _Partition
-) -> Any:
-    # Both halves are lowered at once, since a peak is that of both; torch's cache of joint graphs does not know plans.
-    with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False):
-        return inductor.compile_fx(
-            fx.GraphModule(graph_module, graph_module.graph),
-            example_inputs,
-            inner_compile=inner,
-            config_patches={"custom_partitioner_fn": partition},
-        )
-
-
-def _saved_bytes(forward: fx.GraphModule, outputs: int) -> int:
-    """Bytes that a forward half leaves behind for backward, by storage, what was there before left out."""
-    graph: Any = forward.graph
-    values = [node for node in graph.output_node().args[0][outputs:] if isinstance(node, fx.Node)]
-    before = {t.untyped_storage()._cdata for node in graph.find_nodes(op="placeholder") for t in tensors_of(node)}
-    left = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for node in values for t in tensors_of(node)}
-    return sum(size for key, size in left.items() if key not in before)
-
-
-def _workspace(table: Any) -> Workspace:
-    """What calls of generated code take beyond their results, from the table of measured operators."""
-
-    def find(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
-        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
-            return 0
-        graph = fx.Graph()
-        nodes: dict[int, fx.Node] = {}
-
-        def stand_in(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            if id(value) not in nodes:
-                nodes[id(value)] = graph.placeholder(f"x{len(nodes)}")
-                nodes[id(value)].meta["val"] = value
-            return nodes[id(value)]
-
-        given = pytree.tree_map(stand_in, (tuple(args), dict(kwargs)))
-        node = graph.call_function(target, *given)
-        node.meta["val"] = result
-        with unset_fake_temporarily(), torch.no_grad():
-            taken = int(table.measure(node))
-        for node in graph.nodes:
-            node.meta.clear()  # nodes are in cycles: the tensors must die when the generated code lets go of them
-        return taken
-
-    return find
 
 
 def missing_compiler(device: torch.device) -> str | None:
@@ -393,34 +337,6 @@ def missing_compiler(device: torch.device) -> str | None:
     except exc.InvalidCxxCompiler:
         return "Inductor needs a C++ compiler, and none was found (install g++, or set CXX)"
     return None
-
-
-class _Partition(CustomPartitionerFn):
-    """Inductor's hook for the joint graph, after its own joint-graph passes."""
-
-    def __init__(self, partition: Callable[..., Any]) -> None:
-        self._partition, self.token = partition, _IN_ANY_ORDER
-
-    def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        kwargs.pop("compiler", None)
-        halves: tuple[fx.GraphModule, fx.GraphModule] = self._partition(gm, joint_inputs, **kwargs)
-        return halves
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Partition:
-        return self  # Inductor copies its settings for the keys of its cache
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _nothing_of_a_plan, ()  # and pickles them, with all that they hold
-
-    def uuid(self) -> Any | None:
-        # Inductor's own cache goes by the halves that come of the plan: beside them only the fusion policy matters.
-        return self.token
-
-
-def _nothing_of_a_plan() -> None:
-    """What a pickled partition becomes: keys of caches need no more."""
 
 
 def _emit_only(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Boxed:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -200,3 +201,32 @@ _STUBS: dict[str, Any] = {
 
 def _tensors(values: Any) -> Iterable[torch.Tensor]:
     return (leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, FakeTensor))
+
+
+def measured_workspace(table: Any) -> Workspace:
+    """What calls of generated code take beyond their results, from the table of measured operators."""
+
+    def find(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
+        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+            return 0
+        graph = fx.Graph()
+        nodes: dict[int, fx.Node] = {}
+
+        def stand_in(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if id(value) not in nodes:
+                nodes[id(value)] = graph.placeholder(f"x{len(nodes)}")
+                nodes[id(value)].meta["val"] = value
+            return nodes[id(value)]
+
+        given = pytree.tree_map(stand_in, (tuple(args), dict(kwargs)))
+        node = graph.call_function(target, *given)
+        node.meta["val"] = result
+        with unset_fake_temporarily(), torch.no_grad():
+            taken = int(table.measure(node))
+        for node in graph.nodes:
+            node.meta.clear()  # nodes are in cycles: the tensors must die when the generated code lets go of them
+        return taken
+
+    return find

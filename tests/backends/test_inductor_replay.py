@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memopt.backends.inductor_replay import Meter, ReplayError, Wrapper, replay
+from memopt.backends.inductor_replay import Meter, ReplayError, Wrapper, measured_workspace, replay
 
 KIB = 256  # float32 elements
 HEAD = """
@@ -126,3 +126,18 @@ def test_a_peak_is_counted_from_the_mark():
     assert meter.peak == meter.live == 2 * 1024
     del kept, more
     assert meter.live == 0
+
+
+def test_the_workspace_of_a_call_is_what_the_table_measures_for_its_tensors():
+    class Table:
+        def measure(self, node):
+            asked.append((node.target, [item.meta["val"].shape for item in node.all_input_nodes], dict(node.kwargs)))
+            return 640
+
+    asked, aten = [], torch.ops.aten
+    find = measured_workspace(Table())
+    with FakeTensorMode():
+        x = torch.empty(4, 4)
+        assert find(aten.addmm.default, (x, x, torch.empty(4, 2).t()), {"beta": 0}, x) == 640
+    assert asked == [(aten.addmm.default, [(4, 4), (2, 4)], {"beta": 0})], "the same tensor is one operand"
+    assert find(aten.add_.Tensor, (x, x), {}, x) == 0 and find(torch.relu, (x,), {}, x) == 0 and len(asked) == 1

@@ -1,0 +1,75 @@
+"""Inductor's training pipeline with memopt's partition of the joint graph in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._inductor import compile_fx as inductor
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+from memopt.program import tensors_of
+
+# What tells code that is fused in the plan's order from other code of the same graph.
+IN_ORDER, IN_ANY_ORDER = b"memopt, in order", b"memopt"
+
+
+class Partition(CustomPartitionerFn):
+    """Inductor's hook for the joint graph, after its own joint-graph passes.
+
+    Attributes:
+        token: which fusion policy its code is made with.
+    """
+
+    def __init__(self, partition: Callable[..., Any]) -> None:
+        self._partition, self.token = partition, IN_ANY_ORDER
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Cut the joint graph."""
+        kwargs.pop("compiler", None)
+        halves: tuple[fx.GraphModule, fx.GraphModule] = self._partition(gm, joint_inputs, **kwargs)
+        return halves
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Partition:
+        return self  # Inductor copies its settings for the keys of its cache
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _nothing_of_a_plan, ()  # and pickles them, with all that they hold
+
+    def uuid(self) -> Any | None:
+        """What stands for the hook in the keys of Inductor's cache.
+
+        These go by the halves that come of the plan: beside them only the fusion policy matters.
+        """
+        return self.token
+
+
+def _nothing_of_a_plan() -> None:
+    """What a pickled partition becomes: keys of caches need no more."""
+
+
+def compile_training(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], inner: Callable[..., Any], partition: Partition
+) -> Any:
+    """Lower one Dynamo graph with `inner` as the compiler of each half, cut apart by the partition."""
+    # Both halves are lowered at once, since a peak is that of both; torch's cache of joint graphs does not know plans.
+    with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False):
+        return inductor.compile_fx(
+            fx.GraphModule(graph_module, graph_module.graph),
+            example_inputs,
+            inner_compile=inner,
+            config_patches={"custom_partitioner_fn": partition},
+        )
+
+
+def saved_bytes(forward: fx.GraphModule, outputs: int) -> int:
+    """Bytes that a forward half leaves behind for backward, by storage, what was there before left out."""
+    graph: Any = forward.graph
+    values = [node for node in graph.output_node().args[0][outputs:] if isinstance(node, fx.Node)]
+    before = {t.untyped_storage()._cdata for node in graph.find_nodes(op="placeholder") for t in tensors_of(node)}
+    left = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for node in values for t in tensors_of(node)}
+    return sum(size for key, size in left.items() if key not in before)
