@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from torch import nn
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList)
@@ -24,6 +25,8 @@ def checkpoint_blocks(model: nn.Module) -> list[str]:
         module = model.get_submodule(name)
 
         def again(*args: Any, _forward: Any = module.forward, **kwargs: Any) -> Any:
+            # Lists that the caller adds to afterwards, as in a DenseNet, are kept as they are now.
+            args, kwargs = pytree.tree_map(lambda leaf: leaf, (args, kwargs))
             return checkpoint(_forward, *args, use_reentrant=False, **kwargs)
 
         module.forward = again

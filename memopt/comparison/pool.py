@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 import time
 from collections import deque
@@ -37,6 +38,7 @@ class Pool:
         self._alone: deque[tuple[int, Job]] = deque()
         self._running: dict[int, tuple[Job, Worker]] = {}
         self._beside: set[int] = set()  # have run beside others
+        self._ready: dict[int, dict[str, Any]] = {}  # wait for their turn
         self._added = self._started = 0
 
     def add(self, jobs: Sequence[Job]) -> list[int]:
@@ -91,13 +93,28 @@ class Pool:
 
     def _heard(self, number: int, worker: Worker) -> dict[str, Any] | None:
         try:
-            said = worker.heard()
+            said = self._ready.pop(number, None) or worker.heard()
             if said is None or said["kind"] != "ready":
                 return said
-            said = self._timed(number, worker, said["device"])
+            with self._turn() as has_turn:
+                if not has_turn:
+                    self._ready[number] = said
+                    return None
+                said = self._timed(number, worker, said["device"])
         except WorkerFailed as error:
             return {"kind": "row", "reason": str(error)}
         return said if "reason" in said else {**said, "first_seconds": worker.first_seconds}
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[bool]:
+        """Whether no process has much to do on the device, and keep it so: what was queued there is not stopped."""
+        with (self.folder / "turn").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
 
     def _timed(self, number: int, worker: Worker, device: str) -> dict[str, Any]:
         """Let a prepared process be timed, and see what the device gets back when it ends."""

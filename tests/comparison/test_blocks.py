@@ -44,6 +44,16 @@ def test_the_step_is_the_same_and_takes_less_memory():
     assert names == blocks_of(model)
 
 
+def test_a_list_that_grows_after_the_call_is_kept_as_it_was():
+    model, inputs = build("densenet121")
+    expected = step(model, inputs)
+    reference = gradients(model)
+    model.zero_grad()
+    checkpoint_blocks(model)
+    torch.testing.assert_close(step(model, inputs), expected, rtol=0, atol=0)
+    torch.testing.assert_close(gradients(model), reference, rtol=0, atol=0)
+
+
 def test_a_model_without_blocks_is_refused():
     with pytest.raises(ValueError, match="no repeated blocks"):
         checkpoint_blocks(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
