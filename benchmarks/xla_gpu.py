@@ -3,9 +3,9 @@
     python -m benchmarks.xla_gpu --out benchmarks/results/xla_h100.json
     python -m benchmarks.xla_gpu --tiny            small models, on any device
 
-Every row is a process of its own, with an empty compile cache. Rows are compiled side by side (XLA's first, alone) and
-timed one after another, while the others wait. A training step is forward and backward, without dropout; the optimizer
-would be PyTorch's own in every row.
+Every row is a process of its own with an empty compile cache. Those of XLA are compiled and timed one by one, others
+side by side and timed one after another, while the rest wait. A training step is forward and backward,
+without dropout; the optimizer would be PyTorch's own in every row.
 
 Columns: median time of a call, the device waited for; the most that PyTorch's allocator and XLA's held, added up (from
 the first steady call on; XLA's own count cannot be set back and holds what it tried while compiling); what the device
@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--models", default=",".join(SIZES))
     parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--seconds", type=float, default=300, help="for compiling all rows of XLA, and all others")
+    parser.add_argument("--seconds", type=float, default=300, help="for compiling one row of XLA, and all others")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -206,22 +206,25 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     used_bytes(cuda)
     result: dict[str, Any] = {
-        "machine": torch.cuda.get_device_name() if cuda else "cpu", "driver": driver() if cuda else "",
+        "machine": torch.cuda.get_device_name() if cuda else "cpu", "driver": driver().splitlines()[0] if cuda else "",
         "torch": torch.__version__, "jax": version("jax"),
         "settings": {"tiny": given.tiny, "dtype": "bfloat16", "dropout": 0, "repeats": REPEATS, "sizes": SIZES},
         "rows": [],
     }  # fmt: skip
-    # XLA first: it measures kernels while it compiles, which other work on the device would disturb.
-    for engines in ([one for one in given.engines.split(",") if (one == "xla") is wanted] for wanted in (True, False)):
-        cells = [(m, e, mode) for mode in given.modes.split(",") for m in given.models.split(",") for e in engines]
-        if not cells:
+    # XLA measures kernels while it compiles, which other work on the device disturbs: its rows are compiled alone.
+    cells = [
+        (m, e, o) for o in given.modes.split(",") for m in given.models.split(",") for e in given.engines.split(",")
+    ]
+    others = [cell for cell in cells if cell[1] != "xla"]
+    for group in (*([cell] for cell in cells if cell[1] == "xla"), others):
+        if not group:
             continue
         start = time.perf_counter()
-        rows = [XlaRow(*cell, given.tiny) for cell in cells]
+        rows = [XlaRow(*cell, given.tiny) for cell in group]
         with ThreadPoolExecutor(len(rows)) as threads:
             list(threads.map(lambda row: row.prepare(given.seconds), rows))
         took = time.perf_counter() - start
-        print(f"{', '.join(engines)}: ready after {took:.0f} s, {sum(row.late for row in rows)} late", flush=True)
+        print(f"ready after {took:.0f} s, {sum(row.late for row in rows)} late", flush=True)
         for row in rows:
             line = {"mode": row.mode, **row.finish(cuda)}
             if row.late:
