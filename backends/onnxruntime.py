@@ -9,6 +9,7 @@ is measured on the first call and held against the budget. Each shape has a sess
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from memopt.backends.onnxruntime_memory import peak_of
 from memopt.backends.onnxruntime_session import Session, Settings, check_provider
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.engine import Engine
+from memopt.memory.allocator_limit import lifted
 from memopt.program import Program, draws_numbers
 
 # Weights above this size are not widened to float64 for the comparison on the first call.
@@ -121,25 +123,29 @@ class _Function(ForeignFunction):
         from memopt.convert.verify import compare_all
         from memopt.onnx import ONNXRUNTIME, ONNXRUNTIME_CUDA, OnnxPassManager
 
+        # Of a model without weights only its inputs tell the device.
+        device = next((value.device for value in values if value.device.type != "cpu"), self._settings.device)
+        check_provider(device)
+        settings = dataclasses.replace(self._settings, device=device)
         fixed = {index: values[index].detach() for index in sorted(self.fixed)}
         users = [value.detach() for index, value in enumerate(values) if index not in self.fixed]
         bound = _Bound(self.module, fixed, len(values))
         tensors = [value for value in self.results if isinstance(value, torch.Tensor)]
         names = [f"output_{index}" for index in range(len(tensors))]
-        with torch.no_grad():
+        with torch.no_grad(), lifted(device):
             exported = torch.export.export(bound, tuple(users), strict=False)
             model = export(Captured(exported, bound, {}, {}, ()), names)
-            passes = ONNXRUNTIME_CUDA if self._settings.device.type == "cuda" else ONNXRUNTIME
+            passes = ONNXRUNTIME_CUDA if device.type == "cuda" else ONNXRUNTIME
             model, _ = OnnxPassManager(passes, verify=False).run(model)
-            session = Session(model, tensors, self._settings)
+            session = Session(model, tensors, settings)
             expected = bound(*users)
             small = sum(value.numel() * value.element_size() for value in values) <= _WIDE_BYTES
             named = dict(zip(session.inputs, users, strict=True))
             wide = run_wide(lambda **given: bound(*given.values()), named) if small else None
-        compare_all(names, session.run(users), expected, wide)
-        if self._settle is not None:
-            del expected, wide
-            run_bytes = peak_of(lambda: session.run(users), self._settings.device)
-            self._settle(None if run_bytes is None else run_bytes + session.held_bytes)
+            compare_all(names, session.run(users), expected, wide)
+            if self._settle is not None:
+                del expected, wide
+                run_bytes = peak_of(lambda: session.run(users), device)
+                self._settle(None if run_bytes is None else run_bytes + session.held_bytes)
         held = self.fixed  # not self, which would keep the session in a cycle
         return lambda values: session.run([value for index, value in enumerate(values) if index not in held])

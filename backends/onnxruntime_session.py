@@ -79,7 +79,8 @@ class Session:
         settings: device and memory.
 
     Attributes:
-        inputs: the names of the graph's inputs, in order, but for constants that are bound once.
+        inputs: the names of the graph's inputs, in order, but for constants that are bound once. Those that no node
+            reads are not bound: ONNX Runtime would have them on the host.
         graph: whether runs are recorded as one CUDA graph.
         held_bytes: what the session keeps of constants, between runs too.
 
@@ -89,6 +90,8 @@ class Session:
 
     def __init__(self, model: Any, results: Sequence[torch.Tensor], settings: Settings) -> None:
         self._settings, self._results = settings, results
+        self.inputs = [str(value.name) for value in model.graph.inputs]
+        self._bindable = _without_unread(model)
         self._bound = _take_out(model) if settings.tight else {}
         self._allocator: TorchAllocator | None = None
         self._stream: torch.cuda.Stream | None = None
@@ -109,8 +112,6 @@ class Session:
         constants = (value.const_value for value in model.graph.initializers.values())
         own = sum(value.nbytes for value in constants if value is not None)
         self.held_bytes = own if self._allocator is None else _allocated(settings.device) - before
-        bound = set(self._bound)
-        self.inputs = [entry.name for entry in self._session.get_inputs() if entry.name not in bound]
         self._outputs = [entry.name for entry in self._session.get_outputs()]
         _open.add(self)
 
@@ -191,7 +192,10 @@ class Session:
 
     def _run_bound(self, users: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         # What is bound must outlive the run.
-        kept = [self._placed(name, value.detach().contiguous()) for name, value in zip(self.inputs, users, strict=True)]
+        kept = [
+            self._placed(name, value.detach().contiguous())
+            for name, value in zip(self._bindable, self._read(users), strict=True)
+        ]
         made = [
             torch.empty(value.shape, dtype=value.dtype, device="cpu" if name in self._host else value.device)
             for name, value in zip(self._outputs, self._results, strict=True)
@@ -199,13 +203,18 @@ class Session:
         self._start(self._binding(kept, made))
         return [value.to(self._settings.device) for value in made]
 
+    def _read(self, users: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Of the tensors for all inputs those that a node reads."""
+        read = set(self._bindable)
+        return [value for name, value in zip(self.inputs, users, strict=True) if name in read]
+
     def _placed(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """The value where the nodes that read it run."""
         return value.cpu() if name in self._host else value
 
     def _binding(self, users: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> Any:
         binding = self._session.io_binding()
-        for name, value in (*zip(self.inputs, users, strict=True), *self._bound.items()):
+        for name, value in (*zip(self._bindable, users, strict=True), *self._bound.items()):
             binding.bind_input(name, *_where(value))
         for name, value in zip(self._outputs, made, strict=True):
             binding.bind_output(name, *_where(value))
@@ -232,7 +241,7 @@ class Session:
         assert self._stream is not None
         current = torch.cuda.current_stream(self._settings.device)
         if self._static is None:
-            given = [value.detach().contiguous().clone() for value in users]
+            given = [value.detach().contiguous().clone() for value in self._read(users)]
             made = [torch.empty(value.shape, dtype=value.dtype, device=value.device) for value in self._results]
             binding = self._binding(given, made)
             self._stream.wait_stream(current)
@@ -242,7 +251,7 @@ class Session:
             self._stream.synchronize()
             self._static, self._model = (given, made, binding), None
         given, made, binding = self._static
-        for buffer, value in zip(given, users, strict=True):
+        for buffer, value in zip(given, self._read(users), strict=True):
             buffer.copy_(value)
         self._stream.wait_stream(current)
         self._start(binding)
@@ -276,6 +285,14 @@ def _new_stream(device: torch.device) -> torch.cuda.Stream:
 
 def _allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _without_unread(model: Any) -> tuple[str, ...]:
+    """Take inputs that no node reads out of the graph, in place; return the names of the others."""
+    unread = [value for value in model.graph.inputs if not value.uses() and not value.is_graph_output()]
+    for value in unread:
+        model.graph.inputs.remove(value)
+    return tuple(str(value.name) for value in model.graph.inputs)
 
 
 def _take_out(model: Any) -> Mapping[str, torch.Tensor]:

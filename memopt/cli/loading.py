@@ -94,6 +94,12 @@ def load(request: Request) -> Loaded:
     if request.task is not None and not path.is_dir():
         raise CommandError("--task goes with a Hugging Face folder", USAGE)
     if request.spec.partition(":")[0] in models.names():
+        if (path / "config.json").is_file():
+            raise CommandError(
+                f"{path} is a folder here and a model of memopt.models: write ./{path} for the folder, or call from "
+                "another folder for the model",
+                USAGE,
+            )
         found = _built_in(request)
     elif is_saved_model(path):
         raise CommandError(

@@ -112,3 +112,15 @@ def test_addresses_of_the_allocator_are_numbers() -> None:
     options = TorchAllocator(torch.device("cuda"), None).options()
     assert sorted(options) == ["gpu_external_alloc", "gpu_external_empty_cache", "gpu_external_free"]
     assert all(re.fullmatch("[1-9][0-9]*", value) for value in options.values())
+
+
+def test_inputs_that_no_node_reads_are_not_bound() -> None:
+    class Second(nn.Module):
+        def forward(self, input: torch.Tensor, input1: torch.Tensor, input2: torch.Tensor) -> torch.Tensor:
+            return input1 * 2 + input2.shape[0]
+
+    given = [torch.randn(3, 4) for _ in range(3)]
+    session = Session(exported(Second(), *given), [torch.empty(3, 4)], Settings(CPU))
+    assert session.inputs == ["input", "input1", "input2"]
+    assert [entry.name for entry in session._session.get_inputs()] == ["input1"]
+    torch.testing.assert_close(session.run(given)[0], given[1] * 2 + 3)

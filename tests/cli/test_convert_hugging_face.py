@@ -127,3 +127,11 @@ def test_a_checkpoint_in_bfloat16_becomes_a_file_that_every_cpu_runs(run, folder
         expected = model.float()(ids).logits.numpy()
     allowed = {"fp32": 1e-5, "fp16": 0.02, "int8": 0.08}[words[1]]
     assert found.dtype == np.float32 and np.abs(found - expected).max() <= allowed * np.abs(expected).max()
+
+
+def test_a_folder_called_like_a_built_in_model_is_not_passed_over(run, folder):
+    make("bert").eval().save_pretrained(folder / "gpt2")
+    assert_one_line(run("convert", "gpt2", "-o", "m.onnx"), 2, "write ./gpt2 for the folder")
+    result = run("convert", "./gpt2", "-o", "m.onnx", "--no-measure")
+    assert result.exit_code == 0 and result.stdout.startswith("gpt2 → m.onnx")
+    assert run("convert", "gpt2:tiny", "-o", "tiny.onnx", "--no-measure", "--passes", "").exit_code == 0
