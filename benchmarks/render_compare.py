@@ -8,6 +8,8 @@ from typing import Any
 
 Row = dict[str, Any]
 
+_UNSTEADY = 0.1  # of the median: a wider spread is marked
+
 
 def compare_table(result: dict[str, Any]) -> str:
     """Time of a step, memory, error, and time of the first step, each a table of models by engines."""
@@ -23,19 +25,24 @@ def compare_table(result: dict[str, Any]) -> str:
         (
             f"{first['mode'].capitalize()}, {first['dtype']}; {first['device']}{driver}, torch "
             f"{first['versions']['torch']}{libraries}; median of {first['settings']['repeats']} steps ± half the "
-            "distance of the quartiles, in milliseconds:",
+            "distance of the quartiles, in milliseconds; ~ unsteady, ! numbers that differ, - no row:",
             _milliseconds,
         )
     ]
     if training:
-        tables.append(("Allocated at most (reserved), and the budget where there is one, in MB:", _kept))
+        tables.append(
+            (
+                "Allocated at most (reserved), of the budget where there is one, in MB; `process`: all that it holds of the device:",
+                _kept,
+            )
+        )
         tables.append(("Error of the gradients against float64, relative, in the Euclidean norm:", _gradients))
     else:
         words = "What the process holds of the device, libraries included and, in parentheses, what PyTorch's allocator"
         tables.append((f"{words} gave out at most, in MB:", _megabytes))
         tables.append(("Error of the results against float64, relative, in the Euclidean norm:", _error))
     tables.append(("The first step, in seconds, from nothing and beside other compilers:", _first))
-    lines = []
+    lines = [result["note"], ""] if "note" in result else []
     for words, cell in tables:
         lines += [words, "", *_matrix(comparisons, engines, cell), ""]
     return "\n".join([*lines, *_reasons(comparisons)]).rstrip() + "\n"
@@ -69,14 +76,16 @@ def _matrix(comparisons: list[dict[str, Any]], engines: list[str], cell: Callabl
 
 def _milliseconds(row: Row) -> str:
     low, _, high = statistics.quantiles(row["seconds"], n=4, method="inclusive")
-    mark = " !" if row["differs"] else ""
-    return f"{statistics.median(row['seconds']) * 1e3:.2f} ±{(high - low) * 500:.2f}{mark}"
+    median, half = statistics.median(row["seconds"]), (high - low) / 2
+    marks = (" ~" if half > _UNSTEADY * median else "") + (" !" if row["differs"] else "")
+    return f"{median * 1e3:.2f} ±{half * 1e3:.2f}{marks}"
 
 
 def _kept(row: Row) -> str:
     allocated, reserved, budget = (_size(row[key]) for key in ("allocated_bytes", "reserved_bytes", "budget_bytes"))
     if not allocated:
-        return f"? of {budget}" if budget else "?"
+        held = _size(row.get("process_bytes"))
+        allocated = f"process {held}" if held else "?"
     return f"{allocated}{f' ({reserved})' if reserved else ''}{f' of {budget}' if budget else ''}"
 
 

@@ -64,8 +64,8 @@ def test_comparisons_say_what_did_not_run():
         },
     ]
     lines = compare_table({"comparisons": comparisons}).splitlines()
-    assert "| bert 8, 128 | 2.00 ±0.50 | 2.00 ±0.50 |" in lines
-    assert "| unet 4 | 2.00 ±0.50 | - |" in lines
+    assert "| bert 8, 128 | 2.00 ±0.50 ~ | 2.00 ±0.50 ~ |" in lines
+    assert "| unet 4 | 2.00 ±0.50 ~ | - |" in lines
     assert "| bert 8, 128 | 2 (1) | ? |" in lines
     assert "`xla`: needs jax" in lines and "`static` (unet): needs jax" in lines
 
@@ -81,11 +81,12 @@ def test_comparisons_of_training_say_what_was_kept_of_the_budget():
     }
     ours = {**eager, "name": "inductor:60%", "allocated_bytes": 5_000_000, "budget_bytes": 6_000_000, "differs": True}
     other = {**ours, "name": "xla:60%", "allocated_bytes": None, "gradient_error": None}
+    other |= {"reserved_bytes": None, "process_bytes": 7_000_000}
     item = {"mode": "training", "dtype": "bfloat16", "device": "H100", "versions": {"torch": "2.11"}, "model": "gpt2"}
     rows = [{**eager, "gradient_error": 1e-2}, {**ours, "gradient_error": "inf"}, other]
     cut = {**item, "model": "bert", "settings": {"repeats": 2}, "rows": [rows[0]]}
     lines = compare_table({"comparisons": [{**item, "settings": {"repeats": 2, "batch": 4}, "rows": rows}, cut]})
     assert "| gpt2 4 | 100.00 ±0.00 | 100.00 ±0.00 ! | 100.00 ±0.00 ! |" in lines
-    assert "| gpt2 4 | 9 (10) | 5 (10) of 6 | ? of 6 |" in lines
+    assert "| gpt2 4 | 9 (10) | 5 (10) of 6 | process 7 of 6 |" in lines
     assert "| gpt2 4 | 1.0e-02 | inf |  |" in lines and "| gpt2 4 | 20.0 | 20.0 | 20.0 |" in lines
     assert "| bert  | 9 (10) | - | - |" in lines  # a run that was cut
