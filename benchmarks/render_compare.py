@@ -30,12 +30,8 @@ def compare_table(result: dict[str, Any]) -> str:
         )
     ]
     if training:
-        tables.append(
-            (
-                "Allocated at most (reserved), of the budget where there is one, in MB; `process`: all that it holds of the device:",
-                _kept,
-            )
-        )
+        words = "Allocated at most (reserved), of the budget where there is one, in MB; `process`: all that it holds of"
+        tables.append((f"{words} the device:", _kept))
         tables.append(("Error of the gradients against float64, relative, in the Euclidean norm:", _gradients))
     else:
         words = "What the process holds of the device, libraries included and, in parentheses, what PyTorch's allocator"
