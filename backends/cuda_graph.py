@@ -105,7 +105,7 @@ class Replay:
             try:
                 torch.cuda.synchronize()
                 torch._C._cuda_clearCublasWorkspaces()
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                with _own_random_state(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
                     self._outputs = self._run(*self._inputs)
                 self._finish(self._outputs, self._inputs, _copy)
             except RuntimeError as error:
@@ -127,6 +127,22 @@ def _fastest_convolutions(tune: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = chosen
+
+
+@contextlib.contextmanager
+def _own_random_state() -> Iterator[None]:
+    """The device's generator has a state for a capture alone, which draws nothing.
+
+    A capture that fails leaves the state that it began with as if it still went on: whoever drew numbers next on the
+    device would be refused.
+    """
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    state = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(state)
 
 
 @contextlib.contextmanager

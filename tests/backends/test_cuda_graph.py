@@ -6,9 +6,7 @@ import os
 import pytest
 import torch
 
-from memopt.backends.cuda_graph import Replay
-
-pytestmark = pytest.mark.gpu
+from memopt.backends.cuda_graph import Replay, _own_random_state
 
 
 class Counted:
@@ -32,6 +30,7 @@ def same(found, expected):
         assert a.stride() == b.stride()
 
 
+@pytest.mark.gpu
 def test_inputs_are_copied_in_and_results_outlive_the_next_replay():
     function, (x, w) = Counted(), operands()
     replay = Replay(function, [0])
@@ -44,6 +43,7 @@ def test_inputs_are_copied_in_and_results_outlive_the_next_replay():
     assert function.calls == 2
 
 
+@pytest.mark.gpu
 def test_what_is_read_in_place_follows_its_values_and_its_address():
     function, (x, w) = Counted(), operands()
     replay = Replay(function, [0])
@@ -56,6 +56,7 @@ def test_what_is_read_in_place_follows_its_values_and_its_address():
     assert function.calls == 4, "another address is another graph"
 
 
+@pytest.mark.gpu
 def test_a_released_graph_is_captured_again():
     function, (x, w) = Counted(), operands()
     replay = Replay(function, [0])
@@ -74,6 +75,7 @@ def test_a_released_graph_is_captured_again():
         (lambda x, w: [x * float(w.sum())], ""),  # it waits for the device, which a capture does not allow
     ],
 )
+@pytest.mark.gpu
 def test_what_cannot_be_captured_runs_as_it_is(function, reason, caplog):
     counted, (x, w) = Counted(function), operands()
     replay = Replay(counted, [0])
@@ -83,9 +85,13 @@ def test_what_cannot_be_captured_runs_as_it_is(function, reason, caplog):
     assert replay.impossible and replay.impossible.startswith(reason)
     assert [record.getMessage() for record in caplog.records] == [f"no CUDA graph is used: {replay.impossible}"]
     torch.cuda.synchronize()
-    same([torch.ones(2, device="cuda") + 1], [torch.full((2,), 2.0, device="cuda")])  # the device is as it was
+    torch.manual_seed(3)
+    drawn = torch.randn(4, device="cuda")  # the device's generator is as it was
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.randn(4, device="cuda"))
 
 
+@pytest.mark.gpu
 def test_an_input_that_overlaps_itself_is_not_copied_into():
     function, (x, w) = Counted(), operands()
     replay = Replay(function, [0])
@@ -94,6 +100,7 @@ def test_an_input_that_overlaps_itself_is_not_copied_into():
     assert replay.impossible == "an input overlaps itself"
 
 
+@pytest.mark.gpu
 def test_the_caller_s_results_are_finished_from_what_the_graph_returns():
     function, (x, w) = Counted(), operands()
     copied = []
@@ -110,6 +117,20 @@ def test_the_caller_s_results_are_finished_from_what_the_graph_returns():
         assert found[2] is w
 
 
+@pytest.mark.gpu
+def test_a_capture_draws_no_numbers_of_the_caller_s():
+    x, w = operands()
+    torch.manual_seed(3)
+    expected = torch.randn(4, device="cuda"), torch.randn(4, device="cuda")
+    torch.manual_seed(3)
+    first = torch.randn(4, device="cuda")
+    replay = Replay(Counted(), [0])
+    replay(x, w)
+    replay(x, w)
+    same([first, torch.randn(4, device="cuda")], expected)
+
+
+@pytest.mark.gpu
 def test_settings_are_as_they_were_after_a_capture(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     seen = []
@@ -122,3 +143,25 @@ def test_settings_are_as_they_were_after_a_capture(monkeypatch):
     Replay(function, [0], tune=True)(*operands())
     assert set(seen) == {(True, ":4096:1")}
     assert torch.backends.cudnn.benchmark == before and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+
+
+def test_a_capture_that_fails_keeps_the_broken_state_to_itself(monkeypatch):
+    class Generator:
+        state = "the caller's"
+
+        def graphsafe_get_state(self):
+            return self.state
+
+        def graphsafe_set_state(self, state):
+            self.state = state
+
+        def clone_state(self):
+            return f"a copy of {self.state}"
+
+    generator = Generator()
+    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with pytest.raises(RuntimeError), _own_random_state():
+        assert generator.state == "a copy of the caller's"
+        raise RuntimeError("the capture failed")
+    assert generator.state == "the caller's"
