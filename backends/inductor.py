@@ -146,7 +146,6 @@ class _Training:
                 attempt = self._search()
         finally:
             session.search, session.correction, session.lowering = True, 0, ()
-            session.forget_search()
         if attempt is None:
             return self._operator_by_operator()
         if self._key and self._followed is None and attempt.fits:

@@ -78,7 +78,7 @@ class InductorFusion:
                 node.meta["kernel"] = True
             if node in marker.stored:
                 node.meta["stored"] = True
-        return new.finish()
+        return new  # the graph is as it was: there is nothing to propagate
 
     def costs(self, program: Program, costs: Mapping[str, OperatorCost]) -> dict[str, OperatorCost]:
         """Costs by node name: fused values take nothing, generated kernels the time to move what they touch.

@@ -347,7 +347,10 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
             return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
 
         with session.timed("tracing"), attention_as_on(None if target is None else target.type):
-            return lower_within(session, lower, example_inputs)
+            try:
+                return lower_within(session, lower, example_inputs)
+            finally:
+                session.forget_search()  # kept so far: a step that is lowered for less is not searched again
 
     return memopt
 

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 import memopt
+from memopt.backends.inductor import missing_compiler
 from memopt.step import measured as measured_step
 from memopt.step.measured import Taken, take_step
+from memopt.step.search import StepSearch
 from tests.training.steps import assert_equal, gradients, make
 
 CPU = torch.device("cpu")
@@ -111,12 +113,12 @@ def steps(monkeypatch):
         real = measured_step._measurable
 
         def measurable(session, hooks):
-            session.exact = False
+            exact, session.exact = session.exact, False
             try:
                 place = session.resident.device
                 return measured_step.mutated(hooks.captured) if hooks.captured is not None and place == CPU else None
             finally:
-                session.exact = True
+                session.exact = exact
 
         assert real is not None
         monkeypatch.setattr(measured_step, "_measurable", measurable)
@@ -157,6 +159,24 @@ def test_a_step_that_reserves_more_is_planned_for_less(monkeypatch, steps):
     assert run.report.measured_peak_bytes == budget - 30_000
     assert grown == [budget - 100] and run._sessions[False].beyond == budget - 150
     assert not run.report.notes
+
+
+@pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
+def test_a_step_that_is_planned_for_less_is_not_searched_again(monkeypatch, steps):
+    model, x, budget = budget_and_session(monkeypatch)
+    left = steps(Taken(budget, budget + 20_000, 0), Taken(budget - 30_000, budget - 100, 50))
+    searches = []
+
+    class Counted(StepSearch):
+        def __init__(self, *args, **options):
+            searches.append(self)
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr("memopt.session.StepSearch", Counted)
+    run = memopt.compile(model, budget, backend="inductor")
+    trained(run, x)
+    assert not left and len(searches) == 1
+    assert run._sessions[False]._search_kept is None
 
 
 def test_memory_that_runs_out_is_answered_the_same_way(monkeypatch, steps):
