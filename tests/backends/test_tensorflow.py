@@ -4,6 +4,7 @@ from torch import nn
 
 import memopt
 from memopt import models
+from memopt.comparison.run import compare
 from tests.tensorflow.support import needs_tensorflow
 
 pytest.importorskip("onnx")
@@ -78,3 +79,16 @@ def test_without_tensorflow_the_extra_is_named(monkeypatch):
     monkeypatch.setattr("memopt.backends.tensorflow.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs tensorflow: pip install memopt\[tensorflow\]"):
         memopt.compile(nn.Linear(2, 2), backend="tensorflow")
+
+
+def test_compare_runs_it_as_an_engine_of_its_own():
+    torch.manual_seed(0)
+    model = models.build("gpt2", tiny=True).eval()
+    options = {"peers": ("eager",), "repeats": 2, "warmup": 1, "keep_caches": True}
+    eager, aten, tensorflow = compare(model, model.example_inputs(2), backends=("aten", "tensorflow"), **options).rows
+    assert not tensorflow.reason and not tensorflow.differs
+    assert len(tensorflow.seconds) == 2 and tensorflow.first_seconds > 0
+    assert tensorflow.error < 1e-6 and tensorflow.process_bytes > max(aten.process_bytes, eager.process_bytes)
+    inputs = model.example_inputs(2, labels=True)
+    *_, trained = compare(model, inputs, backends=("tensorflow",), train=True, **options).rows
+    assert trained.reason.endswith("computes no gradients: call the model under torch.no_grad()")
