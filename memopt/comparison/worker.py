@@ -47,8 +47,7 @@ def main(path: str) -> None:
             else:
                 _row(job, say)
         except memopt.BudgetError as error:
-            reason = f"refused: the least is {memopt.budget.format_bytes(error.minimum_bytes)}"
-            say("row", reason=reason, minimum_bytes=error.minimum_bytes, budget_bytes=error.budget_bytes)
+            say("row", reason=refusal(error), minimum_bytes=error.minimum_bytes, budget_bytes=error.budget_bytes)
         except Exception as error:
             say("row", reason=_reason(error))
             raise
@@ -174,6 +173,16 @@ def _reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else "no message"
     return text if "pip install" in text else f"{type(error).__name__}: {text}"[:400]
+
+
+def refusal(error: memopt.BudgetError) -> str:
+    """Why a budget was refused; where its least is within it, what else was in the way."""
+    least = memopt.budget.format_bytes(error.minimum_bytes)
+    if error.minimum_bytes > error.budget_bytes:
+        return f"refused: the least is {least}"
+    cause = error.__cause__ or error.__context__
+    why = _reason(cause) if cause is not None else "steps took more than was planned"
+    return f"refused, though the least, {least}, is within the budget: {why}"
 
 
 def _release(cuda: bool) -> None:
