@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import logging
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -44,7 +43,7 @@ class Trial:
     Attributes:
         name: of the engine.
         function: what ran.
-        seconds: the median of a call, the device waited for.
+        seconds: the least of a call, the device waited for.
         peak_bytes: the most that was held above what was there before, results and what stays between calls included;
             on CUDA as the allocator reserves, but for its slack.
     """
@@ -226,7 +225,7 @@ def _seconds(function: Boxed, arguments: Sequence[Any], device: torch.device) ->
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
+    return min(taken)  # other work on the device only ever adds
 
 
 def _peak(function: Boxed, arguments: Sequence[Any], device: torch.device, before: int) -> int:

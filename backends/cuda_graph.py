@@ -101,15 +101,16 @@ class Replay:
                 self._give_up("a result shares memory with another one or with an input")
                 return
             del outputs
-            graph = torch.cuda.CUDAGraph()
+            graph, pool, stream = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
             try:
                 torch.cuda.synchronize()
                 torch._C._cuda_clearCublasWorkspaces()
-                with _own_random_state(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                with _own_random_state(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                     self._outputs = self._run(*self._inputs)
                 self._finish(self._outputs, self._inputs, _copy)
             except RuntimeError as error:
                 self._give_up(str(error).splitlines()[0])
+                _leave_capture(pool, stream)
                 return
         self._graph = graph
 
@@ -117,6 +118,17 @@ class Replay:
         log.info("no CUDA graph is used: %s", reason)
         self.impossible = reason
         self.release()
+
+
+def _leave_capture(pool: tuple[int, int], stream: torch.cuda.Stream) -> None:
+    """Leave a capture that failed at its end: PyTorch stays on its stream and in its pool."""
+    if torch.cuda.current_stream() == stream:
+        return
+    torch.cuda.set_stream(stream)
+    end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    with contextlib.suppress(RuntimeError):  # where PyTorch did so itself
+        if end is not None:
+            end(torch.cuda.current_device(), pool)
 
 
 @contextlib.contextmanager

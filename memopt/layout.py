@@ -132,6 +132,8 @@ def lay_out(model: nn.Module, names: Iterable[str], groups: Iterable[Sequence[st
             last = parameter.data.contiguous(memory_format=torch.channels_last)
             parameter.data = parameter.data.as_strided(last.shape, last.stride())
             parameter.data.copy_(last)
+        if any(parameter.is_cuda for parameter in parameters.values()):
+            torch.cuda.empty_cache()  # else blocks would come to lie behind what was freed, and hold it
         for group in groups:
             together = torch.cat([parameters[name].data.reshape(-1) for name in group])
             start = 0

@@ -29,7 +29,7 @@ from memopt.capture.joint import (
 )
 from memopt.capture.keep_attention import keep_fused_attention
 from memopt.capture.lending import lend
-from memopt.program import InputKind, Program
+from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.guard import said
 
 Names = Mapping[int, tuple[InputKind, str, torch.Tensor]]
@@ -160,6 +160,7 @@ class Watched:
         self._arguments = [entry for entry in program.inputs if entry.kind is not InputKind.CONSTANT]
         self._boxed_call = True
         self._stamp: list[tuple[int, int]] = []
+        self._draws = any(draws_numbers(node) for node in program.calls)
         self._install(program)
 
     def _install(self, program: Program) -> None:
@@ -171,15 +172,31 @@ class Watched:
         return self._build(constants_to_attributes(program))
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Run on a list of inputs, which is emptied."""
-        if self._baked and [_stamp(args[index]) for index in self._baked] != self._stamp:
-            state = {
-                entry.name: value.detach()
-                for entry, value in zip(self._arguments, args, strict=True)
-                if entry.kind in (InputKind.PARAMETER, InputKind.BUFFER)
-            }
-            self._install(self._rewrite(state))
-        return self._run(args)
+        """Run on a list of inputs, which is emptied.
+
+        What is folded is looked at while the device works, and what was computed from old values is computed again;
+        before the run where that draws random numbers.
+        """
+        if not self._baked:
+            return self._run(args)
+        given = list(args)
+        if self._draws:
+            self._follow(given)
+            return self._run(args)
+        results = self._run(args)
+        return self._run(given) if self._follow(given) else results
+
+    def _follow(self, given: Sequence[Any]) -> bool:
+        """Fold anew where a weight has changed; whether that was so."""
+        if [_stamp(given[index]) for index in self._baked] == self._stamp:
+            return False
+        state = {
+            entry.name: value.detach()
+            for entry, value in zip(self._arguments, given, strict=True)
+            if entry.kind in (InputKind.PARAMETER, InputKind.BUFFER)
+        }
+        self._install(self._rewrite(state))
+        return True
 
 
 @contextlib.contextmanager
