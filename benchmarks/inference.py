@@ -138,6 +138,7 @@ def worker(given: argparse.Namespace) -> None:
             row["segments"] = segments()
         if given.kernels and given.worker.startswith(PROFILED):
             row["kernels"] = kernels(call, given.kernels)
+            row["kernel_seconds"] = row["kernels"][0][2]
     reference = held["result"]
     row["error"] = float((found - reference).abs().max() / reference.abs().max())
     compiled = getattr(call, "compiled", None)
@@ -181,7 +182,11 @@ def kernels(call: Callable[[], Any], count: int) -> list[list[Any]]:
         call()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-    taken = [event for event in trace.key_averages() if event.self_device_time_total > 0]
+    taken = [
+        event
+        for event in trace.key_averages()
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation
+    ]
     taken.sort(key=lambda event: -event.self_device_time_total)
     total = ["all", sum(event.count for event in taken), sum(event.self_device_time_total for event in taken) / 1e6]
     return [total, *([event.key[:110], event.count, event.self_device_time_total / 1e6] for event in taken[:count])]
@@ -447,7 +452,7 @@ def main() -> int:
 
 def driver() -> str:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.split("\n")[0].strip()
 
 
 if __name__ == "__main__":

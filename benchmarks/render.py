@@ -174,7 +174,7 @@ def inference_table(result: dict[str, Any]) -> str:
     kinds = list(dict.fromkeys(kind for _, kind in found))
     lines = [
         f"{result['machine']}, driver {result['driver']}, torch {result['torch']}, {settings['dtype']}, "
-        f"median of {settings['repeats']} calls; ms, MiB reserved, MiB of the process:",
+        f"median of {settings['repeats']} calls; ms (of these in kernels), MiB reserved, MiB of the process:",
         "",
         f"| | {' | '.join(kinds)} |",
         "|---" * (len(kinds) + 1) + "|",
@@ -190,7 +190,8 @@ def _latency_and_memory(row: dict[str, Any]) -> str:
     if "seconds" not in row:
         return row.get("error_text", "")[:60].replace("|", "/")
     sizes = [f"{row[key] / 2**20:,.0f}" for key in ("reserved_bytes", "process_bytes") if key in row]
-    return ", ".join((f"{row['seconds'] * 1e3:.2f}", *sizes))
+    inside = f" ({row['kernel_seconds'] * 1e3:.2f})" if "kernel_seconds" in row else ""
+    return ", ".join((f"{row['seconds'] * 1e3:.2f}{inside}", *sizes))
 
 
 def xla_table(result: dict[str, Any]) -> str:
