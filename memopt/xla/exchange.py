@@ -74,12 +74,20 @@ def to_jax(value: torch.Tensor) -> Any:
     value = value.detach()
     if not value.is_contiguous() or value.data_ptr() % _ALIGNMENT.get(value.device.type, 1):
         value = value.clone(memory_format=torch.contiguous_format)
-    if 1 in value.shape:  # the stride of a single element may be any: JAX would see another layout
-        value = value.as_strided(value.shape, torch.empty(value.shape, device="meta").stride())
+    if 1 in value.shape and value.stride() != (strides := _strides(value.shape)):
+        value = value.as_strided(value.shape, strides)  # that of a single element may be any: JAX sees a layout in it
     if not value.numel():
         shape = jax.ShapeDtypeStruct(tuple(value.shape), _dtype(value))
         return jax.device_put(jax.numpy.zeros(shape.shape, shape.dtype), _device(value))
     return jax.dlpack.from_dlpack(value)
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Those of a contiguous tensor."""
+    found = [1]
+    for size in reversed(shape[1:]):
+        found.append(found[-1] * max(1, size))
+    return tuple(reversed(found))
 
 
 def to_torch(array: Any, like: torch.Tensor | None = None, order: Order = None) -> torch.Tensor:

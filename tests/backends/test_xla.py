@@ -225,6 +225,8 @@ def test_empty_and_misaligned_inputs() -> None:
     assert torch.equal(compiled(x), x.relu())
     x.neg_()
     assert torch.equal(compiled(x), x.relu())
+    single = torch.randn(2, 1, 4, 4).to(memory_format=torch.channels_last)  # contiguous, yet with other strides
+    assert single.stride() != torch.empty(2, 1, 4, 4).stride() and torch.equal(compiled(single), single.relu())
 
 
 @torch.no_grad()
