@@ -1,6 +1,7 @@
 """Convolutions with what follows them as one kernel: what is fused, what is refused, the numbers, and new weights."""
 
 import copy
+import gc
 import operator
 
 import pytest
@@ -211,6 +212,8 @@ def test_code_serves_again_when_a_batch_norm_has_changed(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("freeze", [False, True])
 def test_a_residual_network_on_a_gpu(freeze):
+    gc.collect()  # graphs of other tests
+    before_it = torch.cuda.memory_allocated()
     model, x = seasoned(memopt.models.build("resnet18"), 8, 3, 64, 64)
     model, x = model.cuda(), x.cuda()
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -221,4 +224,4 @@ def test_a_residual_network_on_a_gpu(freeze):
             found = compiled(x).double()
         assert float((found - expected).abs().max() / expected.abs().max()) <= 1.5 * before + 2e-3
         torch.cuda.synchronize()
-        assert torch.cuda.memory_allocated() < 1.9 * weights
+        assert torch.cuda.memory_allocated() - before_it < 1.9 * weights

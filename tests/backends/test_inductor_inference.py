@@ -1,5 +1,6 @@
 """Inference as Inductor code: weights once, large results apart, wrong use, and layouts by measurement."""
 
+import gc
 import threading
 
 import pytest
@@ -134,6 +135,8 @@ def test_layouts_are_timed_where_the_program_runs():
 
 @pytest.mark.gpu
 def test_weights_are_held_once_and_all_is_one_graph():
+    gc.collect()  # graphs of other tests
+    before_it = torch.cuda.memory_allocated()
     model = nn.Sequential(*(nn.Sequential(nn.Linear(2048, 2048), nn.GELU()) for _ in range(8))).eval().cuda().half()
     x = torch.randn(16, 2048, device="cuda", dtype=torch.float16)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -143,7 +146,7 @@ def test_weights_are_held_once_and_all_is_one_graph():
         for _ in range(3):
             torch.testing.assert_close(compiled(x), expected, rtol=1e-2, atol=1e-2)
         torch.cuda.synchronize()
-        assert torch.cuda.memory_allocated() < 1.5 * weights
+        assert torch.cuda.memory_allocated() - before_it < 1.5 * weights
 
 
 @pytest.mark.gpu

@@ -1,5 +1,7 @@
 """Query, key and value as one product of weights that lie side by side."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -86,6 +88,8 @@ def test_nothing_is_moved_on_a_device_where_that_is_no_use():
 
 @pytest.mark.gpu
 def test_an_encoder_on_a_gpu_holds_its_weights_once():
+    gc.collect()  # graphs of other tests
+    before_it = torch.cuda.memory_allocated()
     import memopt
 
     torch.manual_seed(0)
@@ -97,7 +101,7 @@ def test_an_encoder_on_a_gpu_holds_its_weights_once():
         compiled = memopt.compile(model, backend="inductor")
         for _ in range(3):
             torch.testing.assert_close(compiled(x), expected, rtol=2e-2, atol=2e-2)
-        assert torch.cuda.memory_allocated() < 1.5 * weights
+        assert torch.cuda.memory_allocated() - before_it < 1.5 * weights
         program = capture(model, x)
         groups = [entry.target for entry in program.inputs if entry.kind is InputKind.PARAMETER]
         assert "layers.0.query.weight" in groups
