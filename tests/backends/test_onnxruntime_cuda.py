@@ -62,16 +62,16 @@ def test_results_are_new_and_in_order_with_the_current_stream(tight: bool) -> No
     assert session.graph is not tight
 
 
-class Shaped(nn.Module):
-    """A count that only data tell: part of the graph runs on the host, so that it cannot be one CUDA graph."""
+class Weightless(nn.Module):
+    """Without weights, so that only its inputs tell the device."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return input.softmax(0).topk(3).values
 
 
 @torch.no_grad()
-def test_other_operators() -> None:
-    model, x = Shaped(), torch.randn(5, 9, device="cuda")
+def test_a_model_without_weights() -> None:
+    model, x = Weightless(), torch.randn(5, 9, device="cuda")
     close(memopt.compile(model, backend="onnxruntime")(x), model(x))
 
 

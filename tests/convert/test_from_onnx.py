@@ -13,6 +13,7 @@ from memopt.convert.from_onnx import convert_onnx
 from memopt.convert.onnx_file import external_files
 from memopt.convert.pipeline import Options
 from tests.convert.onnx_models import external, saved, sound
+from tests.onnx.build import model as built
 
 
 def run(path, **feeds):
@@ -110,3 +111,22 @@ def test_a_cycle_is_refused(tmp_path):
     model.graph.node[0].input[0] = "product"
     with pytest.raises(ConversionError, match=r"in.onnx: .*(reads product before|not output of any previous)"):
         convert_onnx(saved(tmp_path, model), tmp_path / "out.onnx")
+
+
+@pytest.mark.parametrize(("name", "opset"), [("float16", 20), ("bfloat16", 22)])
+def test_files_in_lower_precision_are_rewritten_in_it(tmp_path, name, opset):
+    nodes = "i = Identity(x) a = MatMul(i, w) b = Tanh(a) c = Dropout(b) y = Sigmoid(c)"
+    text = f"({name}[N,16] x) => ({name}[N,8] y) {{ {nodes} }}"
+    kind = getattr(ir.DataType, name.upper())
+    given = built(text, opset=opset)
+    weight = np.random.default_rng(0).standard_normal((16, 8)).astype(kind.numpy())
+    given.graph.initializer.append(ir.to_proto(ir.Tensor(weight, dtype=kind, name="w")))
+    onnx.save(given, tmp_path / "in.onnx")
+    record = convert_onnx(tmp_path / "in.onnx", tmp_path / "out.onnx")
+    written = onnx.load(tmp_path / "out.onnx")
+    assert [node.op_type for node in written.graph.node] == ["MatMul", "Tanh", "Sigmoid"]
+    assert [item.data_type for item in written.graph.initializer] == [int(kind)]
+    assert record.runs and max(item.max_abs for run in record.runs for item in run.outputs) == 0.0
+    assert any("was not run" in note for note in record.notes) is (name == "bfloat16")
+    with pytest.raises(ConversionError, match="stays in its own precision"):
+        convert_onnx(tmp_path / "in.onnx", None, options=Options(dtype="fp32"))
