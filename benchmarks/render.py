@@ -1,8 +1,9 @@
-"""Write the results under benchmarks/results into the README, between the marks that name them.
+"""Write the results under benchmarks/results into the README and docs/results.md, between the marks that name them.
 
-A result that is too long for the README has a page of its own beside it, of the same name, which the README links to.
+The README has the main ones, `brief` where that is marked, docs/results.md all others. A table that is too long for both
+has a page of its own beside the result, of the same name, which they link to.
 
-python benchmarks/render.py            rewrite the README and the pages (`make readme`)
+python benchmarks/render.py            rewrite README, docs/results.md and the pages (`make readme`)
 python benchmarks/render.py --check    exit 1 when one of them and the results disagree
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.render_compare import compare_table  # noqa: E402 - found once the root is on the path
+from benchmarks.render_compare import brief_compare_table, compare_table  # noqa: E402 - found once the root is on the path
 from benchmarks.render_conversions import (  # noqa: E402
     conversions_table,
     material_table,
@@ -28,7 +29,8 @@ from benchmarks.render_conversions import (  # noqa: E402
 )
 
 RESULTS = ROOT / "benchmarks" / "results"
-MARK = re.compile(r"(<!-- results: (?P<name>[\w.]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md")
+MARK = re.compile(r"(<!-- results: (?P<name>[\w.]+)(?P<brief> brief)? -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
 
 def step_table(result: dict[str, Any]) -> str:
@@ -256,7 +258,7 @@ def xlagpu_table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-# By the first word of a result's name: what stands in the README, and what has a page of its own.
+# By the first word of a result's name: what stands between marks, and what has a page of its own.
 TABLES = {
     "inference": inference_table,
     "material": material_table,
@@ -272,23 +274,24 @@ TABLES = {
     "compare": compare_table,
     "onnx": onnx_table,
 }
+BRIEF = {"compare": brief_compare_table}
 PAGES = {"tensorflow": tensorflow_table, "conversions": conversions_table}
 
 
 def rendered(text: str) -> str:
-    """The README with every table made anew."""
+    """A document with every table made anew."""
 
     def fill(match: re.Match[str]) -> str:
         result = json.loads((RESULTS / match["name"]).read_text())
-        return match[1] + TABLES[match["name"].split("_")[0].removesuffix(".json")](result) + match[3]
+        tables = BRIEF if match["brief"] else TABLES
+        return match[1] + tables[match["name"].split("_")[0].removesuffix(".json")](result) + match["end"]
 
     return MARK.sub(fill, text)
 
 
 def texts() -> dict[Path, str]:
     """Every file that is made of results, as it should be."""
-    readme = ROOT / "README.md"
-    found = {readme: rendered(readme.read_text())}
+    found = {document: rendered(document.read_text()) for document in DOCUMENTS}
     for path in sorted(RESULTS.glob("*.json")):
         table = PAGES.get(path.stem.split("_")[0])
         if table is not None:

@@ -12,7 +12,17 @@ _UNSTEADY = 0.1  # of the median: a wider spread is marked
 
 
 def compare_table(result: dict[str, Any]) -> str:
-    """Time of a step, memory, error, and time of the first step, each a table of models by engines."""
+    """Time of a step, memory, error, and time of the first step, each a table of models by engines; what has no row."""
+    reasons = _reasons(result["comparisons"])
+    return "\n".join([*_tables(result, 4), *reasons]).rstrip() + "\n"
+
+
+def brief_compare_table(result: dict[str, Any]) -> str:
+    """Time of a step and memory alone."""
+    return "\n".join(_tables(result, 2)).rstrip() + "\n"
+
+
+def _tables(result: dict[str, Any], count: int) -> list[str]:
     comparisons = result["comparisons"]
     names = list(dict.fromkeys(row["name"] for item in comparisons for row in item["rows"]))
     engines = [name for name in names if any(row["seconds"] for item in comparisons for row in _named(item, name))]
@@ -39,9 +49,9 @@ def compare_table(result: dict[str, Any]) -> str:
         tables.append(("Error of the results against float64, relative, in the Euclidean norm:", _error))
     tables.append(("The first step, in seconds, from nothing and beside other compilers:", _first))
     lines = [result["note"], ""] if "note" in result else []
-    for words, cell in tables:
+    for words, cell in tables[:count]:
         lines += [words, "", *_matrix(comparisons, engines, cell), ""]
-    return "\n".join([*lines, *_reasons(comparisons)]).rstrip() + "\n"
+    return lines
 
 
 def _reasons(comparisons: list[dict[str, Any]]) -> Iterator[str]:
