@@ -1,6 +1,6 @@
 """Write the results under benchmarks/results into the README and docs/results.md, between the marks that name them.
 
-The README has the main ones, `brief` where that is marked, docs/results.md all others. A table that is too long for both
+The README has the main ones, `brief` where that is marked, docs/results.md the rest. A table that is too long for both
 has a page of its own beside the result, of the same name, which they link to.
 
 python benchmarks/render.py            rewrite README, docs/results.md and the pages (`make readme`)
