@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn, TypeVar
 
+import torch
+
 T = TypeVar("T")
 
 log = logging.getLogger("memopt")
@@ -46,11 +48,14 @@ def side_by_side(tasks: Sequence[Callable[[], T]], *, seconds: float) -> list[T]
 
 
 def _may_fork() -> bool:
-    """Whether a copy is of use, and safe: with more than one core, on Linux, from the main thread, without JAX.
+    """Whether a copy is of use, and safe: more than one core, on Linux, from the main thread, without JAX or a GPU.
 
-    JAX has threads of its own from the start, and warns of every fork that it is likely to end in a deadlock.
+    JAX has threads of its own from the start, and warns of every fork that it is likely to end in a deadlock. Beside
+    CUDA's threads it was not tried.
     """
-    if "jax" in sys.modules or not hasattr(os, "fork") or not hasattr(os, "sched_getaffinity"):
+    if "jax" in sys.modules or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    if not hasattr(os, "fork") or not hasattr(os, "sched_getaffinity"):
         return False
     return len(os.sched_getaffinity(0)) > 1 and threading.current_thread() is threading.main_thread()
 

@@ -5,6 +5,7 @@ import sys
 import threading
 
 import pytest
+import torch
 
 from memopt.step.side_by_side import side_by_side
 
@@ -19,6 +20,7 @@ def _two_cores(monkeypatch, request):
         pytest.skip("another test has loaded JAX in this process")
     if hasattr(os, "sched_getaffinity"):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
 
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no copies of a process here")
@@ -73,6 +75,11 @@ def test_on_one_core_or_beside_the_main_thread_nothing_is_copied(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
     found += side_by_side(_squares(2), seconds=30)
     assert {process for _, process in found} == {os.getpid()}
+
+
+def test_a_process_that_uses_a_gpu_is_not_copied(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert {process for _, process in side_by_side(_squares(3), seconds=30)} == {os.getpid()}
 
 
 def test_errors_of_a_task_are_raised():
