@@ -37,8 +37,9 @@ _REDUCTIONS = {
 _MOST_CAT_OPERANDS = 8
 # A value that is read again later is stored where computing it then would read so many times its size.
 _MUCH = 2
-# Bytes of a value that is stored wherever it is read again later: of a number for each row, say.
-_SMALL = 2**20
+# A value is stored wherever it is read again later if it has at most so many bytes, and is so much smaller than the
+# program's largest: a number for each row, say.
+_SMALL, _SMALLER = 2**20, 256
 _DRAWING, _SEED = prims.inductor_random.default, prims.inductor_lookup_seed.default
 # One number of Philox's ten rounds, in the time of so many float32 operations: about 80 instructions on integers, of
 # which a GPU does one for four of those (a fused multiply-add on twice as many lanes).
@@ -119,6 +120,8 @@ class _Marker:
         self.graph = program.graph
         mutated = {output.target for output in program.outputs if output.kind is OutputKind.MUTATION}
         self.fragile = {node for node in program.placeholders if node.name in mutated}
+        sizes = (touched_bytes(tensor) for node in self.graph.nodes for tensor in tensors_of(node))
+        self.small = min(_SMALL, max(sizes, default=0) // _SMALLER)
         self.view = {node: is_any_view(node) for node in self.graph.nodes}
         self.inlined = {node: node.op == "call_function" and _is_inlined(node) for node in self.graph.nodes}
         self.reads: dict[fx.Node, frozenset[fx.Node]] = {}
@@ -218,7 +221,7 @@ class _Marker:
             for operand in self._operands(node)
             for tensor in tensors_of(operand)
         )
-        return bool(own <= _SMALL or read >= _MUCH * own)
+        return bool(own <= self.small or read >= _MUCH * own)
 
     def _operands(self, node: fx.Node) -> frozenset[fx.Node]:
         return frozenset[fx.Node]().union(*(self.reads[argument] for argument in node.all_input_nodes))
