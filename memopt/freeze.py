@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.passes.fuse_conv_bn import Folding, foldings
+from memopt.passes.fuse_conv_bn import Folding, foldings, is_aliased
 from memopt.program import InputKind, Program
 
 
@@ -24,14 +24,17 @@ def fold_in_place(program: Program) -> list[str]:
         program: an inference program as captured; the tensors of its `state` are written to, itself is not changed.
 
     Returns:
-        Names of the batch norms' nodes that were folded. None is folded twice: a scale of one is left as it is.
+        Names of the batch norms' nodes that were folded. None is folded twice: a scale of one is left as it is. Where
+        one of the tensors is read elsewhere too, or shares its memory, the batch norm stays.
     """
     kinds = {entry.name: entry.kind for entry in program.inputs}
     folded = []
     with torch.no_grad():
         for norm, folding in foldings(program):
-            own = [node for node in (folding.weight, *_operands(norm)) if isinstance(node, fx.Node)]
+            own = [node for node in (folding.weight, folding.bias, *_operands(norm)) if isinstance(node, fx.Node)]
             if folding.is_scaled_by_one or any(kinds.get(node.name) is InputKind.CONSTANT for node in own):
+                continue
+            if any(len(node.users) > 1 or is_aliased(program, node) for node in own):
                 continue
             if _write(program, norm, folding):
                 folded.append(norm.name)

@@ -228,7 +228,7 @@ def _fold(program: Program, norm: fx.Node, layer: _Layer) -> tuple[Program, Chan
 def _folding(program: Program, norm: fx.Node, layer: _Layer) -> Folding:
     call, dtype = layer.call, layer.weight.meta["val"].dtype
     for node in (layer.weight, layer.bias, layer.transpose):
-        if node is not None and (len(node.users) > 1 or _aliased(program, node)):
+        if node is not None and (len(node.users) > 1 or is_aliased(program, node)):
             raise Refused(f"{node.name}, which {call.name} reads, is shared")
     gamma, beta, mean, variance, _, epsilon = norm.args[1:]
     tensors = (layer.weight, layer.bias, gamma, beta, mean, variance, *(vector for _, vector in layer.additions))
@@ -346,7 +346,7 @@ def _value(program: Program, node: fx.Node) -> torch.Tensor:
     return value
 
 
-def _aliased(program: Program, node: fx.Node) -> bool:
+def is_aliased(program: Program, node: fx.Node) -> bool:
     """Whether another input that the program reads shares the placeholder's storage (tied weights)."""
     value = program.state.get(node.name)
     if value is None:

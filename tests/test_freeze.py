@@ -75,6 +75,29 @@ def test_what_fuse_conv_bn_refuses_is_not_folded():
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("name", ["weight", "bias", "running_mean", "running_var", "memory", "all"])
+def test_what_two_batch_norms_share_is_left_as_it_is(name):
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.c, self.d = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+            self.a, self.b = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            return self.b(self.d(self.a(self.c(x))))
+
+    model, x = seasoned(Shared(), 4, 3, 8, 8)
+    if name == "all":
+        model.b = model.a
+    elif name == "memory":
+        model.b.weight = nn.Parameter(model.a.weight.detach())
+    else:
+        setattr(model.b, name, getattr(model.a, name))
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    assert fold_in_place(capture(model, x)) == []
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
 @pytest.mark.parametrize("backend", ["aten", "static"])
 def test_only_with_consent(backend):
     model, x = seasoned(layers(), 4, 3, 8, 8)
