@@ -161,11 +161,8 @@ class _Training:
             "backend='aten'"
         )
         session.withdraw(self.hooks.captured)
-        session.exact = True
-        try:
+        with session.operator_by_operator():
             return AtenBackend().compile_captured(self.graph_module, self.example_inputs, self.hooks)
-        finally:
-            session.exact = False
 
     def _unplanned(self) -> _Attempt | None:
         """Torch's own cut and order, with the rewrites that let it keep the budget in the least time; None: none do.

@@ -287,12 +287,24 @@ class Session(Account):
             fits = plan.feasible and base + max(plan.peak_bytes, measured or 0) <= self.usable(limit)
             needed = base + (max(plan.peak_bytes, measured or 0) if plan.feasible and not fits else plan.minimum_bytes)
             if not fits or self.optimizer_peak() > self.usable(limit):
+                if search.stages.fusion is not None:  # a figure of what may be fused is no promise
+                    with self.operator_by_operator():
+                        return self.plan_training(programs)
                 raise self._over(max(needed, self.optimizer_peak()), limit)
         for key, item in zip(keys, planned, strict=True) if self.search else ():
             self._schedules[key] = None if item.choice is None else item.choice.plan.schedule
         if self.exact:
             self.forget_search()
         return planned
+
+    @contextlib.contextmanager
+    def operator_by_operator(self) -> Iterator[None]:
+        """Within: what is planned is what runs, whatever the engine would make of it."""
+        before, self.exact = self.exact, True
+        try:
+            yield
+        finally:
+            self.exact = before
 
     def lowerings(self) -> list[tuple[Pass, ...]]:
         """Sets of rewrites for `lowering`, for the step that was seen last, by its predicted time with them."""
@@ -424,7 +436,8 @@ class Session(Account):
 
     def _search_of(self, keys: tuple[str, ...], programs: Sequence[Program]) -> StepSearch:
         """The search for these graphs: what is kept of them between two attempts to plan them."""
-        if self._search_kept is None or self._search_kept[0] != keys:
+        kept = (str(self.exact), *keys)  # nothing is fused in what runs operator by operator
+        if self._search_kept is None or self._search_kept[0] != kept:
             search = StepSearch(
                 programs,
                 self._stages(),
@@ -434,7 +447,7 @@ class Session(Account):
                 seconds=self.plan_seconds,
                 room=self.room,
             )
-            self._search_kept = keys, search
+            self._search_kept = kept, search
         return self._search_kept[1]
 
     def _found(self, search: StepSearch, programs: Sequence[Program], plain: int, room: int | None) -> Found:

@@ -85,6 +85,18 @@ def test_every_feasible_budget_is_kept_with_eager_s_gradients(name):
     assert keeps(model, inputs, expected, int(least * 1.02)), "the promised minimum is true"
 
 
+def test_a_refusal_before_any_code_is_made_names_what_keeps_the_budget():
+    """Two graphs are planned before either is lowered: the least is not the figure of what Inductor may fuse."""
+    model, inputs = without_dropout("hf_gpt2")
+    restore = restorer(model)
+    step(model, inputs)
+    expected = gradients(model)
+    restore()
+    with pytest.raises(memopt.BudgetError) as refused:
+        step(memopt.compile(model, resident_bytes(model, inputs) + 200_000, backend="inductor"), inputs)
+    assert keeps(model, inputs, expected, int(refused.value.minimum_bytes * 1.02))
+
+
 def test_with_enough_memory_the_code_is_torch_compile_s_and_its_peak_is_known():
     model, inputs = without_dropout("gpt2")
     peak = measured(torch.compile(model), model, inputs)
