@@ -368,7 +368,7 @@ class Row:
 def run_rows(
     given: argparse.Namespace, wanted: Sequence[tuple[str, str]], folder: Path, result: dict[str, Any]
 ) -> None:
-    """Run the rows and add them to the result, which is written after each: the time lent may end before the table."""
+    """Run the rows and add them to the result, which is written after each: the run may be cut short."""
     cuda = given.device.startswith("cuda")
     for first in range(0, len(wanted), given.jobs):
         rows = [Row(given, model, row, folder / f"{model}.pt") for model, row in wanted[first : first + given.jobs]]
