@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from memopt.backends.timing import made_like, seconds_of
-from memopt.program import InputKind, OutputKind, Program
+from memopt.program import InputKind, Program
 from memopt.rewrite import add_constant, erase_unused, forget_inplace
 from memopt.synthesis import same_random_state
 
@@ -125,7 +125,7 @@ class Fusion:
 
 def find_fusions(program: Program) -> list[Fusion]:
     """The places in an inference program where a convolution, what is added and a ReLU may be one kernel."""
-    changed = {output.target for output in program.outputs if output.kind is OutputKind.MUTATION}
+    changed = program.mutated
     found = []
     for node in program.calls:
         if node.target is aten.relu.default:
@@ -135,7 +135,7 @@ def find_fusions(program: Program) -> list[Fusion]:
     return found
 
 
-def _fusion(program: Program, relu: fx.Node, changed: set[str | None]) -> Fusion | None:
+def _fusion(program: Program, relu: fx.Node, changed: frozenset[str]) -> Fusion | None:
     source: Any = relu.args[0]
     main = _branch(program, source, changed)
     if main is not None:
@@ -157,14 +157,14 @@ def _fusion(program: Program, relu: fx.Node, changed: set[str | None]) -> Fusion
     return None
 
 
-def _movable(program: Program, main: _Branch, side: _Branch, changed: set[str | None]) -> bool:
+def _movable(program: Program, main: _Branch, side: _Branch, changed: frozenset[str]) -> bool:
     """Whether what is added to the side's result can be added to the main one's instead."""
     biases: list[Any] = [branch.convolution.args[2] for branch in (main, side)]
     known = all(bias is None or (bias.name in program.state and bias.name not in changed) for bias in biases)
     return known and (side.norm is not None or biases[1] is not None)
 
 
-def _branch(program: Program, value: fx.Node, changed: set[str | None]) -> _Branch | None:
+def _branch(program: Program, value: fx.Node, changed: frozenset[str]) -> _Branch | None:
     outputs = program.output_nodes
     norm: Any = None
     node: Any = value
@@ -311,7 +311,7 @@ def _is_plain(program: Program, norm: fx.Node) -> bool:
     """Whether a batch norm's vectors are known, and only its result is used."""
     x: Any = norm.args[0]
     operands: list[Any] = [operand for operand in norm.args[1:5] if operand is not None]
-    changed = {output.target for output in program.outputs if output.kind is OutputKind.MUTATION}
+    changed = program.mutated
     known = all(operand.name in program.state and operand.name not in changed for operand in operands)
     only = all(user.target is operator.getitem and user.args[1] == 0 for user in norm.users)
     return known and only and x.meta["val"].dtype in (*_HALVES, torch.float32)

@@ -18,7 +18,7 @@ from torch._inductor import config
 
 from memopt.memory.cost.roofline import is_light, moving_seconds, touched_bytes
 from memopt.memory.cost.table import CostTable, OperatorCost
-from memopt.program import OutputKind, Program, is_any_view, is_effectful, is_random, tensors_of
+from memopt.program import Program, is_any_view, is_effectful, is_random, tensors_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -118,7 +118,7 @@ def realize(module: fx.GraphModule) -> None:
 class _Marker:
     def __init__(self, program: Program) -> None:
         self.graph = program.graph
-        mutated = {output.target for output in program.outputs if output.kind is OutputKind.MUTATION}
+        mutated = program.mutated
         self.fragile = {node for node in program.placeholders if node.name in mutated}
         sizes = (touched_bytes(tensor) for node in self.graph.nodes for tensor in tensors_of(node))
         self.small = min(_SMALL, max(sizes, default=0) // _SMALLER)

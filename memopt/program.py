@@ -114,6 +114,11 @@ class Program:
         """The call nodes in order of execution."""
         return [node for node in self.graph.nodes if node.op == "call_function"]
 
+    @property
+    def mutated(self) -> frozenset[str]:
+        """Names of the inputs that the program writes to."""
+        return frozenset(out.target for out in self.outputs if out.kind is OutputKind.MUTATION and out.target)
+
     def input_of(self, name: str) -> Input:
         """Return the entry of the placeholder called `name`. Raises KeyError when there is none."""
         for entry in self.inputs:

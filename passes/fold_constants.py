@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.program import (
     InputKind,
-    OutputKind,
     Phase,
     Program,
     describe,
@@ -150,7 +149,7 @@ def _constant_nodes(program: Program) -> set[fx.Node]:
     kinds = {InputKind.CONSTANT}
     if not program.training:
         kinds |= {InputKind.PARAMETER, InputKind.BUFFER}
-    updated = {output.target for output in program.outputs if output.kind is OutputKind.MUTATION}
+    updated = program.mutated
     moving = {key for node in program.placeholders if node.name in updated for key in _real_storages(program, node)}
     constant: set[fx.Node] = set()
     for node in program.graph.nodes:

@@ -12,7 +12,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
-from memopt.program import InputKind, OutputKind, Program
+from memopt.program import InputKind, Program
 from memopt.rewrite import (
     VIEWS,
     Refused,
@@ -341,7 +341,7 @@ def _value(program: Program, node: fx.Node) -> torch.Tensor:
         raise Refused(f"{source.name} is computed")
     if value is None or isinstance(value, FakeTensor) or value.is_meta:
         raise Refused(f"{source.name} has no known value")
-    if any(entry.kind is OutputKind.MUTATION and entry.target == source.name for entry in program.outputs):
+    if source.name in program.mutated:
         raise Refused(f"{source.name} is changed by the program")
     return value
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.program import InputKind, OutputKind, Program
+from memopt.program import InputKind, Program
 
 aten = torch.ops.aten
 
@@ -35,7 +35,7 @@ class Product:
 
 def products_of_one(program: Program) -> list[list[Product]]:
     """Groups of two and more products of the same matrix with contiguous parameters that nothing else reads."""
-    changed = {output.target for output in program.outputs if output.kind is OutputKind.MUTATION}
+    changed = program.mutated
     usable = {
         entry.name
         for entry in program.inputs

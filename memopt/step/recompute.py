@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from memopt.memory.aliasing import Aliasing, analyse, owner
-from memopt.program import InputKind, OutputKind, Phase, Program, is_effectful, is_random
+from memopt.program import InputKind, Phase, Program, is_effectful, is_random
 from memopt.solve.problem import StepProblem
 from memopt.solve.schedule import Schedule
 
@@ -58,7 +58,7 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
     """
     aliasing = analyse(program)
     operations = [node for node in program.calls if _is_operation(node, aliasing)]
-    mutated = {output.target for output in program.outputs if output.kind is OutputKind.MUTATION}
+    mutated = program.mutated
     fragile = {index for node in program.placeholders if node.name in mutated for index in aliasing.of[node]}
     tangents = [node for node in program.placeholders if program.input_of(node.name).kind is InputKind.TANGENT]
     cut = sum(node.meta["phase"] is Phase.FORWARD for node in operations)
