@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,48 +36,32 @@ _library.define(  # type: ignore[no-untyped-call]
 )
 
 
+# `geometry` is the rest of the operator's arguments: stride, padding, dilation, groups.
+
+
 def _reference(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    added: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, added: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
-    result: torch.Tensor = aten.convolution.default(x, weight, bias, stride, padding, dilation, False, [0, 0], groups)
+    *spatial, groups = geometry
+    result: torch.Tensor = aten.convolution.default(x, weight, bias, *spatial, False, [0, 0], groups)
     return (result if added is None else result + added).relu().contiguous(memory_format=_LAST)
 
 
 def _cudnn(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    added: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, added: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
     result: torch.Tensor
     if added is None:
-        result = aten.cudnn_convolution_relu.default(x, weight, bias, stride, padding, dilation, groups)
+        result = aten.cudnn_convolution_relu.default(x, weight, bias, *geometry)
     else:
-        result = aten.cudnn_convolution_add_relu.default(x, weight, added, 1.0, bias, stride, padding, dilation, groups)
+        result = aten.cudnn_convolution_add_relu.default(x, weight, added, 1.0, bias, *geometry)
     return result.contiguous(memory_format=_LAST)  # it is so already, but for degenerate sizes
 
 
 def _meta(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    added: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, added: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
+    stride, padding, dilation, _ = geometry
     sizes = [
         (x.shape[2 + k] + 2 * padding[k] - dilation[k] * (weight.shape[2 + k] - 1) - 1) // stride[k] + 1
         for k in range(2)

@@ -63,7 +63,8 @@ def compile(
             "xla" for executables of XLA's, "tensorflow" for inference by TensorFlow, compiled by XLA; or an engine of
             `memopt.backends` with options of its own. None: "inductor" for training, and for inference "inductor" or
             "static", by measured time under the budget. Where Inductor lays convolutions out channels-last, because it
-            is faster, the model's own parameters are laid out so: the same values and objects, with other strides.
+            is faster, the model's own parameters are laid out so: the same values and objects, with other strides. On
+            CUDA weights that multiply the same value are moved into one block, where one product of them is faster.
         passes: rewrites in order, in place of `memopt.INFERENCE` or `memopt.TRAINING`.
         allow: names of levers that may change the numbers. "freeze": for inference, batch norms are folded into the
             model's own parameters and buffers, in place and for good: it computes the same function from other

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -184,36 +184,14 @@ def _fake_cudnn(data: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     return plain.contiguous(memory_format=torch.channels_last) if last else plain
 
 
-def _fake_cudnn_relu(
-    data: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> torch.Tensor:
-    return _fake_cudnn(data, weight, bias, stride, padding, dilation, groups)
-
-
-def _fake_cudnn_add_relu(
-    data: torch.Tensor,
-    weight: torch.Tensor,
-    addend: torch.Tensor,
-    alpha: float | None,
-    bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> torch.Tensor:
-    return _fake_cudnn(data, weight, bias, stride, padding, dilation, groups)
+def _fake_cudnn_add(data: Any, weight: Any, addend: Any, alpha: Any, bias: Any, *geometry: Any) -> torch.Tensor:
+    return _fake_cudnn(data, weight, bias, *geometry)
 
 
 _LIBRARY = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
 for _name, _kernel in (
-    ("cudnn_convolution_relu", _fake_cudnn_relu),
-    ("cudnn_convolution_add_relu", _fake_cudnn_add_relu),
+    ("cudnn_convolution_relu", _fake_cudnn),
+    ("cudnn_convolution_add_relu", _fake_cudnn_add),
 ):
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "Meta"):
         _LIBRARY.impl(_name, _kernel)  # type: ignore[no-untyped-call]

@@ -46,6 +46,14 @@ def measured(run, model, inputs):
     return taken + resident_bytes(model, inputs)
 
 
+def eager_gradients(model, inputs):
+    restore = restorer(model)
+    step(model, inputs)
+    found = gradients(model)
+    restore()
+    return found
+
+
 def distance(found, expected):
     """The largest difference of a gradient, relative to the norm of all."""
     norm = torch.stack([g.norm() for g in expected if g is not None]).norm()
@@ -74,10 +82,7 @@ def keeps(model, inputs, expected, budget):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_feasible_budget_is_kept_with_eager_s_gradients(name):
     model, inputs = without_dropout(name)
-    restore = restorer(model)
-    step(model, inputs)
-    expected = gradients(model)
-    restore()
+    expected = eager_gradients(model, inputs)
     peak = measured(torch.compile(model), model, inputs)
     reports = [keeps(model, inputs, expected, int(peak * share)) for share in (1.0, 0.85, 0.7)]
     assert reports[0] is not None, "what torch.compile takes is enough"
@@ -88,10 +93,7 @@ def test_every_feasible_budget_is_kept_with_eager_s_gradients(name):
 def test_a_refusal_before_any_code_is_made_names_what_keeps_the_budget():
     """Two graphs are planned before either is lowered: the least is not the figure of what Inductor may fuse."""
     model, inputs = without_dropout("hf_gpt2")
-    restore = restorer(model)
-    step(model, inputs)
-    expected = gradients(model)
-    restore()
+    expected = eager_gradients(model, inputs)
     with pytest.raises(memopt.BudgetError) as refused:
         step(memopt.compile(model, resident_bytes(model, inputs) + 200_000, backend="inductor"), inputs)
     assert keeps(model, inputs, expected, int(refused.value.minimum_bytes * 1.02))
@@ -111,10 +113,7 @@ def test_torch_s_own_cut_of_the_chunked_loss_comes_before_any_plan():
     torch.manual_seed(0)
     model = memopt.models.build("gpt2", tiny=True, vocabulary=4096, dropout=0.0)
     inputs = model.example_inputs(32, labels=True)
-    restore = restorer(model)
-    step(model, inputs)
-    expected = gradients(model)
-    restore()
+    expected = eager_gradients(model, inputs)
     peak = measured(torch.compile(model), model, inputs)
     report = keeps(model, inputs, expected, int(peak * 0.9))
     assert report is not None
@@ -140,10 +139,7 @@ class Broken(nn.Module):
 def test_several_graphs_share_the_budget():
     torch.manual_seed(0)
     model, inputs = Broken(), {"x": torch.randn(256, 32)}
-    restore = restorer(model)
-    step(model, inputs)
-    expected = gradients(model)
-    restore()
+    expected = eager_gradients(model, inputs)
     peak = measured(torch.compile(model), model, inputs)
     report = keeps(model, inputs, expected, int(peak * 0.8))
     assert report is not None
@@ -152,10 +148,7 @@ def test_several_graphs_share_the_budget():
 
 def test_what_no_code_keeps_runs_operator_by_operator_and_says_so():
     model, inputs = without_dropout("gpt2")
-    restore = restorer(model)
-    step(model, inputs)
-    expected = gradients(model)
-    restore()
+    expected = eager_gradients(model, inputs)
     torch._dynamo.reset()
     least = memopt.plan(model, inputs, backend="aten").minimum_bytes
     report = keeps(model, inputs, expected, int(least * 1.02))
