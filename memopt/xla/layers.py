@@ -146,10 +146,15 @@ def _scaled(x: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
     return result if bias is None else result + _channels(x, bias)
 
 
-@lowers(aten._native_batch_norm_legit_no_training.default)
-def _batch_norm_eval(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Any:
-    result = _scaled(x, mean, jax.lax.rsqrt(wide(var) + eps), weight, bias)
-    return result, jnp.zeros((0,), jnp.float32), jnp.zeros((0,), jnp.float32)
+@lowers(aten._native_batch_norm_legit_no_training.default, context=True)
+def _batch_norm_eval(
+    context: Context, x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
+) -> Any:
+    rstd = jax.lax.rsqrt(wide(var) + eps)
+    result = _scaled(x, mean, rstd, weight, bias)
+    if context.value(1).numel() == 0:  # where PyTorch saves no statistics: on the CPU
+        return result, jnp.zeros((0,), jnp.float32), jnp.zeros((0,), jnp.float32)
+    return result, mean, rstd
 
 
 @lowers(aten._native_batch_norm_legit.no_stats)
@@ -159,12 +164,13 @@ def _batch_norm_batch(x: Any, weight: Any, bias: Any, training: bool, momentum: 
     return _scaled(x, mean, rstd, weight, bias), mean, rstd
 
 
-@lowers(aten._native_batch_norm_legit_functional.default)
+@lowers(aten._native_batch_norm_legit_functional.default, context=True)
 def _batch_norm(
-    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
-) -> Any:
+    context: Context, x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool,
+    momentum: float, eps: float,
+) -> Any:  # fmt: skip
     if not training:
-        evaluated = _batch_norm_eval(x, weight, bias, running_mean, running_var, momentum, eps)
+        evaluated = _batch_norm_eval(context, x, weight, bias, running_mean, running_var, momentum, eps)
         return (*evaluated, running_mean, running_var)
     mean, variance = _moments(wide(x), (0, *range(2, x.ndim)))
     rstd = jax.lax.rsqrt(variance + eps)

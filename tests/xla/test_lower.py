@@ -14,6 +14,7 @@ if importlib.util.find_spec("torchax") is None:
     pytest.skip("needs torchax", allow_module_level=True)
 
 from memopt.capture.export import from_module  # noqa: E402
+from memopt.memory.cost.elsewhere import moved  # noqa: E402
 from memopt.program import Program  # noqa: E402
 from memopt.xla.lower import lower, precision  # noqa: E402
 from memopt.xla.table import LowerError  # noqa: E402
@@ -183,3 +184,25 @@ def test_a_convolution_with_what_follows_it_is_near_float64(dtype: torch.dtype) 
     (found,) = of(block, x, weight, bias, skip)
     ours = (found.double() - exact).abs().max()
     assert found.dtype is dtype and ours <= 2 * (block(x, weight, bias, skip).double() - exact).abs().max()
+
+
+def test_the_saved_statistics_of_a_batch_norm_are_those_of_the_device_it_was_captured_on() -> None:
+    def evaluated(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> Any:
+        return torch.ops.aten._native_batch_norm_legit_no_training(x, None, None, mean, variance, 0.1, 1e-5)
+
+    torch.manual_seed(0)
+    given = torch.randn(2, 4, 3, 3).half(), torch.randn(4).half(), torch.rand(4).half()
+    program = from_module(Function(evaluated), given)
+    result, *empty = run(program, given)
+    assert [tuple(value.shape) for value in empty] == [(0,), (0,)]
+    again, mean, inverse = run(moved(program, "cuda"), given)
+    assert torch.equal(again, result) and torch.equal(mean, given[1].float())
+    torch.testing.assert_close(inverse, (given[2].float() + 1e-5).rsqrt())
+
+
+def test_a_model_captured_on_cuda_in_half_precision() -> None:
+    model, inputs = build("densenet121", labels=False)
+    program = from_module(model.half().eval(), (), {name: value.half() for name, value in inputs.items()})
+    lowered = lower(moved(program, "cuda"), platform="cuda")
+    found = jax.eval_shape(lowered.function, *lowered.arguments())
+    assert [tuple(value.shape) for value in found] == [tuple(node.meta["val"].shape) for node in program.output_nodes]
