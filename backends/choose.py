@@ -17,6 +17,7 @@ from memopt.backends.aten import Boxed, emit
 from memopt.backends.static import device_of
 from memopt.budget import BudgetError, format_bytes
 from memopt.capture.joint import constants_to_attributes
+from memopt.errors import first_line
 from memopt.memory.allocator import slack_bytes
 from memopt.memory.measure import measure
 from memopt.program import InputKind, Program
@@ -140,8 +141,7 @@ class Chooser:
             return run_trial(name, self._engines[name], program)
 
     def _note_failure(self, name: str, error: BaseException) -> None:
-        first = (str(error).splitlines() or [""])[0]
-        self._session.note(f"{name} could not be tried on made-up inputs: {type(error).__name__}: {first}")
+        self._session.note(f"{name} could not be tried on made-up inputs: {type(error).__name__}: {first_line(error)}")
 
     def _untried(self, program: Program) -> Boxed:
         """The first engine that takes the program, which does not run on made-up inputs: the predicted peak decides."""

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from memopt.errors import first_line
+
 _WORKSPACE, _SMALL = "CUBLAS_WORKSPACE_CONFIG", ":4096:1"  # KiB, and how many
 
 log = logging.getLogger("memopt")
@@ -109,7 +111,7 @@ class Replay:
                     self._outputs = self._run(*self._inputs)
                 self._finish(self._outputs, self._inputs, _copy)
             except RuntimeError as error:
-                self._give_up(str(error).splitlines()[0])
+                self._give_up(first_line(error))
                 _leave_capture(pool, stream)
                 return
         self._graph = graph

@@ -28,6 +28,7 @@ from memopt.backends.watched import WatchedProgram
 from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import constants_to_attributes, mutations_in_place
 from memopt.engine import Engine
+from memopt.errors import first_line
 from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import Timeline
 from memopt.pass_manager import Pass
@@ -240,7 +241,7 @@ class _Training:
             try:
                 run = compile_training(self.graph_module, self.example_inputs, halves.compile, partition)
             except InductorError as error:  # the graph may hold what this version of Inductor has no code for
-                session.note(f"Inductor has no code for this graph: {str(error).splitlines()[0]}")
+                session.note(f"Inductor has no code for this graph: {first_line(error)}")
                 return None
             finally:
                 self.hooks.forget()

@@ -151,7 +151,7 @@ class Session:
     def _load(self, model: Any) -> Any:
         import onnxruntime
 
-        from memopt.onnx.engines import first_line, with_weights_beside
+        from memopt.onnx.engines import short_line, with_weights_beside
 
         options, tight = onnxruntime.SessionOptions(), self._settings.tight
         options.intra_op_num_threads = torch.get_num_threads()
@@ -175,7 +175,7 @@ class Session:
             )
         except Exception as error:  # its exceptions share no base class
             self._raise_own_error()
-            raise RuntimeError(f"ONNX Runtime refuses the graph: {first_line(error)}") from error
+            raise RuntimeError(f"ONNX Runtime refuses the graph: {short_line(error)}") from error
         if self._stream is not None and _CUDA not in session.get_providers():
             raise RuntimeError(
                 "ONNX Runtime's CUDA provider does not load: install an onnxruntime-gpu that was built for CUDA "
@@ -223,7 +223,7 @@ class Session:
     def _start(self, binding: Any, *, graph: int = 0) -> None:
         import onnxruntime
 
-        from memopt.onnx.engines import first_line
+        from memopt.onnx.engines import short_line
 
         options = onnxruntime.RunOptions()
         if self._stream is not None and not self._settings.tight:
@@ -234,7 +234,7 @@ class Session:
             self._session.run_with_iobinding(binding, options)
         except Exception as error:
             self._raise_own_error()
-            raise RuntimeError(f"ONNX Runtime stops: {first_line(error)}") from error
+            raise RuntimeError(f"ONNX Runtime stops: {short_line(error)}") from error
 
     def _replay(self, users: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run as a CUDA graph, which reads and writes the same addresses each time: inputs and results are copied."""

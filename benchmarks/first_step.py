@@ -97,11 +97,12 @@ def described(given: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str
     import torch
 
     import memopt
+    from memopt.comparison.processes import driver_version
 
     cuda = given.device.startswith("cuda")
     return {
         "machine": torch.cuda.get_device_name() if cuda else platform.processor() or "cpu",
-        "driver": driver() if cuda else "",
+        "driver": (driver_version() or "not known") if cuda else "",
         "cores": len(os.sched_getaffinity(0)),
         "torch": torch.__version__,
         "memopt": memopt.__version__,
@@ -111,12 +112,6 @@ def described(given: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str
         },
         "rows": rows,
     }  # fmt: skip
-
-
-def driver() -> str:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    done = subprocess.run(query, text=True, capture_output=True, check=False)
-    return done.stdout.split("\n")[0].strip()
 
 
 def line_of(row: dict[str, Any]) -> str:

@@ -416,12 +416,13 @@ def main() -> int:
     import torch
 
     import memopt
+    from memopt.comparison.processes import driver_version
 
     cuda = given.device.startswith("cuda")
     models = given.models.split(",")
     result: dict[str, Any] = {
         "machine": torch.cuda.get_device_name() if cuda else platform.processor() or "cpu",
-        "driver": driver() if cuda else "",
+        "driver": (driver_version() or "not known") if cuda else "",
         "torch": torch.__version__,
         "memopt": memopt.__version__,
         "allocator": ALLOCATOR if cuda else "",
@@ -448,11 +449,6 @@ def main() -> int:
             wanted = [(pair.split(":", 1)[0], pair.split(":", 1)[1]) for pair in given.only.split(",")]
         run_rows(given, wanted, folder, result)
     return 0
-
-
-def driver() -> str:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.split("\n")[0].strip()
 
 
 if __name__ == "__main__":

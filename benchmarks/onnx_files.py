@@ -310,12 +310,6 @@ def versions(peers: Path | None) -> dict[str, str]:
     return found
 
 
-def driver() -> str:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    found = subprocess.run(query, capture_output=True, text=True, check=False).stdout.splitlines()
-    return found[0] if found else "not known"
-
-
 def machine(device: str) -> str:
     if device == "cuda":
         import torch
@@ -341,11 +335,12 @@ def main() -> int:
         print(json.dumps(run(options.run, options.folder, options.device, options.repeats, options.rounds)))
         return 0
     from benchmarks.onnx_models import NAMES
+    from memopt.comparison.processes import driver_version
 
     result: dict[str, Any] = {
         "machine": machine(options.device),
         "device": options.device,
-        **({"driver": driver()} if options.device == "cuda" else {}),
+        **({"driver": driver_version() or "not known"} if options.device == "cuda" else {}),
         "versions": versions(options.peers),
         "settings": {"rounds": options.rounds, "repeats": options.repeats, "threads": 1, "tiny": options.tiny},
         "rows": [],

@@ -167,22 +167,18 @@ def described(given: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str
     import torch
 
     import memopt
+    from memopt.comparison.processes import driver_version
 
     cuda = given.device.startswith("cuda")
     return {
         "machine": torch.cuda.get_device_name() if cuda else platform.processor() or "cpu",
-        "driver": driver() if cuda else "",
+        "driver": (driver_version() or "not known") if cuda else "",
         "cuda": torch.version.cuda if cuda else "",
         "torch": torch.__version__,
         "memopt": memopt.__version__,
         "settings": {"device": given.device, "tiny": given.tiny, "jobs": given.jobs, "steps": STEPS},
         "rows": rows,
     }
-
-
-def driver() -> str:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.splitlines()[0]
 
 
 if __name__ == "__main__":

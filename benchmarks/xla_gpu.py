@@ -35,7 +35,8 @@ from typing import Any
 import torch
 
 import memopt
-from benchmarks.inference import Row, driver, used_bytes
+from benchmarks.inference import Row, used_bytes
+from memopt.comparison.processes import driver_version
 
 SIZES: dict[str, dict[str, int]] = {
     "resnet50": {"batch": 64, "resolution": 224},
@@ -206,7 +207,8 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     used_bytes(cuda)
     result: dict[str, Any] = {
-        "machine": torch.cuda.get_device_name() if cuda else "cpu", "driver": driver().splitlines()[0] if cuda else "",
+        "machine": torch.cuda.get_device_name() if cuda else "cpu",
+        "driver": (driver_version() or "not known") if cuda else "",
         "torch": torch.__version__, "jax": version("jax"),
         "settings": {"tiny": given.tiny, "dtype": "bfloat16", "dropout": 0, "repeats": REPEATS, "sizes": SIZES},
         "rows": [],

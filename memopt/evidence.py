@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from memopt.errors import first_line
 from memopt.program import Program, is_random
 from memopt.regions import Region, differing_regions
 from memopt.synthesis import same_random_state, synthesize
@@ -138,7 +139,7 @@ class _Tally:
             with torch.no_grad(), same_random_state(_fakes(region)):
                 found, expected, reference = _run_region(region, state)
         except (RuntimeError, IndexError, ValueError, NotImplementedError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = first_line(error)
             self.unproved.append(f"{first}: cannot be run on made-up inputs ({reason})")
             return
         self.proved += 1

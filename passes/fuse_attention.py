@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from memopt.errors import first_line
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.patterns.attention import Attention, Operand, attention_of
 from memopt.patterns.attention_mask import Mask, Masks
@@ -205,7 +206,7 @@ class _Fuser:
                 fakes = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in values]
                 module = make_fx(attention)(*fakes)
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            raise Refused(f"PyTorch's attention refuses these operands: {str(error).splitlines()[0]}") from error
+            raise Refused(f"PyTorch's attention refuses these operands: {first_line(error)}") from error
         return module if any(_is_fused(node) for node in module.graph.nodes) else None
 
     def _inline(

@@ -12,7 +12,8 @@ import torch
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from memopt.convert.errors import ConversionError, first_line
+from memopt.convert.errors import ConversionError
+from memopt.errors import first_line
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memopt.convert.capture import Captured
-from memopt.convert.errors import ConversionError, first_line
+from memopt.convert.errors import ConversionError
+from memopt.errors import first_line
 from memopt.onnx.origin import origin_of
 
 # What the exporter's own translations are written for: other opsets are reached by converting from it.

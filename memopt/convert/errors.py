@@ -9,9 +9,3 @@ class ConversionError(RuntimeError):
 
 class DifferenceError(ConversionError):
     """The ONNX graph computes other numbers than the model: nothing is written."""
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message that says something, or its type's name."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -11,7 +11,8 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx.external_data_helper import uses_external_data
 
-from memopt.convert.errors import ConversionError, first_line
+from memopt.convert.errors import ConversionError
+from memopt.errors import first_line
 
 # What one protobuf message can hold at most.
 _LARGEST_FILE = 2**31

@@ -6,8 +6,9 @@ import onnx
 import onnx.version_converter
 import onnx_ir as ir
 
-from memopt.convert.errors import ConversionError, first_line
+from memopt.convert.errors import ConversionError
 from memopt.convert.write import SINGLE_FILE_BYTES
+from memopt.errors import first_line
 from memopt.onnx.load import OnnxModelError, prepare
 from memopt.onnx.read import weight_bytes
 

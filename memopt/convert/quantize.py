@@ -11,9 +11,10 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from memopt.convert.errors import ConversionError, first_line
+from memopt.convert.errors import ConversionError
 from memopt.convert.record import count_nodes
 from memopt.convert.write import SINGLE_FILE_BYTES
+from memopt.errors import first_line
 from memopt.onnx.read import weight_bytes
 
 # Convolutions stay as they are: on the CPU their integer kernels are slower than float32's.

@@ -14,8 +14,9 @@ import torch
 
 from memopt.convert.arrays import to_array, to_tensor
 from memopt.convert.capture import Axis, Captured
-from memopt.convert.errors import ConversionError, DifferenceError, first_line
+from memopt.convert.errors import ConversionError, DifferenceError
 from memopt.convert.reference import run, run_wide
+from memopt.errors import first_line
 from memopt.onnx.emulate import Emulated
 
 HIDDEN_NOTE = (

@@ -15,6 +15,7 @@ from memopt.difference.bisect import Pipeline, Rewrite, Split, Verdict
 from memopt.difference.graph_diff import align, unified
 from memopt.difference.program_nodes import graph_nodes
 from memopt.difference.transplant import Cut, Part, Tangled, cut, transplant
+from memopt.errors import first_line
 from memopt.evidence import execute, widen
 from memopt.pass_manager import Change, Pass
 from memopt.program import InputKind, Program
@@ -111,7 +112,7 @@ class NumbersCheck:
         try:
             results = self._run(program)
         except Exception as error:
-            return Verdict(False, f"the program does not run: {type(error).__name__}: {str(error).splitlines()[0]}")
+            return Verdict(False, f"the program does not run: {type(error).__name__}: {first_line(error)}")
         for index, (found, old, truth) in enumerate(zip(results, self.before, self.truth, strict=True)):
             words = self._differs(found, old, truth)
             if words:

@@ -16,6 +16,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from memopt.errors import first_line
 from memopt.memory.rounding import allocated_bytes
 
 OptimizerLike = torch.optim.Optimizer | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -74,8 +75,7 @@ def optimizer_footprint(
     except _CannotCount as error:
         raise ValueError(f"{name}: {error}") from None
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{name} cannot be counted: a step on fake tensors fails: {reason}") from error
+        raise ValueError(f"{name} cannot be counted: a step on fake tensors fails: {first_line(error)}") from error
 
 
 class _CannotCount(Exception):

@@ -10,6 +10,8 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from memopt.errors import first_line
+
 Feeds = Mapping[str, Any]
 
 # Initializers from this size on are handed to ONNX Runtime beside the model: it may hold at most 2 GB itself.
@@ -57,14 +59,14 @@ class OnnxRuntime(Engine):
                 proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # its exceptions share no base class
-            raise EngineError(first_line(error)) from error
+            raise EngineError(short_line(error)) from error
 
     def run(self, feeds: Feeds) -> list[Any]:
         """Run on the inputs by name."""
         try:
             return list(self._session.run(None, dict(feeds)))
         except Exception as error:
-            raise EngineError(first_line(error)) from error
+            raise EngineError(short_line(error)) from error
 
 
 class Reference(Engine):
@@ -82,7 +84,7 @@ class Reference(Engine):
         try:
             self._evaluator = ReferenceEvaluator(ir.to_proto(model), new_ops=list(operators) or None)
         except Exception as error:
-            raise EngineError(first_line(error)) from error
+            raise EngineError(short_line(error)) from error
 
     def run(self, feeds: Feeds) -> list[Any]:
         """Run on the inputs by name."""
@@ -90,7 +92,7 @@ class Reference(Engine):
             with np.errstate(all="ignore"):
                 return list(self._evaluator.run(None, dict(feeds)))
         except Exception as error:
-            raise EngineError(first_line(error)) from error
+            raise EngineError(short_line(error)) from error
 
 
 def with_weights_beside(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, Any]]:
@@ -122,7 +124,6 @@ def with_weights_beside(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, Any
     return proto, values
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type's name."""
-    text = str(error).strip()
-    return text.splitlines()[0][:300] if text else type(error).__name__
+def short_line(error: BaseException) -> str:
+    """The first line of an error's message, at most 300 characters of it: it may hold a whole graph."""
+    return first_line(error)[:300]

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from memopt.errors import first_line
 from memopt.onnx.engines import Engine, EngineError, OnnxRuntime, Reference
 from memopt.onnx.evidence import OnnxEvidenceError, difference, is_floating, ulp_of
 from memopt.rewrite import Refused
@@ -113,7 +114,7 @@ def _infer(proto: onnx.ModelProto, arrays: Sequence[Array], version: int) -> dic
             schema, node, types, data, opset_imports=list(proto.opset_import), ir_version=10
         )
     except (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, RuntimeError) as error:
-        raise Refused(f"its shapes cannot be inferred ({str(error).splitlines()[0]})") from error
+        raise Refused(f"its shapes cannot be inferred ({first_line(error)})") from error
     return dict(found)
 
 

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from memopt.convert.emit import output_names
-from memopt.convert.errors import ConversionError, first_line
+from memopt.convert.errors import ConversionError
 from memopt.convert.reference import run_wide
 from memopt.convert.verify import Run, compare_all
 from memopt.convert.write import remove_leftovers, signals_raise
+from memopt.errors import first_line
 from memopt.pass_manager import Pass
 from memopt.passes import INFERENCE
 from memopt.passes.fold_constants import FoldConstants

@@ -14,6 +14,7 @@ from memopt.convert.verify import (
     expect,
     like,
     made_inputs,
+    reason_of,
     trials,
     verify,
 )
@@ -190,3 +191,7 @@ def test_a_model_that_onnx_runtime_refuses():
     with pytest.raises(ConversionError, match="ONNX Runtime refuses the model") as caught:
         Runner(b"junk")
     assert "\n" not in str(caught.value)
+
+
+def test_onnx_runtimes_mark_is_left_out():
+    assert reason_of(RuntimeError("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED")) == "9 : NOT_IMPLEMENTED"

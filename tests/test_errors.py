@@ -1,7 +1,6 @@
 """The one line that is kept of an error."""
 
-from memopt.convert.errors import first_line
-from memopt.convert.verify import reason_of
+from memopt.errors import first_line
 
 
 def test_blank_lines_in_front_are_passed_over_and_the_rest_is_left_out():
@@ -11,7 +10,3 @@ def test_blank_lines_in_front_are_passed_over_and_the_rest_is_left_out():
 def test_an_error_without_words_is_its_type():
     assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt"
     assert first_line(ValueError(" \n ")) == "ValueError"
-
-
-def test_onnx_runtimes_mark_is_left_out():
-    assert reason_of(RuntimeError("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED")) == "9 : NOT_IMPLEMENTED"

@@ -1,0 +1,9 @@
+"""What is said of an error where one line of it is kept."""
+
+from __future__ import annotations
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message that says something, or its type's name."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
