@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from memopt.convert.capture import Captured
 from memopt.convert.errors import ConversionError
+from memopt.convert.translations import translations
 from memopt.errors import first_line
 from memopt.onnx.origin import origin_of
 
@@ -37,7 +38,12 @@ def emit(captured: Captured, output_names: Sequence[str], opset: int = DEFAULT_O
         # With gradients on, the exporter traces attention by another kernel than torch.export did, of another layout.
         with torch.no_grad(), _quiet():
             program = torch.onnx.export(
-                captured.exported, dynamo=True, optimize=False, verbose=False, opset_version=opset
+                captured.exported,
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+                opset_version=opset,
+                custom_translation_table=dict(translations()),
             )
     except OnnxExporterError as error:
         raise ConversionError(f"torch.onnx cannot export the model: {_cause(error)}") from error
