@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from memopt.backends.timing import made_like, seconds_of
+from memopt.patterns.batch_norm import scale_and_shift
 from memopt.program import InputKind, Program
 from memopt.rewrite import add_constant, erase_unused, forget_inplace
 from memopt.synthesis import same_random_state
@@ -207,16 +208,11 @@ def fuse_convolutions(program: Program, worth: Callable[[Program, Fusion], bool]
 
 def _scale_and_shift(program: Program, norm: fx.Node, bias: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
     """The two vectors of a batch norm, after a bias, in float64."""
-    operands: Any = norm.args[1:]
-    gamma, beta, mean, variance, _, epsilon = operands
 
-    def read(node: fx.Node | None, default: float) -> torch.Tensor:
-        if node is None:
-            return torch.full_like(program.state[mean.name], default, dtype=torch.float64)
+    def read(node: fx.Node) -> torch.Tensor:
         return program.state[node.name].detach().double()
 
-    scale = read(gamma, 1.0) / torch.sqrt(read(variance, 1.0) + float(epsilon))
-    return scale, (read(bias, 0.0) - read(mean, 0.0)) * scale + read(beta, 0.0)
+    return scale_and_shift(norm, read, () if bias is None else (read(bias),))
 
 
 def _fuse(program: Program, fusion: Fusion) -> Program:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
+from memopt.patterns.batch_norm import scale_and_shift
 from memopt.program import InputKind, Program
 from memopt.rewrite import (
     VIEWS,
@@ -230,8 +231,7 @@ def _folding(program: Program, norm: fx.Node, layer: _Layer) -> Folding:
     for node in (layer.weight, layer.bias, layer.transpose):
         if node is not None and (len(node.users) > 1 or is_aliased(program, node)):
             raise Refused(f"{node.name}, which {call.name} reads, is shared")
-    gamma, beta, mean, variance, _, epsilon = norm.args[1:]
-    tensors = (layer.weight, layer.bias, gamma, beta, mean, variance, *(vector for _, vector in layer.additions))
+    tensors = (layer.weight, layer.bias, *norm.args[1:5], *(vector for _, vector in layer.additions))
     values = {node: _value(program, node) for node in tensors if isinstance(node, fx.Node)}
     for node, value in values.items():
         if value.dtype is not dtype or dtype not in _FLOATS:
@@ -240,18 +240,14 @@ def _folding(program: Program, norm: fx.Node, layer: _Layer) -> Folding:
     if before.dtype is not dtype or after.dtype is not dtype or before.stride() != after.stride():
         raise Refused("its result has another dtype or layout than the layer's")
 
-    def read(node: Any, default: float) -> torch.Tensor:
-        if isinstance(node, fx.Node):
-            return values[node].to("cpu", torch.float64).reshape(-1)
-        return torch.full((before.shape[1],), default, dtype=torch.float64)
+    def read(node: fx.Node) -> torch.Tensor:
+        return values[node].to("cpu", torch.float64).reshape(-1)
 
-    scale = read(gamma, 1.0) / torch.sqrt(read(variance, 1.0) + float(epsilon))  # type: ignore[arg-type]
-    shift = read(layer.bias, 0.0) - read(mean, 0.0)
-    for _, vector in layer.additions:
-        shift = shift + read(vector, 0.0)
+    vectors = [node for node in (layer.bias, *(vector for _, vector in layer.additions)) if node is not None]
+    scale, shift = scale_and_shift(norm, read, [read(node) for node in vectors])
     weight = _scaled(call, values[layer.weight].to("cpu", torch.float64), scale, layer.transpose is not None)
     folded = weight.to(dtype)
-    bias = (shift * scale + read(beta, 0.0)).to(dtype)
+    bias = shift.to(dtype)
     if not all(bool(torch.isfinite(value).all()) for value in (scale, folded, bias)):
         raise Refused("its scale, or a value folded with it, is not finite")
     if call.target is aten.convolution.default:
