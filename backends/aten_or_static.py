@@ -15,6 +15,7 @@ from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import constants_to_attributes
 from memopt.memory.timeline import Timeline
 from memopt.program import Program
+from memopt.step.inference import settling
 
 
 class AtenOrStaticBackend(AtenBackend):
@@ -39,7 +40,7 @@ class AtenOrStaticBackend(AtenBackend):
             def make() -> Boxed:
                 program, rewrite = hooks.inference(module)
                 engines: dict[str, Bind] = {"static": self._static.bind, "aten": _emit_program}
-                return WatchedProgram(program, rewrite, Chooser(session, engines, session.settle_inference()).bind)
+                return WatchedProgram(program, rewrite, Chooser(session, engines, settling(session)).bind)
 
             return within_budget(session, make)
 

@@ -21,6 +21,7 @@ from memopt.errors import first_line
 from memopt.memory.allocator import slack_bytes
 from memopt.memory.measure import measure
 from memopt.program import InputKind, Program
+from memopt.step.inference import plan_for_less
 from memopt.synthesis import same_random_state, synthesize
 
 log = logging.getLogger("memopt")
@@ -167,7 +168,7 @@ def within_budget(session: Any, make: Callable[[], Made]) -> Made:
         try:
             return make()
         except BudgetError as over:
-            if not session.plan_for_less(over):
+            if not plan_for_less(session, over):
                 raise
     return make()
 

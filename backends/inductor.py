@@ -34,6 +34,7 @@ from memopt.memory.timeline import Timeline
 from memopt.pass_manager import Pass
 from memopt.phases import phase
 from memopt.program import Phase, Program
+from memopt.step.inference import settling
 from memopt.step.planner import GraphPeaks
 
 # How often a plan is corrected by what Inductor's code for it really takes.
@@ -90,7 +91,7 @@ class InductorBackend(Engine):
             engines[self._beside.name] = self._beside.bind
         instead = {"inductor": InductorInference(libraries=False).bind} if uses_libraries(program) else {}
         session: Any = hooks.session
-        choose = Chooser(session, engines, session.settle_inference(), instead).bind
+        choose = Chooser(session, engines, settling(session), instead).bind
         return WatchedProgram(watching(program), lambda state: watching(rewrite(state)), choose)
 
     def timeline(self, program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:

@@ -26,6 +26,7 @@ from memopt.capture.dynamo import Hooks, Watched
 from memopt.engine import Engine
 from memopt.memory.allocator_limit import lifted
 from memopt.program import Program, draws_numbers
+from memopt.step.inference import settling
 
 # Weights above this size are not widened to float64 for the comparison on the first call.
 _WIDE_BYTES = 1 << 29
@@ -67,7 +68,7 @@ class OnnxRuntimeBackend(Engine):
             _check(program)
             weights = () if self._settings.tight else weights_of(program)
             session: Any = hooks.session
-            settle = session.settle_inference() if self._settings.tight else None
+            settle = settling(session) if self._settings.tight else None
 
             def build(module: fx.GraphModule, fixed: frozenset[int]) -> Boxed:
                 return _Function(plain_attention(module), fixed, self._settings, settle)

@@ -27,6 +27,7 @@ from memopt.engine import Engine
 from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.program import InputKind, OutputKind, Program, tensors_of
 from memopt.report.record import ExecutableReport
+from memopt.step.inference import emitted_inference
 from memopt.step.planner import GraphPeaks
 
 # Attempts to keep a budget: operators in a piece of a graph, and parts of the batch in which convolutions are run.
@@ -98,8 +99,8 @@ def _aot(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hoo
         resident = {node.name for node in module.graph.nodes}
         for cut in (WHOLE, *PIECES) if session.budget is not None else (WHOLE,):
             half = _Half(module, cut=cut, stays=stays)
-            excess = session.emitted_inference(half.executable.usage(resident)[0])
-            if excess is None or excess <= 0:
+            excess = emitted_inference(session, half.executable.usage(resident)[0]) or 0
+            if excess <= 0:
                 session.compiled(half.records("inference"))
                 return half
         raise _over(session, excess)

@@ -38,6 +38,7 @@ from memopt.report.record import Report
 from memopt.session import Session, WholeStepNeeded
 from memopt.step.carry import Sizes
 from memopt.step.guard import StepGuard
+from memopt.step.inference import plan_inference
 from memopt.step.measured import lower_within
 
 # How many shapes and modes of one model are compiled before a call is refused.
@@ -147,7 +148,7 @@ class CompiledModule(nn.Module):
                     session.plan_training([program for program in programs if program.training])
                 else:
                     for program in programs:
-                        session.plan_inference(program)
+                        plan_inference(session, program)
         assert session.report is not None
         return session.report
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -18,9 +18,7 @@ from memopt.layout import settle
 from memopt.memory.allocator import with_slack
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
-from memopt.memory.timeline import timeline
 from memopt.pass_manager import Pass
-from memopt.passes.checkpoint import workspace
 from memopt.phases import Clock, phase
 from memopt.program import Program
 from memopt.report.build import build_report
@@ -29,7 +27,7 @@ from memopt.solve.schedule import Schedule
 from memopt.step.account import Account
 from memopt.step.carry import SEARCHES, Sizes, carried_from
 from memopt.step.guard import short_of_memory
-from memopt.step.inference_plan import plan_within
+from memopt.step.inference import Inferred, plan_inference
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
 from memopt.step.planner import GraphPeaks, StepPlan, peaks_of, step_peak
 from memopt.step.search import Found, StepSearch
@@ -38,8 +36,6 @@ from memopt.step.trial import TrialError, TrialMemoryError, trial
 
 log = logging.getLogger("memopt")
 
-# One part in so many of a budget is the least by which it is planned for less.
-_STEP = 20
 # Seconds for a search beyond those: enough to keep the budget, at some cost in time.
 _LITTLE = 0.5
 _ADVICE = (
@@ -106,7 +102,6 @@ class Session(Account):
         self._lowered: dict[str, tuple[Pass, ...]] = {}  # by fingerprint: rewrites that lower the floor, as chosen
         self._step: Step | None = None
         self._search_kept: tuple[tuple[str, ...], StepSearch] | None = None  # with the fingerprints of its graphs
-        self._inference: Planned | None = None  # the inference graph that was rewritten last
         self._emitted: dict[str, GraphPeaks] = {}  # by fingerprint: what the engine's own code takes
         # Set by an engine that runs its own code: whether to search for a plan, and bytes that its code takes less
         # than the program's own operations would.
@@ -117,10 +112,8 @@ class Session(Account):
         # Parameters that may be laid out anew, and which outputs were contiguous before they were (`memopt.layout`).
         self.movable: frozenset[str] = frozenset()
         self.contiguous: tuple[bool, ...] = ()
-        self._spared = 0  # bytes of the budget that runs of inference took beyond what was planned
-        self._unused = 0  # bytes that the inference program planned last leaves of what was left for it
+        self.inferred = Inferred()
         self.frozen = frozen  # whether batch norms may be folded into the model's own weights
-        self._not_in_chunks = ""  # why the batch of the inference program cannot be divided
         # Whether what runs is the program itself, so that its timeline is the peak.
         self.exact = backend.exact
 
@@ -159,8 +152,7 @@ class Session(Account):
         if folded:
             self.note(f"frozen by consent: {len(folded)} batch norms were folded into the model's own weights")
         # An engine that measures its own runs is held to them, not to the timeline of other kernels.
-        self._inference = self.plan_inference(program, settled=not self._engine.measures)
-        return self._inference.program
+        return plan_inference(self, program, settled=not self._engine.measures).program
 
     def training(self, program: Program, graph_break: bool) -> Program:
         """Rewrite and plan a joint program.
@@ -186,67 +178,6 @@ class Session(Account):
 
     # -- planning ------------------------------------------------------------------------------------------------
 
-    def plan_inference(self, program: Program, *, settled: bool = True) -> Planned:
-        """Rewrite one inference program.
-
-        Args:
-            program: the graph as captured.
-            settled: whether the program's own timeline decides; else the engine settles it: see `settle_inference`.
-
-        Raises:
-            BudgetError: the peak is over the budget.
-        """
-        self.prepare_allocator()
-        program = self.table.placed(program)
-        before = timeline(program, workspace(program, self.table.measure_all(program)))
-        limit = self._held(self.resident.total + constant_bytes(program) + before.peak_bytes)
-        room = None if limit is None else self.usable(limit) - self.resident.total - self._spared
-        planned, self._not_in_chunks = plan_within(self, program, before, room)
-        self._unused = 0 if room is None else room - constant_bytes(planned.program) - planned.timeline.peak_bytes
-        total = self.resident.total + constant_bytes(planned.program)
-        line = planned.timeline
-        planned = self._with_trial(planned)
-        self._note_failures([planned])
-        measured = planned.measured or 0
-        self.report = build_report(
-            self, [planned], line.peak_bytes, line.peak_bytes, planned.measured, before.peak_bytes
-        )
-        if settled and limit is not None and total + max(line.peak_bytes, measured) > self.usable(limit):
-            raise self._over(total + max(line.peak_bytes, measured), limit)
-        return planned
-
-    def plan_for_less(self, over: BudgetError) -> bool:
-        """Plan inference for so many bytes less from now on as a run of it was over; False where no plan takes less."""
-        if self._unused < 0:
-            return False
-        self._spared += self._unused + max(over.minimum_bytes - over.budget_bytes, over.budget_bytes // _STEP)
-        return True
-
-    def settle_inference(self) -> Callable[..., None]:
-        """A function that puts on record what a run of the graph rewritten last took above what is resident, in bytes.
-
-        It takes None where that could not be seen: the program's own timeline decides then. It raises BudgetError when
-        the budget is not kept, or with `short=True`, which says that memory ran out in the run.
-        """
-        planned = self._inference
-        assert planned is not None
-        resident, constants = self.resident, constant_bytes(planned.program)
-        own = resident.total + constant_bytes(planned.source)
-        plain, predicted = planned.timeline_before.peak_bytes, planned.timeline.peak_bytes
-
-        def settle(measured: int | None, short: bool = False) -> None:
-            self.resident = resident
-            taken = predicted if measured is None else measured
-            self.report = build_report(self, [planned], predicted, taken, measured, plain)
-            base = resident.total + constants
-            limit = self.limit(own + plain)
-            if short and limit is not None:
-                taken = max(taken, self.usable(limit) - base + limit // _STEP)
-            if limit is not None and base + taken > self.usable(limit):
-                raise self._over(base + taken, limit)
-
-        return settle
-
     def plan_training(self, programs: Sequence[Program], *, settled: bool = True) -> list[Planned]:
         """Plan all graphs of one training step together.
 
@@ -264,7 +195,7 @@ class Session(Account):
         captured = search.captured
         plain = predicted_peak(captured)
         base = self.resident.total + sum(constant_bytes(item.program) for item in captured)
-        limit = self._held(base + plain)
+        limit = self.held_to(base + plain)
         room = None if limit is None else self.usable(limit) - base + self.correction
         if search.stages.searched and self.search:
             with phase("rewriting"):
@@ -272,11 +203,11 @@ class Session(Account):
             planned, plan = found.planned, found.plan
             self._lowered.update(dict.fromkeys(keys, found.lowering))
         else:
-            planned = [self._with_trial(item) for item in search.unplanned(self.lowering)]
+            planned = [self.with_trial(item) for item in search.unplanned(self.lowering)]
             peak = predicted_peak(planned)
             plan = StepPlan((), peak, peak, room is None or peak <= room)
             self._lowered.update(dict.fromkeys(keys, self.lowering))
-        self._note_failures(planned)
+        self.note_failures(planned)
         self._step = Step(keys, tuple(planned), plan, plain, base, limit)
         measured = None
         if all(item.measured is not None for item in planned):
@@ -290,7 +221,7 @@ class Session(Account):
                 if search.stages.fusion is not None:  # a figure of what may be fused is no promise
                     with self.operator_by_operator():
                         return self.plan_training(programs)
-                raise self._over(max(needed, self.optimizer_peak()), limit)
+                raise self.over(max(needed, self.optimizer_peak()), limit)
         for key, item in zip(keys, planned, strict=True) if self.search else ():
             self._schedules[key] = None if item.choice is None else item.choice.plan.schedule
         if self.exact:
@@ -349,18 +280,6 @@ class Session(Account):
         if self.report is not None:
             self.report = dataclasses.replace(self.report, executables=self.executables)
 
-    def emitted_inference(self, peak: int) -> int | None:
-        """Put on record that an engine's code for the inference graph planned last takes `peak` bytes of its own.
-
-        Returns:
-            Bytes by which the graph exceeds the budget (negative when it does not); None without a budget.
-        """
-        planned = self._inference
-        assert planned is not None
-        self.report = report = build_report(self, [planned], peak, peak, None, planned.timeline_before.peak_bytes)
-        limit = report.budget_bytes
-        return None if limit is None else report.peak_bytes - self.usable(limit)
-
     def may_leave(self, graph_break: bool) -> bool:
         """Whether an engine may try its own partition first: a step of one graph, or no budget to be shared."""
         return self.budget is None or not (graph_break or self._schedules)
@@ -386,7 +305,8 @@ class Session(Account):
         planned = self._step.planned if self._step else ()
         return any(item.choice is not None and item.choice.plan.extra_seconds > 0 for item in planned)
 
-    def _note_failures(self, planned: Sequence[Planned]) -> None:
+    def note_failures(self, planned: Sequence[Planned]) -> None:
+        """Tell the user of the graphs whose trial failed."""
         for item in planned:
             if item.failure:
                 self.note(f"no trial step was measured: {item.failure}")
@@ -443,7 +363,7 @@ class Session(Account):
                 self._stages(),
                 verify=self.verify,
                 table=self.table,
-                attempt=self._with_trial,
+                attempt=self.with_trial,
                 seconds=self.plan_seconds,
                 room=self.room,
             )
@@ -468,14 +388,12 @@ class Session(Account):
     def _replayed(self, program: Program, schedule: Schedule | None) -> Program:
         return replay(program, self._stages(), self._lowered.get(fingerprint(program), ()), schedule)
 
-    def _over(self, needed: int, limit: int) -> BudgetError:
+    def over(self, needed: int, limit: int) -> BudgetError:
+        """The error of what was planned last: it needs so many bytes, all that is resident included."""
         assert self.report is not None
-        error = BudgetError(with_slack(needed, self.resident.device), limit, self.report.breakdown)
-        if self._not_in_chunks:
-            error.args = (f"{error}; its batch cannot be run in chunks: {self._not_in_chunks}",)
-        return error
+        return BudgetError(with_slack(needed, self.resident.device), limit, self.report.breakdown)
 
-    def _held(self, unconstrained_bytes: int) -> int | None:
+    def held_to(self, unconstrained_bytes: int) -> int | None:
         """The budget in bytes, made the allocator's own where the model is to run here."""
         limit = self.limit(unconstrained_bytes)
         if limit is not None and self.table.target is None:
@@ -501,7 +419,8 @@ class Session(Account):
 
     # -- measuring -----------------------------------------------------------------------------------------------
 
-    def _with_trial(self, planned: Planned) -> Planned:
+    def with_trial(self, planned: Planned) -> Planned:
+        """The planned graph with what a run of it took, where one says something and can be had."""
         if not self.verify or not self.exact:
             return planned
         try:

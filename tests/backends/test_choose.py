@@ -13,6 +13,7 @@ from memopt.backends.choose import Chooser, Trial, in_order
 from memopt.backends.inductor import InductorBackend
 from memopt.backends.static import StaticBackend
 from memopt.budget import BudgetError
+from memopt.step.inference import Inferred
 
 
 @pytest.fixture
@@ -198,14 +199,10 @@ class Told:
     budget = object()
 
     def __init__(self):
-        self.notes, self.over, self.report = (), [], Written()
+        self.notes, self.inferred, self.report = (), Inferred(), Written()
 
     def note(self, text):
         self.notes = (*self.notes, text)
-
-    def plan_for_less(self, over):
-        self.over.append(over)
-        return len(self.over) < 3
 
 
 def test_an_engine_that_cannot_run_is_replaced_and_memory_that_ran_out_is_said():
@@ -240,16 +237,25 @@ def test_what_was_measured_over_the_budget_is_planned_for_less():
     def make():
         made.append(1)
         if len(made) < 3:
-            raise BudgetError(minimum_bytes=3 - len(made), budget_bytes=1)
+            raise BudgetError(minimum_bytes=120 - 10 * len(made), budget_bytes=100)
         return "fits"
 
-    assert choose.within_budget(told, make) == "fits" and len(told.over) == 2
+    assert choose.within_budget(told, make) == "fits" and len(made) == 3
+    assert told.inferred.spared == 10 + 5, "at least a twentieth of the budget"
 
     def never():
+        made.append(1)
         raise BudgetError(minimum_bytes=2, budget_bytes=1)
 
+    made.clear()
     with pytest.raises(BudgetError):
-        choose.within_budget(Told(), never)
+        choose.within_budget(told, never)
+    assert len(made) == 4, "it is planned for less three times"
+    made.clear()
+    told.inferred.unused = -1
+    with pytest.raises(BudgetError):
+        choose.within_budget(told, never)
+    assert len(made) == 1, "no plan takes less"
 
 
 @pytest.mark.usefixtures("_no_compiler")

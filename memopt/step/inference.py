@@ -1,0 +1,121 @@
+"""The inference programs of one model: planned within its budget, and held to what their runs take."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from memopt.budget import BudgetError
+from memopt.memory.timeline import timeline
+from memopt.passes.checkpoint import workspace
+from memopt.program import Program
+from memopt.report.build import build_report
+from memopt.step.inference_plan import plan_within
+from memopt.step.planned import Planned, constant_bytes
+
+if TYPE_CHECKING:
+    from memopt.session import Session
+
+# One part in so many of a budget is the least by which it is planned for less.
+_STEP = 20
+
+
+@dataclasses.dataclass
+class Inferred:
+    """What is known of a session's inference programs.
+
+    Attributes:
+        planned: the one that was planned last.
+        spared: bytes of the budget that runs took beyond what was planned.
+        unused: bytes that the plan leaves of what was left for it; negative where it takes more.
+        not_in_chunks: why the batch cannot be divided; empty where that was not tried or did work.
+    """
+
+    planned: Planned | None = None
+    spared: int = 0
+    unused: int = 0
+    not_in_chunks: str = ""
+
+
+def plan_inference(session: Session, program: Program, *, settled: bool = True) -> Planned:
+    """Rewrite one inference program.
+
+    Args:
+        session: whose program it is: its budget, passes and engine.
+        program: the graph as captured.
+        settled: whether the program's own timeline decides; else the engine settles it: see `settling`.
+
+    Raises:
+        BudgetError: the peak is over the budget.
+    """
+    session.prepare_allocator()
+    program = session.table.placed(program)
+    before = timeline(program, workspace(program, session.table.measure_all(program)))
+    limit = session.held_to(session.resident.total + constant_bytes(program) + before.peak_bytes)
+    room = None if limit is None else session.usable(limit) - session.resident.total - session.inferred.spared
+    planned, session.inferred.not_in_chunks = plan_within(session, program, before, room)
+    peak, constants = planned.timeline.peak_bytes, constant_bytes(planned.program)
+    session.inferred.unused = 0 if room is None else room - constants - peak
+    session.inferred.planned = planned = session.with_trial(planned)
+    session.note_failures([planned])
+    session.report = build_report(session, [planned], peak, peak, planned.measured, before.peak_bytes)
+    needed = session.resident.total + constants + max(peak, planned.measured or 0)
+    if settled and limit is not None and needed > session.usable(limit):
+        raise _over(session, needed, limit)
+    return planned
+
+
+def plan_for_less(session: Session, over: BudgetError) -> bool:
+    """Plan inference for so many bytes less from now on as a run of it was over; False where no plan takes less."""
+    inferred = session.inferred
+    if inferred.unused < 0:
+        return False
+    inferred.spared += inferred.unused + max(over.minimum_bytes - over.budget_bytes, over.budget_bytes // _STEP)
+    return True
+
+
+def settling(session: Session) -> Callable[..., None]:
+    """A function that puts on record what a run of the program planned last took above what is resident, in bytes.
+
+    It takes None where that could not be seen: the program's own timeline decides then. It raises BudgetError when the
+    budget is not kept, or with `short=True`, which says that memory ran out in the run.
+    """
+    planned = session.inferred.planned
+    assert planned is not None
+    resident, constants = session.resident, constant_bytes(planned.program)
+    own = resident.total + constant_bytes(planned.source)
+    plain, predicted = planned.timeline_before.peak_bytes, planned.timeline.peak_bytes
+
+    def settle(measured: int | None, short: bool = False) -> None:
+        session.resident = resident
+        taken = predicted if measured is None else measured
+        session.report = build_report(session, [planned], predicted, taken, measured, plain)
+        base = resident.total + constants
+        limit = session.limit(own + plain)
+        if short and limit is not None:
+            taken = max(taken, session.usable(limit) - base + limit // _STEP)
+        if limit is not None and base + taken > session.usable(limit):
+            raise _over(session, base + taken, limit)
+
+    return settle
+
+
+def emitted_inference(session: Session, peak: int) -> int | None:
+    """Put on record that an engine's code for the program planned last takes `peak` bytes of its own.
+
+    Returns:
+        Bytes by which it exceeds the budget (negative when it does not); None without a budget.
+    """
+    planned = session.inferred.planned
+    assert planned is not None
+    session.report = report = build_report(session, [planned], peak, peak, None, planned.timeline_before.peak_bytes)
+    limit = report.budget_bytes
+    return None if limit is None else report.peak_bytes - session.usable(limit)
+
+
+def _over(session: Session, needed: int, limit: int) -> BudgetError:
+    error = session.over(needed, limit)
+    if session.inferred.not_in_chunks:
+        error.args = (f"{error}; its batch cannot be run in chunks: {session.inferred.not_in_chunks}",)
+    return error
