@@ -1,7 +1,9 @@
 """Inference beside the peers: eager, torch.compile in three modes, ONNX Runtime, and memopt.
 
 Every row runs in a process of its own, with an empty compile cache. Rows are prepared side by side (--jobs) and timed
-one after another, while the others wait. Peers get convolutional models channels-last; memopt gets them as they are.
+one after another, while the others wait. memopt chooses by timing, which needs the device for itself: its rows are
+prepared side by side only to fill their caches, and once more in a new process when it is their turn.
+Peers get convolutional models channels-last; memopt gets them as they are.
 "memopt-freeze" is memopt with allow=("freeze",): a peer with freezing=True has that consent as well.
 
 python benchmarks/inference.py --device cuda --dtype float16 --json benchmarks/results/inference_h100.json
@@ -16,18 +18,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
-import queue
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from row_process import RowProcess, used_bytes
 
 SIZES: dict[str, dict[str, int]] = {
     "resnet50": {"batch": 32, "resolution": 224},
@@ -109,13 +109,15 @@ def worker(given: argparse.Namespace) -> None:
             call = onnxruntime_call(given, model, held["inputs"], row)
         else:
             inputs = {key: value.to(given.device) for key, value in held["inputs"].items()}
+            if given.cold_seconds:
+                wait_for_turn()
             call = prepare(given, model.to(given.device), inputs)
         for _ in range(3):
             call()
-        row["first_call_seconds"] = time.perf_counter() - started
+        row["first_call_seconds"] = given.cold_seconds or time.perf_counter() - started
         release(cuda)
-        print("READY", flush=True)
-        sys.stdin.readline()
+        if not given.cold_seconds:
+            wait_for_turn(row["first_call_seconds"])
         for _ in range(5):
             call()
         release(cuda)
@@ -148,13 +150,10 @@ def worker(given: argparse.Namespace) -> None:
     sys.stdin.readline()  # the parent looks at the device first
 
 
-def used_bytes(cuda: bool) -> int:
-    import torch
-
-    if not cuda:
-        return 0
-    free, total = torch.cuda.mem_get_info()
-    return int(total - free)
+def wait_for_turn(seconds: float = 0.0) -> None:
+    """Say that the row is ready, and how long that took, and wait until nothing else uses the device."""
+    print(f"READY {seconds}", flush=True)
+    sys.stdin.readline()
 
 
 def segments() -> list[dict[str, Any]]:
@@ -301,68 +300,30 @@ def release(cuda: bool) -> None:
 # -- all rows ---------------------------------------------------------------------------------------------------------
 
 
-class Row:
-    """A process that prepares one row, waits, and is timed."""
+class Row(RowProcess):
+    """One that comes after another of the same row has its compile caches, and prepares itself at its turn."""
 
-    def __init__(self, given: argparse.Namespace, model: str, row: str, reference: Path) -> None:
+    def __init__(
+        self, given: argparse.Namespace, model: str, row: str, reference: Path, after: Row | None = None
+    ) -> None:
         command = [sys.executable, __file__, *given.passed, "--model", model, "--worker", row]
         command += ["--reference", str(reference)]
-        self.model, self.row = model, row
-        self.cache = tempfile.TemporaryDirectory()
+        self.cold_seconds = 0.0
+        if after is not None:
+            command += ["--cold-seconds", str(after.cold_seconds)]
+        cache = tempfile.TemporaryDirectory() if after is None else after.cache
         environment = {
-            **os.environ, "PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR, "TORCHINDUCTOR_CACHE_DIR": self.cache.name,
-            "TRITON_CACHE_DIR": f"{self.cache.name}/triton", "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
-            "TORCHINDUCTOR_COMPILE_THREADS": str(given.threads),
+            "PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR, "TORCHINDUCTOR_COMPILE_THREADS": str(given.threads),
+            # What is measured beside others is not for a row that is alone.
+            "MEMOPT_CACHE_DIR": f"{cache.name}/{'alone' if after else 'beside'}",
         }  # fmt: skip
-        self.errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read once the process has ended
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment
-        )
+        super().__init__(model, row, command, environment, cache)
 
-        self.lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.put(line)
-        self.lines.put("")
-
-    def wait_for(self, word: str, seconds: float | None = None) -> str | None:
-        """The rest of the line that begins with `word`; empty when the process ended first, None when time did."""
-        while True:
-            try:
-                line = self.lines.get(timeout=seconds)
-            except queue.Empty:
-                return None
-            if not line:
-                self.lines.put("")  # for whoever asks next
-                return ""
-            if line.startswith(word):
-                return line[len(word) :].strip() or word
-
-    def say(self) -> None:
-        assert self.process.stdin is not None
-        if self.process.poll() is None:
-            self.process.stdin.write("go\n")
-            self.process.stdin.flush()
-
-    def finish(self, cuda: bool) -> dict[str, Any]:
-        """Time the row, let the process end, and see what the device gets back; a row that failed says why."""
-        self.say()
-        found = self.wait_for("ROW ")
-        before = used_bytes(cuda)
-        self.say()
-        self.process.wait()
-        time.sleep(0.2)
-        after = used_bytes(cuda)
-        self.cache.cleanup()
-        if found:
-            return {**json.loads(found), "process_bytes": before - after}
-        self.errors.seek(0)
-        lines = [line.strip() for line in self.errors if line.strip()]
-        last = [line for line in lines if "Error" in line][-1:] or lines[-1:]
-        return {"model": self.model, "row": self.row, "error_text": (last or ["it ended without a word"])[0][:300]}
+    def is_ready(self, seconds: float | None = None) -> bool:
+        """Whether it waits for its turn, or has ended, within so many seconds; it has said how long that took."""
+        said = self.wait_for("READY ", seconds)
+        self.cold_seconds = float(said or 0.0)
+        return said is not None
 
 
 def run_rows(
@@ -373,14 +334,30 @@ def run_rows(
     for first in range(0, len(wanted), given.jobs):
         rows = [Row(given, model, row, folder / f"{model}.pt") for model, row in wanted[first : first + given.jobs]]
         deadline = time.monotonic() + given.patience
-        late = [row for row in rows if row.wait_for("READY", max(0.0, deadline - time.monotonic())) is None]
-        for row in [row for row in rows if row not in late] + late:
-            if row in late:
-                row.wait_for("READY")
+        late = [row for row in rows if not row.is_ready(max(0.0, deadline - time.monotonic()))]
+        for row in late:
+            row.is_ready()
+        for row in alone(given, rows, folder):
             result["rows"].append(row.finish(cuda))
             print(line_of(result["rows"][-1]), flush=True)
             if given.json:
                 given.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def alone(given: argparse.Namespace, rows: Sequence[Row], folder: Path) -> list[Row]:
+    """The rows, ready; for those of memopt that were prepared beside others, new ones that do so at their turn."""
+    if given.jobs == 1:
+        return list(rows)
+    found = []
+    for row in rows:
+        if row.row.startswith("memopt") and row.cold_seconds:
+            row.kill()
+            row = Row(given, row.model, row.row, folder / f"{row.model}.pt", after=row)
+        found.append(row)
+    for row in found:
+        if row not in rows:
+            row.is_ready()
+    return found
 
 
 def line_of(row: dict[str, Any]) -> str:
@@ -408,6 +385,7 @@ def main() -> int:
     parser.add_argument("--kernels", type=int, default=0, help="how many kernels of memopt and of freezing to list")
     for hidden in ("--model", "--worker", "--reference"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
+    parser.add_argument("--cold-seconds", type=float, default=0.0, help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.passed = sys.argv[1:]
     if given.worker:

@@ -18,13 +18,8 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
-import queue
 import statistics
-import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +30,7 @@ from typing import Any
 import torch
 
 import memopt
-from benchmarks.inference import Row, used_bytes
+from benchmarks.row_process import RowProcess, used_bytes
 from memopt.comparison.processes import driver_version
 
 SIZES: dict[str, dict[str, int]] = {
@@ -165,21 +160,22 @@ def crossings() -> Iterator[list[bool]]:
 # -- all rows ---------------------------------------------------------------------------------------------------------
 
 
-class XlaRow(Row):
+class XlaRow(RowProcess):
     """One row's process."""
 
     def __init__(self, model: str, engine: str, mode: str, tiny: bool) -> None:
-        self.model, self.row, self.mode, self.late = model, engine, mode, False
-        self.cache = tempfile.TemporaryDirectory()
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read once the process has ended
-        caches = {"TORCHINDUCTOR_CACHE_DIR": self.cache.name, "TRITON_CACHE_DIR": f"{self.cache.name}/triton"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.xla_gpu", "--worker", model, engine, mode, *["--tiny"][: int(tiny)]],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
-            env={**os.environ, **caches, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
-        )  # fmt: skip
-        self.lines = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self.mode, self.late = mode, False
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.xla_gpu",
+            "--worker",
+            model,
+            engine,
+            mode,
+            *["--tiny"][: int(tiny)],
+        ]
+        super().__init__(model, engine, command, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
 
     def prepare(self, seconds: float) -> None:
         """Wait until it is compiled, and say so: a time taken now is while others compile. What is late is ended."""
@@ -187,8 +183,7 @@ class XlaRow(Row):
         print(f"{self.model} {self.row} {self.mode}: {said or 'ended, or late'}", flush=True)
         if said is None:
             self.late = True
-            self.process.kill()
-            self.process.wait()
+            self.kill()
 
 
 def main() -> None:
