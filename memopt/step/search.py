@@ -5,26 +5,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from memopt.evidence import Verification
-from memopt.memory.cost.table import CostTable, OperatorCost
-from memopt.memory.timeline import Timeline, timeline
-from memopt.pass_manager import Pass, PassManager, PassRecord
-from memopt.passes.checkpoint import Checkpoint, workspace
+from memopt.memory.cost.table import CostTable
+from memopt.memory.timeline import Timeline
+from memopt.pass_manager import Pass, PassManager
 from memopt.phases import phase
 from memopt.program import Program
 from memopt.progress import stage
 from memopt.solve.recompute import Curve
-from memopt.solve.schedule import Schedule, ScheduleError
+from memopt.solve.schedule import ScheduleError
 from memopt.step.carry import Carried, carried_curve
-from memopt.step.choice import acceptable, cheapest, joined, unused
+from memopt.step.choice import acceptable, cheapest, joined
+from memopt.step.graphs import StepGraphs
 from memopt.step.plan_store import PlanStore, StoredPlan, key_of
 from memopt.step.planned import Planned, measured_peak, predicted_peak
 from memopt.step.planner import (
     StepPlan,
     StepPlanner,
-    choice_of,
     curves_of,
     lowerings_of,
     scheduled_peaks,
@@ -106,12 +105,12 @@ class StepSearch:
             seconds: time for one search, all graphs together.
             room: the most bytes that the proof of a pass may take; None: as `PassManager` has it.
         """
-        self.stages, self.attempt = stages, attempt
-        self._verify, self._table, self.seconds, self._room = verify, table, seconds, room
+        self.stages, self.attempt, self.seconds = stages, attempt, seconds
         self.searches = 0
         self._store, self._starved = PlanStore(), False
         self._options: dict[tuple[str, ...], _Option] = {}
-        self.captured = [self._captured(program) for program in programs]
+        self._graphs = StepGraphs(programs, stages, verify=verify, table=table, room=room)
+        self.captured = self._graphs.captured
 
     def plan(self, room: int | None, carried: Carried | None = None) -> Found:
         """Choose what to recompute in all graphs, and which of the rewrites that lower the floor to use: the last.
@@ -161,7 +160,7 @@ class StepSearch:
         """What `unplanned` gives, with the records of all rewrites, proved."""
         stage("proving the rewrites")
         items, lowered = self.unplanned(chosen), self._option(self.stages.lowering).items
-        records = self._records_before(lowered, chosen)
+        records = self._graphs.records_before(lowered, chosen)
         return [dataclasses.replace(item, records=found) for item, found in zip(items, records, strict=True)]
 
     def settled(self, stored: StoredPlan, room: int | None) -> Found | None:
@@ -173,7 +172,7 @@ class StepSearch:
         planned = []
         try:
             for item, other, schedule, peak in zip(self.captured, rest, stored.schedules, stored.peaks, strict=True):
-                planned.append(self.attempt(self._followed(item, other, chosen, schedule, peak)))
+                planned.append(self.attempt(self._graphs.followed(item, other, chosen, schedule, peak)))
         except ScheduleError as error:
             log.info("a stored plan is not used: %s", error)
             return None
@@ -215,7 +214,7 @@ class StepSearch:
         planned, step = self._plan_within(_Option(option.items, chosen, planner), room)
         if not step.feasible or (room is not None and measured_peak(planned, 0) > room):
             return None
-        return Found(self._recorded(planned, self._option(self.stages.lowering).items, chosen), step, chosen)
+        return Found(self._graphs.recorded(planned, self._option(self.stages.lowering).items, chosen), step, chosen)
 
     def _searched(self, room: int | None) -> Found:
         self.searches += 1
@@ -223,7 +222,7 @@ class StepSearch:
         lowered, used = options[1].items, options[1].passes
         if not used:
             planned, step = self._plan_within(options[0], room)
-            return Found(self._recorded(planned, lowered, ()), step, ())
+            return Found(self._graphs.recorded(planned, lowered, ()), step, ())
         plans = [planner.outlook(room) for planner in self._planners(options, 0.5)]
         if not acceptable(plans[0]) and len(used) > 1:  # one of them may cost more than it helps
             further = [self._option([other for other in used if other is not item]) for item in used]
@@ -236,40 +235,7 @@ class StepSearch:
             planned, step = self._plan_within(options[index], room)
         chosen = options[index].passes
         others = [plan for number, plan in enumerate(plans) if number != index]
-        return Found(self._recorded(planned, lowered, chosen), joined(step, others), chosen)
-
-    def _followed(
-        self, item: Planned, other: Planned, chosen: Sequence[Pass], schedule: Schedule, peak: int
-    ) -> Planned:
-        """A captured program with the chosen rewrites, in a given order.
-
-        Raises:
-            ScheduleError: the order is none of this program's.
-        """
-        rewrite = PassManager(chosen, self._verify, record=True, room=self._room)
-        before, proved = rewrite.run(item.program, item.records)
-        before = self.stages.marked(before)
-        costs = self._memory(before)[0]
-        names = {entry.name for entry in chosen}
-        rest = unused([record for record in other.records if record.name not in names]) if other is not item else ()
-        records = [*item.records, *rest, *proved]
-
-        def follow(program: Program, schedule: Schedule) -> tuple[Program, Timeline]:
-            steps = [Checkpoint(costs=costs, schedule=schedule), *self.stages.late]
-            finished, late = PassManager(steps, self._verify, record=True, room=self._room).run(program, records)
-            records.extend(late)
-            return finished, self._memory(finished)[1]
-
-        choice = choice_of(before, costs, schedule, peak, follow)
-        return dataclasses.replace(
-            item,
-            before=before,
-            program=choice.program,
-            timeline=choice.timeline,
-            records=tuple(records),
-            costs=costs,
-            choice=choice,
-        )
+        return Found(self._graphs.recorded(planned, lowered, chosen), joined(step, others), chosen)
 
     # -- one option ----------------------------------------------------------------------------------------------
 
@@ -304,7 +270,7 @@ class StepSearch:
         """The graphs after more rewrites, and those of the rewrites that changed something."""
         names = tuple(item.name for item in passes)
         if names not in self._options:
-            items = [self._rewritten(item, passes) for item in self.captured] if passes else self.captured
+            items = [self._graphs.rewritten(item, passes) for item in self.captured] if passes else self.captured
             changed = {record.name for item in items for record in item.records if record.changes} if passes else set()
             self._options[names] = _Option(items, tuple(item for item in passes if item.name in changed))
         return self._options[names]
@@ -340,62 +306,8 @@ class StepSearch:
 
         def finish(program: Program) -> tuple[Program, Timeline]:
             finished, _ = after.run(program)
-            return finished, self._memory(finished)[1]
+            return finished, self._graphs.memory(finished)[1]
 
         befores, costs = [item.before for item in option.items], [item.costs for item in option.items]
         exact = self.stages.fusion is None
         return StepPlanner(befores, costs, finish, exact=exact, search=search, lowerings=lowerings, curves=curves)
-
-    # -- graphs and their records --------------------------------------------------------------------------------
-
-    def _captured(self, source: Program) -> Planned:
-        """A training program after the rewrites that come before the plan."""
-        stage("rewriting the step, measuring its operators")
-        program, records = PassManager(self.stages.early, self._verify, record=True, room=self._room).run(source)
-        program = self.stages.marked(self._table.placed(program))
-        costs, line = self._memory(program)
-        return Planned(source, program, program, line, line, records, costs)
-
-    def _rewritten(self, item: Planned, passes: Sequence[Pass]) -> Planned:
-        """A captured program after more rewrites, not proved yet; its records are those of these alone."""
-        program, records = PassManager(passes, False).run(item.program)
-        program = self.stages.marked(program)
-        costs, line = self._memory(program)
-        return dataclasses.replace(item, before=program, program=program, timeline=line, records=records, costs=costs)
-
-    def _memory(self, program: Program) -> tuple[Mapping[str, OperatorCost], Timeline]:
-        """What its operators take, and its memory over time."""
-        costs: Mapping[str, OperatorCost] = self._table.measure_all(program)
-        if self.stages.fusion is not None:
-            costs = self.stages.fusion.costs(program, costs)
-        return costs, timeline(program, workspace(program, costs))
-
-    def _recorded(
-        self, planned: Sequence[Planned], lowered: Sequence[Planned], chosen: Sequence[Pass]
-    ) -> list[Planned]:
-        """The planned graphs with the records of all their passes, of rewrites that were not chosen too."""
-        stage("proving the rewrites")
-        records = self._records_before(lowered, chosen)
-        return [
-            self._with_late_records(dataclasses.replace(item, records=found))
-            for item, found in zip(planned, records, strict=True)
-        ]
-
-    def _records_before(self, lowered: Sequence[Planned], chosen: Sequence[Pass]) -> list[tuple[PassRecord, ...]]:
-        """Per graph, the records of all passes before the plan, those that were not chosen too."""
-        result = []
-        names = {item.name for item in chosen}
-        for before, after in zip(self.captured, lowered, strict=True):
-            manager = PassManager(chosen, self._verify, record=True, room=self._room)
-            proved = manager.run(before.program, before.records)[1]
-            rest = unused([record for record in after.records if record.name not in names])
-            result.append((*before.records, *rest, *proved))
-        return result
-
-    def _with_late_records(self, planned: Planned) -> Planned:
-        """Run the chosen plan once more through the pass manager, for its records and its evidence."""
-        assert planned.choice is not None
-        checkpoint = Checkpoint(costs=planned.costs, schedule=planned.choice.plan.schedule)
-        manager = PassManager([checkpoint, *self.stages.late], self._verify, record=True, room=self._room)
-        program, records = manager.run(planned.before, planned.records)
-        return dataclasses.replace(planned, program=program, records=(*planned.records, *records))

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import memopt
+from memopt.step import graphs as step_graphs
 from memopt.step import planner, trial
-from memopt.step import search as step_search
 from tests.training.steps import assert_equal, budget_for, gradients, make
 
 
@@ -43,7 +43,7 @@ def test_an_interrupted_plan_leaves_the_model_alone(monkeypatch, where, planned_
     target = {
         "search": (planner, "curve"),
         "trial": (trial, "measure"),
-        "proof": (step_search.StepSearch, "_recorded"),
+        "proof": (step_graphs.StepGraphs, "recorded"),
     }[where]
     run = memopt.compile(model, budget, backend="aten")
     random = torch.get_rng_state()

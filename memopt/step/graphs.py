@@ -1,0 +1,121 @@
+"""The graphs of one step through the passes, and the records of what these did."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from memopt.evidence import Verification
+from memopt.memory.cost.table import CostTable, OperatorCost
+from memopt.memory.timeline import Timeline, timeline
+from memopt.pass_manager import Pass, PassManager, PassRecord
+from memopt.passes.checkpoint import Checkpoint, workspace
+from memopt.program import Program
+from memopt.progress import stage
+from memopt.solve.schedule import Schedule
+from memopt.step.choice import unused
+from memopt.step.planned import Planned
+from memopt.step.planner import choice_of
+from memopt.step.stages import Stages
+
+
+class StepGraphs:
+    """Rewrites the graphs of a step, and proves the rewrites that a plan is made of.
+
+    Attributes:
+        captured: the graphs after the rewrites that come before the plan, in the order of their forward halves.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        stages: Stages,
+        *,
+        verify: Verification,
+        table: CostTable,
+        room: int | None = None,
+    ) -> None:
+        """Rewrite the programs, as captured, as far as the plan; `StepSearch` says what the arguments are."""
+        self._stages, self._verify, self._table, self._room = stages, verify, table, room
+        self.captured = [self._captured(program) for program in programs]
+
+    def followed(self, item: Planned, other: Planned, chosen: Sequence[Pass], schedule: Schedule, peak: int) -> Planned:
+        """A captured program with the chosen rewrites, in a given order.
+
+        Raises:
+            ScheduleError: the order is none of this program's.
+        """
+        rewrite = PassManager(chosen, self._verify, record=True, room=self._room)
+        before, proved = rewrite.run(item.program, item.records)
+        before = self._stages.marked(before)
+        costs = self.memory(before)[0]
+        names = {entry.name for entry in chosen}
+        rest = unused([record for record in other.records if record.name not in names]) if other is not item else ()
+        records = [*item.records, *rest, *proved]
+
+        def follow(program: Program, schedule: Schedule) -> tuple[Program, Timeline]:
+            steps = [Checkpoint(costs=costs, schedule=schedule), *self._stages.late]
+            finished, late = PassManager(steps, self._verify, record=True, room=self._room).run(program, records)
+            records.extend(late)
+            return finished, self.memory(finished)[1]
+
+        choice = choice_of(before, costs, schedule, peak, follow)
+        return dataclasses.replace(
+            item,
+            before=before,
+            program=choice.program,
+            timeline=choice.timeline,
+            records=tuple(records),
+            costs=costs,
+            choice=choice,
+        )
+
+    def _captured(self, source: Program) -> Planned:
+        """A training program after the rewrites that come before the plan."""
+        stage("rewriting the step, measuring its operators")
+        program, records = PassManager(self._stages.early, self._verify, record=True, room=self._room).run(source)
+        program = self._stages.marked(self._table.placed(program))
+        costs, line = self.memory(program)
+        return Planned(source, program, program, line, line, records, costs)
+
+    def rewritten(self, item: Planned, passes: Sequence[Pass]) -> Planned:
+        """A captured program after more rewrites, not proved yet; its records are those of these alone."""
+        program, records = PassManager(passes, False).run(item.program)
+        program = self._stages.marked(program)
+        costs, line = self.memory(program)
+        return dataclasses.replace(item, before=program, program=program, timeline=line, records=records, costs=costs)
+
+    def memory(self, program: Program) -> tuple[Mapping[str, OperatorCost], Timeline]:
+        """What its operators take, and its memory over time."""
+        costs: Mapping[str, OperatorCost] = self._table.measure_all(program)
+        if self._stages.fusion is not None:
+            costs = self._stages.fusion.costs(program, costs)
+        return costs, timeline(program, workspace(program, costs))
+
+    def recorded(self, planned: Sequence[Planned], lowered: Sequence[Planned], chosen: Sequence[Pass]) -> list[Planned]:
+        """The planned graphs with the records of all their passes, of rewrites that were not chosen too."""
+        stage("proving the rewrites")
+        records = self.records_before(lowered, chosen)
+        return [
+            self._with_late_records(dataclasses.replace(item, records=found))
+            for item, found in zip(planned, records, strict=True)
+        ]
+
+    def records_before(self, lowered: Sequence[Planned], chosen: Sequence[Pass]) -> list[tuple[PassRecord, ...]]:
+        """Per graph, the records of all passes before the plan, those that were not chosen too."""
+        result = []
+        names = {item.name for item in chosen}
+        for before, after in zip(self.captured, lowered, strict=True):
+            manager = PassManager(chosen, self._verify, record=True, room=self._room)
+            proved = manager.run(before.program, before.records)[1]
+            rest = unused([record for record in after.records if record.name not in names])
+            result.append((*before.records, *rest, *proved))
+        return result
+
+    def _with_late_records(self, planned: Planned) -> Planned:
+        """Run the chosen plan once more through the pass manager, for its records and its evidence."""
+        assert planned.choice is not None
+        checkpoint = Checkpoint(costs=planned.costs, schedule=planned.choice.plan.schedule)
+        manager = PassManager([checkpoint, *self._stages.late], self._verify, record=True, room=self._room)
+        program, records = manager.run(planned.before, planned.records)
+        return dataclasses.replace(planned, program=program, records=(*planned.records, *records))
