@@ -18,7 +18,15 @@ def to_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def to_tensor(array: Any) -> torch.Tensor:
-    """The array's values as a tensor. Raises TypeError where PyTorch has no such type."""
-    if isinstance(array, np.ndarray) and array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(np.ascontiguousarray(array).view(np.uint16)).view(torch.bfloat16)
-    return torch.as_tensor(array)
+    """The array's values as a tensor, in the array's own memory where it can be written to.
+
+    Raises:
+        TypeError: PyTorch has no such type.
+    """
+    if not isinstance(array, np.ndarray):
+        return torch.as_tensor(array)
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(array)

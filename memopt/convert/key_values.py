@@ -22,17 +22,20 @@ def without_cache(model: Any) -> Iterator[None]:
         yield
         return
     parts = (getattr(module, "config", None) for module in model.modules())
-    configs = {id(part): part for part in parts if part is not None and hasattr(part, "use_cache")}.values()
-    before = [(config, config.use_cache) for config in configs]
-    experts = getattr(model.config, "_experts_implementation", None)
-    for config in configs:
-        config.use_cache = False
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("batched_mm")
+    configs = {id(part): part for part in parts if part is not None}.values()  # of the whole before those of its parts
+    before = [
+        (config, name, getattr(config, name))
+        for config in configs
+        for name in ("use_cache", "_experts_implementation")
+        if hasattr(config, name)
+    ]
     try:
+        for config, name, _ in before:
+            if name == "use_cache":
+                config.use_cache = False
+        if hasattr(model, "set_experts_implementation"):
+            model.set_experts_implementation("batched_mm")
         yield
     finally:
-        for config, value in before:
-            config.use_cache = value
-        if hasattr(model, "set_experts_implementation") and experts is not None:
-            model.set_experts_implementation(experts)
+        for config, name, value in before:
+            setattr(config, name, value)
