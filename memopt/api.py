@@ -115,6 +115,8 @@ def make_options(
         ValueError: the budget, the backend or a lever is not understood.
         TypeError: `passes` holds something that is not a Pass.
     """
+    if isinstance(allow, str):
+        raise ValueError(f"allow takes names in a tuple: allow=({allow!r},)")
     for lever in allow:
         if lever not in LEVERS:
             raise ValueError(f"allow: unknown lever {lever!r} (known: {', '.join(LEVERS)})")

@@ -91,15 +91,19 @@ def derived_inputs(model: Any) -> dict[str, Any]:
 
 def _tokens(config: Any, length: int = _SEQUENCE) -> torch.Tensor:
     vocabulary = _setting(config, "vocab_size") or 2
-    length = min(length, _setting(config, "max_position_embeddings") or length)
+    most = _setting(config, "max_position_embeddings") or 0
+    length = min(length, most) if most > 0 else length  # XLNet says -1: it has no limit
     return torch.randint(min(_SPECIAL_IDS, vocabulary - 1), vocabulary, (_BATCH, length))
 
 
 def _pixels(config: Any) -> torch.Tensor:
     size = _setting(config, "image_size") or 224
     if isinstance(size, Mapping):
-        size = (size["height"], size["width"])
-    height, width = (size, size) if isinstance(size, int) else size
+        size = (size.get("height"), size.get("width"))
+    sizes = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sizes) != 2 or not all(isinstance(side, int) for side in sizes):
+        raise CommandError("the size of pixel_values is not known: add --input pixel_values=…:float32", USAGE)
+    height, width = sizes
     return torch.randn(_BATCH, _setting(config, "num_channels") or 3, height, width)
 
 

@@ -205,16 +205,17 @@ def _converted(
 ) -> Conversion:
     try:
         from memopt.cli.conversion_inputs import conversion_inputs
+        from memopt.convert.arrays import to_array
         from memopt.convert.capture import from_exported
         from memopt.convert.errors import ConversionError, DifferenceError
         from memopt.convert.from_onnx import convert_onnx
-        from memopt.convert.inputs import KNOWN_AXES, Dynamic, parse_dynamic, parse_input
+        from memopt.convert.inputs import KNOWN_AXES, Dynamic, parse_dynamic, parse_inputs
         from memopt.convert.options import make_options
         from memopt.convert.pipeline import convert_captured, convert_module
     except ImportError as error:
         raise CommandError(f"converting needs {error.name or error}: pip install memopt[onnx]") from error
     try:
-        specs = [parse_input(text) for text in inputs]
+        specs = parse_inputs(inputs)
         axes = None if dynamic is None else parse_dynamic(dynamic)
         names = None if how["passes"] is None else [name for name in how["passes"].split(",") if name]
         options = make_options(**{**how, "passes": names}, consume=True)
@@ -224,7 +225,7 @@ def _converted(
                 raise CommandError(f"{path} has shapes of its own: leave --dynamic", USAGE)
             if not path.is_file():
                 raise CommandError(f"no file {path}", USAGE)
-            arrays = {spec.name: spec.make().numpy() for spec in specs}
+            arrays = {spec.name: to_array(spec.make()) for spec in specs}
             return convert_onnx(path, output, inputs=arrays or None, options=options)
         if is_saved_model(path):
             return convert_folder(path, output, specs, axes, options)

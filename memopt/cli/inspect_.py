@@ -76,6 +76,7 @@ def _timeline(program: ProgramReport) -> list[str]:
     ]
     width = min(len(values), _WIDTH)
     if 0 < program.forward_steps < len(values):
-        forward = max(1, round(program.forward_steps / len(values) * width))
-        lines.append(f"{'forward'[:forward]:─<{forward}}│{'backward':─<{max(0, width - forward - 1)}}")
+        forward = min(max(1, round(program.forward_steps / len(values) * width)), width - 1)
+        rest = width - forward - 1
+        lines.append(f"{'forward'[:forward]:─<{forward}}│{'backward'[:rest]:─<{rest}}")
     return lines

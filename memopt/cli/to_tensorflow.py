@@ -40,7 +40,7 @@ def to_tensorflow(
     try:
         from memopt.cli.conversion_inputs import conversion_inputs
         from memopt.convert.errors import ConversionError, DifferenceError
-        from memopt.convert.inputs import parse_input
+        from memopt.convert.inputs import parse_inputs
         from memopt.tensorflow.export import export_source
         from memopt.tensorflow.source import Source
     except ImportError as error:
@@ -48,7 +48,7 @@ def to_tensorflow(
             f"writing a SavedModel needs {error.name or error}: pip install memopt[tensorflow]"
         ) from error
     try:
-        specs = [parse_input(text) for text in inputs]
+        specs = parse_inputs(inputs)
         if is_keras(request.spec):
             request = dataclasses.replace(request, shapes={spec.name: spec.shape for spec in specs}, dynamic=True)
             specs = []

@@ -89,6 +89,21 @@ def parse_input(text: str) -> InputSpec:
     return InputSpec(name, shape, _DTYPES[dtype or "float32"])
 
 
+def parse_inputs(texts: Sequence[str]) -> list[InputSpec]:
+    """Read several inputs, in order.
+
+    Raises:
+        ValueError: a text is of another form, or an input is given twice.
+    """
+    specs: dict[str, InputSpec] = {}
+    for text in texts:
+        spec = parse_input(text)
+        if spec.name in specs:
+            raise ValueError(f"input {spec.name} is given twice")
+        specs[spec.name] = spec
+    return list(specs.values())
+
+
 def parse_dynamic(text: str) -> Dynamic:
     """Read `batch,sequence`, `x:0=rows,batch`, or `none`.
 

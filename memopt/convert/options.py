@@ -9,6 +9,8 @@ from memopt.convert.rewriting import TARGETS, chosen_passes
 from memopt.convert.write import SINGLE_FILE_BYTES
 from memopt.onnx import OnnxPass
 
+_OPSETS = range(18, 26)  # what the exporter writes, and the converters between versions reach
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -79,6 +81,8 @@ def make_options(
     Raises:
         ValueError: something is not known; the message lists what is.
     """
+    if opset is not None and opset not in _OPSETS:
+        raise ValueError(f"opset is {opset!r}: use {_OPSETS[0]} to {_OPSETS[-1]}")
     if target not in TARGETS:
         raise ValueError(f"unknown target {target!r}: use one of {', '.join(TARGETS)}")
     if dtype not in (None, "fp32", "fp16", "bf16"):

@@ -1,8 +1,13 @@
+"""What `memopt inspect` shows of a step, and what it refuses in one line."""
+
 import json
 
 import pytest
 import torch
 
+from memopt.budget import format_bytes
+from memopt.cli.inspect_ import _timeline
+from memopt.report import ProgramReport
 from tests.cli.conftest import assert_one_line
 
 
@@ -36,3 +41,20 @@ def test_html_to_a_file(run, folder):
 @pytest.mark.parametrize("words", [("gpt7",), ("absent.pt2",), (".",), ("gpt2", "--model", "a:b")])
 def test_bad_input_is_one_line_and_exit_code_2(run, words):
     assert_one_line(run("inspect", *words), 2)
+
+
+@pytest.mark.parametrize(("count", "forward"), [(2, 1), (3, 2), (9, 8), (200, 1), (200, 100), (200, 199), (72, 36)])
+def test_forward_and_backward_lie_under_the_timeline(count, forward):
+    program = ProgramReport("net", "training", 7, timeline_after=tuple(range(count)), forward_steps=forward)
+    first, line, below = _timeline(program)
+    assert first == f"net (training, 7 nodes): at most {format_bytes(count - 1)}"
+    assert len(below) == len(line) == min(count, 72)
+    where = below.index("│")
+    assert where >= 1 and abs(where - forward / count * len(line)) <= 1
+    assert "forward".startswith(below[:where].rstrip("─")) and "backward".startswith(below[where + 1 :].rstrip("─"))
+
+
+@pytest.mark.parametrize(("values", "forward"), [((), 0), ((5,), 1), ((5, 6), 2), ((5, 6), 0)])
+def test_a_timeline_without_backward_is_one_line(values, forward):
+    lines = _timeline(ProgramReport("net", "inference", 1, timeline_after=values, forward_steps=forward))
+    assert len(lines) == 2 and len(lines[1]) == len(values)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from memopt.convert.inputs import Dynamic, InputSpec, dynamic_axes, named, parse_dynamic, parse_input
+from memopt.convert.inputs import Dynamic, InputSpec, dynamic_axes, named, parse_dynamic, parse_input, parse_inputs
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,12 @@ def test_input_as_typed(text, expected):
 def test_input_of_another_form(text, message):
     with pytest.raises(ValueError, match=message):
         parse_input(text)
+
+
+def test_several_inputs_each_once():
+    assert [spec.name for spec in parse_inputs(["b=2", "a=3:int64"])] == ["b", "a"] and parse_inputs([]) == []
+    with pytest.raises(ValueError, match=r"^input x is given twice$"):
+        parse_inputs(["x=2", "y=2", "x=2:int64"])
 
 
 def test_dynamic_as_typed():

@@ -1,0 +1,195 @@
+"""The calls' own part: arguments made definite, and what is refused before anything is captured."""
+
+import sys
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from memopt.api import call_arguments, device_of, make_options
+from memopt.backends.aten import AtenBackend
+from memopt.backends.static import StaticBackend
+from memopt.memory.cost.devices import find
+from memopt.memory.optimizer import OptimizerFootprint
+from tests.onnx.build import model as built
+
+CPU = torch.device("cpu")
+
+
+def in_one_line(error, match, call, *args, **options):
+    with pytest.raises(error, match=match) as caught:
+        call(*args, **options)
+    assert "\n" not in str(caught.value)
+
+
+# -- example inputs and devices ---------------------------------------------------------------------------------------
+
+
+def test_example_inputs_are_positions_keywords_or_one_tensor():
+    x = torch.ones(2)
+    assert call_arguments((x, 1)) == ((x, 1), {}) and call_arguments([x]) == ((x,), {})
+    assert call_arguments({"x": x}) == ((), {"x": x}) and call_arguments(()) == ((), {})
+    assert call_arguments(x)[0][0] is x and call_arguments(None) == ((None,), {})
+
+
+def test_keywords_are_copied():
+    given = {"x": 1}
+    call_arguments(given)[1]["y"] = 2
+    assert given == {"x": 1}
+
+
+def test_the_device_of_a_model_is_that_of_its_first_tensor():
+    assert device_of(nn.ReLU()) == CPU
+    assert device_of(nn.Linear(2, 2, device="meta")).type == "meta"
+    only_buffers = nn.BatchNorm1d(2, affine=False, device="meta")
+    assert device_of(only_buffers).type == "meta"
+
+
+# -- options ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_asked_for_is_made_definite():
+    optimizer, passes = object(), [memopt.INFERENCE[0]]
+    options = make_options(
+        budget="2MB", optimizer=optimizer, backend="static", passes=iter(passes), allow=["freeze"], device=CPU
+    )
+    assert options.budget.bytes == 2_000_000 and options.optimizer is optimizer and options.verify is True
+    assert isinstance(options.engine, StaticBackend) and options.notes == () and options.target is None
+    assert options.passes == tuple(passes) and options.allow == ("freeze",)
+    engine = AtenBackend()
+    plain = make_options(backend=engine, device=CPU)
+    assert plain.engine is engine and plain.passes is None and plain.budget is None and plain.allow == ()
+    assert make_options(backend=engine, passes=(), device=CPU).passes == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"allow": "freeze"}, ValueError, r"^allow takes names in a tuple: allow=\('freeze',\)$"),
+        ({"allow": ("freeze", "bf16")}, ValueError, r"^allow: unknown lever 'bf16' \(known: freeze\)$"),
+        ({"verify": None}, ValueError, "verify is None"),
+        ({"passes": (memopt.INFERENCE[0], type(memopt.INFERENCE[0]))}, TypeError, "passes must hold memopt.Pass"),
+        ({"budget": "2 things"}, ValueError, "budget"),
+        ({"backend": ""}, ValueError, "unknown backend ''"),
+        ({"backend": AtenBackend}, ValueError, "unknown backend <class"),
+        ({"backend": "tensorflow", "budget": "1GB"}, ValueError, "keeps no budget"),
+    ],
+)
+def test_what_is_not_understood(options, error, match):
+    in_one_line(error, match, make_options, **{"backend": "aten", **options}, device=CPU)
+
+
+def test_without_a_compiler_another_engine_runs_and_a_note_says_so(monkeypatch):
+    monkeypatch.setattr("memopt.backends.inductor.missing_compiler", lambda device: "no compiler")
+    asked = make_options(backend="inductor", device=CPU)
+    assert type(asked.engine) is AtenBackend and asked.notes == ('no compiler: backend "aten" is used instead',)
+    chosen = make_options(device=CPU)
+    assert type(chosen.engine) is not AtenBackend and isinstance(chosen.engine, AtenBackend)
+    assert chosen.notes == asked.notes
+
+
+@pytest.mark.parametrize("budget", [None, "1GB"])
+def test_under_a_budget_onnx_runtime_shares_the_weights(budget):
+    pytest.importorskip("onnxruntime")
+    settings = make_options(backend="onnxruntime", budget=budget, device=CPU).engine._settings
+    assert (settings.tight, settings.limit) == ((False, None) if budget is None else (True, 10**9))
+
+
+def test_the_optimizer_is_counted_for_the_device_that_is_planned_for():
+    model = nn.Linear(3, 5)
+    options = make_options(backend="aten", optimizer=torch.optim.Adam(model.parameters()), device=CPU)
+    assert options.place is None and isinstance(options.footprint(list(model.parameters())), OptimizerFootprint)
+    assert make_options(backend="aten", device=CPU).footprint(list(model.parameters())) is None
+
+
+# -- plan and estimate ------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_for_a_device_that_is_not_here():
+    model, x = nn.Linear(64, 64).eval(), torch.ones(8, 64)
+    report = memopt.plan(model, x, device="h100")
+    assert report.peak_bytes % 512 == 0 and model.weight.device == CPU
+    assert memopt.plan(model, x).peak_bytes < report.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"device": "h1000"}, "h100"),
+        ({"device": "h100", "verify": True}, "cannot be verified"),
+        ({"device": "h100", "backend": "static"}, "one of backend \"aten\", not 'static'"),
+        ({"device": ""}, "device"),
+    ],
+)
+def test_a_plan_that_cannot_be_made(options, match):
+    in_one_line(ValueError, match, memopt.plan, nn.Linear(2, 2).eval(), torch.ones(1, 2), **options)
+
+
+def test_a_plan_beyond_the_memory_of_its_device_says_so():
+    memory = find("rtx4090").memory_bytes
+    with torch.device("meta"):
+        model = nn.Linear(1 << 17, 1 << 16).eval()
+    report = memopt.plan(model, torch.empty(1, 1 << 17, device="meta"), device="rtx4090")
+    assert report.peak_bytes > memory and "are more than the" in report.notes[-1] and "4090" in report.notes[-1]
+
+
+def test_an_estimate_has_backward_in_training_mode_alone():
+    model, x = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)), torch.ones(16, 32)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.Adam(model.parameters())
+    training = memopt.estimate(model.train(), x, optimizer)
+    inference = memopt.estimate(model.eval(), x)
+    assert training.gradients and training.optimizer_state and not inference.gradients
+    assert inference.parameters == training.parameters and inference.total < training.total
+    assert not optimizer.state and all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+# -- export -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_exists_is_kept_unless_told_otherwise(tmp_path):
+    path = tmp_path / "m.onnx"
+    path.write_text("mine")
+    in_one_line(FileExistsError, "exists", memopt.export, nn.ReLU(), torch.ones(2, 3), path)
+    assert path.read_text() == "mine"
+    memopt.export(nn.ReLU(), torch.ones(2, 3), path, overwrite=True, measure=False)
+    assert [node.op_type for node in onnx.load(path).graph.node] == ["Relu"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "error", "match"),
+    [
+        (None, {}, TypeError, "a module needs example inputs"),
+        (torch.ones(2, 3), {"opset": 3}, ValueError, "opset"),
+        (torch.ones(2, 3), {"dtype": "fp8"}, ValueError, "dtype"),
+        (torch.ones(2, 3), {"dynamic": "x:9"}, ValueError, "no input x"),
+        (torch.ones(2, 3), {"dynamic": "9x"}, ValueError, "is no axis"),
+        (torch.ones(2, 3), {"passes": ["fuse_nothing"]}, ValueError, "fuse_nothing"),
+        ((torch.ones(2, 3), torch.ones(2, 3)), {}, TypeError, "too many positional arguments"),
+    ],
+)
+def test_a_conversion_that_cannot_be_made(inputs, options, error, match):
+    in_one_line(error, match, memopt.export, nn.ReLU(), inputs, None, **options)
+
+
+def test_an_onnx_file_has_inputs_by_name_and_shapes_of_its_own(tmp_path):
+    path = tmp_path / "in.onnx"
+    onnx.save(built("(float[2,3] x) => (float[2,3] y) { a = Identity(x) y = Relu(a) }"), path)
+    in_one_line(TypeError, "go by their names", memopt.export, path, torch.ones(2, 3), None)
+    in_one_line(ValueError, "has shapes of its own", memopt.export, str(path), None, None, dynamic="batch")
+    record = memopt.export(path, {"x": torch.ones(2, 3).numpy()}, tmp_path / "out.onnx", measure=False)
+    assert record.runs and [node.op_type for node in onnx.load(tmp_path / "out.onnx").graph.node] == ["Relu"]
+
+
+@pytest.mark.parametrize(
+    ("call", "module", "extra"),
+    [
+        (memopt.export, "memopt.convert.pipeline", "onnx"),
+        (memopt.export_tensorflow, "memopt.tensorflow.export", "tens"),
+    ],
+)
+def test_a_missing_extra_is_named(monkeypatch, call, module, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    in_one_line(ImportError, rf"pip install memopt\[{extra}", call, nn.ReLU(), torch.ones(2), None)
