@@ -25,7 +25,8 @@ _GRAIN = 2**20
 class TorchAllocator:
     """C functions through which ONNX Runtime takes memory of PyTorch's caching allocator, on one stream.
 
-    A block that is freed goes to the same stream again, so work that was queued on it is done before.
+    It has to be the stream on which ONNX Runtime works: a block that is freed goes to that stream again, and where
+    PyTorch unmaps cached blocks it waits for their stream alone.
 
     Attributes:
         error: what PyTorch raised when it had no memory left; None while it had.

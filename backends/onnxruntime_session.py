@@ -51,7 +51,7 @@ def cuda_options(settings: Settings, stream: int | None, *, graph: bool) -> dict
 
     Args:
         settings: device and memory.
-        stream: the stream to work on; None: one of ONNX Runtime's own, as it wants it beside an allocator of others.
+        stream: the stream to work on; None: the default stream, which ONNX Runtime takes beside an allocator of others.
         graph: whether runs are recorded as a CUDA graph.
     """
     tf32 = torch.backends.cudnn.allow_tf32 and torch.get_float32_matmul_precision() != "highest"
@@ -97,9 +97,11 @@ class Session:
         self._stream: torch.cuda.Stream | None = None
         self._static: tuple[list[torch.Tensor], list[torch.Tensor], Any] | None = None
         if settings.device.type == "cuda":
-            self._stream = _new_stream(settings.device)
-            if settings.tight:
+            if settings.tight:  # beside an allocator of others ONNX Runtime works on the default stream
+                self._stream = torch.cuda.default_stream(settings.device)
                 self._allocator = TorchAllocator(settings.device, self._stream)
+            else:
+                self._stream = _new_stream(settings.device)
         self.graph = settings.device.type == "cuda" and not settings.tight
         before = _allocated(settings.device)
         try:
@@ -135,7 +137,7 @@ class Session:
                 self._session = self._load(self._model)
         current = torch.cuda.current_stream(self._settings.device)
         if self._settings.tight:
-            current.synchronize()  # the stream is ONNX Runtime's own, and a run ends when its work is done
+            current.synchronize()  # ONNX Runtime's is the default stream, and a run ends when its work is done
             return self._run_bound(users)
         # ONNX Runtime only queues its work: the streams wait for one another, the host for neither.
         kept = [value.detach().contiguous() for value in users]

@@ -108,10 +108,12 @@ def test_a_budget_is_kept_and_the_least_is_named() -> None:
     least, measured = roomy.report.minimum_bytes, roomy.report.measured_peak_bytes
     assert 2**28 < measured < least
     with pytest.raises(memopt.BudgetError) as found:
-        memopt.compile(model, "200MB", backend="onnxruntime")(x)
-    assert abs(found.value.minimum_bytes - least) < least // 20
+        memopt.compile(model, "90MB", backend="onnxruntime")(x)
+    assert found.value.minimum_bytes < least  # in chunks of the batch
     enough = memopt.compile(model, found.value.minimum_bytes, backend="onnxruntime")
-    enough(x)
+    for _ in range(3):
+        close(enough(x), model(x))
+        torch.cuda.empty_cache()  # what ONNX Runtime gave back is unmapped, and mapped again within the limit
     torch.cuda.reset_peak_memory_stats()
     enough(x)
     assert torch.cuda.max_memory_allocated() <= found.value.minimum_bytes
