@@ -2,7 +2,7 @@
 
 python benchmarks/onnx_files.py --peers VENV/bin/python --json benchmarks/results/onnx_cpu.json
 python benchmarks/onnx_files.py --tiny
-python benchmarks/onnx_files.py --device cuda --json benchmarks/results/onnx_h200.json
+python benchmarks/onnx_files.py --device cuda --json benchmarks/results/onnx_h100.json
 
 All files have the same varying axes (batch, sequence) and run at batch one with ONNX Runtime's default optimizations.
 Engines: `torch` is plain torch.onnx.export; `onnxsim`, `onnxslim` and `optimum` (O2) are given that file, by the Python
