@@ -49,8 +49,9 @@ class Source:
         """
         path = folder / "model.pt"
         advice = "give a model that can be pickled, or 'package.module:factory'"
-        if any(type(item).__module__ == "__main__" for item in model.modules()):
-            raise ValueError(f"{type(model).__name__} is defined in __main__, which other processes lack: {advice}")
+        for kind in map(type, model.modules()):
+            if kind.__module__ == "__main__":
+                raise ValueError(f"{kind.__name__} is defined in __main__, which other processes lack: {advice}")
         try:
             torch.save((model, inputs), path)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
