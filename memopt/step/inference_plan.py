@@ -1,4 +1,4 @@
-"""How an inference program is made to fit: as it is, without folded weights, or in chunks of its batch."""
+"""How an inference program is made to fit: as it is, without folded weights, or with stretches in chunks."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from memopt.passes.checkpoint import workspace
 from memopt.passes.chunk_batch import ChunkBatch
 from memopt.passes.fuse_conv_bn import FuseConvBn
 from memopt.passes.inplace import Inplace
-from memopt.patterns.batch import find_batch
+from memopt.patterns.batch import NotBatched
 from memopt.program import Program
 from memopt.step.planned import Planned, constant_bytes
+from memopt.step.stretches import TOLD, Stretches, told
 
 if TYPE_CHECKING:
     from memopt.session import Session
+
+# The search for less goes by one part in so many of a limit at least.
+_STEP = 20
 
 
 def plan_within(session: Session, program: Program, before: Timeline, room: int | None) -> tuple[Planned, str]:
     """Rewrite an inference program so that it takes no more than `room` bytes beside what is resident.
 
-    Tried in turn: the pipeline; the same without folded weights, which are held beside the model's own; and either in
-    chunks of the batch, 2, 4, 8 and so on, up to one sample at a time.
+    Tried in turn: the pipeline; the same without folded weights, which are held beside the model's own; and either with
+    those stretches in chunks of the batch that take least time more.
 
     Args:
         session: its passes, its engine and how it measures.
@@ -33,7 +37,7 @@ def plan_within(session: Session, program: Program, before: Timeline, room: int 
         room: bytes; None for no limit.
 
     Returns:
-        The first plan that fits, else the one that takes least; and why the batch could not be divided, empty where
+        The first plan that fits, else the one that takes least; and what could not be divided and why, empty where
         that was not tried or did work.
     """
     from memopt.passes import INFERENCE
@@ -73,25 +77,43 @@ def _measured(session: Session, planned: Planned) -> Planned:
 
 
 def _in_chunks(session: Session, planned: Planned, passes: Sequence[Pass], room: int) -> tuple[Planned, str]:
-    """The plan in the fewest chunks that fit, else in those that take least; and why there are none."""
+    """The plan with stretches in chunks that fits in least time, else one that takes least; and what is in the way.
+
+    The search counts bytes by storage. An engine may lay values out otherwise: what it takes more is allowed for in
+    the next attempt, and the last one is made for as little as there can be.
+    """
     late = [item for item in passes if isinstance(item, Inplace)]
-    best, kept, chunks = planned, 0, 2
-    while _taken(best) > room:
-        divided, records = PassManager([ChunkBatch(chunks), *late], False).run(planned.program)
-        if not records[0].changes:
-            return planned, "; ".join(f"{refusal.node}: {refusal.reason}" for refusal in records[0].refusals)
-        attempt = _measured(session, dataclasses.replace(planned, program=divided))
-        if _taken(attempt) < _taken(best):
-            best, kept = attempt, chunks
-        if chunks >= find_batch(planned.program).size:
+    try:
+        device = session.table.device(planned.program.calls[0])
+        stretches = Stretches(planned.program, planned.timeline, planned.costs, device)
+    except NotBatched as error:
+        return planned, str(error)
+    least, best, kept = stretches.search.least_bytes(), planned, None
+    limit = max(least, room - constant_bytes(planned.program))
+    while True:
+        found = stretches.within(limit)
+        assert found is not None
+        chunking, parts = found
+        if parts:
+            divided, records = PassManager([ChunkBatch.of(parts), *late], False).run(planned.program)
+            if not records[0].changes:
+                return planned, "; ".join(f"{refusal.node}: {refusal.reason}" for refusal in records[0].refusals)
+            attempt = _measured(session, dataclasses.replace(planned, program=divided))
+            if _taken(attempt) < _taken(best):
+                best, kept = attempt, found
+        if _taken(best) <= room or limit <= least:
             break
-        chunks *= 2
-    if not kept:
-        return planned, ""
-    manager = PassManager([ChunkBatch(kept), *late], session.verify, record=True, room=session.room)
+        limit = max(least, min(chunking.peak_bytes - 1, limit - max(_taken(best) - room, limit // _STEP)))
+    if kept is None:
+        return planned, stretches.reason
+    chunking, parts = kept
+    manager = PassManager([ChunkBatch.of(parts), *late], session.verify, record=True, room=session.room)
     program, records = manager.run(planned.program)
+    note = told(parts, planned.program, stretches.batch.size, chunking.extra_seconds)
+    session.notes[:] = [text for text in session.notes if not text.startswith(TOLD)]
+    session.note(note)
     finished = dataclasses.replace(planned, program=program, records=(*planned.records, *records))
-    return _measured(session, finished), ""
+    return _measured(session, finished), "" if _taken(best) <= room else stretches.reason
 
 
 def _taken(planned: Planned) -> int:
