@@ -242,10 +242,11 @@ def _peak(function: Boxed, arguments: Sequence[Any], device: torch.device, befor
 
 
 def _reserved(device: torch.device) -> int:
-    """What CUDA's allocator holds once nothing is cached; 0 on other devices."""
+    """What CUDA's allocator holds once nothing is cached, by libraries neither; 0 on other devices."""
     if device.type != "cuda":
         return 0
     gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return int(torch.cuda.memory_reserved(device))

@@ -18,7 +18,7 @@ def check_chunks(problem: ChunkProblem, chunking: Chunking) -> None:
     steps, done, peak, extra = len(problem.free), 0, 0, 0.0
     for start, stop, chunks in [(s.start, s.stop, s.chunks) for s in chunking.stretches] + [(steps, steps, 1)]:
         if not done <= start <= stop <= steps or (chunks > 1 and start == stop):
-            raise ChunkingError(f"stretch {start}–{stop} is out of order")
+            raise ChunkingError(f"stretch {start} to {stop} is out of order")
         for step in range(done, start):
             alive = sum(item.size for item in problem.storages if item.start <= step < item.stop)
             peak = max(peak, alive + problem.workspace[step])
@@ -26,9 +26,9 @@ def check_chunks(problem: ChunkProblem, chunking: Chunking) -> None:
         if chunks == 1:
             continue
         if not all(problem.free[start:stop]) or not (problem.places[start] and problem.places[stop]):
-            raise ChunkingError(f"stretch {start}–{stop} may not run in chunks, or not begin or end there")
+            raise ChunkingError(f"stretch {start} to {stop} may not run in chunks, or not begin or end there")
         if chunks not in problem.counts:
-            raise ChunkingError(f"stretch {start}–{stop} runs in {chunks} chunks, which was no choice")
+            raise ChunkingError(f"stretch {start} to {stop} runs in {chunks} chunks, which was no choice")
         samples = -(-problem.samples // chunks)
         whole = sum(item.size for item in problem.storages if item.start < start < item.stop)
         joined = sum(value.size for value in problem.values if start <= value.made < stop <= value.last)

@@ -50,10 +50,14 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
         BudgetError: the peak is over the budget.
     """
     session.prepare_allocator()
+    if session.engine().measures:  # what its runs take includes what libraries take in them
+        session.resident = dataclasses.replace(session.resident, libraries=0)
     program = session.table.placed(program)
     before = timeline(program, workspace(program, session.table.measure_all(program)))
     limit = session.held_to(session.resident.total + constant_bytes(program) + before.peak_bytes)
-    room = None if limit is None else session.usable(limit) - session.resident.total - session.inferred.spared
+    room = None
+    if limit is not None:  # the allocator's slack is seen in runs too: what they take more is planned for less
+        room = (session.usable(limit) if settled else limit) - session.resident.total - session.inferred.spared
     planned, session.inferred.not_in_chunks = plan_within(session, program, before, room)
     peak, constants = planned.timeline.peak_bytes, constant_bytes(planned.program)
     session.inferred.unused = 0 if room is None else room - constants - peak

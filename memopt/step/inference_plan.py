@@ -53,13 +53,15 @@ def plan_within(session: Session, program: Program, before: Timeline, room: int 
     plans = [(planned, passes)]
     if session.passes is None and len(unfolded) < len(passes):
         plans.append((_rewritten(session, program, unfolded, before), unfolded))
-    found = [item for item, _ in plans]
-    reason = ""
-    if all(_taken(item) > room for item in found):
-        for item, chosen in plans:
-            divided, reason = _in_chunks(session, item, chosen, room)
-            found.append(divided)
-    return next((item for item in found if _taken(item) <= room), None) or min(found, key=_taken), reason
+        if _taken(plans[-1][0]) <= room:
+            return plans[-1][0], ""
+    found, reason = [item for item, _ in plans], ""
+    for item, chosen in plans:
+        divided, reason = _in_chunks(session, item, chosen, room)
+        if _taken(divided) <= room:
+            return divided, ""
+        found.append(divided)
+    return min(found, key=_taken), reason
 
 
 def _rewritten(session: Session, program: Program, passes: Sequence[Pass], before: Timeline) -> Planned:
@@ -95,9 +97,12 @@ def _in_chunks(session: Session, planned: Planned, passes: Sequence[Pass], room:
         assert found is not None
         chunking, parts = found
         if parts:
-            divided, records = PassManager([ChunkBatch.of(parts), *late], False).run(planned.program)
-            if not records[0].changes:
-                return planned, "; ".join(f"{refusal.node}: {refusal.reason}" for refusal in records[0].refusals)
+            result = ChunkBatch.of(parts).run(planned.program)
+            if not result.changes:
+                return planned, "; ".join(f"{refusal.node}: {refusal.reason}" for refusal in result.refusals)
+            divided = result.program
+            for item in late:
+                divided = item.run(divided).program
             attempt = _measured(session, dataclasses.replace(planned, program=divided))
             if _taken(attempt) < _taken(best):
                 best, kept = attempt, found
@@ -109,11 +114,10 @@ def _in_chunks(session: Session, planned: Planned, passes: Sequence[Pass], room:
     chunking, parts = kept
     manager = PassManager([ChunkBatch.of(parts), *late], session.verify, record=True, room=session.room)
     program, records = manager.run(planned.program)
-    note = told(parts, planned.program, stretches.batch.size, chunking.extra_seconds)
     session.notes[:] = [text for text in session.notes if not text.startswith(TOLD)]
-    session.note(note)
-    finished = dataclasses.replace(planned, program=program, records=(*planned.records, *records))
-    return _measured(session, finished), "" if _taken(best) <= room else stretches.reason
+    session.note(told(parts, planned.program, stretches.batch.size, chunking.extra_seconds))
+    finished = dataclasses.replace(best, program=program, records=(*planned.records, *records))
+    return finished, stretches.reason
 
 
 def _taken(planned: Planned) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
 
@@ -28,9 +27,7 @@ _MOVED = 1 << 24  # bytes, by which the speed of putting together is told
 class Stretches:
     """Finds stretches for one program: limits in bytes above what is resident, answers as positions in its calls."""
 
-    def __init__(
-        self, program: Program, line: Timeline, costs: Mapping[str, OperatorCost], device: Device
-    ) -> None:
+    def __init__(self, program: Program, line: Timeline, costs: Mapping[str, OperatorCost], device: Device) -> None:
         """Describe the program.
 
         Args:

@@ -10,7 +10,9 @@ from memopt.memory.timeline import timeline
 from memopt.pass_manager import PassManager
 from memopt.passes.chunk_batch import ChunkBatch, bounds
 from memopt.patterns.batch import Batched, find_batch
+from memopt.patterns.chunks import chunk_of
 from memopt.program import Program
+from memopt.solve.chunks import Stretch
 from tests.end_to_end import build, in_dtype
 from tests.generate import recipes
 from tests.oracle import Bound, program_of
@@ -106,6 +108,36 @@ def test_a_stretch_of_the_program():
     new = apply(ChunkBatch(2, (0, 2)), capture(model, torch.randn(4, 3, 8, 8))).program
     names = [str(node.target) for node in new.calls]
     assert names.count("aten.convolution.default") == 2 and names.count("aten.addmm.default") == 1
+
+
+def test_several_stretches_each_in_chunks_of_its_own():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4), nn.Sigmoid())
+    program = capture(model, torch.randn(4, 3, 8, 8))
+    count = len(program.calls)
+    result = apply(ChunkBatch.of([Stretch(0, 2, 2), Stretch(count - 1, count, 4)]), program)
+    names = [str(node.target) for node in result.program.calls]
+    assert names.count("aten.convolution.default") == 2 and names.count("aten.sigmoid.default") == 4
+    assert [change.summary.split(" in ")[1] for change in result.changes] == ["2 chunks", "4 chunks"]
+    marks = [chunk_of(node) for node in result.program.calls if node.target is torch.ops.aten.sigmoid.default]
+    assert [mark.index for mark in marks] == [0, 1, 2, 3] and len({mark.stretch for mark in marks}) == 1
+    assert chunk_of(next(n for n in result.program.calls if n.target is torch.ops.aten.addmm.default)) is None
+
+
+@pytest.mark.parametrize("stretches", [[], [Stretch(2, 4, 2), Stretch(0, 2, 2)], [Stretch(0, 3, 2), Stretch(2, 4, 2)]])
+def test_stretches_out_of_order_are_refused_at_once(stretches):
+    with pytest.raises(ValueError, match="in order"):
+        ChunkBatch.of(stretches)
+
+
+def test_values_laid_out_channels_last_are_put_together_without_turning_them():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).to(memory_format=torch.channels_last)
+    x = torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)
+    program = capture(model, x)
+    new = apply(ChunkBatch(2, (0, 2)), program).program
+    assert not any(node.target is torch.ops.aten.permute.default for node in new.calls)
+    (joined,) = [node for node in new.calls if node.target is torch.ops.aten.cat.default]
+    assert joined.meta["val"].is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(run(new, x), run(program, x))
 
 
 @pytest.mark.parametrize(

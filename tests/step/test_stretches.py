@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, reject, seed, settings
 from torch import nn
 
 import memopt
@@ -13,11 +14,15 @@ from memopt.pass_manager import PassManager
 from memopt.passes.chunk_batch import ChunkBatch
 from memopt.patterns.batch import NotBatched
 from memopt.solve.check_chunks import check_chunks
-from memopt.step.stretches import Stretches, counts_of, told
+from memopt.solve.chunks import Stretch
+from memopt.step.stretches import TOLD, Stretches, counts_of, told
 from tests.end_to_end import build, in_dtype
+from tests.generate import recipes
+from tests.oracle import Bound, program_of
 from tests.passes.build import trace
 from tests.support import apply, capture, run
 from tests.test_inference import floats, warm_up_statistics
+from tests.test_random_programs import check_rewrite, run_program
 
 MODELS = ("resnet50", "densenet121", "unet", "mobilenet_v3_large", "bert_base", "vit_b_16", "gpt2", "hf_bert", "hf_vit")
 SLOW = {"seconds": 1e-3, "workspace_bytes": 0, "output_bytes": 0, "measured": False}
@@ -87,8 +92,8 @@ def test_a_budget_that_only_chunks_keep_is_kept(name, backend):
 def test_resnet50_on_an_h100_runs_its_first_layers_in_chunks_and_the_rest_whole():
     model = memopt.models.build("resnet50").eval().half()
     inputs = in_dtype(model.example_inputs(batch=32, resolution=224), torch.float16)
-    report = memopt.plan(model, inputs, budget="140MiB", device="h100", verify=False)
-    assert report.peak_bytes <= 140 * 2**20 < report.unconstrained_bytes
+    report = memopt.plan(model, inputs, budget="200MiB", device="h100", verify=False)
+    assert report.peak_bytes <= 200 * 2**20 < report.unconstrained_bytes
     (note,) = [text for text in report.notes if text.startswith("to keep the budget")]
     assert "operations (convolution" in note and "chunks of the batch of 32" in note
     (record,) = [record for record in report.passes if record.name == "chunk_batch"]
@@ -163,12 +168,11 @@ def test_counts_make_equal_chunks_or_are_powers_of_two():
 
 
 def test_what_the_user_is_told():
-    program = capture(nn.Sequential(nn.Linear(4, 8), nn.ReLU()).eval(), torch.randn(4, 4))
-    found = stretches_of(program)
-    chunking, parts = found.within(found.search.least_bytes())
-    if parts:
-        text = told(parts, program, 4, chunking.extra_seconds)
-        assert text.startswith("to keep the budget, ") and "chunks of the batch of 4" in text
+    program = capture(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).eval(), torch.randn(4, 4))
+    calls = program.calls
+    text = told([Stretch(0, len(calls), 2)], program, 4, 1.5e-3)
+    assert text.startswith(TOLD) and text.endswith("that takes 1.5 ms more by estimate")
+    assert f"({calls[0].name} to {calls[-1].name}) run in 2 chunks of the batch of 4" in text
 
 
 def test_what_is_in_the_way_is_in_the_error():
@@ -179,3 +183,29 @@ def test_what_is_in_the_way_is_in_the_error():
 
     with torch.no_grad(), pytest.raises(BudgetError, match=r"cannot be run in chunks: mean: .*which is the batch"):
         memopt.compile(Centred().eval(), "1kB", backend="static")(torch.randn(64, 64))
+
+
+def test_random_programs_keep_the_least_limit_with_the_same_numbers_or_are_refused():
+    divided = 0
+
+    @seed(7)
+    @settings(max_examples=80, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(recipes())
+    def explore(recipe):
+        nonlocal divided
+        try:
+            program = program_of(recipe)
+        except ValueError:  # where fake strides differ from real ones, torch itself may find no view
+            reject()
+        try:
+            found = stretches_of(program)
+        except NotBatched:
+            reject()
+        chunking, parts = found.within(found.search.least_bytes())
+        check_chunks(found.search.problem, chunking)
+        if parts:
+            before, bound = run_program(program, recipe), Bound(recipe, program)
+            divided += check_rewrite(ChunkBatch.of(parts), program, before, recipe, bound) is not program
+
+    explore()
+    assert divided > 15
