@@ -9,6 +9,21 @@ from collections.abc import Iterator
 _running: Clock | None = None
 
 
+class Watch:
+    """What tells the time, and what surrounds phases; a process that shares a device with others may set its own."""
+
+    def now(self) -> float:
+        """The time in seconds, from any beginning."""
+        return time.perf_counter()
+
+    def around(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """What a phase of this name runs in; its time is not the phase's."""
+        return contextlib.nullcontext()
+
+
+watch = Watch()
+
+
 class Clock:
     """Wall time by phase. Phases nest: the time of an inner one is not the outer one's.
 
@@ -32,11 +47,11 @@ class Clock:
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        started, outside, self._inner = time.perf_counter(), self._inner, 0.0
+        started, outside, self._inner = watch.now(), self._inner, 0.0
         try:
             yield
         finally:
-            taken = time.perf_counter() - started
+            taken = watch.now() - started
             self.seconds[name] = self.seconds.get(name, 0.0) + taken - self._inner
             self._inner = outside + taken
 
@@ -44,8 +59,5 @@ class Clock:
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
     """Count the block's time under a name, where a clock runs."""
-    if _running is None:
-        yield
-        return
-    with _running._phase(name):
+    with watch.around(name), contextlib.nullcontext() if _running is None else _running._phase(name):
         yield

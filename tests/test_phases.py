@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 import memopt
+from memopt import phases
 from memopt.phases import Clock, phase
 
 
@@ -22,6 +25,25 @@ def test_phases_without_a_clock_count_nowhere():
     with phase("unseen"):
         pass
     assert clock.seconds == {}
+
+
+def test_what_surrounds_a_phase_is_not_its_time(monkeypatch):
+    seen = []
+
+    class Waits(phases.Watch):
+        def now(self):
+            return float(len(seen))
+
+        @contextlib.contextmanager
+        def around(self, name):
+            seen.extend([name] * 7)
+            yield
+
+    monkeypatch.setattr(phases, "watch", Waits())
+    clock = Clock()
+    with clock.running(), phase("shared"):
+        seen.append("")
+    assert clock.seconds == {"shared": 1.0} and seen[0] == "shared"
 
 
 def test_a_report_says_where_the_time_went():

@@ -73,6 +73,9 @@ class Job:
         values: the file to leave in what the first step computed, or the float64 truth of it.
         eval_gradients: whether to run a step in eval mode with gradients, and time nothing.
         turn: a file; who holds its lock may use much of the device. Empty: others use nothing.
+        pauses: a file; see `Pauses`.
+        program: what to run, behind Python's name and before that of the job's file; see `serve`.
+        more: what else that program is told.
         path: what to search modules on.
     """
 
@@ -87,6 +90,9 @@ class Job:
     values: str = ""
     eval_gradients: bool = False
     turn: str = ""
+    pauses: str = ""
+    program: tuple[str, ...] = ("-m", "memopt.comparison.worker")
+    more: dict[str, Any] = dataclasses.field(default_factory=dict)
     path: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
@@ -98,4 +104,5 @@ class Job:
         """Read a job, and search modules where whoever wrote it did."""
         content = json.loads(path.read_text())
         sys.path[:] = [*dict.fromkeys([*content["path"], *sys.path])]
-        return cls(**{**content, "source": Source(**content["source"]), "path": tuple(content["path"])})
+        lists = {key: tuple(content[key]) for key in ("path", "program")}
+        return cls(**{**content, "source": Source(**content["source"]), **lists})

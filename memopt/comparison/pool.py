@@ -21,7 +21,8 @@ from memopt.comparison.processes import Worker, WorkerFailed, device_used
 ALLOCATOR = "expandable_segments:True"
 # What a device that has no memory left makes PyTorch, memopt and XLA say.
 _NO_MEMORY = ("out of memory", "OutOfMemory", "RESOURCE_EXHAUSTED")
-_LATE = "not run: the time given for the whole comparison was over"
+# Seconds for the timing of a row that was ready when the time for everything was over.
+_GRACE = 60.0
 
 
 class Pool:
@@ -30,10 +31,23 @@ class Pool:
     One that finds no memory beside the others is run once more, alone.
     """
 
-    def __init__(self, folder: Path, timeout: float, keep_caches: bool, jobs: int, seconds: float | None) -> None:
-        """`timeout` is for what one process is asked for, `seconds` for all together; see `compare`."""
+    def __init__(
+        self,
+        folder: Path,
+        timeout: float,
+        keep_caches: bool,
+        jobs: int,
+        seconds: float | None,
+        *,
+        shared_caches: bool = False,
+    ) -> None:
+        """`timeout` is for what one process is asked for, `seconds` for all together; see `compare`.
+
+        With `shared_caches` compilers find what the pool's other processes left, and nothing else.
+        """
         self.folder, self.timeout, self.keep_caches, self.jobs = folder, timeout, keep_caches, max(1, jobs)
-        self._end = None if seconds is None else time.monotonic() + seconds
+        self._shared = folder / "shared" if shared_caches else None
+        self._seconds, self._end = seconds, None if seconds is None else time.monotonic() + seconds
         self._waiting: deque[tuple[int, Job]] = deque()
         self._alone: deque[tuple[int, Job]] = deque()
         self._running: dict[int, tuple[Job, Worker]] = {}
@@ -41,10 +55,11 @@ class Pool:
         self._ready: dict[int, dict[str, Any]] = {}  # wait for their turn
         self._added = self._started = 0
 
-    def add(self, jobs: Sequence[Job]) -> list[int]:
-        """Let jobs be done, after those that are waiting. Returns their numbers."""
+    def add(self, jobs: Sequence[Job], *, ahead: bool = False) -> list[int]:
+        """Let jobs be done, after those that are waiting, or ahead of them. Returns their numbers."""
         numbers = list(range(self._added, self._added + len(jobs)))
-        self._waiting.extend(zip(numbers, jobs, strict=True))
+        pairs = list(zip(numbers, jobs, strict=True))
+        self._waiting = deque([*pairs, *self._waiting] if ahead else [*self._waiting, *pairs])
         self._added += len(jobs)
         return numbers
 
@@ -60,8 +75,7 @@ class Pool:
                     said = self._heard(number, worker)
                     if said is None:
                         continue
-                    worker.end()
-                    del self._running[number]
+                    self._ended(number)
                     if number in self._beside and any(word in said.get("reason", "") for word in _NO_MEMORY):
                         self._beside.discard(number)
                         self._alone.append((number, job))
@@ -83,17 +97,37 @@ class Pool:
             self._beside.update(self._running)
 
     def _left(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        while self._running:
-            number, (_, worker) = self._running.popitem()
-            worker.end()
-            yield number, {"kind": "row", "reason": _LATE}
+        """What is ready is timed, now that there is nothing else; all the rest is late."""
+        late = f"not ready within the {self._seconds:g} s that there were for everything"
+        for number, (_, worker) in list(self._running.items()):
+            said = self._ready.get(number) or self._said(worker)
+            if said is None:
+                self._ended(number)
+                yield number, {"kind": "row", "reason": late}
+            else:
+                self._ready[number] = said
+        for number, (_, worker) in list(self._running.items()):
+            said = self._heard(number, worker)
+            assert said is not None  # nobody else has the turn
+            self._ended(number)
+            yield number, said
         while self._alone or self._waiting:
             number, _ = (self._alone or self._waiting).popleft()
-            yield number, {"kind": "row", "reason": _LATE}
+            yield number, {"kind": "row", "reason": late}
+
+    def _ended(self, number: int) -> None:
+        _, worker = self._running.pop(number)
+        worker.end()
+
+    def _said(self, worker: Worker) -> dict[str, Any] | None:
+        try:
+            return worker.heard()
+        except WorkerFailed as error:
+            return {"kind": "row", "reason": str(error)}
 
     def _heard(self, number: int, worker: Worker) -> dict[str, Any] | None:
         try:
-            said = self._ready.pop(number, None) or worker.heard()
+            said = self._ready.pop(number, None) or self._said(worker)
             if said is None or said["kind"] != "ready":
                 return said
             with self._turn() as has_turn:
@@ -103,7 +137,7 @@ class Pool:
                 said = self._timed(number, worker, said["device"])
         except WorkerFailed as error:
             return {"kind": "row", "reason": str(error)}
-        return said if "reason" in said else {**said, "first_seconds": worker.first_seconds}
+        return said
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[bool]:
@@ -120,7 +154,7 @@ class Pool:
         """Let a prepared process be timed, and see what the device gets back when it ends."""
         with self._quiet(number, device):
             remaining = self.timeout if self._end is None else self._end - time.monotonic()
-            worker.go(max(1.0, min(self.timeout, remaining)))
+            worker.go(min(self.timeout, max(_GRACE, remaining)))
             said = worker.expect()
             held = device_used(device)
             worker.end()
@@ -152,13 +186,19 @@ class Pool:
         environment["KINETO_LOG_LEVEL"] = "99"  # the profiler's own lines
         environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # or its figures would be three quarters of the device
         if self.jobs > 1:  # or each of them would start a compiler per core
-            threads = max(1, 2 * (os.cpu_count() or 1) // self.jobs)
+            threads = max(1, 2 * _cores() // self.jobs)
             environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
         if self.keep_caches:
             environment["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
         else:
-            environment["TORCHINDUCTOR_CACHE_DIR"] = str(own / "inductor")
-            environment["TRITON_CACHE_DIR"] = str(own / "triton")
-            environment["MEMOPT_CACHE_DIR"] = str(own / "memopt")
+            caches = self._shared or own
+            environment["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "inductor")
+            environment["TRITON_CACHE_DIR"] = str(caches / "triton")
+            environment["MEMOPT_CACHE_DIR"] = str(caches / "memopt")
         turn = str(self.folder / "turn") if self.jobs > 1 else ""
         return Worker(dataclasses.replace(job, turn=turn), self.folder, name, self.timeout, environment)
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

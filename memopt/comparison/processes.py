@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import queue
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from memopt.comparison.inside import Pauses
 from memopt.comparison.job import Job
 
 
@@ -29,34 +31,28 @@ class Worker:
 
     def __init__(self, job: Job, folder: Path, name: str, seconds: float, environment: Mapping[str, str]) -> None:
         """Start it; each thing that it is asked for may take so many seconds."""
-        path, self._errors = folder / f"{name}.json", folder / f"{name}.err"
-        job.write(path)
+        path, self._errors, pauses = (folder / f"{name}.{kind}" for kind in ("json", "err", "pauses"))
+        self._pauses, self._stopped = Pauses(pauses), 0.0  # and when it was stopped last
+        dataclasses.replace(job, pauses=str(pauses)).write(path)
         self._seconds, self._deadline = seconds, time.monotonic() + seconds
+        path_of_modules = os.pathsep.join((*job.path, os.environ.get("PYTHONPATH", ""))).strip(os.pathsep)
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "memopt.comparison.worker", str(path)],
+                [sys.executable, *job.program, str(path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env={**os.environ, **environment},
+                env={**os.environ, "PYTHONPATH": path_of_modules, **environment},
                 start_new_session=True,  # so that what it starts can be ended with it
             )
         self._lines: queue.Queue[str | None] = queue.Queue()
-        self._begun = self._ran = 0.0  # when its first step began, and when that had ended
-        self._stops: list[list[float]] = []  # beginning and, once it goes on, end
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            kind = json.loads(line)["kind"]
-            if kind == "begins":
-                self._begun = time.monotonic()
-            elif kind == "ran":
-                self._ran = time.monotonic()
-            else:
-                self._lines.put(line)
+            self._lines.put(line)
         self._lines.put(None)
 
     def expect(self) -> dict[str, Any]:
@@ -97,19 +93,14 @@ class Worker:
     def stop(self) -> None:
         """Stop it and what it started; that time is not its own."""
         self._signal(signal.SIGSTOP)
-        self._stops.append([time.monotonic()])
+        self._stopped = time.monotonic()
 
     def go_on(self) -> None:
         """Let it go on after `stop`."""
-        self._stops[-1].append(time.monotonic())
-        self._deadline += self._stops[-1][1] - self._stops[-1][0]
+        paused = time.monotonic() - self._stopped
+        self._pauses.add(paused)
+        self._deadline += paused
         self._signal(signal.SIGCONT)
-
-    @property
-    def first_seconds(self) -> float:
-        """How long its first step took, less what it was stopped meanwhile."""
-        stopped = (min(end, self._ran) - max(start, self._begun) for start, end in self._stops)
-        return self._ran - self._begun - sum(max(0.0, seconds) for seconds in stopped)
 
     def go(self, seconds: float) -> None:
         """Let the process go on; it has so many seconds from now on, for it may have waited for others."""

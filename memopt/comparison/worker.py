@@ -1,22 +1,12 @@
-"""The process of one row: `python -m memopt.comparison.worker JOB.json`.
-
-It speaks in lines of JSON on what was its standard output: `begins` before the first step, `ran` after it, `ready` to
-be timed, and `row` with what was found. After the last two it waits for a line on standard input, so that only one
-process at a time is timed. What libraries print goes to standard error.
-"""
+"""The process of one row: `python -m memopt.comparison.worker JOB.json`."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
 import gc
-import json
-import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,38 +15,21 @@ from torch import nn
 
 import memopt
 from memopt.comparison.blocks import blocks_of, checkpoint_blocks
+from memopt.comparison.inside import Seat, serve
 from memopt.comparison.job import Job
 from memopt.comparison.steps import OPTIMIZERS, Engine, call, loss_of, placed
 from memopt.comparison.truth import step_values, truth
 
 
-def main(path: str) -> None:
-    """Do the job in the file."""
-    with os.fdopen(os.dup(1), "w") as words:
-        os.dup2(2, 1)
-        _end_with_parent()
-        job = Job.read(Path(path))
-
-        def say(kind: str, **content: Any) -> None:
-            words.write(json.dumps({"kind": kind, **content}) + "\n")
-            words.flush()
-
-        try:
-            if not job.engine:
-                say("row", **_truth(job))
-            else:
-                _row(job, say)
-        except memopt.BudgetError as error:
-            say("row", reason=refusal(error), minimum_bytes=error.minimum_bytes, budget_bytes=error.budget_bytes)
-        except Exception as error:
-            say("row", reason=_reason(error))
-            raise
+def work(job: Job, seat: Seat) -> dict[str, Any]:
+    """What a row is made of, or, without an engine, the float64 truth."""
+    return _row(job, seat) if job.engine else _truth(job, seat)
 
 
-def _truth(job: Job) -> dict[str, Any]:
+def _truth(job: Job, seat: Seat) -> dict[str, Any]:
     model, inputs = job.source.load()
-    with _turn(job):
-        model, inputs = _placed(job, model, inputs)
+    with seat.turn():
+        model, inputs = place(job, model, inputs)
         if job.training and torch.device(job.device).type == "cuda" and blocks_of(model):
             checkpoint_blocks(model)  # the same numbers, and four times the bytes of bfloat16 may be too many
         found, is_random = truth(model, inputs, job.training)
@@ -64,49 +37,49 @@ def _truth(job: Job) -> dict[str, Any]:
     return {"random": is_random}
 
 
-def _row(job: Job, say: Callable[..., None]) -> None:
+def _row(job: Job, seat: Seat) -> dict[str, Any]:
     engine = Engine.parse(job.engine)
     model, inputs = job.source.load()
     cuda = torch.device(job.device).type == "cuda"
     found: dict[str, Any] = {}
     # Peers that compile nothing reach their peak at once; the others do so at a time of their own.
-    with _turn(job) if engine.kind in ("eager", "checkpoint") else contextlib.nullcontext():
-        model, inputs = _placed(job, model, inputs)
+    with seat.turn() if engine.kind in ("eager", "checkpoint") else contextlib.nullcontext():
+        model, inputs = place(job, model, inputs)
         model.train(job.training and not job.eval_gradients)
         make = OPTIMIZERS.get(job.optimizer)
         optimizer = make([p for p in model.parameters() if p.requires_grad], lr=1e-3) if make and job.training else None
-        say("begins")
+        began = seat.now()
         run = engine.ready(model, job.training, optimizer)
         first = step_values(run, model, inputs, job.training)
         if cuda:
             torch.cuda.synchronize()
-        say("ran")
-        _release(cuda)
+        found["first_seconds"] = seat.now() - began
+        release(cuda)
     first.save(job.values)
     del first
     if not job.eval_gradients:
-        _release(cuda)
-        say("ready", device=job.device if cuda else "")
-        sys.stdin.readline()
-        found.update(_timed(job, engine, run, model, inputs, optimizer))
-    report = _report(run)
+        release(cuda)
+        seat.say("ready", device=job.device if cuda else "")
+        found.update(timed(job, engine.in_torch_memory, stepper(job, run, model, inputs, optimizer), model))
+    report = report_of(run)
     if report is not None:
         found.update(budget_bytes=report.budget_bytes, notes=list(report.notes))
     if report is not None and engine.in_torch_memory:  # others lay memory out in their own way
         found.update(predicted_bytes=report.peak_bytes, minimum_bytes=report.minimum_bytes)
-    say("row", **found)
-    sys.stdin.readline()
+    return found
 
 
-def _timed(
+def stepper(
     job: Job,
-    engine: Engine,
     run: Callable[..., Any],
     model: nn.Module,
     inputs: Any,
-    optimizer: torch.optim.Optimizer | None,
-) -> dict[str, Any]:
-    cuda = torch.device(job.device).type == "cuda"
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    waits: bool = True,
+) -> Callable[[], None]:
+    """One step of the row, which ends when the device has done it, or, unless it waits, once that is all queued."""
+    waits = waits and torch.device(job.device).type == "cuda"
 
     def step() -> None:
         with torch.set_grad_enabled(job.training):
@@ -117,9 +90,14 @@ def _timed(
                     optimizer.step()
             else:
                 call(run, inputs)
-        if cuda:
+        if waits:
             torch.cuda.synchronize()
 
+    return step
+
+
+def timed(job: Job, in_torch_memory: bool, step: Callable[[], None], model: nn.Module) -> dict[str, Any]:
+    """Time the job's steps, after those that warm up, and say what memory they took; see `Row`."""
     for _ in range(job.warmup):
         step()
     _forget_resident_peak()
@@ -129,63 +107,31 @@ def _timed(
         step()
         seconds.append(time.perf_counter() - started)
     found: dict[str, Any] = {"seconds": seconds}
-    if cuda:
-        if engine.in_torch_memory:
+    if torch.device(job.device).type == "cuda":
+        if in_torch_memory:
             found["allocated_bytes"] = torch.cuda.max_memory_allocated()
             found["reserved_bytes"] = torch.cuda.max_memory_reserved()
         return found
     found["process_bytes"] = _resident_peak()
-    if engine.in_torch_memory:
+    if in_torch_memory:
         model.zero_grad(set_to_none=True)
         gc.collect()
         found["allocated_bytes"] = _live_bytes() + memopt.measure(step, device=job.device).peak_bytes
     return found
 
 
-def _placed(job: Job, model: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
+def place(job: Job, model: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
+    """The model and its inputs, on the device and in the dtype of the job."""
     return placed(model, inputs, torch.device(job.device), getattr(torch, job.dtype) if job.dtype else None)
 
 
-@contextlib.contextmanager
-def _turn(job: Job) -> Iterator[None]:
-    """Wait until no other process holds much of the device, and let others wait."""
-    if not job.turn:
-        yield
-        return
-    with Path(job.turn).open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    # Closing the file gave the lock back.
-
-
-def _end_with_parent() -> None:
-    """On Linux, let this process end when the one that started it does, however that ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-
-
-def _report(run: Callable[..., Any]) -> memopt.Report | None:
+def report_of(run: Callable[..., Any]) -> memopt.Report | None:
+    """What memopt says of its run; None for peers."""
     return run.report if isinstance(run, memopt.CompiledModule) else None
 
 
-def _reason(error: BaseException) -> str:
-    """The first line that says something, with the exception's kind unless it is plainly about what is missing."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else "no message"
-    return text if "pip install" in text else f"{type(error).__name__}: {text}"[:400]
-
-
-def refusal(error: memopt.BudgetError) -> str:
-    """Why a budget was refused; where its least is within it, what else was in the way."""
-    least = memopt.budget.format_bytes(error.minimum_bytes)
-    if error.minimum_bytes > error.budget_bytes:
-        return f"refused: the least is {least}"
-    cause = error.__cause__ or error.__context__
-    why = _reason(cause) if cause is not None else "steps took more than was planned"
-    return f"refused, though the least, {least}, is within the budget: {why}"
-
-
-def _release(cuda: bool) -> None:
+def release(cuda: bool) -> None:
+    """Hand memory back to the device, and forget what was its most."""
     gc.collect()
     if cuda:
         torch.cuda.empty_cache()
@@ -220,4 +166,4 @@ def _resident_peak() -> int | None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    serve(sys.argv[1], work)

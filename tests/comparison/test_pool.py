@@ -1,6 +1,24 @@
-"""Who may use the device while a row is timed."""
+"""Who may use the device while a row is timed, and what is done when time is over."""
 
+from memopt.comparison.job import Job, Source
 from memopt.comparison.pool import Pool
+
+JOB = Job(Source(), "eager", True, "cpu")
+
+
+class Said:
+    """A process that says these things, and then nothing."""
+
+    def __init__(self, *said):
+        self.said, self.did = list(said), []
+
+    def heard(self):
+        return self.said.pop(0) if self.said else None
+
+    expect = heard
+
+    def __getattr__(self, name):
+        return lambda *args: self.did.append(name)
 
 
 def test_no_row_is_timed_while_another_process_has_much_to_do(tmp_path):
@@ -13,3 +31,47 @@ def test_no_row_is_timed_while_another_process_has_much_to_do(tmp_path):
 
 def test_nothing_to_do_ends_at_once(tmp_path):
     assert list(Pool(tmp_path, 10, True, 1, 0.0).run()) == []
+
+
+def test_what_is_ready_when_time_is_over_is_timed_and_the_rest_is_late(tmp_path, monkeypatch):
+    ready = Said({"kind": "ready", "device": ""}, {"kind": "row", "seconds": [1.0]})
+    slow, done = Said(), Said({"kind": "row", "reason": "refused"})
+    pool, workers = Pool(tmp_path, 10, False, 3, 60.0), iter((ready, slow, done))
+    monkeypatch.setattr(pool, "_worker", lambda job: next(workers))
+    pool.add([JOB] * 4)
+    pool._start()
+    pool._end = 0.0  # long ago
+    found = dict(pool.run())
+    late = "not ready within the 60 s that there were for everything"
+    assert [found[number].get("reason") for number in range(4)] == [None, late, "refused", late]
+    assert found[0]["seconds"] == [1.0]
+    assert slow.did == ["end"] and ready.did[0] == "go" and "end" in done.did
+
+
+def test_jobs_may_go_ahead_of_those_that_wait(tmp_path, monkeypatch):
+    pool, begun = Pool(tmp_path, 10, False, 1, None), []
+
+    def worker(job):
+        begun.append(job.engine)
+        return Said({"kind": "row"})
+
+    monkeypatch.setattr(pool, "_worker", worker)
+    jobs = [Job(Source(), name, True, "cpu") for name in ("compile", "eager", "aten", "static")]
+    assert pool.add(jobs[:2]) == [0, 1]
+    for number, _ in pool.run():
+        if number == 0:
+            assert pool.add(jobs[2:], ahead=True) == [2, 3]
+    assert begun == ["compile", "aten", "static", "eager"]
+
+
+def test_caches_of_a_pool_are_each_processes_own_or_shared_by_all(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr("memopt.comparison.pool.Worker", lambda *args: given.append(args[-1]))
+    apart, together = (Pool(tmp_path, 10, False, 1, None, shared_caches=shared) for shared in (False, True))
+    for pool in (apart, apart):
+        pool._worker(JOB)
+    together._started = 2
+    for pool in (together, together):
+        pool._worker(JOB)
+    first, second, third, fourth = (environment["MEMOPT_CACHE_DIR"] for environment in given)
+    assert first != second and third == fourth == str(tmp_path / "shared" / "memopt")

@@ -119,6 +119,22 @@ def test_what_an_earlier_process_measured_is_not_run_again(own_cache, runs):
     assert len(runs) == count == 2
 
 
+def test_what_another_process_measures_meanwhile_is_not_run(own_cache, runs, monkeypatch):
+    program = chain()
+    first = CostTable().measure_all(program)
+    table, asked = CostTable(), set()
+    get = table._store.get
+
+    def get_later(scope, key):
+        known = key in asked
+        asked.add(key)
+        return get(scope, key) if known else None
+
+    asked.add("calibration")
+    monkeypatch.setattr(table._store, "get", get_later)
+    assert table.measure_all(program) == first and len(runs) == 2
+
+
 def test_without_a_cache_everything_is_run_again(monkeypatch, runs):
     monkeypatch.setenv("MEMOPT_CACHE", "0")
     program = chain()
