@@ -102,24 +102,29 @@ def training_table(result: dict[str, Any]) -> str:
     settings = result["settings"]
     sizes = [f"batch {settings['batch']}"]
     sizes += [f"{key} {settings[key]}" for key in ("sequence", "resolution") if key in settings]
+    caches = ", which share their caches" if settings.get("shared_caches") else ""
+    parts = [key for key in ("planning_seconds", "compile_seconds") if any(key in row for row in result["rows"])]
     lines = [
         f"{settings['model']}, {', '.join(sizes)}, {settings['dtype']}; {result['machine']}, torch {result['torch']}, "
-        f"`{result['allocator']}`, median of {settings['repeats']} steps, {settings['jobs']} rows compiled at a time:",
+        f"`{result['allocator']}`, median of {settings['repeats']} steps, {settings['jobs']} rows compiled at a time"
+        f"{caches}:",
         "",
-        "| | budget | predicted | allocated | reserved | step | first step |",
-        "|---|---|---|---|---|---|---|",
+        "| | budget | predicted | allocated | reserved | step | first step |"
+        + "".join(f" {part.removesuffix('_seconds')} |" for part in parts),
+        "|---" * (7 + len(parts)) + "|",
     ]
     for row in result["rows"]:
         budget = f"{row['budget_bytes'] / 1e6:,.0f} MB" if "budget_bytes" in row else ""
         if "seconds" not in row:
             why = row.get("error") or f"refused: the least is {row['minimum_bytes'] / 1e6:,.0f} MB"
-            lines.append(f"| {row['row']} | {budget} | {why} | | | | |")
+            lines.append(f"| {row['row']} | {budget} | {why} |{' |' * (4 + len(parts))}")
             continue
         kinds = ("predicted_bytes", "peak_bytes", "reserved_bytes")
         cells = [f"{row[key] / 1e6:,.0f} MB" if key in row else "" for key in kinds]
         mark = "¹" if any("operator by operator" in note for note in row.get("notes", ())) else ""
-        times = f"{row['seconds'] * 1e3:,.0f} ms{mark} | {row['first_step_seconds']:,.0f} s"
-        lines.append(f"| {row['row']} | {budget} | {' | '.join(cells)} | {times} |")
+        cells += [f"{row['seconds'] * 1e3:,.0f} ms{mark}", f"{row['first_step_seconds']:,.0f} s"]
+        cells += [f"{row[part]:,.0f} s" if part in row else "" for part in parts]
+        lines.append(f"| {row['row']} | {budget} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
