@@ -66,9 +66,7 @@ class InductorFunction:
             TypeError: there are more or fewer values than inputs.
             ValueError: an input has another shape, layout, dtype or device than was compiled for.
         """
-        values = tuple(args)
-        args.clear()
-        self._inputs.check(values)
+        values = self._inputs.taken(args)
         if self._replay is None:
             return self._run(*values)
         with self._turns.lock:

@@ -30,6 +30,17 @@ class UserInputs:
         ]
         self.positions = tuple(index for index, *_ in self._planned)
 
+    def taken(self, args: list[Any]) -> tuple[Any, ...]:
+        """The values of a boxed call, which are taken out of its list, checked.
+
+        Raises:
+            TypeError, ValueError: see `check`.
+        """
+        values = tuple(args)
+        args.clear()
+        self.check(values)
+        return values
+
     def check(self, values: Sequence[Any]) -> None:
         """Raise where the program cannot be called with these values.
 

@@ -155,9 +155,7 @@ class StaticFunction:
             TypeError: there are more or fewer values than inputs.
             ValueError: an input has another shape, layout, dtype or device than was planned for.
         """
-        values = tuple(args)
-        args.clear()
-        self._inputs.check(values)
+        values = self._inputs.taken(args)
         with self._arena.lock:
             memory = self._arena.reserve(self.plan.arena_bytes)
             self._arena.wait()

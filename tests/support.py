@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,20 @@ from torch.utils import _pytree as pytree
 from memopt.capture.export import from_module
 from memopt.pass_manager import Pass, PassManager, PassResult
 from memopt.program import InputKind, Program
+
+
+class Apply(torch.nn.Module):
+    """A module that calls a function, and holds the modules that it is given by name."""
+
+    def __init__(self, function: Callable[..., Any] | None, **modules: torch.nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    def forward(self, *args: Any) -> Any:
+        assert self.function is not None
+        return self.function(*args)
 
 
 def capture(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Program:

@@ -23,6 +23,7 @@ from memopt.program import (
     is_effectful,
     is_random,
 )
+from memopt.rewrite import ancestors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +53,13 @@ def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Or
     outputs = list(joint.graph.output_node().args[0])  # type: ignore[arg-type]
     outputs[forward_outputs:forward_outputs] = [node.args[1] for node in updates]
     forward_outputs += len(updates)
-    forward = _ancestors([value for value in outputs[:forward_outputs] if isinstance(value, fx.Node)])
+    forward = ancestors([value for value in outputs[:forward_outputs] if isinstance(value, fx.Node)])
     late = _descendants([node for node in joint.graph.nodes if _is_tangent(node)])
     for node in joint.graph.nodes:
         if node.op == "call_function" and node not in forward and node not in late:
             traced_in_forward = node.meta.get("partitioner_tag") != "is_backward"
             if traced_in_forward and (is_random(node) or is_effectful(node)):
-                forward |= _ancestors([node])
+                forward |= ancestors([node])
     graph = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
     for wanted in (True, False):
@@ -240,16 +241,6 @@ def _output_role(desc: Any, placeholders: dict[int, str]) -> Output:
 
 def _name_of(desc: Any, placeholders: dict[int, str]) -> str | None:
     return placeholders.get(desc.idx) if isinstance(desc, roles.PlainAOTInput) else None
-
-
-def _ancestors(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    seen, queue = set(nodes), list(nodes)
-    while queue:
-        for argument in queue.pop().all_input_nodes:
-            if argument not in seen:
-                seen.add(argument)
-                queue.append(argument)
-    return seen
 
 
 def _descendants(nodes: Sequence[fx.Node]) -> set[fx.Node]:

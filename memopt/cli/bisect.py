@@ -17,11 +17,13 @@ import click
 from memopt.api import call_arguments
 from memopt.cli.group import DIFFERENT, USAGE, CommandError, verbosity, verbosity_options
 from memopt.cli.loading import Request, import_attribute, load
-from memopt.cli.output import emit, progress, refuse_existing
+from memopt.cli.onnx_source import load_onnx
+from memopt.cli.output import chosen_format, emit, output_options, progress, refuse_existing
 from memopt.difference.bisect import BrokenBefore, Culprit, NothingToFind, Pipeline, Verdict
 from memopt.difference.bisect import bisect as search
 from memopt.pass_manager import Pass
 
+_FORMATS = ("text", "json")
 _CANNOT_RUN = (126, 127)  # a shell's words for a command that is not there or not executable
 
 
@@ -49,9 +51,7 @@ _CANNOT_RUN = (126, 127)  # a shell's words for a command that is not there or n
     metavar="FOLDER",
     help="Leave the files that COMMAND was given here.",
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), help="Default: by the output's suffix, or text.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write here, not stdout.")
-@click.option("--overwrite", is_flag=True, help="Replace the output file if it exists.")
+@functools.partial(output_options, formats=_FORMATS)
 @verbosity_options
 @click.pass_context
 def bisect(
@@ -106,7 +106,7 @@ def bisect(
             )
             cases = _program_cases(request, pipeline, files, tolerance)
         found = _searched(cases)
-    json_asked = (form or ("json" if output and output.suffix.lower() == ".json" else "text")) == "json"
+    json_asked = chosen_format(form, output, _FORMATS) == "json"
     emit(_json(found) if json_asked else _text(found), output)
     if found is not None:
         raise CommandError(f"pass {found.name} breaks the check", DIFFERENT)
@@ -157,24 +157,16 @@ def _save_program(values: Sequence[Any], program: Any, path: Path) -> None:
 
 
 def _onnx_case(path: Path, passes: Sequence[Any] | None, command: _Command | None, tolerance: float) -> Case:
-    if not path.is_file():
-        raise CommandError(f"no file {path}", USAGE)
-    try:
-        import onnx_ir as ir
+    model = load_onnx(path)
+    from memopt.onnx import STANDARD, OnnxModelError, OnnxPass
+    from memopt.onnx.bisect import NumbersCheck, pipeline
 
-        from memopt.onnx import STANDARD, OnnxModelError, OnnxPass, prepare
-        from memopt.onnx.bisect import NumbersCheck, pipeline
-    except ImportError as error:
-        raise CommandError(f"ONNX files need {error.name or error}: pip install memopt[onnx]") from error
     chosen = STANDARD if passes is None else passes
     _all_are(chosen, OnnxPass)
     try:
-        model = prepare(ir.load(path))
         check = NumbersCheck(model, tolerance=tolerance) if command is None else command.writer(".onnx", _save_onnx)
     except (OnnxModelError, ValueError) as error:
         raise CommandError(f"{path}: {error}") from error
-    except Exception as error:  # the reader raises whatever comes up
-        raise CommandError(f"{path} is no ONNX file: {error}") from error
     return model, pipeline(chosen), check
 
 

@@ -10,6 +10,7 @@ import torch
 from memopt.api import call_arguments
 from memopt.cli.group import DIFFERENT, USAGE, CommandError, verbosity_options
 from memopt.cli.loading import Request, load
+from memopt.cli.onnx_source import load_onnx
 from memopt.cli.output import chosen_format, emit, output_options, progress, refuse_existing
 from memopt.difference.model_diff import ModelDiff, Side, compare_sides, side_of_onnx, side_of_programs, side_of_report
 from memopt.report import load as load_report
@@ -66,7 +67,7 @@ def diff(
         sides = []
         for spec, kind in zip((before, after), kinds, strict=True):
             if kind == ".onnx":
-                sides.append(_onnx(Path(spec)))
+                sides.append(side_of_onnx(Path(spec).name, load_onnx(Path(spec))))
             elif kind == ".json":
                 sides.append(_report(Path(spec)))
             else:
@@ -108,18 +109,3 @@ def _report(path: Path) -> Side:
         raise CommandError(f"{path}: {error.strerror or error}", USAGE) from error
     except ValueError as error:
         raise CommandError(str(error), USAGE) from error
-
-
-def _onnx(path: Path) -> Side:
-    if not path.is_file():
-        raise CommandError(f"no file {path}", USAGE)
-    try:
-        import onnx_ir as ir
-
-        from memopt.onnx import prepare
-    except ImportError as error:
-        raise CommandError(f"ONNX files need {error.name or error}: pip install memopt[onnx]") from error
-    try:
-        return side_of_onnx(path.name, prepare(ir.load(path)))
-    except Exception as error:  # the reader raises whatever comes up
-        raise CommandError(f"{path} cannot be read: {error}") from error

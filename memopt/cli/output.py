@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +19,28 @@ FORMATS = ("text", "json", "html")
 _SUFFIXES = {".json": "json", ".html": "html", ".txt": "text"}
 
 
-def output_options(command: Any) -> Any:
-    """Add --format, -o/--output and --overwrite to a verb."""
+def output_options(command: Any, formats: Sequence[str] = FORMATS, text: str = "") -> Any:
+    """Add --format, -o/--output and --overwrite to a verb.
+
+    Args:
+        command: the verb.
+        formats: those that it has.
+        text: what it writes as text, where that is no table for people.
+    """
+    words = f"{text} Default: what the output's suffix says, else text.".strip()
     for option in (
         click.option("--overwrite", is_flag=True, help="Replace the output file if it exists."),
         click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write here, not stdout."),
-        click.option(
-            "--format", "form", type=click.Choice(FORMATS), help="Default: what the output's suffix says, else text."
-        ),
+        click.option("--format", "form", type=click.Choice(formats), help=words),
     ):
         command = option(command)
     return command
 
 
-def chosen_format(form: str | None, output: Path | None) -> str:
-    """The format asked for, or the one that the output's suffix means, or text."""
-    return form or (_SUFFIXES.get(output.suffix.lower(), "text") if output else "text")
+def chosen_format(form: str | None, output: Path | None, formats: Sequence[str] = FORMATS) -> str:
+    """The format asked for, or that of the verb's which the output's suffix means, or text."""
+    meant = _SUFFIXES.get(output.suffix.lower(), "text") if output else "text"
+    return form or (meant if meant in formats else "text")
 
 
 def refuse_existing(output: Path | None, overwrite: bool) -> None:

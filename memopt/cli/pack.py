@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from pathlib import Path
@@ -10,10 +11,12 @@ import click
 
 from memopt.budget import parse_budget
 from memopt.cli.group import BUDGET, USAGE, CommandError, verbosity, verbosity_options
-from memopt.cli.output import emit, progress, refuse_existing
+from memopt.cli.output import chosen_format, emit, output_options, progress, refuse_existing
 from memopt.solve.pack import Packing
 from memopt.solve.pack import pack as place
 from memopt.solve.pack_csv import CsvError, Table, read_table
+
+_FORMATS = ("text", "json")
 
 
 def _bytes(ctx: click.Context, option: click.Parameter, value: str | None) -> int | None:
@@ -40,14 +43,7 @@ def _bytes(ctx: click.Context, option: click.Parameter, value: str | None) -> in
     metavar="SECONDS",
     help="How long to search at most.",
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    help="text: the CSV with offsets. Default: what the output's suffix says, else text.",
-)
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write here, not stdout.")
-@click.option("--overwrite", is_flag=True, help="Replace the output file if it exists.")
+@functools.partial(output_options, formats=_FORMATS, text="text: the CSV with offsets.")
 @verbosity_options
 @click.pass_context
 def pack(
@@ -77,7 +73,7 @@ def pack(
             raise CommandError(f"{source}: {error}", USAGE) from error
     if capacity is not None and packing.size > capacity:
         raise CommandError(_misfit(packing, capacity, timeout), BUDGET)
-    json_asked = (form or ("json" if output and output.suffix.lower() == ".json" else "text")) == "json"
+    json_asked = chosen_format(form, output, _FORMATS) == "json"
     emit(_json(table, packing, capacity) if json_asked else table.with_offsets(packing.offsets), output)
     if verbosity(ctx) >= 0:
         bound = "the least possible" if packing.optimal else f"none takes less than {packing.lower_bound:,}"

@@ -64,6 +64,6 @@ def test_bad_input_is_one_line(run, words, code, expected):
 
 def test_broken_files(run, folder):
     (folder / "bad.onnx").write_bytes(b"no model")
-    assert_one_line(run("diff", "bad.onnx", "bad.onnx"), 1, "bad.onnx cannot be read")
+    assert_one_line(run("diff", "bad.onnx", "bad.onnx"), 1, "bad.onnx is no ONNX file")
     (folder / "bad.json").write_text("{}")
     assert_one_line(run("diff", "bad.json", "bad.json"), 2, "bad.json", "not a memopt report")

@@ -29,6 +29,11 @@ def test_the_format(form, name, expected) -> None:
     assert chosen_format(form, None if name is None else Path(name)) == expected
 
 
+@pytest.mark.parametrize(("name", "expected"), [("a.json", "json"), ("a.html", "text"), ("a", "text")])
+def test_a_suffix_of_a_form_that_the_verb_lacks_is_text(name, expected) -> None:
+    assert chosen_format(None, Path(name), ("text", "json")) == expected
+
+
 def test_what_could_not_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
     refuse_existing(None, False)
     refuse_existing(tmp_path / "new.txt", False)

@@ -11,21 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memopt.passes.fold_activation import FoldActivation
 from memopt.program import Output, OutputKind, Phase
-from tests.support import apply, assert_same, capture, run, targets
+from tests.support import Apply, apply, assert_same, capture, run, targets
 
 ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
 LAST = torch.channels_last
-
-
-class Apply(nn.Module):
-    def __init__(self, function, **modules):
-        super().__init__()
-        self.function = function
-        for name, module in modules.items():
-            setattr(self, name, module)
-
-    def forward(self, *args):
-        return self.function(*args)
 
 
 def folded(function, *args, **options):

@@ -14,22 +14,11 @@ from memopt.passes.fold_constants import FoldConstants
 from memopt.passes.fuse_attention import FuseAttention
 from memopt.passes.merge_common import MergeCommon
 from tests.passes.build import capture_joint
-from tests.support import apply, capture, run, targets
+from tests.support import Apply, apply, capture, run, targets
 
 FUSED = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 INF = float("inf")
 B, H, L, D = 2, 4, 18, 8
-
-
-class Apply(nn.Module):
-    def __init__(self, function, **parts):
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, *args):
-        return self.function(*args)
 
 
 def normal(*shape, dtype=torch.float32, seed=0):

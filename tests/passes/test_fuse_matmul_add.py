@@ -8,16 +8,7 @@ from torch import nn
 
 from memopt.passes.fuse_matmul_add import FuseMatmulAdd
 from memopt.program import Output, OutputKind, Phase
-from tests.support import apply, assert_same, capture, run, targets
-
-
-class Apply(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
+from tests.support import Apply, apply, assert_same, capture, run, targets
 
 
 def normal(*shape, dtype=torch.float64):

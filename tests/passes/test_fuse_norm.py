@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import memopt
@@ -11,20 +10,11 @@ from memopt.passes.eliminate_copies import EliminateCopies
 from memopt.passes.fuse_norm import FuseNorm
 from memopt.passes.merge_common import MergeCommon
 from tests.passes.build import capture_joint
-from tests.support import apply, capture, run
+from tests.support import Apply, apply, capture, run
 from tests.support import targets as all_targets
 
 FUSED = "aten.native_layer_norm.default"
 N = 24
-
-
-class Apply(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
 
 
 def normal(*shape, seed=0, dtype=torch.float32):
