@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from memopt.errors import first_line
 from memopt.program import Input, InputKind, Output, Program
 from memopt.xla.legalize import where
 from memopt.xla.lower import VARIED, Lowered, lower, precision
@@ -103,8 +104,7 @@ def to_artifact(
         except LowerError:
             raise
         except Exception as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise LowerError(f"the program cannot be exported: {reason[0]}") from error
+            raise LowerError(f"the program cannot be exported: {first_line(error)}") from error
     return Artifact(
         exported,
         tuple(program.inputs[index] for index in taken if index < len(program.inputs)),

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from memopt.errors import first_line
 from memopt.program import fake_mode, is_random, source_line
 from memopt.xla import attention, elementwise, layers, random, reductions, shapes
 from memopt.xla.table import LOWERINGS, LowerError
@@ -167,7 +168,7 @@ def _written_out(node: fx.Node) -> fx.GraphModule | None:
                 *values
             )
     except Exception as error:
-        raise LowerError(f"{where(node)} has no form under XLA: {str(error).splitlines()[0]}") from error
+        raise LowerError(f"{where(node)} has no form under XLA: {first_line(error)}") from error
     for step in written.graph.nodes:
         if step.target is target:
             return None  # the decomposition leaves this form of the operator as it is

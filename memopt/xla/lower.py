@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from memopt.errors import first_line
 from memopt.program import Program, is_random, tensors_of
 from memopt.xla.legalize import legalize, torchax_lowering, where
 from memopt.xla.table import LOWERINGS, WITH_CONTEXT, Context, LowerError, jax_dtype, random_key
@@ -202,8 +203,7 @@ class _Walker:
         except LowerError as error:
             raise error if str(node.target) in str(error) else LowerError(f"{where(node)}: {error}") from None
         except Exception as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise LowerError(f"{where(node)} cannot be lowered: {reason[0]}") from error
+            raise LowerError(f"{where(node)} cannot be lowered: {first_line(error)}") from error
 
 
 def _constant(module: fx.GraphModule, node: fx.Node) -> Any:
