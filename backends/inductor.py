@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
+from torch._inductor import config as inductor_config
 from torch._inductor.exc import InductorError
 from torch._inductor.virtualized import V
 
@@ -19,8 +20,8 @@ from memopt.backends.choose import Bind, Chooser, within_budget
 from memopt.backends.inductor_fusion import InductorFusion, realize
 from memopt.backends.inductor_halves import Halves
 from memopt.backends.inductor_inference import InductorInference, uses_libraries, watching
-from memopt.backends.inductor_order import KeepOrder
-from memopt.backends.inductor_partition import IN_ORDER, Partition, compile_training, saved_bytes
+from memopt.backends.inductor_order import ADDED, KeepOrder
+from memopt.backends.inductor_partition import ADDED_IN_ORDER, IN_ORDER, Partition, compile_training, saved_bytes
 from memopt.backends.inductor_replay import ReplayError, measured_workspace
 from memopt.backends.inductor_settled import Settled, SettledSteps, key_of
 from memopt.backends.static import StaticBackend
@@ -41,6 +42,9 @@ from memopt.step.planner import GraphPeaks
 _PLANS = 4
 # A plan that leaves more than this share of the budget unused, and recomputes, is tried once more with more room.
 _SLACK = 0.04
+# A buffer that waits for another of its size is alive meanwhile (the allocator reuses memory as well), and the order is
+# chosen anew by a count of bytes that knows of no sum that takes the memory of its operand.
+_AS_PLANNED = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False}
 
 
 class InductorBackend(Engine):
@@ -214,7 +218,10 @@ class _Training:
                     break
             elif best is not None or not session.one_graph or not session.feasible:
                 break
-            session.correction = attempt.saving - max(0, attempt.excess) // 8
+            correction = attempt.saving - max(0, attempt.excess) // 8
+            if correction == session.correction:
+                break  # the plan would be the same
+            session.correction = correction
         if best is not None and best is not attempt and best.peaks is not None:
             session.emitted(self.hooks.captured, best.peaks)
         return best
@@ -232,9 +239,14 @@ class _Training:
                 if not session.search:
                     found = self._torch_partition(joint, joint_inputs, **options)
                     if found is not None:
+                        if session.lowering:
+                            policy.enter_context(V.set_choices_handler(KeepOrder(added_only=True)))
+                            policy.enter_context(inductor_config.patch(_AS_PLANNED))
+                            partition.token = ADDED_IN_ORDER
                         return found
                     session.search, session.lowering = True, ()
                 policy.enter_context(V.set_choices_handler(KeepOrder()))
+                policy.enter_context(inductor_config.patch(_AS_PLANNED))
                 partition.token = IN_ORDER
                 return self._planned_partition(joint, joint_inputs, **options)
 
@@ -303,7 +315,7 @@ class _Training:
         program = self.hooks.rewrite(joint, forward_outputs)
         assert self.hooks.captured is not None
         module = constants_to_attributes(program)
-        _keep_in_backward(module, {node.name for node in self.hooks.captured.graph.nodes})
+        _mark_added(module, {node.name for node in self.hooks.captured.graph.nodes})
         # What a rewrite computes twice on purpose is not to be merged again.
         with functorch_config.patch(cse=functorch_config.cse and not self.session.lowering):
             forward, backward = partitioners.min_cut_rematerialization_partition(
@@ -315,11 +327,13 @@ class _Training:
         return forward, backward
 
 
-def _keep_in_backward(module: fx.GraphModule, known: Container[str]) -> None:
-    """Tell torch's partitioner that what rewrites have added to backward, nodes that are not `known`, stays there."""
+def _mark_added(module: fx.GraphModule, known: Container[str]) -> None:
+    """Mark what rewrites have added, nodes that are not `known`; torch's partitioner is to leave it in its half."""
     for node in module.graph.nodes:
-        if node.meta.get("phase") is Phase.BACKWARD and node.name not in known:
-            node.meta["partitioner_tag"] = "must_be_in_backward"
+        if node.op == "call_function" and node.name not in known:
+            node.meta[ADDED] = True
+            if node.meta.get("phase") is Phase.BACKWARD:
+                node.meta["partitioner_tag"] = "must_be_in_backward"
 
 
 def missing_compiler(device: torch.device) -> str | None:

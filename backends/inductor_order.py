@@ -8,6 +8,9 @@ from typing import Any
 from torch._inductor.choices import InductorChoices
 from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, Scheduler
 
+# In the meta of a node that a rewrite has put into the graph.
+ADDED = "memopt_added"
+
 
 class KeepOrder(InductorChoices):
     """Refuses a fusion of two nodes with a library call, a matrix product say, between them.
@@ -16,8 +19,15 @@ class KeepOrder(InductorChoices):
     would be alive together with what it was planned apart from.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, added_only: bool = False) -> None:
+        """Make a policy.
+
+        Args:
+            added_only: refuse only where both nodes compute something that a rewrite has put into the graph (`ADDED`):
+                chunks of a loss, say, which are of no use where all of them run at once.
+        """
         super().__init__()
+        self._added_only = added_only
         self._calls: list[int] = []
         self._scheduler: int | None = None
 
@@ -41,6 +51,8 @@ class KeepOrder(InductorChoices):
 
     def _apart(self, scheduler: Scheduler, node1: BaseSchedulerNode, node2: BaseSchedulerNode) -> bool:
         """Whether a library call stands between the two, in the order in which they were planned."""
+        if self._added_only and not (_is_added(node1) and _is_added(node2)):
+            return False
         early, late = sorted((int(node1.min_order), int(node2.min_order)))
         calls = self._orders(scheduler)
         return bisect.bisect_right(calls, early) < bisect.bisect_left(calls, late)
@@ -53,3 +65,8 @@ class KeepOrder(InductorChoices):
                 int(node.min_order) for node in scheduler.nodes if isinstance(node, ExternKernelSchedulerNode)
             )
         return self._calls
+
+
+def _is_added(node: BaseSchedulerNode) -> bool:
+    operations = (part.node for part in node.get_nodes())
+    return any(ADDED in origin.meta for made in operations if made is not None for origin in made.get_origins())

@@ -12,8 +12,8 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from memopt.program import tensors_of
 
-# What tells code that is fused in the plan's order from other code of the same graph.
-IN_ORDER, IN_ANY_ORDER = b"memopt, in order", b"memopt"
+# What tells code that is fused in the plan's order, or in a rewrite's, from other code of the same graph.
+IN_ORDER, ADDED_IN_ORDER, IN_ANY_ORDER = b"memopt, in order", b"memopt, rewrites in order", b"memopt"
 
 
 class Partition(CustomPartitionerFn):

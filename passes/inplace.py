@@ -1,4 +1,4 @@
-"""Inplace: an element-wise result takes the storage of an operand that dies there."""
+"""Inplace: a result takes the storage of an operand that dies there and is read index by index."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _MOST_REFUSALS = 50
 
 _aten = torch.ops.aten
 _UNTAGGED = (_aten.hardswish.default, _aten.masked_fill.Tensor)  # element-wise, though torch does not say so
+_SUMS = (_aten.addmm.default,)  # element-wise in the first operand only
 _OUT_OVERLOADS = {
     _aten.elu_backward.default: _aten.elu_backward.grad_input,
     _aten.gelu_backward.default: _aten.gelu_backward.grad_input,
@@ -41,15 +42,17 @@ class Inplace(Pass):
 
     Algebra: result[i] = f(x[i], ...) reads index i of its operands only, so it may be written to x's memory index by
     index, if nobody reads x afterwards. The graph stays functional: `meta["inplace"] = 0` says that the result takes
-    the storage of argument 0, and a backend that follows it calls the overload that `inplace_overload` gives.
+    the storage of argument 0, and a backend that follows it calls the overload that `inplace_overload` gives. A matrix
+    product that is added to x reads x so, and its factors in another way.
 
     A node is annotated when
 
-    1. its operator is element-wise, draws no random numbers, and has an in-place form (see `inplace_overload`);
+    1. its operator is element-wise, or `addmm`, draws no random numbers, and has an in-place form (see
+       `inplace_overload`);
     2. its result has the shape, strides, dtype and device of argument 0, which fills its whole storage without overlap;
     3. no later node reads any value in that storage: views, items of multiple results and values that took the same
        storage before are found by the identity of storages, not by names;
-    4. other arguments in the same storage have the same geometry (`x * x`, never `x + x.t()`).
+    4. other arguments in the same storage have the same geometry (`x * x`, never `x + x.t()`); of `addmm` none is.
 
     Refused, with the reason, for nodes that meet 1 and 2: the storage belongs to an input (of any kind) or to an
     output, is read later, is read by the node itself in another geometry, or was made in forward while the node is in
@@ -96,11 +99,11 @@ def takes_storage(node: fx.Node) -> fx.Node | None:
 
 @functools.cache
 def inplace_overload(target: object) -> Callable[..., Any] | None:
-    """What computes an element-wise operator's result over its first argument, called with the same arguments.
+    """What computes an operator's result over its first argument, called with the same arguments.
 
     An in-place overload whose arguments are the same in name, type and order: `aten.relu_.default` for
     `aten.relu.default`; for backward formulas and maximum, which have none, their out= overload (see `WriteOver`). None
-    when `target` is not element-wise, draws random numbers, or has neither.
+    when `target` is not element-wise (nor `addmm`), draws random numbers, or has neither.
     """
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return None
@@ -108,7 +111,7 @@ def inplace_overload(target: object) -> Callable[..., Any] | None:
         return WriteOver(_OUT_OVERLOADS[target])
     if torch.Tag.nondeterministic_seeded in target.tags:
         return None
-    if torch.Tag.pointwise not in target.tags and target not in _UNTAGGED:
+    if torch.Tag.pointwise not in target.tags and target not in (*_UNTAGGED, *_SUMS):
         return None
     packet = getattr(getattr(torch.ops, target.namespace), target._opname + "_", None)
     overloads = (getattr(packet, name) for name in packet.overloads()) if packet is not None else ()
@@ -225,7 +228,11 @@ class _Finder:
         geometry = _geometry(tensors_of(operand)[0])
         for other in node.all_input_nodes:
             for tensor, index in zip(tensors_of(other), self.aliasing.of[other], strict=True):
-                if self._storage(index) == storage and _geometry(tensor) != geometry:
+                if self._storage(index) != storage:
+                    continue
+                if node.target in _SUMS and other in node.args[1:]:
+                    return f"it multiplies the memory of {operand.name} too, through {other.name}"
+                if _geometry(tensor) != geometry:
                     return f"it reads the memory of {operand.name} in another order too, through {other.name}"
         return None
 

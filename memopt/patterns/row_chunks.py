@@ -181,17 +181,26 @@ class _Half:
     # -- all chunks ----------------------------------------------------------------------------------------------
 
     def _added(self, node: fx.Node, before: list[fx.Node], made: fx.Node) -> fx.Node:
-        """The sum over the chunks so far; in float32 where the value is of half precision."""
+        """The sum over the chunks so far; in float32 where the value is of half precision.
+
+        A weight's gradient is in memory before the next chunk: else Inductor keeps the products of all chunks, and adds
+        them up where the sum is read.
+        """
         product, half = made.target is aten.mm.default, node.meta["val"].dtype in HALVES
-        if not before and product and half:
-            return self._call(node, _CONVERT, (made, torch.float32), {}, "wide")
         if not before:
-            return made
+            wide = self._call(node, _CONVERT, (made, torch.float32), {}, "wide") if product and half else None
+            return made if wide is None else self._running(node, wide)
         if product and not half:
             operands = made.args
             self.graph.erase_node(made)
             return self._call(node, aten.addmm.default, (before[0], *operands), {}, "sum")
-        return self._call(node, aten.add.Tensor, (before[0], made), {}, "sum")
+        added = self._call(node, aten.add.Tensor, (before[0], made), {}, "sum")
+        return self._running(node, added) if product else added
+
+    def _running(self, node: fx.Node, total: fx.Node) -> fx.Node:
+        """The sum so far of a matrix, as it stands in memory: a view that Inductor cannot look through."""
+        shape = list(node.meta["val"].shape)
+        return self._call(node, aten.as_strided.default, (total, shape, [shape[1], 1]), {}, "running")
 
     def _put_together(self, node: fx.Node, pieces: list[fx.Node]) -> fx.Node:
         value, recipe = node.meta["val"], self.region.recipes[node]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
 import memopt
+from memopt.backends.inductor_halves import Halves
 from tests.end_to_end import build, gradients, resident_bytes, restorer, step
 
 pytestmark = [
@@ -122,6 +125,22 @@ def test_torch_s_own_cut_of_the_chunked_loss_comes_before_any_plan():
     assert all(record.evidence for record in report.passes if record.name == "chunk_loss"), "and it was proved"
 
 
+def test_a_weight_s_gradient_in_chunks_is_one_running_sum():
+    """Of no chunk but the present one are there logits, or a product that is yet to be added."""
+    torch.manual_seed(0)
+    model = memopt.models.build("llama_1b", tiny=True, vocabulary=8192, width=128).to(torch.bfloat16)
+    inputs = model.example_inputs(64, labels=True)
+    peak = measured(torch.compile(model), model, inputs)
+    torch._dynamo.reset()
+    restore = restorer(model)
+    compiled = memopt.compile(model, int(peak * 0.7), backend="inductor")
+    step(compiled, inputs)
+    restore()
+    taken = {record.name: len(record.changes) for record in compiled.report.passes}
+    assert taken["chunk_loss"] == 1 and "checkpoint" not in taken, "nothing else is computed twice"
+    assert measured(compiled, model, inputs) <= peak * 0.7
+
+
 class Broken(nn.Module):
     """Two graphs, by a graph break, each with something to recompute."""
 
@@ -146,7 +165,14 @@ def test_several_graphs_share_the_budget():
     assert len(report.programs) == 2
 
 
-def test_what_no_code_keeps_runs_operator_by_operator_and_says_so():
+def test_what_no_code_keeps_runs_operator_by_operator_and_says_so(monkeypatch):
+    peaks = Halves.peaks
+
+    def more(self, program, workspace):
+        found = peaks(self, program, workspace)
+        return dataclasses.replace(found, backward=2 * found.backward)
+
+    monkeypatch.setattr(Halves, "peaks", more)
     model, inputs = without_dropout("gpt2")
     expected = eager_gradients(model, inputs)
     torch._dynamo.reset()

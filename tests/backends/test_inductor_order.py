@@ -9,12 +9,15 @@ from torch._inductor.choices import InductorChoices
 from torch._inductor.scheduler import ExternKernelSchedulerNode
 from torch._inductor.virtualized import V
 
-from memopt.backends.inductor_order import KeepOrder
+from memopt.backends.inductor_order import ADDED, KeepOrder
 
 
-def node(order, *, library=False):
+def node(order, *, library=False, added=False):
     made = object.__new__(ExternKernelSchedulerNode) if library else SimpleNamespace()
     made.min_order = order
+    if not library:
+        origin = SimpleNamespace(meta={ADDED: True} if added else {})
+        made.get_nodes = lambda: [SimpleNamespace(node=SimpleNamespace(get_origins=lambda: [origin]))]
     return made
 
 
@@ -35,6 +38,14 @@ def test_nodes_are_fused_only_where_no_call_stands_between(kind):
     assert not fuse(planned, node(4), node(1), 0)
     assert fuse(planned, node(1), node(2), 0) and fuse(planned, node(4), node(6), 0)
     assert fuse(planned, node(3), node(5), 0), "the call itself and its reader"
+
+
+@pytest.mark.parametrize("kind", ["can_fuse_horizontal", "can_fuse_vertical"])
+def test_what_rewrites_added_alone_may_be_kept_apart(kind):
+    fuse, planned = getattr(KeepOrder(added_only=True), kind), scheduler(3)
+    assert not fuse(planned, node(1, added=True), node(4, added=True), 0)
+    assert fuse(planned, node(1, added=True), node(4), 0) and fuse(planned, node(1), node(4), 0)
+    assert fuse(planned, node(1, added=True), node(2, added=True), 0)
 
 
 def test_what_inductor_refuses_stays_refused(monkeypatch):

@@ -125,6 +125,25 @@ def test_the_same_tensor_twice():
     check(lambda x: ((lambda y: torch.addcmul(y, y, y))(x @ x),), S, expected={"addcmul": "mm"})
 
 
+def test_a_product_that_is_added_to_a_sum():
+    check(lambda x: (torch.addmm(x @ x, x, x),), S, expected={"addmm": "mm"})
+    check(lambda x: (torch.addmm(torch.addmm(x @ x, x, x), x, x, beta=0.5),), S,
+          expected={"addmm": "mm", "addmm_1": "addmm"})  # fmt: skip
+    check(
+        lambda x: ((lambda y: torch.addmm(y, y, x))(x @ x),),
+        S,
+        expected={},
+        reasons={"addmm": "it multiplies the memory of mm too, through mm"},
+    )
+    check(
+        lambda x: ((lambda y: torch.addmm(y, x, y.t()))(x @ x),),
+        S,
+        expected={},
+        reasons={"addmm": "it multiplies the memory of mm too, through t"},
+    )
+    check(lambda x: (torch.addmm((x @ x)[0], x, x),), S, expected={})
+
+
 def test_operators_that_need_another_form():
     check(
         lambda x: (torch.pow(torch.nn.functional.hardswish(x @ x), 2),),
