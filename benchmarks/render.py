@@ -19,7 +19,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.render_compare import brief_compare_table, compare_table  # noqa: E402 - found once the root is on the path
+from benchmarks.render_budgets import budgets_table  # noqa: E402 - found once the root is on the path
+from benchmarks.render_compare import brief_compare_table, compare_table  # noqa: E402
 from benchmarks.render_conversions import (  # noqa: E402
     conversions_table,
     material_table,
@@ -276,6 +277,7 @@ TABLES = {
     "training": training_table,
     "optimizers": optimizers_table,
     "arena": arena_table,
+    "budgets": budgets_table,
     "compare": compare_table,
     "onnx": onnx_table,
 }
