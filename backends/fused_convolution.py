@@ -37,6 +37,10 @@ _library.define(  # type: ignore[no-untyped-call]
 )
 
 
+# By the nodes of a layer: its weight with the batch norm's scale, and the vector to be added after.
+Made = dict[tuple[Any, ...], tuple[fx.Node, torch.Tensor | None]]
+
+
 # `geometry` is the rest of the operator's arguments: stride, padding, dilation, groups.
 
 
@@ -195,8 +199,9 @@ def fuse_convolutions(program: Program, worth: Callable[[Program, Fusion], bool]
     """
     new = program.copy()
     fusions = [fusion for fusion in find_fusions(new) if worth is None or worth(new, fusion)]
+    made: Made = {}
     for fusion in fusions:
-        new = _fuse(new, fusion)
+        new = _fuse(new, fusion, made)
     norms = [node for node in new.calls if node.target is _NORM and _is_plain(new, node)]
     for norm in norms:
         new = _multiply_and_add(new, norm)
@@ -215,14 +220,14 @@ def _scale_and_shift(program: Program, norm: fx.Node, bias: Any = None) -> tuple
     return scale_and_shift(norm, read, () if bias is None else (read(bias),))
 
 
-def _fuse(program: Program, fusion: Fusion) -> Program:
+def _fuse(program: Program, fusion: Fusion, made: Made) -> Program:
     graph, call = program.graph, fusion.main.convolution
     added = fusion.added and _other(fusion)
     bias = call.args[2]
-    program, weight, shift = _without_norm(program, fusion.main, fusion.relu)
+    program, weight, shift = _without_norm(program, fusion.main, fusion.relu, made)
     if fusion.side is not None:
         side = fusion.side.convolution
-        program, side_weight, side_shift = _without_norm(program, fusion.side, side)
+        program, side_weight, side_shift = _without_norm(program, fusion.side, side, made)
         assert shift is not None and side_shift is not None
         shift = shift + side_shift
         with graph.inserting_before(side):
@@ -247,17 +252,22 @@ def _other(fusion: Fusion) -> Any:
     return next(operand for operand in source.args if operand is not fusion.main.value)
 
 
-def _without_norm(program: Program, branch: _Branch, where: fx.Node) -> tuple[Program, fx.Node, torch.Tensor | None]:
+def _without_norm(
+    program: Program, branch: _Branch, where: fx.Node, made: Made
+) -> tuple[Program, fx.Node, torch.Tensor | None]:
     """The weight of a convolution, scaled by nodes before `where` if a batch norm follows; and what its result takes.
 
-    The vector to be added to the result is in float64, and None where it is not known.
+    The vector to be added to the result is in float64, and None where it is not known. What was made for the same
+    layer before, for another chunk of the batch, serves again.
     """
     call, norm = branch.convolution, branch.norm
     weight: Any = call.args[1]
     if norm is None:
         with program.graph.inserting_before(where):
             return program, _channels_last(program.graph, weight), _known_bias(program, call)
-    value = weight.meta["val"]
+    value, layer = weight.meta["val"], (weight, call.args[2], norm.args[1:5], norm.args[-1])
+    if layer in made:
+        return program, *made[layer]
     scale, shift = _scale_and_shift(program, norm, call.args[2])
     factor, program = add_constant(program, f"{call.name}_scale", scale.float().reshape(-1, 1, 1, 1))
     graph = program.graph
@@ -266,6 +276,7 @@ def _without_norm(program: Program, branch: _Branch, where: fx.Node) -> tuple[Pr
         product = graph.call_function(aten.mul.Tensor, (wide, factor))
         narrow = graph.call_function(_CAST, (product, value.dtype))
         result = _channels_last(graph, narrow, value)
+    made[layer] = result, shift
     return program, result, shift
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from torch._inductor.exc import InductorError
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.backends.aten import Boxed
+from memopt.backends.chunked import ChunkedCode, NotInPieces, is_chunked
 from memopt.backends.cuda_graph import Replay
 from memopt.backends.fused_convolution import Worth, find_fusions, fuse_convolutions, read_by
 from memopt.backends.inputs import UserInputs
@@ -54,7 +56,7 @@ class InductorFunction:
         self.no_graph = _reason_against(program, turns.device, graphs)
         self._split = None if self.no_graph else split_tail(program, _compiled_module)
         self._head = program if self._split is None else self._split.head
-        self._code = _lowered(self._head.copy().graph_module)
+        self._code = _code_of(self._head)
         if not self.no_graph:
             finish = None if self._split is None else self._split.finish
             self._replay = Replay(self._run, self._inputs.positions, finish=finish, tune=tune)
@@ -148,6 +150,14 @@ def watching(program: Program) -> Program:
     return dataclasses.replace(program, baked=program.baked | read_by(program) | read_by_products(program))
 
 
+def _code_of(program: Program) -> Callable[..., Sequence[Any]]:
+    """The program's code; in pieces where it runs in chunks."""
+    if is_chunked(program):
+        with contextlib.suppress(NotInPieces):
+            return ChunkedCode(program, _lowered_boxed)
+    return _lowered(program.copy().graph_module)
+
+
 def _reason_against(program: Program, device: torch.device, graphs: bool) -> str:
     if device.type != "cuda" or not graphs:
         return "there is none on this device" if graphs else "none was asked for"
@@ -171,8 +181,38 @@ def _has_odd_columns(module: fx.GraphModule) -> bool:
     return any(value.is_cuda and value.shape[-1] * value.element_size() % _ALIGNED for value in made)
 
 
-def _lowered(module: fx.GraphModule, settings: Mapping[str, Any] | None = None) -> Callable[..., Sequence[Any]]:
+def _lowered_boxed(module: fx.GraphModule) -> Boxed:
+    """The code of a functional graph, which may write to its last inputs, without what AOTAutograd puts around it.
+
+    Called so, it lets go of its inputs while it runs. That holds where it takes and returns what the graph does; else
+    the whole is taken.
+    """
+    inner: list[tuple[fx.GraphModule, Boxed]] = []
+
+    def compile_inner(traced: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        compiled: Any = inductor.compile_fx_inner(traced, inputs, **options)
+        inner.append((traced, compiled))
+        return compiled
+
+    taken, returned = _ends(module)
+    whole = _lowered(module, inner_compile=compile_inner)
+    if len(inner) == 1 and _ends(inner[0][0]) == (taken, returned):
+        return inner[0][1]
+    return lambda args: whole(*args)
+
+
+def _ends(module: fx.GraphModule) -> tuple[int, int]:
+    """How many inputs and outputs a graph has."""
+    inputs = sum(node.op == "placeholder" for node in module.graph.nodes)
+    return inputs, len(module.graph.output_node().args[0])  # type: ignore[arg-type]
+
+
+def _lowered(
+    module: fx.GraphModule,
+    settings: Mapping[str, Any] | None = None,
+    inner_compile: Callable[..., Any] = inductor.compile_fx_inner,
+) -> Callable[..., Sequence[Any]]:
     inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     with torch._guards.tracing(None), torch.no_grad():
-        compiled: Any = inductor.compile_fx(module, inputs, config_patches=dict(settings or {}))
+        compiled: Any = inductor.compile_fx(module, inputs, inner_compile, config_patches=dict(settings or {}))
     return compiled  # type: ignore[no-any-return]
