@@ -17,6 +17,7 @@ from torch._inductor.virtualized import V
 
 from memopt.backends.aten import AtenBackend, Boxed, emit, lower_inference
 from memopt.backends.choose import Bind, Chooser, within_budget
+from memopt.backends.chunked import is_chunked, timeline_in_pieces
 from memopt.backends.inductor_fusion import InductorFusion, realize
 from memopt.backends.inductor_halves import Halves
 from memopt.backends.inductor_inference import InductorInference, uses_libraries, watching
@@ -99,10 +100,14 @@ class InductorBackend(Engine):
         return WatchedProgram(watching(program), lambda state: watching(rewrite(state)), choose)
 
     def timeline(self, program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:
-        """The memory of an inference program's operators; where there is a choice, in the arena that may run them."""
-        if self._beside is not None and not program.training:
-            return self._beside.timeline(program, workspace)
-        return super().timeline(program, workspace)
+        """The memory of an inference program's operators, in pieces where it runs in chunks; or in the arena beside."""
+        own = timeline_in_pieces if is_chunked(program) else super().timeline
+        if self._beside is None or program.training:
+            return own(program, workspace)
+        arena = self._beside.timeline(program, workspace)
+        if not is_chunked(program):
+            return arena
+        return min(arena, own(program, workspace), key=lambda line: line.peak_bytes)
 
     def fusion(self, table: CostTable) -> InductorFusion:
         """What Inductor's kernels fuse away."""

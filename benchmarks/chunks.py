@@ -111,14 +111,14 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--budget", help=argparse.SUPPRESS)
-    parser.add_argument("--lock", help=argparse.SUPPRESS)
+    parser.add_argument("--lock", help="a file that only one row of several runs holds while it is timed")
     given = parser.parse_args()
     if given.budget is not None:
         print(json.dumps(row(given)))
         return
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, *sys.argv[1:], "--lock", os.path.join(folder, "lock")]
+        command = [sys.executable, __file__, *sys.argv[1:], "--lock", given.lock or os.path.join(folder, "lock")]
         budgets = given.budgets.split(",")
         children = [subprocess.Popen([*command, "--budget", b], stdout=subprocess.PIPE, text=True) for b in budgets]
         for budget, child in zip(budgets, children, strict=True):
