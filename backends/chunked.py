@@ -223,7 +223,7 @@ class _Cut:
     def _write(self, whole: fx.Node) -> None:
         """Have the chunks write their values where they belong."""
         parts: Any = whole.args[0]
-        dim = (whole.args[1] if len(whole.args) > 1 else 0) % whole.meta["val"].dim()  # type: ignore[operator]
+        dim = (whole.args[1] if len(whole.args) > 1 else 0) % whole.meta["val"].dim()
         start = 0
         for part in parts:
             piece = self._piece.get(part)
@@ -267,7 +267,7 @@ def _graph_of(piece: _Piece) -> tuple[str, fx.Graph]:
         nodes[node] = graph.placeholder(f"read_{len(nodes)}")
         nodes[node].meta["val"] = node.meta["val"]
         text.append(describe(node.meta["val"]))
-    places = []
+    places: list[tuple[fx.Node, fx.Node]] = []
     for node, slot in piece.writes:
         place = graph.placeholder(f"place_{len(places)}")
         place.meta["val"] = slot.of(slot.node.meta["val"])

@@ -131,7 +131,9 @@ def main() -> None:
         print(text(found))
     if given.json is not None:
         settings = {"model": given.model, "dtype": given.dtype, "sizes": SIZES, "freeze": given.freeze}
-        given.json.write_text(json.dumps({"environment": environment(given.device), **settings, "rows": rows}, indent=1))
+        given.json.write_text(
+            json.dumps({"environment": environment(given.device), **settings, "rows": rows}, indent=1)
+        )
 
 
 def text(found: dict[str, Any]) -> str:

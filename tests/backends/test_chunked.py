@@ -7,7 +7,7 @@ from torch import nn
 import memopt
 from memopt.backends import fused_convolution
 from memopt.backends.aten import emit
-from memopt.backends.chunked import ChunkedCode, NotInPieces, is_chunked
+from memopt.backends.chunked import ChunkedCode, NotInPieces, is_chunked, timeline_in_pieces
 from memopt.backends.inductor_inference import InductorInference, _lowered_boxed
 from memopt.memory.measure import measure
 from memopt.pass_manager import PassManager
@@ -104,6 +104,16 @@ def test_what_is_read_last_in_a_piece_may_be_freed_in_it():
     x = torch.randn(64, 512)
     assert measure(lambda: code(x), device=x.device).peak_bytes <= 2 * 16 * x.nbytes + x.nbytes
     torch.testing.assert_close(code(x), list(program.run(x)))
+
+
+@pytest.mark.parametrize("chunks", [2, 4, 8])
+def test_the_memory_of_pieces_is_what_is_measured(chunks):
+    program = trace(lambda x: (x.repeat(1, 16).sin().cos().exp().amax(1).exp().sin(),), torch.randn(64, 512))
+    divided = in_chunks(program, Stretch(0, 3, chunks))
+    code, x = ChunkedCode(divided, emit), torch.randn(64, 512)
+    predicted, measured = timeline_in_pieces(divided).peak_bytes, measure(lambda: code(x), device=x.device).peak_bytes
+    wide = 16 * x.nbytes // chunks
+    assert abs(measured - predicted) <= wide  # a result is written into the whole, or beside it first
 
 
 def test_several_stretches_and_what_lies_between():
