@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from memopt.onnx.edit import Edit
 from memopt.onnx.match import Match, find
-from memopt.onnx.read import argument, attribute, constant, dims, is_standard, label, producer, scalar
+from memopt.onnx.read import argument, attribute, constant, dims, is_standard, label, opset, producer, scalar
 from memopt.onnx.symbolic import Symbols
 from memopt.rewrite import Refused
 
@@ -38,8 +38,8 @@ class Attention:
         return Match({}, self.nodes).outside_user()
 
 
-def attention(node: ir.Node) -> Attention | None:
-    """The attention whose last product this MatMul is; None when it is none.
+def attention(node: ir.Node, version: int) -> Attention | None:
+    """The attention whose last product this MatMul is, in a model of this operator set; None when it is none.
 
     A guard that turns NaN in the softmax into 0 is left out: it matters for rows that are masked throughout.
 
@@ -58,7 +58,8 @@ def attention(node: ir.Node) -> Attention | None:
     if softmax is None or v is None:
         return None
     rank = len(dims(softmax.outputs[0]) or ())
-    if rank != 4 or attribute(softmax, "axis", -1) not in (-1, 3):
+    # Before operator set 13 a Softmax went over its axis and all behind it, by default over all but the first.
+    if rank != 4 or attribute(softmax, "axis", -1 if version >= 13 else 1) not in (-1, 3):
         return None
     nodes.append(softmax)
     added = producer(softmax.inputs[0], "Add")
@@ -97,7 +98,9 @@ def _unscaled(value: ir.Value | None, nodes: list[ir.Node]) -> tuple[ir.Value | 
     for place in (1, 0) if node.op_type == "Mul" else (1,):
         number = scalar(argument(node, place))
         array = constant(argument(node, place))
-        if number is not None and array is not None and array.ndim <= 1:
+        if number is None or array is None or array.ndim > 1:
+            continue
+        if node.op_type == "Mul" or number != 0:
             nodes.append(node)
             return node.inputs[1 - place], number if node.op_type == "Mul" else 1.0 / number
     return value, 1.0
@@ -117,12 +120,12 @@ def _is_finite(mask: ir.Value) -> bool:
 
 def fuse_each(edit: Edit, fuse: Callable[[Edit, ir.Node, Attention, Symbols], None]) -> None:
     """Offer every attention of the main graph, in order; what `fuse` raises as Refused becomes a refusal."""
-    symbols = Symbols(edit.model)
+    symbols, version = Symbols(edit.model), opset(edit.model)
     for node in list(edit.model.graph):
         if node.graph is None or not is_standard(node, "MatMul"):
             continue
         try:
-            found = attention(node)
+            found = attention(node, version)
             if found is not None:
                 fuse(edit, node, found, symbols)
         except Refused as reason:

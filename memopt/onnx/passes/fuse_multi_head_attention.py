@@ -25,7 +25,7 @@ class FuseMultiHeadAttention(OnnxRuntimePass):
     and turned heads first; softmax(scale · q kᵀ + mask) v is turned back and reshaped to [batch, length, heads ·
     features]. The operator does all of it, without the scores of all heads at once where it can.
 
-    Cases and refusals are those of `memopt.onnx.passes.fuse_attention`, from operator set 13 on, and:
+    Cases and refusals are those of `memopt.onnx.passes.fuse_attention`, but for the operator set, and:
         - The heads are not split off and joined so, as far as the shapes are known; values are not as wide as queries.
     """
 

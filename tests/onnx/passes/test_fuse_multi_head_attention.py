@@ -81,3 +81,21 @@ TURN = "t = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, t) p = Softmax(s) r = Mat
 )
 def test_refused(nodes: str, reason: str) -> None:
     assert reason in reasons(unchanged(PASS, given(nodes)))
+
+
+@pytest.mark.parametrize(
+    ("axis", "operator"), [("", False), ("<axis=1>", False), ("<axis=3>", True), ("<axis=-1>", True)]
+)
+def test_before_operator_set_13_a_softmax_goes_over_its_axis_and_all_behind_it(axis: str, operator: bool) -> None:
+    nodes = f"{TURNED} s = MatMul(q, t) p = Softmax{axis}(s) r = MatMul(p, v) {JOIN}"
+    older = model(f"({INPUTS}) => (float[B,S,8] y) {{ {nodes} }}", NUMBERS, opset=12)
+    if operator:
+        assert operators(apply(PASS, older)[0]) == ["MultiHeadAttention"]
+    else:
+        unchanged(PASS, older)
+
+
+def test_scores_over_zero_have_no_factor() -> None:
+    nodes = f"{TURNED} s = MatMul(q, t) e = Div(s, n) p = Softmax(e) r = MatMul(p, v) {JOIN}"
+    numbers = {**NUMBERS, "n": np.float32(0)}
+    unchanged(PASS, model(f"({INPUTS}) => (float[B,S,8] y) {{ {nodes} }}", numbers, opset=20))
