@@ -35,7 +35,10 @@ def _extra_share(plan: StepPlan) -> float:
 
 
 def joined(chosen: StepPlan, others: Sequence[StepPlan]) -> StepPlan:
-    """The chosen plan, with the least peak and the curve of all."""
+    """The chosen plan, with the least peak and the curve of all; where it is infeasible, with its own least peak.
+
+    That one was measured, where steps are: what other plans are said to need may be less than they take.
+    """
     points = [*chosen.curve]
     points += [dataclasses.replace(point, chosen=False) for other in others for point in other.curve]
     fastest = min((point.seconds for point in points), default=0.0)
@@ -43,7 +46,7 @@ def joined(chosen: StepPlan, others: Sequence[StepPlan]) -> StepPlan:
         dataclasses.replace(point, extra=point.seconds / fastest - 1 if fastest > 0 else 0.0) for point in points
     ]
     curve: tuple[CurvePoint, ...] = monotone(rebased)
-    minimum = min(plan.minimum_bytes for plan in (chosen, *others))
+    minimum = min(plan.minimum_bytes for plan in (chosen, *others)) if chosen.feasible else chosen.minimum_bytes
     return dataclasses.replace(chosen, minimum_bytes=minimum, curve=curve)
 
 

@@ -230,8 +230,12 @@ class StepSearch:
             options += further
         index = 0 if acceptable(plans[0]) else cheapest(plans)
         planned, step = self._plan_within(options[index], room)
-        if not index and room is not None and step.feasible and measured_peak(planned, 0) > room:
+        if not index and not step.feasible and plans[0].feasible:
             index = 1 + cheapest(plans[1:])  # the plan without them does not keep the budget after all
+            planned, step = self._plan_within(options[index], room)
+        deepest = min(range(len(plans)), key=lambda number: plans[number].minimum_bytes)
+        if not step.feasible and index != deepest:
+            index = deepest
             planned, step = self._plan_within(options[index], room)
         chosen = options[index].passes
         others = [plan for number, plan in enumerate(plans) if number != index]
@@ -240,10 +244,14 @@ class StepSearch:
     # -- one option ----------------------------------------------------------------------------------------------
 
     def _plan_within(self, option: _Option, room: int | None) -> tuple[list[Planned], StepPlan]:
-        """Take a plan; plan for less while the measured step is above `room` bytes, or memory runs out in it."""
+        """Take a plan; plan for less while the measured step is above `room` bytes, or memory runs out in it.
+
+        Of a step that stays above it the deepest plan is returned, infeasible, its measured peak the least that is
+        known to be enough.
+        """
         target = room
         starved: tuple[list[Planned], StepPlan] | None = None
-        for _ in range(1 + _TIGHTENINGS):
+        for left in reversed(range(1 + _TIGHTENINGS)):
             step = self._planner(option).plan(target)
             if starved is not None and (not step.feasible or step.peak_bytes >= starved[1].peak_bytes):
                 return starved  # less is not to be had: what runs may have more room than the trial had
@@ -257,13 +265,15 @@ class StepSearch:
                 target = step.peak_bytes - step.peak_bytes // _STARVED
                 log.info("memory ran out in a step of %d bytes: planning again", step.peak_bytes)
                 continue
-            if room is None or target is None or not step.feasible:
+            if room is None or target is None:
                 break
-            over = measured_peak(planned, step.peak_bytes) - room
-            if over <= 0:
-                break
-            log.info("measured step is %d bytes over the budget: planning again", over)
-            target -= over + over // 4
+            taken = max(step.peak_bytes, measured_peak(planned, step.peak_bytes))
+            if taken <= room:  # though less was asked for
+                return planned, dataclasses.replace(step, feasible=True)
+            if not step.feasible:
+                return planned, dataclasses.replace(step, minimum_bytes=max(step.minimum_bytes, taken))
+            log.info("measured step is %d bytes over the budget: planning again", taken - room)
+            target = target - (taken - room) - (taken - room) // 4 if left > 1 else 0
         return planned, step
 
     def _option(self, passes: Sequence[Pass]) -> _Option:

@@ -84,6 +84,32 @@ def test_a_step_that_takes_more_than_predicted_is_planned_for_less():
     assert measured_peak(found.planned, 0) <= room
 
 
+def test_the_deepest_plan_is_tried_before_a_limit_is_refused():
+    """A step that takes more than predicted when little is recomputed, and as predicted when much is."""
+    deepest = make().plan(1).plan.minimum_bytes
+
+    def attempt(item):
+        slack = item.timeline.peak_bytes - deepest
+        return dataclasses.replace(item, measured=deepest + 3 * slack)
+
+    found = make(attempt).plan(deepest + 100)
+    assert found.plan.feasible and measured_peak(found.planned, 0) <= deepest + 100
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3])
+def test_a_refusal_names_what_a_measured_step_keeps(share):
+    def attempt(item):
+        return dataclasses.replace(item, measured=int(item.timeline.peak_bytes * (1 + share)))
+
+    least = make(attempt).plan(1).plan
+    predicted = make().plan(1).plan.minimum_bytes
+    assert not least.feasible and least.minimum_bytes == int(predicted * (1 + share))
+    for room in (predicted, int(least.minimum_bytes * 0.98), least.minimum_bytes, int(least.minimum_bytes * 1.02)):
+        found = make(attempt).plan(room)
+        assert found.plan.feasible == (room >= least.minimum_bytes)
+        assert found.plan.minimum_bytes <= room or not found.plan.feasible
+
+
 @pytest.mark.parametrize("share", [1.0, 0.7])
 def test_a_plan_is_applied_again_to_an_equal_program(share):
     search = make()
