@@ -25,6 +25,7 @@ from memopt.backends.inductor_order import ADDED, KeepOrder
 from memopt.backends.inductor_partition import ADDED_IN_ORDER, IN_ORDER, Partition, compile_training, saved_bytes
 from memopt.backends.inductor_replay import ReplayError, measured_workspace
 from memopt.backends.inductor_settled import Settled, SettledSteps, key_of
+from memopt.backends.inductor_trace import Trace
 from memopt.backends.static import StaticBackend
 from memopt.backends.watched import WatchedProgram
 from memopt.capture.dynamo import Hooks
@@ -76,7 +77,10 @@ class InductorBackend(Engine):
     ) -> Callable[..., Any]:
         """Lower one Dynamo graph: Inductor's own training pipeline with memopt's partition, or its inference one."""
         if hooks.needs_gradients and not hooks.dry:
-            return _Training(graph_module, example_inputs, hooks).compile()
+            if hooks.kept is None:
+                hooks.kept = _Training(graph_module, example_inputs, hooks)
+            training: _Training = hooks.kept
+            return training.compile()
         if hooks.needs_gradients:
             lowered: Any = compile_training(graph_module, example_inputs, _emit_only, Partition(hooks.partition))
             return lowered  # type: ignore[no-any-return]
@@ -131,6 +135,8 @@ class _Attempt:
 
 
 class _Training:
+    """One graph's lowering, under one limit after the other: what was too much for a limit is for a lower one."""
+
     def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> None:
         self.graph_module, self.example_inputs, self.hooks = graph_module, example_inputs, hooks
         self.session: Any = hooks.session
@@ -139,6 +145,8 @@ class _Training:
         self._key = ""  # of what settled the step, once its graph is there
         self._followed: Settled | None = None  # what settled it in another process, as long as it is followed
         self._first_plan: _Attempt | None = None  # made where torch's own cut was seen to be hopeless
+        self._trace = Trace()
+        self._before: Settled | None = None  # what the graph was settled with under a larger limit
 
     def compile(self) -> Callable[..., Any]:
         """Lower the step until its code keeps the budget.
@@ -147,16 +155,19 @@ class _Training:
             BudgetError: no plan keeps it, operator by operator either.
         """
         session = self.session
+        before = self._before or Settled(planned=False)
         attempt: _Attempt | None = None
         try:
-            if session.may_leave(self.hooks.graph_break):
-                session.search, session.correction = False, 0
+            session.correction = before.correction
+            if not before.planned and session.may_leave(self.hooks.graph_break):
+                session.search, session.lowering = False, session.lowering_called(before.lowering) or ()
                 attempt = self._unplanned()
             if attempt is None:
                 session.search, session.lowering = True, ()
                 attempt = self._search()
         finally:
             session.search, session.correction, session.lowering = True, 0, ()
+        self._before = None if attempt is None else attempt.settled
         if attempt is None:
             return self._operator_by_operator()
         if self._key and self._followed is None and attempt.fits:
@@ -257,12 +268,10 @@ class _Training:
 
             session.search, partition = planned, Partition(cut)
             try:
-                run = compile_training(self.graph_module, self.example_inputs, halves.compile, partition)
+                run = compile_training(self.graph_module, self.example_inputs, halves.compile, partition, self._trace)
             except InductorError as error:  # the graph may hold what this version of Inductor has no code for
                 session.note(f"Inductor has no code for this graph: {first_line(error)}")
                 return None
-            finally:
-                self.hooks.forget()
         captured = self.hooks.captured
         assert captured is not None
         settled = Settled(session.search, tuple(item.name for item in session.lowering), session.correction)
@@ -307,7 +316,7 @@ class _Training:
             self._followed, session.lowering = None, ()
             halves = self._torch_cut(joint, joint_inputs, **options)
         if halves is None and self._lowerings is None:
-            session.lowering = max(session.lowerings(), key=len, default=())
+            session.lowering = session.all_lowering()
             if not session.lowering or self._torch_cut(joint, joint_inputs, **options) is None:
                 self._lowerings = []  # none saves less than all of them
         while halves is None and self._next_lowering():

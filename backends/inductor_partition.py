@@ -10,6 +10,7 @@ from torch._functorch import config as functorch_config
 from torch._inductor import compile_fx as inductor
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
+from memopt.backends.inductor_trace import Trace
 from memopt.program import tensors_of
 
 # What tells code that is fused in the plan's order, or in a rewrite's, from other code of the same graph.
@@ -53,11 +54,19 @@ def _nothing_of_a_plan() -> None:
 
 
 def compile_training(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], inner: Callable[..., Any], partition: Partition
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    inner: Callable[..., Any],
+    partition: Partition,
+    trace: Trace | None = None,
 ) -> Any:
-    """Lower one Dynamo graph with `inner` as the compiler of each half, cut apart by the partition."""
+    """Lower one Dynamo graph with `inner` as the compiler of each half, cut apart by the partition.
+
+    A graph that is lowered several times is traced once, where each time is given the same `trace`.
+    """
     # Both halves are lowered at once, since a peak is that of both; torch's cache of joint graphs does not know plans.
-    with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False):
+    settings = functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False)
+    with settings, (trace or Trace()).kept():
         return inductor.compile_fx(
             fx.GraphModule(graph_module, graph_module.graph),
             example_inputs,

@@ -70,7 +70,10 @@ def torch_compile_backend(
         optimizer=chosen.footprint([v for v, k in zip(example_inputs, kinds, strict=True) if k is InputKind.PARAMETER]),
         trainable=sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.requires_grad),
     )
-    return chosen.engine.compile_captured(graph_module, example_inputs, hooks)
+    try:
+        return chosen.engine.compile_captured(graph_module, example_inputs, hooks)
+    finally:
+        hooks.forget()
 
 
 class _PerShape:

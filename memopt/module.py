@@ -343,8 +343,9 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
     def memopt(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         target = session.table.target
 
+        hooks = Hooks(session, graph_module, example_inputs)
+
         def lower() -> tuple[Callable[..., Any], Hooks]:
-            hooks = Hooks(session, graph_module, example_inputs)
             return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
 
         with session.timed("tracing"), attention_as_on(None if target is None else target.type):
@@ -352,6 +353,7 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
                 return lower_within(session, lower, example_inputs)
             finally:
                 session.forget_search()  # kept so far: a step that is lowered for less is not searched again
+                hooks.forget()
 
     return memopt
 

@@ -241,6 +241,10 @@ class Session(Account):
         """Sets of rewrites for `lowering`, for the step that was seen last, by its predicted time with them."""
         return self._search_kept[1].lowerings() if self._search_kept is not None else []
 
+    def all_lowering(self) -> tuple[Pass, ...]:
+        """All rewrites for `lowering` that change something of the step that was seen last."""
+        return self._search_kept[1].all_lowering() if self._search_kept is not None else ()
+
     def prove(self) -> None:
         """Prove the rewrites in `lowering`, with which the step that was seen last is to run."""
         if self._step is not None and self._search_kept is not None:

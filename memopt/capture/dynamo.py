@@ -71,6 +71,7 @@ class Hooks:
         self.dry = session.dry
         self.captured: Program | None = None  # the joint program, once it was partitioned
         self._joint: fx.GraphModule | None = None  # the graph that it was captured from
+        self.kept: Any = None  # what an engine knows of the graph from one lowering of it to the next
         reason = getattr(graph_module, "compile_subgraph_reason", None)
         self.graph_break = bool(reason is not None and reason.graph_break)
         self.needs_gradients = torch.is_grad_enabled() and any(
@@ -117,8 +118,8 @@ class Hooks:
         return self.captured
 
     def forget(self) -> None:
-        """Let go of the joint graph."""
-        self._joint = None
+        """Let go of the joint graph, and of what an engine keeps: the graph is lowered."""
+        self._joint = self.kept = None
 
     def backward(self, run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
         """A compiled backward, which says in one line when memory runs out in it."""

@@ -149,6 +149,10 @@ class StepSearch:
         sets = [(item,) for item in used] + [tuple(other for other in used if other is not item) for item in used]
         return sorted({chosen: None for chosen in (*sets, used) if chosen}, key=self._base_seconds)
 
+    def all_lowering(self) -> tuple[Pass, ...]:
+        """Every rewrite that lowers the floor, and changes something."""
+        return self._option(self.stages.lowering).passes
+
     def _base_seconds(self, chosen: Sequence[Pass]) -> float:
         return sum(cost.seconds for item in self._option(chosen).items for cost in item.costs.values())
 
