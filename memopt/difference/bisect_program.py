@@ -12,9 +12,10 @@ from torch import fx
 
 from memopt.backends.aten import emit
 from memopt.difference.bisect import Pipeline, Rewrite, Split, Verdict
-from memopt.difference.graph_diff import align, unified
+from memopt.difference.graph_diff import align
 from memopt.difference.program_nodes import graph_nodes
 from memopt.difference.transplant import Cut, Part, Tangled, cut, transplant
+from memopt.difference.unified import unified
 from memopt.errors import first_line
 from memopt.evidence import execute, widen
 from memopt.pass_manager import Change, Pass

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from memopt.budget import format_bytes
-from memopt.difference.graph_diff import Alignment, GraphNode, align, unified
+from memopt.difference.graph_diff import Alignment, GraphNode, align
 from memopt.difference.program_nodes import graph_nodes
+from memopt.difference.unified import unified
 from memopt.memory.breakdown import align as align_columns
 from memopt.memory.timeline import timeline
 from memopt.program import Program

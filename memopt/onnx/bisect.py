@@ -9,7 +9,8 @@ import onnx
 import onnx_ir as ir
 
 from memopt.difference.bisect import Pipeline, Rewrite, Split, Verdict
-from memopt.difference.graph_diff import align, unified
+from memopt.difference.graph_diff import align
+from memopt.difference.unified import unified
 from memopt.onnx.edit import Edit
 from memopt.onnx.evidence import OnnxEvidenceError, Witness
 from memopt.onnx.graph_pass import OnnxPass

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from memopt.difference.graph_diff import GraphNode, align, unified
+from memopt.difference.graph_diff import GraphNode, align
+from memopt.difference.unified import unified
 from memopt.pass_manager import PassRecord
 
 

@@ -17,10 +17,24 @@ from torch.utils import _pytree as pytree
 
 from memopt.errors import first_line
 from memopt.program import fake_mode, is_random, source_line
-from memopt.xla import attention, elementwise, layers, random, reductions, shapes
+from memopt.xla import (
+    attention,
+    convolution,
+    creation,
+    elementwise,
+    indexing,
+    normalization,
+    pooling,
+    random,
+    reductions,
+    shapes,
+)
 from memopt.xla.table import LOWERINGS, LowerError
 
-TABLES = (attention, elementwise, layers, random, reductions, shapes)  # imported for what they enter in the table
+# Imported for what they enter in the table.
+TABLES = (
+    attention, convolution, creation, elementwise, indexing, normalization, pooling, random, reductions, shapes
+)  # fmt: skip
 
 # Operators that check something or do nothing: they have no value that a later operator reads.
 _SILENT = (

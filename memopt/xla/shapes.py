@@ -1,8 +1,7 @@
-"""Lowerings of operators that make tensors, move or select their elements, and reduce them."""
+"""Lowerings of operators that show tensors in other shapes, take parts of them and put them together."""
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy
 import torch
 
-from memopt.xla.table import Context, LowerError, jax_dtype, lowers, wide
+from memopt.xla.table import Context, LowerError, jax_dtype, lowers
 
 aten = torch.ops.aten
 
@@ -196,147 +195,3 @@ def _tril(x: Any, diagonal: int = 0) -> Any:
 @lowers(aten.triu.default)
 def _triu(x: Any, diagonal: int = 0) -> Any:
     return jnp.triu(x, diagonal)
-
-
-# -- by index ---------------------------------------------------------------------------------------------------------
-
-
-@lowers(aten.index.Tensor)
-def _index(x: Any, indices: Sequence[Any]) -> Any:
-    return x[tuple(slice(None) if index is None else index for index in indices)]
-
-
-@lowers(aten.index_put.default)
-def _index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
-    masks = [index for index in indices if index is not None and index.dtype == jnp.bool_]
-    if masks:
-        if len(indices) > 1 or values.size != 1:
-            raise LowerError("a mask selects how many values are written: its shape depends on data")
-        mask = jnp.reshape(masks[0], (*masks[0].shape, *(1,) * (x.ndim - masks[0].ndim)))
-        return jnp.where(mask, (x if accumulate else 0) + jnp.reshape(values, ()), x)
-    place = x.at[tuple(slice(None) if index is None else index for index in indices)]
-    return place.add(values) if accumulate else place.set(values)
-
-
-@lowers(aten.index_select.default)
-def _index_select(x: Any, dim: int, index: Any) -> Any:
-    return jnp.take(x, index, dim) if x.ndim else x
-
-
-def _places(x: Any, dim: int, index: Any) -> tuple[Any, ...]:
-    places = []
-    for axis in range(x.ndim):
-        shape = [1] * x.ndim
-        shape[axis] = index.shape[axis]
-        places.append(index if axis == dim % x.ndim else jnp.arange(index.shape[axis]).reshape(shape))
-    return tuple(places)
-
-
-@lowers(aten.gather.default)
-def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
-    return x[_places(x, dim, index)] if x.ndim else jnp.broadcast_to(x, index.shape)
-
-
-@lowers(aten.scatter.src)
-def _scatter(x: Any, dim: int, index: Any, source: Any) -> Any:
-    if not x.ndim:
-        return jnp.reshape(source, ())
-    return x.at[_places(x, dim, index)].set(source[tuple(slice(0, size) for size in index.shape)])
-
-
-@lowers(aten.scatter.value)
-def _scatter_value(x: Any, dim: int, index: Any, value: Any) -> Any:
-    return x.at[_places(x, dim, index)].set(value) if x.ndim else jnp.full_like(x, value)
-
-
-@lowers(aten.scatter_add.default)
-def _scatter_add(x: Any, dim: int, index: Any, source: Any) -> Any:
-    if not x.ndim:
-        return x + jnp.sum(source)
-    return x.at[_places(x, dim, index)].add(source[tuple(slice(0, size) for size in index.shape)])
-
-
-@lowers(aten.embedding.default)
-def _embedding(weight: Any, index: Any, padding_idx: int = -1, scale: bool = False, sparse: bool = False) -> Any:
-    return jnp.take(weight, index, axis=0)
-
-
-@lowers(aten.embedding_dense_backward.default)
-def _embedding_backward(gradient: Any, index: Any, rows: int, padding_idx: int, scale: bool) -> Any:
-    if scale:
-        raise LowerError("scale_grad_by_freq has no form under XLA")
-    flat, places = jnp.reshape(wide(gradient), (-1, gradient.shape[-1])), jnp.reshape(index, -1)
-    if padding_idx >= 0:
-        flat = jnp.where((places == padding_idx)[:, None], 0, flat)
-    return jnp.zeros((rows, gradient.shape[-1]), flat.dtype).at[places].add(flat)
-
-
-# -- new tensors ------------------------------------------------------------------------------------------------------
-
-
-@lowers(aten.arange.default, aten.arange.start, aten.arange.start_step, context=True)
-def _arange(context: Context, *bounds: Any, **layout: Any) -> Any:
-    start, end, step = (0, bounds[0], 1) if len(bounds) == 1 else (*bounds, 1)[:3]
-    dtype = jax_dtype(context.value().dtype)
-    if not isinstance(end, (int, float)):
-        return jnp.arange(start, end, step, dtype=dtype)
-    count = max(0, math.ceil((end - start) / step))
-    if isinstance(start, int) and isinstance(step, int):
-        return (start + jnp.arange(count) * step).astype(dtype)
-    return jnp.asarray(start + numpy.arange(count) * step, dtype)
-
-
-@lowers(torch.ops.prims.iota.default, context=True)
-def _iota(context: Context, length: Any, *, start: int, step: int, **layout: Any) -> Any:
-    return (start + jnp.arange(length) * step).astype(jax_dtype(context.value().dtype))
-
-
-@lowers(aten.full.default, context=True)
-def _full(context: Context, shape: Sequence[Any], value: Any, **layout: Any) -> Any:
-    return jnp.full(tuple(shape), value, jax_dtype(context.value().dtype))
-
-
-@lowers(aten.zeros.default, aten.empty.memory_format, aten.empty_strided.default, aten.empty_permuted.default,
-        context=True)  # fmt: skip
-def _zeros(context: Context, shape: Sequence[Any], *ignored: Any, **layout: Any) -> Any:
-    return jnp.zeros(tuple(shape), jax_dtype(context.value().dtype))
-
-
-@lowers(aten.ones.default, context=True)
-def _ones(context: Context, shape: Sequence[Any], **layout: Any) -> Any:
-    return jnp.ones(tuple(shape), jax_dtype(context.value().dtype))
-
-
-@lowers(aten.scalar_tensor.default, context=True)
-def _scalar_tensor(context: Context, value: Any, **layout: Any) -> Any:
-    return jnp.asarray(value, jax_dtype(context.value().dtype))
-
-
-@lowers(aten.full_like.default, context=True)
-def _full_like(context: Context, x: Any, value: Any, **layout: Any) -> Any:
-    return jnp.full(x.shape, value, jax_dtype(context.value().dtype))
-
-
-@lowers(aten.zeros_like.default, aten.empty_like.default, context=True)
-def _zeros_like(context: Context, x: Any, **layout: Any) -> Any:
-    return jnp.zeros(x.shape, jax_dtype(context.value().dtype))
-
-
-@lowers(aten.ones_like.default, context=True)
-def _ones_like(context: Context, x: Any, **layout: Any) -> Any:
-    return jnp.ones(x.shape, jax_dtype(context.value().dtype))
-
-
-@lowers(aten.new_zeros.default, aten.new_empty.default, aten.new_empty_strided.default, context=True)
-def _new_zeros(context: Context, x: Any, shape: Sequence[Any], *ignored: Any, **layout: Any) -> Any:
-    return jnp.zeros(tuple(shape), jax_dtype(context.value().dtype))
-
-
-@lowers(aten.new_ones.default, context=True)
-def _new_ones(context: Context, x: Any, shape: Sequence[Any], **layout: Any) -> Any:
-    return jnp.ones(tuple(shape), jax_dtype(context.value().dtype))
-
-
-@lowers(aten.new_full.default, context=True)
-def _new_full(context: Context, x: Any, shape: Sequence[Any], value: Any, **layout: Any) -> Any:
-    return jnp.full(tuple(shape), value, jax_dtype(context.value().dtype))

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memopt
-from memopt.difference.graph_diff import Alignment, GraphNode, align, unified
+from memopt.difference.graph_diff import Alignment, GraphNode, align
 from memopt.difference.program_nodes import graph_nodes, program_text
+from memopt.difference.unified import unified
 from tests.support import capture
 
 
