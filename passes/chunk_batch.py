@@ -12,7 +12,8 @@ from torch import fx
 
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.patterns.batch import Batch, Batched, NotBatched, find_batch
-from memopt.patterns.chunks import Chunk, mark
+from memopt.patterns.batch_views import same_entries
+from memopt.patterns.chunks import Chunk, chunk_of, mark
 from memopt.program import Program, ProgramError, tensors_of
 from memopt.rewrite import Refused, forget_inplace, storages
 from memopt.solve.chunks import Stretch
@@ -128,6 +129,9 @@ class ChunkBatch(Pass):
             if not turned:
                 return None
             raise Refused(changes[-1].before[0], f"a chunk of it cannot be run: {error}") from error
+        for node in finished.calls:
+            if node.target is aten.as_strided.default and chunk_of(node) is not None and not same_entries(node):
+                raise Refused(changes[-1].before[0], "a chunk of it lies in memory otherwise than the whole")
         made = {node.name: node.meta["val"].stride() for node in finished.calls if node.name in laid_out}
         if made != laid_out and not turned:
             return None

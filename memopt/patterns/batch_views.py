@@ -133,6 +133,30 @@ def _cat(node: fx.Node, states: States, size: int) -> Rule:
     return Rule(state, slices)
 
 
+def _restrided(node: fx.Node, states: States, size: int) -> Rule:
+    """The same entries with other strides where there is one entry only, as an average over an image leaves them.
+
+    A chunk must lie as the whole does for that to hold; see `same_entries`, which is asked of every chunk.
+    """
+    _, state = first(node, states)
+    if state.dim != 0 or not same_entries(node):
+        raise NotBatched(f"{node.target} looks at memory otherwise than its operand does")
+    after = shape(node)
+    return Rule(state, resize=lambda samples: {1: [samples * state.inner, *after[1:]]})
+
+
+def same_entries(node: fx.Node) -> bool:
+    """Whether an `as_strided` shows what its operand does, but for strides of dimensions of one entry."""
+    x: Any = node.args[0]
+    value, result = x.meta["val"], node.meta["val"]
+    strides = zip(result.shape, result.stride(), value.stride(), strict=True)
+    return (
+        value.shape == result.shape
+        and argument(node, "storage_offset") is None
+        and all(count == 1 or a == b for count, a, b in strides)
+    )
+
+
 VIEWS: Kinds = (
     (_view, (aten.view.default, aten._unsafe_view.default, aten.reshape.default)),
     (_permute, (aten.permute.default,)),
@@ -143,6 +167,7 @@ VIEWS: Kinds = (
     (_repeat, (aten.repeat.default,)),
     (_slice, (aten.slice.Tensor,)),
     (_cat, (aten.cat.default,)),
+    (_restrided, (aten.as_strided.default,)),
     (along("dim", gone=True), (aten.select.int, aten.unbind.int)),
     (along("dims"), (aten.flip.default, aten.roll.default)),
 )  # fmt: skip

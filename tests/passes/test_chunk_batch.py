@@ -110,6 +110,25 @@ def test_a_stretch_of_the_program():
     assert names.count("aten.convolution.default") == 2 and names.count("aten.addmm.default") == 1
 
 
+def test_an_average_over_an_image_is_looked_at_with_other_strides():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 4, 1))
+    model, x = model.to(memory_format=torch.channels_last), torch.randn(4, 3, 8, 8)
+    program = capture(model, x.to(memory_format=torch.channels_last))
+    assert any(node.target is torch.ops.aten.as_strided.default for node in program.calls)
+    for chunks in (2, 4):
+        new = apply(ChunkBatch(chunks), program).program
+        x = x.to(memory_format=torch.channels_last)
+        torch.testing.assert_close(run(new, x), run(program, x))
+
+
+def test_a_chunk_that_lies_otherwise_than_the_whole_is_not_looked_at_by_its_strides():
+    def function(x):
+        turned = x.exp().t().contiguous().t()  # the batch is the innermost dimension in memory
+        return (turned.as_strided((4, 3), (1, 4)).sin(),)
+
+    assert "lies in memory otherwise" in refusal(trace(function, torch.randn(4, 3)))
+
+
 def test_several_stretches_each_in_chunks_of_its_own():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4), nn.Sigmoid())
     program = capture(model, torch.randn(4, 3, 8, 8))

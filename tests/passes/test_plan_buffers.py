@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import memopt
+from memopt.backends.static import StaticBackend
 from memopt.memory.buffers import Block, BufferPlan, Home, Placement, PlacementError
 from memopt.passes.inplace import Inplace
 from memopt.passes.plan_buffers import Form, plan_buffers
@@ -156,6 +157,16 @@ def test_views_that_a_slice_does_not_have_prevent_a_join():
 
     assert plan_of(function).joins == {"cat": (False, True)}
     assert plan_of(function, torch.randn(1, 4, 8, 8)).joins == {"cat": (True, True)}
+
+
+def test_a_view_that_counts_entries_of_memory_prevents_a_join():
+    def function(x):
+        a = x.exp()
+        return (torch.cat((a, x.sin()), 1).sum(), a.as_strided(a.shape, a.stride()).cos())
+
+    assert plan_of(function).joins == {"cat": (False, True)}
+    program = trace(function, x)
+    torch.testing.assert_close(list(StaticBackend().bind(program)([x])), list(program.run(x)))
 
 
 def test_joins_that_take_more_memory_are_not_made():

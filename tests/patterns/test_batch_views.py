@@ -38,6 +38,7 @@ def batch_of(function, *tensors):
         (lambda x: x.flip(1), Batched(0)),
         (lambda x: torch.cat((x, x + 1), 1), Batched(0)),
         (lambda x: x.view(12, 2).transpose(0, 1), Batched(1, 3)),
+        (lambda x: x.exp().mean(1, keepdim=True).as_strided((4, 1, 2), (2, 7, 1)), Batched(0)),
     ],
 )
 def test_the_batch_is_followed(function, expected):
@@ -54,6 +55,9 @@ def test_the_batch_is_followed(function, expected):
         (lambda x: x[1:], "takes a part of the batch"),
         (lambda x: x.repeat(2, 1, 1), "repeat makes copies of samples"),
         (lambda x: torch.cat((x, x)), "which is the batch"),
+        (lambda x: x.as_strided((4, 3, 2), (6, 1, 3)), "looks at memory otherwise"),
+        (lambda x: x.as_strided((4, 6), (6, 1)), "looks at memory otherwise"),
+        (lambda x: x.transpose(0, 1).as_strided((3, 4, 2), (2, 6, 1)), "looks at memory otherwise"),
         (lambda x: torch.ops.aten.squeeze.default(x), "would take the batch away where it is 1"),
     ],
 )
