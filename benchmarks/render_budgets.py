@@ -11,7 +11,10 @@ Row = dict[str, Any]
 def budgets_table(result: dict[str, Any]) -> str:
     """For each engine: how much of each budget a step took, and its time; refused budgets are left empty."""
     plural = "" if result["threads"] == 1 else "s"
-    lines = [f"{result['machine']}, {result['threads']} thread{plural}, torch {result['torch']}:"]
+    lines = [
+        f"{result['machine']}, {result['threads']} thread{plural}, torch {result['torch']}, batch "
+        f"{result['settings']['batch']}; fastest of {result['settings']['repeats']} steps:"
+    ]
     for backend in dict.fromkeys(row["backend"] for row in result["rows"]):
         rows = [row for row in result["rows"] if row["backend"] == backend]
         peers = {row["model"]: row for row in rows if "budget_bytes" not in row}
