@@ -135,9 +135,24 @@ class StepSearch:
             fits = found.plan.feasible and (room is None or measured_peak(found.planned, 0) <= room)
             if fits and not self._starved:  # memory that was short today may be there tomorrow
                 self._store.put(key, stored_plan(found))
+            elif not fits and room is not None:
+                found = self._promised(key_of(self.captured, passes, 0, self.seconds), found, room)
         elif any(item.ran_out for item in found.planned):
             tighter = self._searched(found.plan.peak_bytes - found.plan.peak_bytes // _STARVED)
             found = tighter if tighter.plan.feasible else found
+        return found
+
+    def _promised(self, key: str, found: Found, room: int) -> Found:
+        """What some search has named as the least keeps it later, too, though a search in less time may not find it.
+
+        It is kept under the key of a limit of nothing.
+        """
+        stored, least = self._store.get(key), found.plan.peak_bytes
+        if stored is not None and stored.peak_bytes <= room:
+            return self.settled(stored, room) or found
+        taken = max(least, measured_peak(found.planned, 0))
+        if taken <= found.plan.minimum_bytes and (stored is None or least < stored.peak_bytes):
+            self._store.put(key, stored_plan(found))
         return found
 
     def lowerings(self) -> list[tuple[Pass, ...]]:

@@ -200,6 +200,21 @@ def test_a_plan_over_the_limit_when_measured_is_not_kept(folder):
     assert not files(folder)
 
 
+def test_the_least_that_a_refusal_names_is_kept_by_a_search_that_finds_less(searches, monkeypatch):
+    refused = search().plan(0).plan
+    assert not refused.feasible
+    real = planner.curve
+
+    def poorer(problem, *, seconds):
+        found = real(problem, seconds=seconds)
+        return dataclasses.replace(found, points=found.points[:1])
+
+    monkeypatch.setattr(planner, "curve", poorer)
+    again = search().plan(refused.minimum_bytes)
+    assert again.plan.feasible and predicted_peak(again.planned) == again.plan.peak_bytes == refused.minimum_bytes
+    assert not search().plan(refused.minimum_bytes - 1).plan.feasible  # nor is it taken for what it does not keep
+
+
 def test_the_model_trains_the_same_on_a_plan_from_disk(searches):
     model, x = make(dropout=0.2)
     torch._dynamo.reset()
