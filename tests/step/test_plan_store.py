@@ -193,11 +193,14 @@ def test_a_plan_for_more_memory_is_not_used_for_less(searches):
     assert search().settled(stored, stored.peak_bytes - 1) is None
 
 
-def test_a_plan_over_the_limit_when_measured_is_not_kept(folder):
+def test_a_plan_over_the_limit_when_measured_is_not_kept(searches):
     first = search()
+    room = int(predicted_peak(first.captured) * 0.8)
     first.attempt = lambda item: dataclasses.replace(item, measured=item.timeline.peak_bytes + 10**9)
-    first.plan(int(predicted_peak(first.captured) * 0.8))
-    assert not files(folder)
+    assert first.plan(room).plan.minimum_bytes > 10**9
+    made = len(searches)
+    assert search().plan(room).plan.feasible
+    assert len(searches) > made
 
 
 def test_the_least_that_a_refusal_names_is_kept_by_a_search_that_finds_less(searches, monkeypatch):
