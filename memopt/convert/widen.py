@@ -25,7 +25,8 @@ def widened(
     if not any(value.dtype in _NARROW for value in (*model.parameters(), *model.buffers())):
         return model, inputs
     wide = model if consume else copy.deepcopy(model)
-    return wide.float(), pytree.tree_map(_wide, dict(inputs))
+    wide._apply(_wide)  # type: ignore[no-untyped-call]  # `float()` would narrow float64 as well
+    return wide, pytree.tree_map(_wide, dict(inputs))
 
 
 def _wide(value: Any) -> Any:
