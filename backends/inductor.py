@@ -28,6 +28,7 @@ from memopt.backends.inductor_settled import Settled, SettledSteps, key_of
 from memopt.backends.inductor_trace import Trace
 from memopt.backends.static import StaticBackend
 from memopt.backends.watched import WatchedProgram
+from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import constants_to_attributes, mutations_in_place
 from memopt.engine import Engine
@@ -147,6 +148,7 @@ class _Training:
         self._first_plan: _Attempt | None = None  # made where torch's own cut was seen to be hopeless
         self._trace = Trace()
         self._before: Settled | None = None  # what the graph was settled with under a larger limit
+        self._least: int | None = None  # bytes for tensors with which code was made that would be made again
 
     def compile(self) -> Callable[..., Any]:
         """Lower the step until its code keeps the budget.
@@ -183,8 +185,15 @@ class _Training:
             "backend='aten'"
         )
         session.withdraw(self.hooks.captured)
-        with session.operator_by_operator():
-            return AtenBackend().compile_captured(self.graph_module, self.example_inputs, self.hooks)
+        try:
+            with session.operator_by_operator():
+                return AtenBackend().compile_captured(self.graph_module, self.example_inputs, self.hooks)
+        except BudgetError as error:
+            least = None if self._least is None else session.least_budget(self._least)
+            if least is None or least >= error.minimum_bytes:
+                raise
+            refusal = BudgetError(least, error.budget_bytes)
+        raise refusal
 
     def _unplanned(self) -> _Attempt | None:
         """Torch's own cut and order, with the rewrites that let it keep the budget in the least time; None: none do.
@@ -221,7 +230,7 @@ class _Training:
     def _search(self) -> _Attempt | None:
         session = self.session
         best = None
-        for _ in range(_PLANS):
+        for left in reversed(range(_PLANS + 1)):
             attempt, self._first_plan = self._first_plan or self._attempt(planned=True), None
             if attempt is None:
                 break
@@ -235,9 +244,9 @@ class _Training:
             elif best is not None or not session.one_graph or not session.feasible:
                 break
             correction = attempt.saving - max(0, attempt.excess) // 8
-            if correction == session.correction:
-                break  # the plan would be the same
-            session.correction = correction
+            if correction == session.correction or (left == 1 and best is not None):
+                break  # the plan would be the same, or will do
+            session.correction = correction if left > 1 else -session.limit_bytes  # the deepest plan of all
         if best is not None and best is not attempt and best.peaks is not None:
             session.emitted(self.hooks.captured, best.peaks)
         return best
@@ -282,6 +291,9 @@ class _Training:
             session.note(f"the peak of the generated code is not known: {error}")
             return None if session.limit_bytes else _Attempt(run, halves, None, settled)  # it cannot be promised
         saving, excess = session.emitted(captured, peaks)
+        if excess is not None and session.one_graph and not (session.search and session.feasible):
+            taken = excess + session.usable(session.limit_bytes)
+            self._least = taken if self._least is None else min(self._least, taken)
         return _Attempt(run, halves, peaks, settled, saving, excess)
 
     def _may_be_settled(self) -> bool:

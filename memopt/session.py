@@ -298,6 +298,10 @@ class Session(Account):
         """Whether the plan of that step keeps the budget, operation by operation."""
         return self._step is None or self._step.plan.feasible
 
+    def least_budget(self, taken: int) -> int:
+        """The least budget for code whose tensors take `taken` bytes with all that is resident."""
+        return with_slack(max(taken, self.optimizer_peak()), self.resident.device)
+
     def hopeless(self, held: int) -> bool:
         """Whether a step that holds `held` bytes between forward and backward is over the budget already."""
         step = self._step

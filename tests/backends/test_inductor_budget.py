@@ -155,6 +155,20 @@ class Broken(nn.Module):
         return self.second(x).square().mean()
 
 
+def test_a_refusal_names_the_least_of_the_code_where_that_is_less_than_operator_by_operator():
+    torch.manual_seed(0)
+    model = memopt.models.build("gpt2", tiny=True, vocabulary=4096, width=64, dropout=0.0).to(torch.bfloat16)
+    inputs = model.example_inputs(32, labels=True)
+    with pytest.raises(memopt.BudgetError) as refused:
+        step(memopt.compile(model, resident_bytes(model, inputs), backend="inductor"), inputs)
+    least = refused.value.minimum_bytes
+    assert least < memopt.plan(model, inputs, backend="aten").minimum_bytes
+    torch._dynamo.reset()
+    compiled = memopt.compile(model, int(least * 1.02), backend="inductor")
+    step(compiled, inputs)
+    assert not any("operator by operator" in note for note in compiled.report.notes)
+
+
 def test_several_graphs_share_the_budget():
     torch.manual_seed(0)
     model, inputs = Broken(), {"x": torch.randn(256, 32)}
