@@ -249,7 +249,7 @@ def export(
         memopt.convert.errors.DifferenceError: the file would compute other numbers; the guilty pass is named.
         memopt.convert.errors.ConversionError: the model cannot be captured, exported or run, or the file not be read.
         FileExistsError: `path` exists, and `overwrite` is not set.
-        ValueError: an option or an axis is not known.
+        ValueError: an option or an axis is not known, or the inputs are others than the ONNX file's.
         TypeError: forward does not take the inputs, or gives them no names.
         ImportError: the `onnx` extra is not installed.
     """

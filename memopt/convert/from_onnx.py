@@ -58,6 +58,7 @@ def convert_onnx(
     Raises:
         ConversionError: the file is broken or hostile, a pass failed, or what was rewritten cannot be compared.
         DifferenceError: the numbers differ; nothing is written.
+        ValueError: the inputs are others than the model's.
         OSError: a file cannot be read, or the folder not be written to.
     """
     options = options or Options()
@@ -69,6 +70,8 @@ def convert_onnx(
         except OnnxModelError as error:
             raise ConversionError(f"{path}: {error}") from error
         _refuse_monsters(before, path)
+    if inputs is not None:
+        _check_names(before, path, inputs)
     counted = count_nodes(before)
     wanted = before
     if options.opset is not None and options.opset != opset(before):
@@ -225,6 +228,18 @@ def _outputs(evidence: OnnxEvidence) -> tuple[OutputEvidence, ...]:
         "all", evidence.max_abs_error, evidence.max_rel_error, evidence.max_ulp, evidence.max_abs_error, None
     )
     return (found,)
+
+
+def _check_names(model: ir.Model, path: Path, inputs: Mapping[str, Any]) -> None:
+    """Refuse inputs of other names than the model's, and fewer than it needs: weights among its own have defaults."""
+    names = [str(value.name) for value in model.graph.inputs]
+    needed = [str(value.name) for value in model.graph.inputs if not value.is_initializer()]
+    for name in inputs:
+        if name not in names:
+            raise ValueError(f"{path} has no input {name}: its inputs are {', '.join(needed) or 'none'}")
+    missing = [name for name in needed if name not in inputs]
+    if missing:
+        raise ValueError(f"{path} needs a value of each input: {', '.join(missing)} is missing")
 
 
 def _refuse_monsters(model: ir.Model, path: Path) -> None:

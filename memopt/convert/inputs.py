@@ -76,7 +76,8 @@ def parse_input(text: str) -> InputSpec:
     """
     name, _, rest = text.partition("=")
     sizes, _, dtype = rest.partition(":")
-    if not name.isidentifier() or not re.fullmatch(r"\d+(x\d+)*|scalar", sizes):
+    # ONNX files call their inputs as they like: `input.1`, `images:0`.
+    if not re.fullmatch(r"\S+", name) or not re.fullmatch(r"\d+(x\d+)*|scalar", sizes):
         raise ValueError(f"{text!r} is no input: write NAME=2x3x224x224:float32")
     if (dtype or "float32") not in _DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}: use one of {', '.join(_DTYPES)}")

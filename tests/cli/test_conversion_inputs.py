@@ -195,6 +195,17 @@ def test_an_input_that_is_typed_twice(run, folder):
     assert not (folder / "out.onnx").exists()
 
 
+@pytest.mark.parametrize("name", ["input.1", "images:0", "a/b"])
+def test_an_input_of_an_onnx_file_under_its_own_name(run, folder, name):
+    given = built("(float[N,4] x) => (float[N,4] y) { a = Identity(x) y = Neg(a) }")
+    given.graph.input[0].name = given.graph.node[0].input[0] = name
+    onnx.save(given, folder / "in.onnx")
+    result = run("convert", "in.onnx", "-o", "out.onnx", "--input", f"{name}=3x4")
+    assert result.exit_code == 0, result.stderr
+    assert onnx.load(folder / "out.onnx").graph.input[0].name == name
+    assert_one_line(run("convert", "in.onnx", "-o", "more.onnx", "--input", "other.1=3x4"), 2, "other.1", name)
+
+
 def test_an_input_in_bfloat16_of_an_onnx_file(run, folder):
     given = built("(bfloat16[N,4] x) => (bfloat16[N,4] y) { a = Identity(x) b = MatMul(a, w) y = Tanh(b) }", opset=22)
     weight = np.ones((4, 4)).astype(ir.DataType.BFLOAT16.numpy())

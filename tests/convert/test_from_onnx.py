@@ -130,3 +130,22 @@ def test_files_in_lower_precision_are_rewritten_in_it(tmp_path, name, opset):
     assert any("was not run" in note for note in record.notes) is (name == "bfloat16")
     with pytest.raises(ConversionError, match="stays in its own precision"):
         convert_onnx(tmp_path / "in.onnx", None, options=Options(dtype="fp32"))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a", "other"], "has no input other: its inputs are a, b"),
+        (["a", "s"], "needs a value of each input: b is missing"),
+        ([], "needs a value of each input: a, b is missing"),
+    ],
+)
+def test_inputs_of_other_names_and_missing_ones(tmp_path, names, message):
+    text = "(float[2] a, float[2] b, float[2] s) => (float[2] y) { c = Identity(a) d = Add(c, b) y = Mul(d, s) }"
+    onnx.save(built(text, {"s": np.ones(2, np.float32)}), tmp_path / "in.onnx")
+    given = {name: np.ones(2, np.float32) for name in names}
+    with pytest.raises(ValueError) as caught:
+        convert_onnx(tmp_path / "in.onnx", tmp_path / "out.onnx", inputs=given)
+    assert str(caught.value) == f"{tmp_path / 'in.onnx'} {message}" and not (tmp_path / "out.onnx").exists()
+    given = {name: np.ones(2, np.float32) for name in ("a", "b")}
+    assert convert_onnx(tmp_path / "in.onnx", None, inputs=given).runs

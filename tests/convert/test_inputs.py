@@ -10,6 +10,8 @@ from memopt.convert.inputs import Dynamic, InputSpec, dynamic_axes, named, parse
         ("x=2x3x4", InputSpec("x", (2, 3, 4), torch.float32)),
         ("ids=2x16:int64", InputSpec("ids", (2, 16), torch.int64)),
         ("flag=scalar:bool", InputSpec("flag", (), torch.bool)),
+        ("input.1=2x3", InputSpec("input.1", (2, 3), torch.float32)),
+        ("images:0=2:int32", InputSpec("images:0", (2,), torch.int32)),
     ],
 )
 def test_input_as_typed(text, expected):
