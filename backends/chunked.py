@@ -9,16 +9,13 @@ is put together is never there twice. What all chunks share is computed before t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from memopt.backends.aten import Boxed
-from memopt.backends.static import graph_bytes, timeline_of
-from memopt.memory.timeline import Timeline
-from memopt.passes.plan_buffers import plan_buffers
 from memopt.patterns.chunks import Chunk, chunk_of
 from memopt.program import Program, describe, is_view
 
@@ -127,16 +124,6 @@ class ChunkedCode:
 def is_chunked(program: Program) -> bool:
     """Whether some of the program's operations run in chunks."""
     return any(chunk_of(node) is not None for node in program.calls)
-
-
-def timeline_in_pieces(program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:
-    """The memory of a program in pieces: as in an arena where every operation writes where it is told.
-
-    Args:
-        program: an inference program in chunks.
-        workspace: what operations take beside, in bytes by node name.
-    """
-    return timeline_of(plan_buffers(program), workspace or {}, held=graph_bytes(program))
 
 
 class _Cut:

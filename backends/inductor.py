@@ -17,7 +17,7 @@ from torch._inductor.virtualized import V
 
 from memopt.backends.aten import AtenBackend, Boxed, emit, lower_inference
 from memopt.backends.choose import Bind, Chooser, within_budget
-from memopt.backends.chunked import is_chunked, timeline_in_pieces
+from memopt.backends.chunked import is_chunked
 from memopt.backends.inductor_fusion import InductorFusion, realize
 from memopt.backends.inductor_halves import Halves
 from memopt.backends.inductor_inference import InductorInference, uses_libraries, watching
@@ -26,7 +26,7 @@ from memopt.backends.inductor_partition import ADDED_IN_ORDER, IN_ORDER, Partiti
 from memopt.backends.inductor_replay import ReplayError, measured_workspace
 from memopt.backends.inductor_settled import Settled, SettledSteps, key_of
 from memopt.backends.inductor_trace import Trace
-from memopt.backends.static import StaticBackend
+from memopt.backends.static import StaticBackend, device_of, least_timeline
 from memopt.backends.watched import WatchedProgram
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks
@@ -105,14 +105,19 @@ class InductorBackend(Engine):
         return WatchedProgram(watching(program), lambda state: watching(rewrite(state)), choose)
 
     def timeline(self, program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:
-        """The memory of an inference program's operators, in pieces where it runs in chunks; or in the arena beside."""
-        own = timeline_in_pieces if is_chunked(program) else super().timeline
+        """The memory of an inference program's operators; where there is a choice, in the arena that may run them.
+
+        On CUDA, and of what runs in chunks, kernels write where they are told: the arena may be larger.
+        """
+        own = super().timeline
+        if not program.training and (is_chunked(program) or device_of(program).type == "cuda"):
+            own = least_timeline
         if self._beside is None or program.training:
             return own(program, workspace)
-        arena = self._beside.timeline(program, workspace)
-        if not is_chunked(program):
-            return arena
-        return min(arena, own(program, workspace), key=lambda line: line.peak_bytes)
+        lines = [self._beside.timeline(program, workspace)]
+        if own is least_timeline:
+            lines.append(own(program, workspace))
+        return min(lines, key=lambda line: line.peak_bytes)
 
     def fusion(self, table: CostTable) -> InductorFusion:
         """What Inductor's kernels fuse away."""

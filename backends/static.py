@@ -222,6 +222,16 @@ def timeline_of(plan: BufferPlan, workspace: Mapping[str, int], held: int = 0) -
     return Timeline(plan.steps, live, extra, len(live), peak, by_size, end, 0)
 
 
+def least_timeline(program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:
+    """The memory of a call where every operation writes where it is told, slices of what is put together included.
+
+    Args:
+        program: an inference program.
+        workspace: what operations take beside, in bytes by node name.
+    """
+    return timeline_of(plan_buffers(program), workspace or {}, held=graph_bytes(program))
+
+
 def graph_bytes(program: Program) -> int:
     """Bytes that a CUDA graph of the program holds for itself: the caller's inputs and the results, once more."""
     if device_of(program).type != "cuda" or any(draws_numbers(node) for node in program.calls):

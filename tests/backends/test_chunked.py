@@ -7,9 +7,12 @@ from torch import nn
 import memopt
 from memopt.backends import fused_convolution
 from memopt.backends.aten import emit
-from memopt.backends.chunked import ChunkedCode, NotInPieces, is_chunked, timeline_in_pieces
+from memopt.backends.chunked import ChunkedCode, NotInPieces, is_chunked
+from memopt.backends.inductor import InductorBackend
 from memopt.backends.inductor_inference import InductorInference, _lowered_boxed
+from memopt.backends.static import StaticBackend, least_timeline
 from memopt.memory.measure import measure
+from memopt.memory.timeline import timeline
 from memopt.pass_manager import PassManager
 from memopt.passes.chunk_batch import ChunkBatch
 from memopt.passes.inplace import Inplace
@@ -111,7 +114,7 @@ def test_the_memory_of_pieces_is_what_is_measured(chunks):
     program = trace(lambda x: (x.repeat(1, 16).sin().cos().exp().amax(1).exp().sin(),), torch.randn(64, 512))
     divided = in_chunks(program, Stretch(0, 3, chunks))
     code, x = ChunkedCode(divided, emit), torch.randn(64, 512)
-    predicted, measured = timeline_in_pieces(divided).peak_bytes, measure(lambda: code(x), device=x.device).peak_bytes
+    predicted, measured = least_timeline(divided).peak_bytes, measure(lambda: code(x), device=x.device).peak_bytes
     wide = 16 * x.nbytes // chunks
     assert abs(measured - predicted) <= wide  # a result is written into the whole, or beside it first
 
@@ -167,6 +170,16 @@ def test_marks_outlive_copies():
     copied = program.copy()
     assert [chunk_of(node) for node in copied.calls] == [chunk_of(node) for node in program.calls]
     assert {mark.index for node in copied.calls if (mark := chunk_of(node)) is not None} == {0, 1, None}
+
+
+def test_the_engine_s_prediction_is_the_smaller_of_both():
+    program = trace(lambda x: (x.repeat(1, 16).sin().cos().exp().amax(1).exp().sin(),), torch.randn(64, 512))
+    divided = in_chunks(program, Stretch(0, 3, 4))
+    alone, both = InductorBackend(), InductorBackend(beside=StaticBackend())
+    assert alone.timeline(divided).peak_bytes == least_timeline(divided).peak_bytes
+    assert alone.timeline(program).peak_bytes == timeline(program).peak_bytes
+    assert both.timeline(program).peak_bytes == StaticBackend().timeline(program).peak_bytes
+    assert both.timeline(divided).peak_bytes <= alone.timeline(divided).peak_bytes
 
 
 @pytest.mark.usefixtures("_compiler")
