@@ -21,6 +21,7 @@ from memopt.backends.chunked import is_chunked
 from memopt.backends.inductor_fusion import InductorFusion, realize
 from memopt.backends.inductor_halves import Halves
 from memopt.backends.inductor_inference import InductorInference, uses_libraries, watching
+from memopt.backends.inductor_least import least_bytes
 from memopt.backends.inductor_order import ADDED, KeepOrder
 from memopt.backends.inductor_partition import ADDED_IN_ORDER, IN_ORDER, Partition, compile_training, saved_bytes
 from memopt.backends.inductor_replay import ReplayError, measured_workspace
@@ -325,23 +326,35 @@ class _Training:
     def _torch_partition(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
         """Torch's own cut of the rewritten graph, the one that torch.compile makes.
 
-        None where what it saves is over the budget by itself, with all rewrites that lower the floor too.
+        None where what it cannot do without is over the budget, with all rewrites that lower the floor too.
         """
         session = self.session
+        if self._lowerings is None and self._followed is None:
+            asked = session.lowering
+            self.hooks.rewrite(joint, options["num_fwd_outputs"])  # what there is to keep is known then
+            if session.tight and session.all_lowering() and self._all_are_hopeless(joint, joint_inputs, **options):
+                return None
+            session.lowering = asked
         halves = self._torch_cut(joint, joint_inputs, **options)
         if halves is None and self._followed is not None:
             self._followed, session.lowering = None, ()
             halves = self._torch_cut(joint, joint_inputs, **options)
         if halves is None and self._lowerings is None:
-            session.lowering = session.all_lowering()
-            if not session.lowering or self._torch_cut(joint, joint_inputs, **options) is None:
-                self._lowerings = []  # none saves less than all of them
+            self._all_are_hopeless(joint, joint_inputs, **options)
         while halves is None and self._next_lowering():
             halves = self._torch_cut(joint, joint_inputs, **options)
         return halves
 
+    def _all_are_hopeless(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> bool:
+        """Whether no rewrites let torch's own cut keep the budget: none takes less than all of them."""
+        self.session.lowering = self.session.all_lowering()
+        if self.session.lowering and self._torch_cut(joint, joint_inputs, **options) is not None:
+            return False
+        self._lowerings = []
+        return True
+
     def _torch_cut(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
-        """Both halves by the session's present rewrites; None where what is saved is over the budget by itself."""
+        """Both halves by the session's present rewrites; None where what cannot be fused is over the budget already."""
         forward_outputs = options.pop("num_fwd_outputs")
         program = self.hooks.rewrite(joint, forward_outputs)
         assert self.hooks.captured is not None
@@ -352,7 +365,8 @@ class _Training:
             forward, backward = partitioners.min_cut_rematerialization_partition(
                 module, joint_inputs, compiler="inductor", num_fwd_outputs=program.forward_outputs, **options
             )
-        if self.session.hopeless(saved_bytes(forward, program.forward_outputs)):
+        kept = program.forward_outputs
+        if self.session.hopeless(max(saved_bytes(forward, kept), least_bytes(forward, backward, kept))):
             return None
         mutations_in_place(forward, program, forward_outputs)
         return forward, backward

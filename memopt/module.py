@@ -33,6 +33,7 @@ from memopt.memory.optimizer import OptimizerFootprint, optimizer_footprint
 from memopt.memory.resident import Resident, storage_bytes
 from memopt.memory.rounding import allocated_bytes
 from memopt.pass_manager import Pass
+from memopt.phases import collecting_rarely
 from memopt.progress import planning, stage
 from memopt.report.record import Report
 from memopt.session import Session, WholeStepNeeded
@@ -346,7 +347,8 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
         hooks = Hooks(session, graph_module, example_inputs)
 
         def lower() -> tuple[Callable[..., Any], Hooks]:
-            return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
+            with collecting_rarely():
+                return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
 
         with session.timed("tracing"), attention_as_on(None if target is None else target.type):
             try:

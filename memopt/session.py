@@ -308,6 +308,12 @@ class Session(Account):
         return step is not None and step.limit is not None and step.base + held > self.usable(step.limit)
 
     @property
+    def tight(self) -> bool:
+        """Whether the budget leaves less than half of what the step that was planned last takes as it is."""
+        step = self._step
+        return step is not None and step.limit is not None and 2 * (self.usable(step.limit) - step.base) < step.plain
+
+    @property
     def recomputes(self) -> bool:
         """Whether the step that was planned last computes anything again."""
         planned = self._step.planned if self._step else ()
