@@ -112,7 +112,7 @@ def test_a_budget_is_kept_and_the_least_is_named() -> None:
     assert found.value.minimum_bytes < least  # in chunks of the batch
     enough = memopt.compile(model, found.value.minimum_bytes, backend="onnxruntime")
     for _ in range(3):
-        close(enough(x), model(x))
+        torch.testing.assert_close(enough(x), model(x), rtol=1e-3, atol=2e-3)  # eager's convolutions use TF32
         torch.cuda.empty_cache()  # what ONNX Runtime gave back is unmapped, and mapped again within the limit
     torch.cuda.reset_peak_memory_stats()
     enough(x)
