@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch import config as functorch_config
 from torch._inductor import compile_fx as inductor
 from torch._inductor.exc import InductorError
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -195,7 +196,8 @@ def _lowered_boxed(module: fx.GraphModule) -> Boxed:
         return compiled
 
     taken, returned = _ends(module)
-    whole = _lowered(module, inner_compile=compile_inner)
+    with functorch_config.patch(enable_autograd_cache=False):  # a function that is found there comes as a whole
+        whole = _lowered(module, inner_compile=compile_inner)
     if len(inner) == 1 and _ends(inner[0][0]) == (taken, returned):
         return inner[0][1]
     return lambda args: whole(*args)
