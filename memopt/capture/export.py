@@ -13,7 +13,9 @@ from torch.export.graph_signature import InputKind as ExportInputKind
 from torch.export.graph_signature import OutputKind as ExportOutputKind
 from torch.utils import _pytree as pytree
 
+from memopt.errors import first_line
 from memopt.program import Input, InputKind, Output, OutputKind, Program, source_line
+from memopt.quiet import quiet
 
 _INPUT_KINDS = {
     ExportInputKind.PARAMETER: InputKind.PARAMETER,
@@ -40,10 +42,10 @@ def from_module(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str
         CaptureError: torch.export cannot capture the model (data-dependent control flow, say).
     """
     try:
-        with torch.no_grad():
+        with torch.no_grad(), quiet():
             exported = torch.export.export(model, tuple(args), dict(kwargs or {}), strict=False)
     except Exception as error:
-        raise CaptureError(f"torch.export cannot capture {type(model).__name__}: {error}") from error
+        raise CaptureError(f"torch.export cannot capture {type(model).__name__}: {first_line(error)}") from error
     return from_exported_program(exported)
 
 

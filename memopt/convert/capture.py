@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from memopt.convert.errors import ConversionError
 from memopt.errors import first_line
+from memopt.quiet import quiet
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ def from_exported(exported: ExportedProgram, labels: Mapping[str, Mapping[int, s
 
 
 def _export(model: torch.nn.Module, inputs: Mapping[str, Any], dynamic: Any) -> ExportedProgram:
-    with torch.no_grad():
+    with torch.no_grad(), quiet():
         return torch.export.export(model, (), dict(inputs), dynamic_shapes=dynamic, strict=False)
 
 

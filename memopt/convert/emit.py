@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -19,6 +16,7 @@ from memopt.convert.errors import ConversionError
 from memopt.convert.translations import translations
 from memopt.errors import first_line
 from memopt.onnx.origin import origin_of
+from memopt.quiet import quiet
 
 # What the exporter's own translations are written for: other opsets are reached by converting from it.
 DEFAULT_OPSET = 20
@@ -36,7 +34,8 @@ def emit(captured: Captured, output_names: Sequence[str], opset: int = DEFAULT_O
 
     try:
         # With gradients on, the exporter traces attention by another kernel than torch.export did, of another layout.
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 captured.exported,
                 dynamo=True,
@@ -160,17 +159,3 @@ def _cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return first_line(error)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the exporter from printing and from logging what it finds missing (torchvision)."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
