@@ -34,6 +34,11 @@ _REDUCTIONS = {
     aten.var.correction, aten.var_mean.correction, aten.prod.default, aten.prod.dim_int, aten.any.default,
     aten.any.dim, aten.argmax.default, aten.argmin.default, aten.logsumexp.default,
 }  # fmt: skip
+# These write into a copy of their first operand, which is computed there.
+_OVERWRITES = {
+    aten.index_put.default, aten._unsafe_index_put.default, aten._unsafe_masked_index_put_accumulate.default,
+    aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two,
+}  # fmt: skip
 _MOST_CAT_OPERANDS = 8
 # A value that is read again later is stored where computing it then would read so many times its size.
 _MUCH = 2
@@ -182,7 +187,7 @@ class _Marker:
             if self.view[user]:
                 if not self.inlining[user] and user.users:
                     return False
-            elif not self.inlined[user] and user.target not in _REDUCTIONS:
+            elif not self.inlined[user] and user.target not in _REDUCTIONS and not _is_overwritten(node, user):
                 return False
         return True
 
@@ -236,6 +241,13 @@ def _reads(node: fx.Node, reads: Mapping[fx.Node, frozenset[fx.Node]], fused: bo
     if fused or is_any_view(node):
         return frozenset[fx.Node]().union(*(reads[argument] for argument in node.all_input_nodes))
     return frozenset((node,))
+
+
+def _is_overwritten(node: fx.Node, user: fx.Node) -> bool:
+    """Whether the user writes into a copy of the node, and reads it for that only."""
+    rest: list[fx.Node] = []
+    fx.map_arg((user.args[1:], user.kwargs), rest.append)
+    return user.target in _OVERWRITES and user.args[:1] == (node,) and node not in rest
 
 
 def _is_inlined(node: fx.Node) -> bool:

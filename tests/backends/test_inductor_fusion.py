@@ -64,6 +64,26 @@ def test_a_value_with_several_readers_that_reads_much_is_stored():
     assert "add_5" in fused(marked(trace(once, *tensors)))
 
 
+def test_what_is_written_over_is_computed_where_it_is_written():
+    """The gradient of an embedding is added into zeros: they are one tensor."""
+    x, rows, ids = torch.randn(8, 4), torch.randn(3, 4), torch.tensor([1, 5, 1])
+
+    def gradient(x, rows, ids):
+        zeros = torch.zeros(8, 4)
+        added = torch.ops.aten._unsafe_index_put.default(zeros, [ids], rows, True)
+        return (added, torch.ops.aten._unsafe_index_put.default(x + 1, [ids], rows, True))
+
+    program = marked(trace(gradient, x, rows, ids))
+    assert fused(program) == {"zeros", "add"}
+    assert timeline(program).peak_bytes == 2 * x.nbytes
+
+    def twice(x, rows, ids):
+        one = x + 1
+        return (torch.ops.aten._unsafe_index_put.default(one, [ids], one[:3], True),)
+
+    assert "add" not in fused(marked(trace(twice, x, rows, ids)))
+
+
 def test_a_value_that_reads_what_the_program_overwrites_is_stored():
     x, state = torch.randn(8), torch.zeros(8)
     function = lambda x, state: (state * 0.9 + x, ((state - x) * 2).sum())  # noqa: E731
