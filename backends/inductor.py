@@ -154,6 +154,7 @@ class _Training:
         self._first_plan: _Attempt | None = None  # made where torch's own cut was seen to be hopeless
         self._trace = Trace()
         self._before: Settled | None = None  # what the graph was settled with under a larger limit
+        self._cuts: dict[tuple[str, ...], int] = {}  # bytes that torch's own cut takes, by the rewrites it is made with
         self._least: int | None = None  # bytes for tensors with which code was made that would be made again
 
     def compile(self) -> Callable[..., Any]:
@@ -297,8 +298,10 @@ class _Training:
             session.note(f"the peak of the generated code is not known: {error}")
             return None if session.limit_bytes else _Attempt(run, halves, None, settled)  # it cannot be promised
         saving, excess = session.emitted(captured, peaks)
-        if excess is not None and session.one_graph and not (session.search and session.feasible):
-            taken = excess + session.usable(session.limit_bytes)
+        taken = 0 if excess is None else excess + session.usable(session.limit_bytes)
+        if taken and not settled.planned:
+            self._cuts[settled.lowering] = taken
+        if taken and session.one_graph and not (session.search and session.feasible):
             self._least = taken if self._least is None else min(self._least, taken)
         return _Attempt(run, halves, peaks, settled, saving, excess)
 
@@ -358,6 +361,10 @@ class _Training:
         forward_outputs = options.pop("num_fwd_outputs")
         program = self.hooks.rewrite(joint, forward_outputs)
         assert self.hooks.captured is not None
+        session = self.session
+        known = self._cuts.get(tuple(item.name for item in session.lowering), 0)
+        if session.limit_bytes and known > session.usable(session.limit_bytes):
+            return None  # as was seen under a larger limit
         module = constants_to_attributes(program)
         _mark_added(module, {node.name for node in self.hooks.captured.graph.nodes})
         # What a rewrite computes twice on purpose is not to be merged again.

@@ -35,7 +35,10 @@ def _measured(index: int) -> int:
     with torch.enable_grad(), torch.autograd.set_multithreading_enabled(True):
         left = torch.zeros(16, 16, device=f"cuda:{index}", requires_grad=True)
         (left @ left).sum().backward()  # type: ignore[no-untyped-call]
-    del left
+    # A product with a bias added is cublasLt's, which may have a buffer beside that of cuBLAS.
+    half = torch.zeros(64, 64, device=f"cuda:{index}", dtype=torch.float16)
+    torch.addmm(half[0], half, half)
+    del left, half
     return max(0, torch.cuda.memory_allocated(index) - before)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ log = logging.getLogger("memopt")
 _ROUNDS = 2
 # A step during which memory ran out is planned again for less by one part in so many of the budget.
 _SHORT = 16
+# Seconds for which memory that other processes hold is waited for, and between two looks.
+_WAIT, _LOOK = 20.0, 0.5
 # Steps that are taken: the first one chooses kernels, and takes more for it than later ones.
 _STEPS = 2
 
@@ -131,6 +134,8 @@ def lower_within(
         stage("taking a step")
         with phase("trial steps"):
             taken = take_step(run, given, written, device)
+            if taken is None and _given_back(device, allowed):
+                taken = take_step(run, given, written, device)
         if taken is not None:
             session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
         over = allowed // _SHORT if taken is None else taken.reserved_bytes - allowed
@@ -149,6 +154,24 @@ def lower_within(
             break
     session.note("the allocator reserves more than the step needs: it is held to the budget, which takes time")
     return run
+
+
+def _given_back(device: torch.device, allowed: int) -> bool:
+    """Whether the device was short of what may be held here because of other processes, and now is not.
+
+    Several processes that compile side by side take their steps one after the other: what one of them holds for a
+    moment says nothing of another one's plan.
+    """
+    if device.type != "cuda":
+        return False
+    until = time.monotonic() + _WAIT
+    short = False
+    while torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) < allowed:
+        if time.monotonic() > until:
+            return False
+        short = True
+        time.sleep(_LOOK)
+    return short
 
 
 def _measurable(session: Session, hooks: Hooks) -> frozenset[int] | None:
