@@ -37,10 +37,11 @@ class AtenOrStaticBackend(AtenBackend):
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
             session: Any = hooks.session
 
-            def make() -> Boxed:
+            def make(patient: bool) -> Boxed:
                 program, rewrite = hooks.inference(module)
                 engines: dict[str, Bind] = {"static": self._static.bind, "aten": _emit_program}
-                return WatchedProgram(program, rewrite, Chooser(session, engines, settling(session)).bind)
+                choose = Chooser(session, engines, settling(session), patient=patient).bind
+                return WatchedProgram(program, rewrite, choose)
 
             return within_budget(session, make)
 

@@ -35,6 +35,9 @@ Made = TypeVar("Made")
 
 # What an engine raises that has no code for a program, or that refuses the made-up inputs.
 _FAILURES = (InductorError, RuntimeError, IndexError, ValueError, AssertionError)
+# An engine that takes so much longer than one that is over the budget is not taken before less was planned for.
+_SLOW = 1.25
+_PATIENT = 2  # times at most
 _PLANS = 3  # so often is planned for less where what was measured is over the budget
 
 
@@ -56,6 +59,19 @@ class Trial:
     peak_bytes: int
 
 
+class SlowerError(Exception):
+    """An engine keeps the budget, but a much faster one might with a plan for less.
+
+    Attributes:
+        seconds: of a call of the one that keeps it.
+        over: by what the other one does not.
+    """
+
+    def __init__(self, seconds: float, over: BudgetError) -> None:
+        super().__init__(str(over))
+        self.seconds, self.over = seconds, over
+
+
 class Chooser:
     """Makes the function of an inference program.
 
@@ -69,6 +85,8 @@ class Chooser:
         engines: Mapping[str, Bind],
         settle: Callable[..., None],
         instead: Mapping[str, Bind] | None = None,
+        *,
+        patient: bool = False,
     ) -> None:
         """Take what to choose from.
 
@@ -78,8 +96,10 @@ class Chooser:
             settle: told the peak of the choice in bytes; raises BudgetError where that is over the budget, or where it
                 is told that memory ran out in the trials (`short=True`).
             instead: by name, what takes the place of an engine whose function cannot run.
+            patient: on CUDA, raise SlowerError rather than take an engine that is much slower than one over the budget.
         """
         self._session, self._engines, self._settle = session, dict(engines), settle
+        self._patient = patient
         self._instead = dict(instead or {})
 
     def bind(self, program: Program) -> Boxed:
@@ -119,6 +139,9 @@ class Chooser:
             except BudgetError as over:
                 refused.append(over)
                 continue
+            if refused and self._patient and _may_wait(program) and trial.seconds > _SLOW * in_order(trials)[0].seconds:
+                raise SlowerError(trial.seconds, refused[0])
+            self._patient, self._session.inferred.seconds = False, trial.seconds
             self._engines = {trial.name: self._engines[trial.name]}
             if len(trials) > 1:
                 self._session.note(_why(trial, trials))
@@ -158,19 +181,42 @@ class Chooser:
         return last[1](program)
 
 
-def within_budget(session: Any, make: Callable[[], Made]) -> Made:
+def within_budget(session: Any, make: Callable[[bool], Made]) -> Made:
     """What `make` plans and makes; planned for less where runs of it took more than the budget.
+
+    Args:
+        session: what is planned for.
+        make: told whether a much slower engine may be refused by SlowerError.
 
     Raises:
         BudgetError: nothing that was planned keeps it.
     """
-    for _ in range(_PLANS):
+    slow: list[tuple[float, int]] = []  # seconds of what keeps the budget, and what was spared for it
+    for attempt in range(_PLANS):
+        spared = session.inferred.spared
         try:
-            return make()
+            made = make(attempt < _PATIENT)
+        except SlowerError as slower:
+            slow.append((slower.seconds, spared))
+            if not plan_for_less(session, slower.over):
+                break
         except BudgetError as over:
-            if not plan_for_less(session, over):
-                raise
-    return make()
+            if slow or not plan_for_less(session, over):
+                if not slow:
+                    raise
+                break
+        else:
+            if slow and _SLOW * min(slow)[0] < session.inferred.seconds:
+                break
+            return made
+    if slow:
+        session.inferred.spared = min(slow)[1]
+    return make(False)
+
+
+def _may_wait(program: Program) -> bool:
+    """Whether a plan for less is worth another compilation: on CUDA, where engines differ in memory by more."""
+    return device_of(program).type == "cuda"
 
 
 def in_order(trials: Sequence[Trial]) -> list[Trial]:
@@ -197,6 +243,7 @@ def run_trial(name: str, bind: Bind, program: Program) -> Trial:
         RuntimeError, IndexError, ValueError: an operator refuses the made-up inputs, or memory ran out.
     """
     device = device_of(program)
+    lost = _lost(device)
     fakes = [node.meta["val"] for node in program.placeholders]
     with same_random_state(fakes):
         arguments = [
@@ -204,7 +251,7 @@ def run_trial(name: str, bind: Bind, program: Program) -> Trial:
             for entry, fake in zip(program.inputs, fakes, strict=True)
             if entry.kind is not InputKind.CONSTANT
         ]
-        before = _reserved(device)
+        before = _reserved(device) - lost
         function = bind(program)
         try:
             for _ in range(_WARM):
@@ -239,6 +286,13 @@ def _peak(function: Boxed, arguments: Sequence[Any], device: torch.device, befor
         return max(0, int(torch.cuda.max_memory_reserved(device)) - before - slack_bytes(0, device))
     held = int(getattr(function, "held_bytes", 0))
     return held + measure(lambda: function(list(arguments)), device=device).peak_bytes
+
+
+def _lost(device: torch.device) -> int:
+    """Bytes that the allocator holds now and no tensor has: beside weights and inputs, no more than its slack."""
+    if device.type != "cuda":
+        return 0
+    return min(_reserved(device) - int(torch.cuda.memory_allocated(device)), slack_bytes(0, device))
 
 
 def _reserved(device: torch.device) -> int:

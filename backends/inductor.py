@@ -91,18 +91,18 @@ class InductorBackend(Engine):
             if hooks.dry:
                 hooks.inference(module)
                 return emit(module)
-            return within_budget(hooks.session, lambda: self._inference(module, hooks))
+            return within_budget(hooks.session, lambda patient: self._inference(module, hooks, patient=patient))
 
         return lower_inference(graph_module, example_inputs, inference)
 
-    def _inference(self, module: fx.GraphModule, hooks: Hooks) -> Boxed:
+    def _inference(self, module: fx.GraphModule, hooks: Hooks, *, patient: bool) -> Boxed:
         program, rewrite = hooks.inference(module)
         engines: dict[str, Bind] = {"inductor": InductorInference().bind}
         if self._beside is not None:
             engines[self._beside.name] = self._beside.bind
         instead = {"inductor": InductorInference(libraries=False).bind} if uses_libraries(program) else {}
         session: Any = hooks.session
-        choose = Chooser(session, engines, settling(session), instead).bind
+        choose = Chooser(session, engines, settling(session), instead, patient=patient).bind
         return WatchedProgram(watching(program), lambda state: watching(rewrite(state)), choose)
 
     def timeline(self, program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:

@@ -196,28 +196,26 @@ def _planned(program: Program) -> tuple[BufferPlan, Mapping[str, Write | None]]:
     return plan_buffers(program, forms), writes
 
 
-def timeline_of(plan: BufferPlan, workspace: Mapping[str, int], held: int = 0) -> Timeline:
+def timeline_of(plan: BufferPlan, workspace: Mapping[str, int], held: int = 0, *, arena: bool = True) -> Timeline:
     """The bytes that a call holds at each step: the arena, the results so far, and what operators take beside it.
 
     Args:
         plan: where everything lives.
         workspace: what operators take, by node name.
         held: bytes that are held besides all the time.
+        arena: whether the arena is held as a whole; else what lives in it is taken and given back value by value.
     """
-    outside = [block for block in plan.blocks if block.home is not Home.ARENA]
-    always = held + plan.arena_bytes
+    apart = [block for block in plan.blocks if not arena or block.home is not Home.ARENA]
+    always = held + (plan.arena_bytes if arena else 0)
     extra = tuple(workspace.get(name, 0) for name in plan.steps)
     live = tuple(
-        held
-        + plan.arena_bytes
-        + extra[step]
-        + sum(block.nbytes for block in outside if block.start <= step < block.end)
+        always + extra[step] + sum(block.nbytes for block in apart if block.start <= step < block.end)
         for step in range(len(plan.steps))
     )
     peak = max(live, default=0)
     at = live.index(peak) if live else 0
     there = [(block.name, block.nbytes) for block in plan.blocks if block.start <= at < block.end]
-    end = always + sum(block.nbytes for block in outside if block.end >= len(plan.steps))
+    end = always + sum(block.nbytes for block in apart if block.end >= len(plan.steps))
     by_size = tuple(sorted(there, key=lambda item: -item[1]))
     return Timeline(plan.steps, live, extra, len(live), peak, by_size, end, 0)
 
@@ -229,7 +227,7 @@ def least_timeline(program: Program, workspace: Mapping[str, int] | None = None)
         program: an inference program.
         workspace: what operations take beside, in bytes by node name.
     """
-    return timeline_of(plan_buffers(program), workspace or {}, held=graph_bytes(program))
+    return timeline_of(plan_buffers(program), workspace or {}, graph_bytes(program), arena=False)
 
 
 def graph_bytes(program: Program) -> int:

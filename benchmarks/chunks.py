@@ -37,12 +37,10 @@ def row(given: argparse.Namespace) -> dict[str, Any]:
     dtype = getattr(torch, given.dtype)
     model = memopt.models.build(given.model, tiny=given.tiny).eval()
     inputs = model.example_inputs(**({"batch": 8} if given.tiny else SIZES))
-    model, inputs = model.to(given.device), {key: value.to(given.device) for key, value in inputs.items()}
-    with torch.no_grad():
-        part = {key: value[:4].double() for key, value in inputs.items()}
-        exact = model.double()(**part)
-    model.to(dtype)
-    inputs = {key: value.to(dtype) for key, value in inputs.items()}
+    with torch.no_grad():  # on the CPU: nothing of it may be left in the device's allocator
+        exact = model.double()(**{key: value[:2].double() for key, value in inputs.items()})
+    model.to(dtype).to(given.device)
+    inputs = {key: value.to(dtype).to(given.device) for key, value in inputs.items()}
     budget = None if given.budget == NONE else given.budget
     allow = ("freeze",) if given.freeze else ()
     began = time.perf_counter()
@@ -54,8 +52,8 @@ def row(given: argparse.Namespace) -> dict[str, Any]:
         except memopt.BudgetError as error:
             return {**found, "refused": str(error), "notes": []}
         found["first_call_seconds"] = time.perf_counter() - began
-        error = (result[:4].double() - exact).abs().max() / exact.abs().max()
-        del result, exact, part
+        error = (result[:2].cpu().double() - exact).abs().max() / exact.abs().max()
+        del result, exact
         with open(given.lock, "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one row is timed at a time
             found |= timed(compiled, inputs, torch.device(given.device))

@@ -29,12 +29,14 @@ class Inferred:
         planned: the one that was planned last.
         spared: bytes of the budget that runs took beyond what was planned.
         unused: bytes that the plan leaves of what was left for it; negative where it takes more.
+        seconds: of a call, as the engine that was chosen last ran it.
         not_in_chunks: why the batch cannot be divided; empty where that was not tried or did work.
     """
 
     planned: Planned | None = None
     spared: int = 0
     unused: int = 0
+    seconds: float = 0.0
     not_in_chunks: str = ""
 
 

@@ -1,6 +1,7 @@
 """The choice of an engine for inference: by measured time, under the budget, said in the report."""
 
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 import memopt
 from memopt.backends import choose
 from memopt.backends.aten_or_static import AtenOrStaticBackend
-from memopt.backends.choose import Chooser, Trial, in_order
+from memopt.backends.choose import Chooser, SlowerError, Trial, in_order
 from memopt.backends.inductor import InductorBackend
 from memopt.backends.static import StaticBackend
 from memopt.budget import BudgetError
@@ -234,7 +235,7 @@ def test_an_engine_that_cannot_run_is_replaced_and_memory_that_ran_out_is_said()
 def test_what_was_measured_over_the_budget_is_planned_for_less():
     told, made = Told(), []
 
-    def make():
+    def make(patient):
         made.append(1)
         if len(made) < 3:
             raise BudgetError(minimum_bytes=120 - 10 * len(made), budget_bytes=100)
@@ -243,7 +244,7 @@ def test_what_was_measured_over_the_budget_is_planned_for_less():
     assert choose.within_budget(told, make) == "fits" and len(made) == 3
     assert told.inferred.spared == 10 + 5, "at least a twentieth of the budget"
 
-    def never():
+    def never(patient):
         made.append(1)
         raise BudgetError(minimum_bytes=2, budget_bytes=1)
 
@@ -256,6 +257,63 @@ def test_what_was_measured_over_the_budget_is_planned_for_less():
     with pytest.raises(BudgetError):
         choose.within_budget(told, never)
     assert len(made) == 1, "no plan takes less"
+
+
+def asleep(seconds, take):
+    """An engine whose calls take so long and so many bytes."""
+
+    def bind(program):
+        def call(args):
+            args.clear()
+            time.sleep(seconds)
+            return [torch.empty(take, dtype=torch.uint8)]
+
+        return call
+
+    return bind
+
+
+def test_a_much_slower_engine_is_taken_only_after_less_was_planned_for(monkeypatch):
+    from tests.passes.build import trace
+
+    monkeypatch.setattr(choose, "_may_wait", lambda program: True)
+    program = trace(lambda x: (x.exp(),), torch.randn(8))
+    told, tried = Told(), []
+
+    def settle(peak):
+        if peak > 100_000:
+            raise BudgetError(minimum_bytes=peak, budget_bytes=100_000)
+
+    def make_with(fast):
+        def make(patient):
+            tried.append((patient, told.inferred.spared))
+            engines = {"fast": asleep(0.002, fast(told.inferred.spared)), "slow": asleep(0.02, 50_000)}
+            chooser = Chooser(told, engines, settle, patient=patient)
+            chooser.bind(program)
+            return told.report.backend
+
+        return make
+
+    assert choose.within_budget(told, make_with(lambda spared: 90_000 if spared else 120_000)) == "fast"
+    assert [patient for patient, _ in tried] == [True, True] and tried[1][1] >= 20_000
+    tried.clear()
+    told.inferred.spared = 0
+    assert choose.within_budget(told, make_with(lambda spared: 120_000)) == "slow"
+    assert [patient for patient, _ in tried] == [True, True, False]
+
+
+def test_a_plan_for_less_that_is_slower_still_is_taken_back():
+    told, tried = Told(), []
+
+    def make(patient):
+        tried.append((patient, told.inferred.spared))
+        if len(tried) == 1:
+            raise SlowerError(1.0, BudgetError(minimum_bytes=120, budget_bytes=100))
+        told.inferred.seconds = 2.0
+        return len(tried)
+
+    assert choose.within_budget(told, make) == 3
+    assert tried == [(True, 0), (True, 20), (False, 0)]
 
 
 @pytest.mark.usefixtures("_no_compiler")
