@@ -18,8 +18,8 @@ class Record:
 
     picked = "static"
 
-    def __init__(self, session, engines, settle):
-        self.engines, self.settle = engines, settle
+    def __init__(self, session, engines, settle, *, patient):
+        self.engines, self.settle, self.patient = engines, settle, patient
         Record.seen.append(self)
 
     def bind(self, program):
@@ -44,7 +44,7 @@ def test_inference_may_run_on_either(monkeypatch, picked):
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x))
     (choice,) = Record.seen
-    assert set(choice.engines) == {"static", "aten"}
+    assert set(choice.engines) == {"static", "aten"} and choice.patient
 
 
 def test_training_never_chooses():
