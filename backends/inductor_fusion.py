@@ -65,7 +65,8 @@ class InductorFusion:
         """Return the program with `meta["fused"]` on the values that are computed inside the kernels of their readers.
 
         `meta["kernel"]` is on what is stored, but by a kernel that Inductor generates: what may be fused with others.
-        `meta["stored"]` is on what Inductor would not store by itself, and should: see `realize`.
+        `meta["stored"]` is on what Inductor would not store by itself, and should: see `realize`. `meta["inplace"]` is
+        on sums that Inductor writes over the sum so far (see `_continues_a_sum`).
 
         The rules are those of Inductor's lowering (`torch._inductor.ir.StorageBox`, `GraphLowering.run_node`): readers
         that need memory, values that the caller gets, and the thresholds on reads and operations above which a value
@@ -73,7 +74,7 @@ class InductorFusion:
         """
         new = program.copy()
         for node in new.graph.nodes:
-            for mark in ("fused", "kernel", "stored"):
+            for mark in ("fused", "kernel", "stored", "inplace"):
                 node.meta.pop(mark, None)
         marker = _Marker(new)
         fused = marker.fused()
@@ -84,6 +85,8 @@ class InductorFusion:
                 node.meta["kernel"] = True
             if node in marker.stored:
                 node.meta["stored"] = True
+            if _continues_a_sum(node):
+                node.meta["inplace"] = 0
         return new  # the graph is as it was: there is nothing to propagate
 
     def costs(self, program: Program, costs: Mapping[str, OperatorCost]) -> dict[str, OperatorCost]:
@@ -241,6 +244,20 @@ def _reads(node: fx.Node, reads: Mapping[fx.Node, frozenset[fx.Node]], fused: bo
     if fused or is_any_view(node):
         return frozenset[fx.Node]().union(*(reads[argument] for argument in node.all_input_nodes))
     return frozenset((node,))
+
+
+def _continues_a_sum(node: fx.Node) -> bool:
+    """Whether the node adds to a running sum that is in memory, and read by nothing else: its kernel writes over it."""
+    running = node.args[0] if node.target is aten.add.Tensor else None
+    if not isinstance(running, fx.Node) or running.target is not aten.as_strided.default or node.meta.get("fused"):
+        return False
+    (total,) = running.all_input_nodes
+    mine, before = node.meta["val"], total.meta["val"]
+    if len(running.users) > 1 or len(total.users) > 1 or not total.meta.get("kernel"):
+        return False
+    if total.meta.get("phase") is not node.meta.get("phase"):
+        return False
+    return bool((mine.shape, mine.stride(), mine.dtype) == (before.shape, before.stride(), before.dtype))
 
 
 def _is_overwritten(node: fx.Node, user: fx.Node) -> bool:

@@ -53,7 +53,7 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
     """Describe a training program's step in plain numbers.
 
     Args:
-        program: a training program without `inplace` annotations.
+        program: a training program; what is annotated as `inplace`, and what it is written over, never runs again.
         costs: seconds and workspace by node name; nodes that are missing cost nothing.
     """
     aliasing = analyse(program)
@@ -61,6 +61,7 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
     mutated = program.mutated
     fragile = {index for node in program.placeholders if node.name in mutated for index in aliasing.of[node]}
     tangents = [node for node in program.placeholders if program.input_of(node.name).kind is InputKind.TANGENT]
+    taken = {index for node in operations if "inplace" in node.meta for index in aliasing.of[node]}
     cut = sum(node.meta["phase"] is Phase.FORWARD for node in operations)
     if tangents:
         operations.insert(cut, tangents[0])  # stands for the arrival of all tangents where backward starts
@@ -79,7 +80,8 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
             needed.update(dict.fromkeys(aliasing.of.get(argument, ())))
         reads.append(tuple(index for index in needed if index not in created))
         writes.append(tuple(aliasing.created_by(node)))
-        recomputable.append(again_form(node) is not None and not (set(_reads_again(node, aliasing)) & fragile))
+        again = again_form(node) is not None and not taken.intersection(aliasing.of.get(node, ()))
+        recomputable.append(again and not fragile.intersection(_reads_again(node, aliasing)))
     resident = {index for node in program.placeholders for index in aliasing.of.get(node, ())}
     resident.difference_update(index for tangent in tangents for index in aliasing.of[tangent])
     pinned = {
@@ -224,7 +226,8 @@ def _is_operation(node: fx.Node, aliasing: Aliasing) -> bool:
     """Whether the node does work of its own: it allocates, draws, has effects, or yields no tensor at all."""
     if node.target is operator.getitem or node.meta.get("fused"):
         return False
-    return bool(aliasing.created_by(node)) or not aliasing.of.get(node) or is_random(node) or is_effectful(node)
+    makes = bool(aliasing.created_by(node)) or "inplace" in node.meta
+    return makes or not aliasing.of.get(node) or is_random(node) or is_effectful(node)
 
 
 def again_form(node: fx.Node) -> tuple[Any, tuple[Any, ...]] | None:

@@ -13,6 +13,7 @@ from memopt.memory.aliasing import analyse
 from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import timeline
 from memopt.passes.checkpoint import Checkpoint
+from memopt.passes.chunk_loss import ChunkLoss
 from memopt.passes.inplace import Inplace
 from memopt.program import Phase
 from memopt.solve.recompute import plan
@@ -82,6 +83,39 @@ def test_what_is_written_over_is_computed_where_it_is_written():
         return (torch.ops.aten._unsafe_index_put.default(one, [ids], one[:3], True),)
 
     assert "add" not in fused(marked(trace(twice, x, rows, ids)))
+
+
+def chunked(dtype):
+    x, weight = torch.randn(64, 8, dtype=dtype), torch.randn(40, 8, dtype=dtype)
+    labels = torch.randint(0, 40, (64,))
+    program = capture_joint(
+        lambda x, w, t: F.cross_entropy(F.linear(x, w), t), x.requires_grad_(), weight.requires_grad_(), labels
+    )
+    return ChunkLoss(4).run(program).program
+
+
+def test_a_running_sum_is_written_over_and_computed_once():
+    program = marked(chunked(torch.bfloat16))
+    sums = [node for node in program.calls if node.meta.get("inplace") == 0]
+    assert len(sums) == 3
+    lowering = lower(program, {})
+    of = lowering.aliasing.of
+    assert len({of[node] for node in sums}) == 1, "one storage holds them all"
+    (storage,) = of[sums[0]]
+    assert lowering.aliasing.storages[storage].nbytes == 40 * 8 * 4
+    for operation, node in enumerate(lowering.operations):
+        if storage in of.get(node, ()):
+            assert not lowering.problem.recomputable[operation], node
+    assert set(sums) <= set(lowering.operations), "each runs where it stands"
+
+
+def test_a_running_sum_that_something_else_reads_is_not_written_over():
+    program = chunked(torch.bfloat16)
+    first = next(node for node in program.calls if node.target is torch.ops.aten.as_strided.default)
+    with program.graph.inserting_after(first):
+        seen = program.graph.call_function(torch.ops.aten.sum.default, (first,))
+    seen.meta.update(phase=first.meta["phase"], val=first.meta["val"].sum())
+    assert sum("inplace" in node.meta for node in marked(program).calls) == 2
 
 
 def test_a_value_that_reads_what_the_program_overwrites_is_stored():
