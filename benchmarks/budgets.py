@@ -92,7 +92,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="written again after every process")
     given = parser.parse_args()
 
-    pairs = [(model, backend) for backend in given.backends.split(",") for model in given.models.split(",")]
+    pairs = [(model, backend) for model in given.models.split(",") for backend in given.backends.split(",")]
     path = tuple(str(Path(entry).resolve()) for entry in (Path(__file__).parent, *sys.path))
     result: dict[str, Any] = {
         "machine": platform.processor() or platform.machine(),

@@ -33,12 +33,13 @@ def budgets_table(result: dict[str, Any]) -> str:
 def _summary(rows: list[Row], peers: dict[str, Row]) -> str:
     kept = [row for row in rows if "predicted_bytes" in row]
     inside = sum(row["peak_bytes"] <= row["budget_bytes"] for row in kept)
-    errors = [abs(row["predicted_bytes"] / row["peak_bytes"] - 1) for row in kept]
+    errors = [row["predicted_bytes"] / row["peak_bytes"] - 1 for row in kept] or [0.0]
     worst = [row["gradient_error"] / peers[row["model"]]["gradient_error"] for row in kept]
     names = ", ".join(dict.fromkeys(row["row"] for row in peers.values() if "error" not in row))
+    far = sum(abs(error) > 0.03 for error in errors)
     return (
-        f"{inside} of {len(kept)} steps stayed within their budget; the predicted peak was off by at most "
-        f"{max(errors, default=0):.2%}, and the gradients' error against float64 is at most "
+        f"{inside} of {len(kept)} steps stayed within their budget; the predicted peak is off by {min(errors):+.2%} to "
+        f"{max(errors):+.2%}, in {far} of them by more than 3 %, and the gradients' error against float64 is at most "
         f"{max(worst, default=0):.2f} times that of `{names}`."
     )
 
