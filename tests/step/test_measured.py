@@ -7,6 +7,7 @@ import contextlib
 import pytest
 import torch
 from torch import nn
+from torch._functorch._aot_autograd import graph_compile
 
 import memopt
 from memopt.backends.inductor import missing_compiler
@@ -173,9 +174,16 @@ def test_a_step_that_is_planned_for_less_is_not_searched_again(monkeypatch, step
             super().__init__(*args, **options)
 
     monkeypatch.setattr("memopt.session.StepSearch", Counted)
+    traces, plain = [], graph_compile.aot_dispatch_autograd_graph
+
+    def traced(*args, **options):
+        traces.append(args)
+        return plain(*args, **options)
+
+    monkeypatch.setattr(graph_compile, "aot_dispatch_autograd_graph", traced)
     run = memopt.compile(model, budget, backend="inductor")
     trained(run, x)
-    assert not left and len(searches) == 1
+    assert not left and len(searches) == len(traces) == 1
     assert run._sessions[False]._search_kept is None
 
 
