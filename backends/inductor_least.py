@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from memopt.program import tensors_of
+from memopt.rewrite import storages
 
 # Never fused into a kernel that Inductor generates, nor done without memory for operands and results.
 _CALLS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"}
@@ -28,9 +28,9 @@ def least_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int)
         backward: the backward half, on placeholders that forward made, or that were there before, or that are tangents.
         outputs: how many leading outputs of forward the caller gets, and holds.
     """
-    there = {key for node in forward.graph.find_nodes(op="placeholder") for key in _storages(node)}
+    there = {key for node in forward.graph.find_nodes(op="placeholder") for key in storages(node)}
     results: Any = forward.graph.output_node().args[0]
-    held = {key: size for node in _nodes(results[:outputs]) for key, size in _storages(node).items()}
+    held = {key: size for node in _nodes(results[:outputs]) for key, size in storages(node).items()}
     made = _peak(forward, there, {})
     for key in there:
         held.pop(key, None)
@@ -39,20 +39,20 @@ def least_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int)
 
 def _peak(module: fx.GraphModule, there: Collection[int], held: dict[int, int]) -> int:
     nodes = list(module.graph.nodes)
-    storages = {node: {k: size for k, size in _storages(node).items() if k not in there} for node in nodes}
+    own = {node: {k: size for k, size in storages(node).items() if k not in there} for node in nodes}
     last: dict[int, int] = {}
     for index, node in enumerate(nodes):
         for argument in node.all_input_nodes:
-            last.update(dict.fromkeys(storages[argument], index))
+            last.update(dict.fromkeys(own[argument], index))
     in_memory = set(held)
     for node in nodes:
         if node.op in ("placeholder", "output") or _is_call(node):
-            in_memory.update(key for argument in node.all_input_nodes for key in storages[argument])
-            in_memory.update(storages[node])
+            in_memory.update(key for argument in node.all_input_nodes for key in own[argument])
+            in_memory.update(own[node])
     live = dict(held)
     for node in nodes:
         if node.op == "placeholder":
-            live.update(storages[node])
+            live.update(own[node])
     dying: dict[int, list[int]] = {}
     for key, index in last.items():
         if key not in held:
@@ -64,7 +64,7 @@ def _peak(module: fx.GraphModule, there: Collection[int], held: dict[int, int]) 
         if not call:  # a kernel may write over what it reads last
             total -= sum(live.pop(key, 0) for key in dying.get(index, ()))
         if node.op == "call_function":
-            for key, size in storages[node].items():
+            for key, size in own[node].items():
                 if key in in_memory and key not in live:
                     live[key] = size
                     total += size
@@ -81,7 +81,3 @@ def _is_call(node: fx.Node) -> bool:
 
 def _nodes(values: Sequence[Any]) -> list[fx.Node]:
     return [value for value in values if isinstance(value, fx.Node)]
-
-
-def _storages(node: fx.Node) -> dict[int, int]:
-    return {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_of(node)}

@@ -11,7 +11,7 @@ from torch._inductor import compile_fx as inductor
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from memopt.backends.inductor_trace import Trace
-from memopt.program import tensors_of
+from memopt.rewrite import storages
 
 # What tells code that is fused in the plan's order, or in a rewrite's, from other code of the same graph.
 IN_ORDER, ADDED_IN_ORDER, IN_ANY_ORDER = b"memopt, in order", b"memopt, rewrites in order", b"memopt"
@@ -79,6 +79,6 @@ def saved_bytes(forward: fx.GraphModule, outputs: int) -> int:
     """Bytes that a forward half leaves behind for backward, by storage, what was there before left out."""
     graph: Any = forward.graph
     values = [node for node in graph.output_node().args[0][outputs:] if isinstance(node, fx.Node)]
-    before = {t.untyped_storage()._cdata for node in graph.find_nodes(op="placeholder") for t in tensors_of(node)}
-    left = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for node in values for t in tensors_of(node)}
+    before = {key for node in graph.find_nodes(op="placeholder") for key in storages(node)}
+    left = {key: size for node in values for key, size in storages(node).items()}
     return sum(size for key, size in left.items() if key not in before)

@@ -89,10 +89,11 @@ def environment(device: str) -> dict[str, str]:
     """Device, driver and versions."""
     import torch
 
+    from memopt.comparison.processes import driver_version
+
     found = {"torch": torch.__version__, "python": platform.python_version(), "device": platform.processor()}
     if device == "cuda":
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+        driver = driver_version() or "not known"
         found |= {"device": torch.cuda.get_device_name(), "driver": driver, "cuda": str(torch.version.cuda)}
     return found
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from building import built
 
-import memopt
 from memopt.api import BACKENDS
 from memopt.comparison.job import Job, Source
 from memopt.comparison.progress import Case
@@ -55,18 +55,13 @@ TRAINING_ROWS = "eager,checkpoint,compile,compile:0.5,inductor:60%,aten:60%,xla:
 def made(name: str, mode: str, tiny: bool, device: str, dtype: str) -> tuple[Any, Any]:
     """The model and its inputs, in the process of a row.
 
-    Large models to be trained are made where and as they are used, the quickest way. Batch norms of models that infer
+    Large models to be trained are made where and as they are used. Batch norms of models that infer
     have seen images, or the values of half precision would run out of its range.
     """
     training = mode == "training"
     sizes = {"batch": 2} if tiny else dict(SIZES[mode][name])
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, dtype) if training else torch.float32)
-    try:
-        with torch.device(device if training else "cpu"):
-            model = memopt.models.build(name, tiny=tiny, dropout=0.0).train(training)
-    finally:
-        torch.set_default_dtype(usual)
+    place = (device, dtype) if training else ("cpu", "float32")
+    model = built(name, *place, tiny=tiny, dropout=0.0).train(training)
     if not training:
         show_images(model)
     return model, model.example_inputs(sizes.pop("batch"), labels=training, **sizes)

@@ -90,9 +90,6 @@ class RowProcess:
 
 def used_bytes(cuda: bool) -> int:
     """Bytes of the current CUDA device that are in use, by all processes together; 0 without one."""
-    import torch
+    from memopt.comparison.processes import device_used
 
-    if not cuda:
-        return 0
-    free, total = torch.cuda.mem_get_info()
-    return int(total - free)
+    return device_used("cuda" if cuda else "") or 0

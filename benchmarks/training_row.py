@@ -9,6 +9,7 @@ from typing import Any
 
 import kernels
 import torch
+from building import built
 
 import memopt
 from memopt.comparison.inside import Seat, serve
@@ -21,14 +22,8 @@ COMPILING = ("generating code", "compiling kernels")
 
 
 def made(name: str, device: str, dtype: str, changes: dict[str, Any], inputs: dict[str, int]) -> tuple[Any, Any]:
-    """The model and its inputs, made where and as they are used: the quickest way."""
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, dtype))
-    try:
-        with torch.device(device):
-            model = memopt.models.build(name, **changes)
-    finally:
-        torch.set_default_dtype(usual)
+    """The model and its inputs."""
+    model = built(name, device, dtype, **changes)
     return model.train(), model.example_inputs(labels=True, **inputs)
 
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from memopt.convert.capture import Captured
 from memopt.convert.errors import ConversionError
 from memopt.convert.translations import translations
-from memopt.errors import first_line
+from memopt.errors import cause_line
 from memopt.onnx.origin import origin_of
 from memopt.quiet import quiet
 
@@ -45,7 +45,7 @@ def emit(captured: Captured, output_names: Sequence[str], opset: int = DEFAULT_O
                 custom_translation_table=dict(translations()),
             )
     except OnnxExporterError as error:
-        raise ConversionError(f"torch.onnx cannot export the model: {_cause(error)}") from error
+        raise ConversionError(f"torch.onnx cannot export the model: {cause_line(error)}") from error
     assert program is not None
     model: ir.Model = program.model
     if model.graph.opset_imports[""] != opset:
@@ -152,10 +152,3 @@ def rename(graph: ir.Graph, value: ir.Value, name: str) -> None:
             number += 1
         other.name = f"{final}_inner_{number}"
     value.name = final
-
-
-def _cause(error: BaseException) -> str:
-    """The first line of the innermost reason: the exporter wraps it in advice."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return first_line(error)

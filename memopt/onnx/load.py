@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
-from memopt.errors import first_line
+from memopt.errors import cause_line
 from memopt.onnx.infer import infer_shapes, skeleton
 from memopt.onnx.read import graphs
 
@@ -26,7 +26,7 @@ def prepare(model: onnx.ModelProto | ir.Model) -> ir.Model:
         try:
             model = ir.from_proto(model)
         except Exception as error:  # the reader raises whatever comes up
-            raise OnnxModelError(f"the model cannot be read: {_cause_of(error)}") from error
+            raise OnnxModelError(f"the model cannot be read: {cause_line(error)}") from error
     _check_scopes(model)
     copy = model.clone()
     # Before version 4 every initializer had to be an input; later versions allow it, and nothing else differs.
@@ -36,7 +36,7 @@ def prepare(model: onnx.ModelProto | ir.Model) -> ir.Model:
     try:
         onnx.checker.check_model(skeleton(copy, declared=True))
     except onnx.checker.ValidationError as error:
-        raise OnnxModelError(f"the model is invalid: {_cause_of(error)}") from error
+        raise OnnxModelError(f"the model is invalid: {cause_line(error)}") from error
     taken = {str(node.name) for graph in graphs(copy) for node in graph if node.name}
     seen: set[str] = set()
     for graph in graphs(copy):
@@ -98,10 +98,3 @@ def _check_graph(graph: ir.Graph, known: set[ir.Value]) -> None:
     for value in graph.outputs:
         if value not in known:
             raise OnnxModelError(f"nothing makes the output {value.name}")
-
-
-def _cause_of(error: BaseException) -> str:
-    """The first line of what an error came of in the end."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return first_line(error)
