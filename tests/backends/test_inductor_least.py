@@ -5,7 +5,7 @@ import torch
 from torch import fx, nn
 
 import memopt
-from memopt.backends import inductor as engine
+from memopt.backends import inductor_training as engine
 from memopt.backends.inductor import missing_compiler
 from memopt.backends.inductor_least import least_bytes
 

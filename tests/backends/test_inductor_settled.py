@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.backends import inductor
 from memopt.backends.inductor import missing_compiler
 from memopt.backends.inductor_settled import Settled, SettledSteps
+from memopt.backends.inductor_training import Training
 
 needs_compiler = pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
 
@@ -63,13 +63,13 @@ def _first_step(budget, monkeypatch):
     """Take a step with nothing in memory; return its attempts, its gradients and its report."""
     torch._dynamo.reset()
     attempts = []
-    plain = inductor._Training._attempt
+    plain = Training._attempt
 
     def counted(self, *, planned):
         attempts.append(plain(self, planned=planned))
         return attempts[-1]
 
-    monkeypatch.setattr(inductor._Training, "_attempt", counted)
+    monkeypatch.setattr(Training, "_attempt", counted)
     model = _model()
     run = memopt.compile(model, budget, backend="inductor")
     run(torch.linspace(-1, 1, 512 * 64).reshape(512, 64)).square().sum().backward()

@@ -1,0 +1,306 @@
+"""How a training step becomes Inductor's code that keeps its budget: torch's own cut, then plans, then none."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._functorch import partitioners
+from torch._inductor import config as inductor_config
+from torch._inductor.exc import InductorError
+from torch._inductor.virtualized import V
+
+from memopt.backends.aten import AtenBackend
+from memopt.backends.inductor_fusion import realize
+from memopt.backends.inductor_halves import Halves
+from memopt.backends.inductor_least import least_bytes
+from memopt.backends.inductor_order import ADDED, KeepOrder
+from memopt.backends.inductor_partition import ADDED_IN_ORDER, IN_ORDER, Partition, compile_training, saved_bytes
+from memopt.backends.inductor_replay import ReplayError, measured_workspace
+from memopt.backends.inductor_settled import Settled, SettledSteps, key_of
+from memopt.backends.inductor_trace import Trace
+from memopt.budget import BudgetError
+from memopt.capture.dynamo import Hooks
+from memopt.capture.joint import constants_to_attributes, mutations_in_place
+from memopt.errors import first_line
+from memopt.pass_manager import Pass
+from memopt.phases import phase
+from memopt.program import Phase, Program
+from memopt.step.planner import GraphPeaks
+
+# How often a plan is corrected by what Inductor's code for it really takes.
+_PLANS = 4
+# A plan that leaves more than this share of the budget unused, and recomputes, is tried once more with more room.
+_SLACK = 0.04
+# A buffer that waits for another of its size is alive meanwhile (the allocator reuses memory as well), and the order is
+# chosen anew by a count of bytes that knows of no sum that takes the memory of its operand.
+_AS_PLANNED = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Attempt:
+    """One way to lower a step. `excess` is None without a budget."""
+
+    run: Callable[..., Any]
+    halves: Halves
+    peaks: GraphPeaks | None
+    settled: Settled
+    saving: int = 0
+    excess: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.excess is None or self.excess <= 0
+
+
+class Training:
+    """One graph's lowering, under one limit after the other: what was too much for a limit is for a lower one."""
+
+    def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> None:
+        """Take a Dynamo graph, its inputs, and what rewrites its joint graph."""
+        self.graph_module, self.example_inputs, self.hooks = graph_module, example_inputs, hooks
+        self.session: Any = hooks.session
+        # What torch's own cut is yet to be tried with; the rewrites that lower the floor come in when they are needed.
+        self._lowerings: list[tuple[Pass, ...]] | None = None
+        self._key = ""  # of what settled the step, once its graph is there
+        self._followed: Settled | None = None  # what settled it in another process, as long as it is followed
+        self._first_plan: _Attempt | None = None  # made where torch's own cut was seen to be hopeless
+        self._trace = Trace()
+        self._before: Settled | None = None  # what the graph was settled with under a larger limit
+        self._cuts: dict[tuple[str, ...], int] = {}  # bytes that torch's own cut takes, by the rewrites it is made with
+        self._least: int | None = None  # bytes for tensors with which code was made that would be made again
+
+    def compile(self) -> Callable[..., Any]:
+        """Lower the step until its code keeps the budget.
+
+        Raises:
+            BudgetError: no plan keeps it, operator by operator either.
+        """
+        session = self.session
+        before = self._before or Settled(planned=False)
+        attempt: _Attempt | None = None
+        try:
+            session.correction = before.correction
+            if not before.planned and session.may_leave(self.hooks.graph_break):
+                session.search, session.lowering = False, session.lowering_called(before.lowering) or ()
+                attempt = self._unplanned()
+            if attempt is None:
+                session.search, session.lowering = True, ()
+                attempt = self._search()
+        finally:
+            session.search, session.correction, session.lowering = True, 0, ()
+        self._before = None if attempt is None else attempt.settled
+        if attempt is None:
+            return self._operator_by_operator()
+        if self._key and self._followed is None and attempt.fits:
+            SettledSteps().put(self._key, attempt.settled)
+        with phase("compiling kernels"):
+            attempt.halves.load()
+        return attempt.run
+
+    def _operator_by_operator(self) -> Callable[..., Any]:
+        session = self.session
+        session.note(
+            "no code of Inductor's was found that keeps the budget: this graph runs operator by operator, as with "
+            "backend='aten'"
+        )
+        session.withdraw(self.hooks.captured)
+        try:
+            with session.operator_by_operator():
+                return AtenBackend().compile_captured(self.graph_module, self.example_inputs, self.hooks)
+        except BudgetError as error:
+            least = None if self._least is None else session.least_budget(self._least)
+            if least is None or least >= error.minimum_bytes:
+                raise
+            refusal = BudgetError(least, error.budget_bytes)
+        raise refusal
+
+    def _unplanned(self) -> _Attempt | None:
+        """Torch's own cut and order, with the rewrites that let it keep the budget in the least time; None: none do.
+
+        Where the step was settled before, it is lowered in that way at once, be it by a plan.
+        """
+        session = self.session
+        while True:
+            attempt = self._attempt(planned=False)
+            if self._followed is not None and (attempt is None or not attempt.fits):
+                self._followed = None  # what kept the budget then does not now
+                session.search, session.correction, session.lowering = False, 0, ()
+                continue
+            if self._followed is None and attempt is not None and attempt.settled.planned:
+                self._first_plan = attempt
+                return None
+            if attempt is not None and attempt.fits:
+                if session.lowering and attempt.peaks is not None:
+                    session.prove()
+                    session.emitted(self.hooks.captured, attempt.peaks)
+                return attempt
+            if not self._next_lowering():
+                return None
+
+    def _next_lowering(self) -> bool:
+        """Take the next rewrites to try; whether there are any."""
+        if self._lowerings is None:
+            self._lowerings = self.session.lowerings()
+        if self._lowerings:
+            self.session.lowering = self._lowerings.pop(0)
+            return True
+        return False
+
+    def _search(self) -> _Attempt | None:
+        session = self.session
+        best = None
+        for left in reversed(range(_PLANS + 1)):
+            attempt, self._first_plan = self._first_plan or self._attempt(planned=True), None
+            if attempt is None:
+                break
+            if attempt.excess is None:
+                return attempt
+            if attempt.fits:
+                if best is None or attempt.excess > (best.excess or 0):
+                    best = attempt
+                if -attempt.excess <= _SLACK * session.limit_bytes or not session.recomputes:
+                    break
+            elif best is not None or not session.one_graph or not session.feasible:
+                break
+            correction = attempt.saving - max(0, attempt.excess) // 8
+            if correction == session.correction or (left == 1 and best is not None):
+                break  # the plan would be the same, or will do
+            session.correction = correction if left > 1 else -session.limit_bytes  # the deepest plan of all
+        if best is not None and best is not attempt and best.peaks is not None:
+            session.emitted(self.hooks.captured, best.peaks)
+        return best
+
+    # -- one attempt ---------------------------------------------------------------------------------------------
+
+    def _attempt(self, *, planned: bool) -> _Attempt | None:
+        """Lower the step by a plan, or by torch's own cut, and then by a plan where that is hopeless."""
+        session, halves = self.session, Halves(self.hooks.backward)
+        with contextlib.ExitStack() as policy:
+
+            def cut(joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
+                if not self._key and self._may_be_settled():
+                    self._look_up(self.hooks.capture(joint, options["num_fwd_outputs"]))
+                if not session.search:
+                    found = self._torch_partition(joint, joint_inputs, **options)
+                    if found is not None:
+                        if session.lowering:
+                            keep_order(KeepOrder(added_only=True), ADDED_IN_ORDER)
+                        return found
+                    session.search, session.lowering = True, ()
+                keep_order(KeepOrder(), IN_ORDER)
+                return self._planned_partition(joint, joint_inputs, **options)
+
+            def keep_order(choices: KeepOrder, token: bytes) -> None:
+                policy.enter_context(V.set_choices_handler(choices))
+                policy.enter_context(inductor_config.patch(_AS_PLANNED))
+                partition.token = token
+
+            session.search, partition = planned, Partition(cut)
+            try:
+                run = compile_training(self.graph_module, self.example_inputs, halves.compile, partition, self._trace)
+            except InductorError as error:  # the graph may hold what this version of Inductor has no code for
+                session.note(f"Inductor has no code for this graph: {first_line(error)}")
+                return None
+        captured = self.hooks.captured
+        assert captured is not None
+        settled = Settled(session.search, tuple(item.name for item in session.lowering), session.correction)
+        try:
+            with phase("replaying code"):
+                peaks = halves.peaks(captured, measured_workspace(session.table))
+        except ReplayError as error:
+            session.note(f"the peak of the generated code is not known: {error}")
+            return None if session.limit_bytes else _Attempt(run, halves, None, settled)  # it cannot be promised
+        saving, excess = session.emitted(captured, peaks)
+        taken = 0 if excess is None else excess + session.usable(session.limit_bytes)
+        if taken and not settled.planned:
+            self._cuts[settled.lowering] = taken
+        if taken and session.one_graph and not (session.search and session.feasible):
+            self._least = taken if self._least is None else min(self._least, taken)
+        return _Attempt(run, halves, peaks, settled, saving, excess)
+
+    def _may_be_settled(self) -> bool:
+        """Whether what settled this step is worth keeping: a step of one graph, with a budget."""
+        return self.session.budget is not None and bool(self.session.may_leave(self.hooks.graph_break))
+
+    def _look_up(self, captured: Program) -> None:
+        """Follow what settled the step in another process, where that is known."""
+        session = self.session
+        self._key = key_of(session, captured)
+        known = SettledSteps().get(self._key)
+        lowering = None if known is None else session.lowering_called(known.lowering)
+        if known is not None and lowering is not None:
+            self._followed = known
+            session.search, session.correction, session.lowering = known.planned, known.correction, lowering
+
+    def _planned_partition(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
+        """Both halves by the plan; what it counts on as stored is."""
+        forward, backward = self.hooks.partition(joint, joint_inputs, **options)
+        realize(forward)
+        realize(backward)
+        return forward, backward
+
+    def _torch_partition(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
+        """Torch's own cut of the rewritten graph, the one that torch.compile makes.
+
+        None where what it cannot do without is over the budget, with all rewrites that lower the floor too.
+        """
+        session = self.session
+        if self._lowerings is None and self._followed is None:
+            asked = session.lowering
+            self.hooks.rewrite(joint, options["num_fwd_outputs"])  # what there is to keep is known then
+            if session.tight and session.all_lowering() and self._all_are_hopeless(joint, joint_inputs, **options):
+                return None
+            session.lowering = asked
+        halves = self._torch_cut(joint, joint_inputs, **options)
+        if halves is None and self._followed is not None:
+            self._followed, session.lowering = None, ()
+            halves = self._torch_cut(joint, joint_inputs, **options)
+        if halves is None and self._lowerings is None:
+            self._all_are_hopeless(joint, joint_inputs, **options)
+        while halves is None and self._next_lowering():
+            halves = self._torch_cut(joint, joint_inputs, **options)
+        return halves
+
+    def _all_are_hopeless(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> bool:
+        """Whether no rewrites let torch's own cut keep the budget: none takes less than all of them."""
+        self.session.lowering = self.session.all_lowering()
+        if self.session.lowering and self._torch_cut(joint, joint_inputs, **options) is not None:
+            return False
+        self._lowerings = []
+        return True
+
+    def _torch_cut(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
+        """Both halves by the session's present rewrites; None where what cannot be fused is over the budget already."""
+        forward_outputs = options.pop("num_fwd_outputs")
+        program = self.hooks.rewrite(joint, forward_outputs)
+        assert self.hooks.captured is not None
+        session = self.session
+        known = self._cuts.get(tuple(item.name for item in session.lowering), 0)
+        if session.limit_bytes and known > session.usable(session.limit_bytes):
+            return None  # as was seen under a larger limit
+        module = constants_to_attributes(program)
+        _mark_added(module, {node.name for node in self.hooks.captured.graph.nodes})
+        # What a rewrite computes twice on purpose is not to be merged again.
+        with functorch_config.patch(cse=functorch_config.cse and not self.session.lowering):
+            forward, backward = partitioners.min_cut_rematerialization_partition(
+                module, joint_inputs, compiler="inductor", num_fwd_outputs=program.forward_outputs, **options
+            )
+        kept = program.forward_outputs
+        if self.session.hopeless(max(saved_bytes(forward, kept), least_bytes(forward, backward, kept))):
+            return None
+        mutations_in_place(forward, program, forward_outputs)
+        return forward, backward
+
+
+def _mark_added(module: fx.GraphModule, known: Container[str]) -> None:
+    """Mark what rewrites have added, nodes that are not `known`; torch's partitioner is to leave it in its half."""
+    for node in module.graph.nodes:
+        if node.op == "call_function" and node.name not in known:
+            node.meta[ADDED] = True
+            if node.meta.get("phase") is Phase.BACKWARD:
+                node.meta["partitioner_tag"] = "must_be_in_backward"
