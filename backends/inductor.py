@@ -11,14 +11,14 @@ from torch import fx
 from memopt.backends.aten import Boxed, emit, lower_inference
 from memopt.backends.choose import Bind, Chooser, within_budget
 from memopt.backends.chunked import is_chunked
-from memopt.backends.inductor_fusion import InductorFusion
-from memopt.backends.inductor_inference import InductorInference, uses_libraries, watching
-from memopt.backends.inductor_partition import Partition, compile_training
-from memopt.backends.inductor_training import Training
 from memopt.backends.static import StaticBackend, device_of, least_timeline
 from memopt.backends.watched import WatchedProgram
 from memopt.capture.dynamo import Hooks
 from memopt.engine import Engine
+from memopt.inductor.fusion import InductorFusion
+from memopt.inductor.inference import InductorInference, uses_libraries, watching
+from memopt.inductor.partition import Partition, compile_training
+from memopt.inductor.training import Training
 from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import Timeline
 from memopt.program import Program

@@ -19,12 +19,12 @@ from torch import fx
 
 from memopt.backends.aten import Boxed, emit, lower_inference
 from memopt.backends.foreign import ForeignFunction, ForeignWeights, Run, weights_of
-from memopt.backends.onnxruntime_attention import plain_attention
-from memopt.backends.onnxruntime_memory import peak_of
-from memopt.backends.onnxruntime_session import Session, Settings, check_provider
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.engine import Engine
 from memopt.memory.allocator_limit import lifted
+from memopt.onnxruntime.attention import plain_attention
+from memopt.onnxruntime.memory import peak_of
+from memopt.onnxruntime.session import Session, Settings, check_provider
 from memopt.program import Program, draws_numbers
 from memopt.step.inference import settling
 

@@ -21,9 +21,6 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from memopt.backends.aten import Boxed, emit
 from memopt.backends.cuda_graph import Replay
 from memopt.backends.inputs import UserInputs
-from memopt.backends.static_code import Code, generate
-from memopt.backends.static_forms import is_joinable, write_of
-from memopt.backends.static_write import Write
 from memopt.backends.watched import WatchedProgram
 from memopt.capture.dynamo import Hooks
 from memopt.engine import Engine
@@ -32,6 +29,9 @@ from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline
 from memopt.passes.plan_buffers import Form, plan_buffers
 from memopt.program import InputKind, Program, draws_numbers, tensors_of
+from memopt.static.code import Code, generate
+from memopt.static.forms import is_joinable, write_of
+from memopt.static.write import Write
 
 
 class StaticBackend(Engine):

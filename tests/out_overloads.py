@@ -4,7 +4,7 @@
 An overload's kind is "true" when some sample allocated nothing, "workspace" when all allocated less than their
 results take, "copies" when it computes into fresh memory first, as generated overloads do, and "differs" when the
 numbers were not those of the functional operator. `slices`: whether it also neither allocated nor differed where
-operands and results were slices of larger tensors. `tests/backends/test_static_forms.py` compares.
+operands and results were slices of larger tensors. `tests/static/test_forms.py` compares.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memopt.backends.static_write import LAYOUT, TABLE, number_like, out_overload
 from memopt.memory.measure import allocations
+from memopt.static.write import LAYOUT, TABLE, number_like, out_overload
 from tests.operators import database, samples_of
 
 SAMPLES, EACH = 3, 4  # samples per operator of the database, calls per overload

@@ -76,7 +76,7 @@ def test_wheel_holds_every_file_of_every_package(wheel):
         for package in PROJECT["tool"]["setuptools"]["packages"]
         for path in folder_of(package).glob("*.py")
     }
-    data = {"memopt/py.typed", "memopt/backends/static_table.json"}
+    data = {"memopt/py.typed", "memopt/static/table.json"}
     data |= {f"memopt/report/page/{path.name}" for path in (ROOT / "memopt/report/page").iterdir()}
     assert expected | data == {name for name in wheel.namelist() if ".dist-info/" not in name}
 

@@ -9,8 +9,8 @@ from memopt.backends import fused_convolution
 from memopt.backends.aten import emit
 from memopt.backends.chunked import ChunkedCode, NotInPieces, is_chunked
 from memopt.backends.inductor import InductorBackend
-from memopt.backends.inductor_inference import InductorInference, _lowered_boxed
 from memopt.backends.static import StaticBackend, least_timeline
+from memopt.inductor.inference import InductorInference, _lowered_boxed
 from memopt.memory.measure import measure
 from memopt.memory.timeline import timeline
 from memopt.pass_manager import PassManager

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.backends import inductor_inference
 from memopt.backends.fused_convolution import FUSED, Worth, find_fusions, fuse_convolutions, read_by
 from memopt.backends.inductor import missing_compiler
-from memopt.backends.inductor_inference import InductorInference
+from memopt.inductor import inference
+from memopt.inductor.inference import InductorInference
 from memopt.pass_manager import PassManager
 from memopt.passes.fuse_conv_bn import FuseConvBn
 from memopt.program import InputKind
@@ -193,7 +193,7 @@ def test_the_operator_lays_its_result_out_as_promised(added):
 
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="Inductor needs a compiler")
 def test_code_serves_again_when_a_batch_norm_has_changed(monkeypatch):
-    monkeypatch.setattr(inductor_inference, "_for_device", fuse_convolutions)
+    monkeypatch.setattr(inference, "_for_device", fuse_convolutions)
     model, x = seasoned(nn.Sequential(convolution_norm_relu(padding=1), nn.Conv2d(8, 4, 1)), 3, 4, 9, 9)
     engine = InductorInference()
     with torch.no_grad():

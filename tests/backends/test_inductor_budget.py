@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.backends.inductor_halves import Halves
+from memopt.inductor.halves import Halves
 from tests.end_to_end import build, gradients, resident_bytes, restorer, step
 
 pytestmark = [
@@ -219,8 +219,8 @@ def test_what_no_code_keeps_runs_operator_by_operator_and_says_so(monkeypatch):
 
 
 def test_code_whose_peak_is_not_known_does_not_run_under_a_budget(monkeypatch):
-    from memopt.backends.inductor_halves import Halves
-    from memopt.backends.inductor_replay import ReplayError
+    from memopt.inductor.halves import Halves
+    from memopt.inductor.replay import ReplayError
 
     def unknown(*args):
         raise ReplayError("made up")

@@ -8,7 +8,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import memopt
-from memopt.backends.onnxruntime_session import Session, Settings
+from memopt.onnxruntime.session import Session, Settings
 from tests.backends.test_onnxruntime import close, network
 from tests.backends.test_onnxruntime_session import exported, linear
 

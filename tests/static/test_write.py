@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from memopt.backends.static_write import TABLE, is_true_out, number, number_like, out_overload, table
+from memopt.static.write import TABLE, is_true_out, number, number_like, out_overload, table
 from tests.passes.build import trace
 
 aten = torch.ops.aten

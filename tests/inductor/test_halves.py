@@ -10,8 +10,8 @@ from torch import fx
 from torch._inductor import codecache
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memopt.backends.inductor_halves import Half, Halves, _deferred
-from memopt.backends.inductor_replay import ReplayError, Wrapper
+from memopt.inductor.halves import Half, Halves, _deferred
+from memopt.inductor.replay import ReplayError, Wrapper
 from memopt.program import Input, InputKind, Output, OutputKind
 
 KIB = 1024

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memopt.backends import static_recipes as recipes
 from memopt.memory.measure import allocations
+from memopt.static import recipes as recipes
 
 aten = torch.ops.aten
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import memopt
 from memopt.backends.inductor import missing_compiler
-from memopt.backends.inductor_settled import Settled, SettledSteps
-from memopt.backends.inductor_training import Training
+from memopt.inductor.settled import Settled, SettledSteps
+from memopt.inductor.training import Training
 
 needs_compiler = pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
 

@@ -5,9 +5,9 @@ import torch
 from torch import fx, nn
 
 import memopt
-from memopt.backends import inductor_training as engine
 from memopt.backends.inductor import missing_compiler
-from memopt.backends.inductor_least import least_bytes
+from memopt.inductor import training as engine
+from memopt.inductor.least import least_bytes
 
 aten = torch.ops.aten
 needs_compiler = pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.backends import static_recipes as recipes
-from memopt.backends.static_write import Out, Place, Unfit, Write, is_true_out, number, out_overload
 from memopt.passes.plan_buffers import Form
 from memopt.program import tensors_of
+from memopt.static import recipes as recipes
+from memopt.static.write import Out, Place, Unfit, Write, is_true_out, number, out_overload
 
 aten = torch.ops.aten
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.backends.static_lower import has_recipe, lower
-from memopt.backends.static_write import LAYOUT, Out, Write, is_true_out, number, out_overload, table
 from memopt.memory.aliasing import Aliasing
 from memopt.passes.inplace import inplace_overload
 from memopt.passes.plan_buffers import Form
 from memopt.program import is_effectful, is_random, is_view, tensors_of
+from memopt.static.lower import has_recipe, lower
+from memopt.static.write import LAYOUT, Out, Write, is_true_out, number, out_overload, table
 
 
 def makes_view(node: fx.Node, aliasing: Aliasing) -> bool:

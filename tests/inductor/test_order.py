@@ -9,7 +9,7 @@ from torch._inductor.choices import InductorChoices
 from torch._inductor.scheduler import ExternKernelSchedulerNode
 from torch._inductor.virtualized import V
 
-from memopt.backends.inductor_order import ADDED, KeepOrder
+from memopt.inductor.order import ADDED, KeepOrder
 
 
 def node(order, *, library=False, added=False):

@@ -5,10 +5,10 @@ import re
 import torch
 
 from memopt.backends.static import plan_for
-from memopt.backends.static_code import Name, generate
 from memopt.memory.buffers import Home
 from memopt.passes.inplace import Inplace
 from memopt.program import InputKind
+from memopt.static.code import Name, generate
 from tests.passes.build import trace
 
 aten = torch.ops.aten

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.backends.static_forms import cat_dim, is_joinable, makes_view, parts_to_copy
-from memopt.backends.static_write import Out, Place, Write
 from memopt.memory.aliasing import Aliasing, analyse
 from memopt.memory.buffers import BufferPlan, Home, Placement
 from memopt.passes.inplace import takes_storage
 from memopt.program import InputKind, Program, tensors_of
+from memopt.static.forms import cat_dim, is_joinable, makes_view, parts_to_copy
+from memopt.static.write import Out, Place, Write
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
-from memopt.backends import onnxruntime_memory
-from memopt.backends.onnxruntime_memory import TorchAllocator, peak_of
+from memopt.onnxruntime import memory
+from memopt.onnxruntime.memory import TorchAllocator, peak_of
 
 MIB = 2**20
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ def test_the_peak_of_a_call_on_a_host_is_what_it_touched_at_once():
 
 def test_where_the_kernel_keeps_no_mark_nothing_is_said(monkeypatch, tmp_path):
     calls = []
-    monkeypatch.setattr(onnxruntime_memory, "Path", lambda name: tmp_path / "nowhere" / "at_all")
+    monkeypatch.setattr(memory, "Path", lambda name: tmp_path / "nowhere" / "at_all")
     assert peak_of(lambda: calls.append(1), CPU) is None
     assert not calls, "it is not run where nothing is seen"
 

@@ -10,10 +10,10 @@ from torch import nn
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-from memopt.backends.onnxruntime_memory import TorchAllocator, peak_of
-from memopt.backends.onnxruntime_session import Session, Settings, cuda_options
 from memopt.convert.capture import capture
 from memopt.convert.emit import emit
+from memopt.onnxruntime.memory import TorchAllocator, peak_of
+from memopt.onnxruntime.session import Session, Settings, cuda_options
 
 CPU = torch.device("cpu")
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memopt.backends import static_recipes as recipes
-from memopt.backends.static_lower import LEAST_TILE, TILE, has_recipe, lower
-from memopt.backends.static_write import Out, Place
+from memopt.static import recipes as recipes
+from memopt.static.lower import LEAST_TILE, TILE, has_recipe, lower
+from memopt.static.write import Out, Place
 from tests.passes.build import trace
 
 aten = torch.ops.aten

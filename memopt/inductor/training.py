@@ -15,18 +15,18 @@ from torch._inductor.exc import InductorError
 from torch._inductor.virtualized import V
 
 from memopt.backends.aten import AtenBackend
-from memopt.backends.inductor_fusion import realize
-from memopt.backends.inductor_halves import Halves
-from memopt.backends.inductor_least import least_bytes
-from memopt.backends.inductor_order import ADDED, KeepOrder
-from memopt.backends.inductor_partition import ADDED_IN_ORDER, IN_ORDER, Partition, compile_training, saved_bytes
-from memopt.backends.inductor_replay import ReplayError, measured_workspace
-from memopt.backends.inductor_settled import Settled, SettledSteps, key_of
-from memopt.backends.inductor_trace import Trace
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import constants_to_attributes, mutations_in_place
 from memopt.errors import first_line
+from memopt.inductor.fusion import realize
+from memopt.inductor.halves import Halves
+from memopt.inductor.least import least_bytes
+from memopt.inductor.order import ADDED, KeepOrder
+from memopt.inductor.partition import ADDED_IN_ORDER, IN_ORDER, Partition, compile_training, saved_bytes
+from memopt.inductor.replay import ReplayError, measured_workspace
+from memopt.inductor.settled import Settled, SettledSteps, key_of
+from memopt.inductor.trace import Trace
 from memopt.pass_manager import Pass
 from memopt.phases import phase
 from memopt.program import Phase, Program

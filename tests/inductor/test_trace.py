@@ -6,8 +6,8 @@ from torch._functorch._aot_autograd import graph_compile
 from torch._functorch.partitioners import default_partition
 from torch._inductor import compile_fx as inductor
 
-from memopt.backends.inductor_partition import Partition, compile_training
-from memopt.backends.inductor_trace import Trace
+from memopt.inductor.partition import Partition, compile_training
+from memopt.inductor.trace import Trace
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +144,7 @@ def test_what_tracing_says_of_the_graph_is_said_again_and_a_list_that_grew_is_no
             fw_metadata.grown.append(1)
         return module, [], [], None
 
-    monkeypatch.setattr("memopt.backends.inductor_trace.detect_fake_mode", lambda: mode)
+    monkeypatch.setattr("memopt.inductor.trace.detect_fake_mode", lambda: mode)
     trace = Trace()
     call = trace._trace(plain)
     call("plain", fw_metadata=Metadata())

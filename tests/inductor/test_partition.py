@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import fx
 
-from memopt.backends.inductor_partition import IN_ANY_ORDER, IN_ORDER, Partition, compile_training, saved_bytes
+from memopt.inductor.partition import IN_ANY_ORDER, IN_ORDER, Partition, compile_training, saved_bytes
 
 
 def test_the_plan_cuts_the_graph_whatever_compiler_asks():

@@ -17,7 +17,7 @@ from torch._inductor import codecache
 from torch._inductor import compile_fx as inductor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from memopt.backends.inductor_replay import Meter, ReplayError, Workspace, Wrapper, replay
+from memopt.inductor.replay import Meter, ReplayError, Workspace, Wrapper, replay
 from memopt.phases import phase
 from memopt.program import InputKind, OutputKind, Program
 from memopt.step.planner import GraphPeaks

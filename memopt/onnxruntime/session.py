@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memopt.backends.onnxruntime_memory import TorchAllocator
+from memopt.onnxruntime.memory import TorchAllocator
 
 # Smaller constants are ONNX Runtime's own: shapes and axes have to be known when it loads the graph.
 _BOUND_BYTES = 1 << 12

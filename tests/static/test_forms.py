@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from memopt.backends.static import StaticBackend
-from memopt.backends.static_forms import write_of
-from memopt.backends.static_write import out_overload, table
 from memopt.memory.buffers import Home
 from memopt.memory.measure import allocations
+from memopt.static.forms import write_of
+from memopt.static.write import out_overload, table
 from tests.out_overloads import examine_all
 from tests.passes.build import trace
 

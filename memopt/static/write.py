@@ -16,7 +16,7 @@ from torch import fx
 from memopt.passes.plan_buffers import Form
 from memopt.program import tensors_of
 
-TABLE = Path(__file__).with_name("static_table.json")
+TABLE = Path(__file__).with_name("table.json")
 
 LAYOUT = ("dtype", "layout", "device", "pin_memory", "memory_format")
 """Arguments of functional operators that say how to make the result: out= overloads have none of them."""

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._inductor.decomposition import select_decomp_table
 
-from memopt.backends.inductor_fusion import InductorFusion, realize
+from memopt.inductor.fusion import InductorFusion, realize
 from memopt.memory.aliasing import analyse
 from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import timeline

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memopt.backends.inductor_replay import Meter, ReplayError, Wrapper, measured_workspace, replay
+from memopt.inductor.replay import Meter, ReplayError, Wrapper, measured_workspace, replay
 
 KIB = 256  # float32 elements
 HEAD = """

@@ -10,7 +10,7 @@ from torch._functorch import config as functorch_config
 from torch._inductor import compile_fx as inductor
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-from memopt.backends.inductor_trace import Trace
+from memopt.inductor.trace import Trace
 from memopt.rewrite import storages
 
 # What tells code that is fused in the plan's order, or in a rewrite's, from other code of the same graph.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from memopt.backends.onnxruntime_attention import plain_attention
+from memopt.onnxruntime.attention import plain_attention
 
 aten = torch.ops.aten
 

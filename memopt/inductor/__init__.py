@@ -1,0 +1,1 @@
+"""What the engine `inductor` is made of: tracing, partition, halves in planned order, their peak known beforehand."""

@@ -1,0 +1,1 @@
+"""What the engine `static` is made of: recipes of operators, forms that write in place, the code of one call."""
