@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 import memopt
 from memopt.onnxruntime.session import Session, Settings
 from tests.backends.test_onnxruntime import close, network
-from tests.backends.test_onnxruntime_session import exported, linear
+from tests.onnxruntime.test_session import exported, linear
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
