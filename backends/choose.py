@@ -20,6 +20,7 @@ from memopt.capture.joint import constants_to_attributes
 from memopt.errors import first_line
 from memopt.memory.allocator import slack_bytes
 from memopt.memory.measure import measure
+from memopt.phases import phase
 from memopt.program import InputKind, Program
 from memopt.step.inference import plan_for_less
 from memopt.synthesis import same_random_state, synthesize
@@ -254,10 +255,11 @@ def run_trial(name: str, bind: Bind, program: Program) -> Trial:
         before = _reserved(device) - lost
         function = bind(program)
         try:
-            for _ in range(_WARM):
-                function(list(arguments))
-            seconds = _seconds(function, arguments, device)
-            peak = _peak(function, arguments, device, before)
+            with phase("timing engines"):
+                for _ in range(_WARM):
+                    function(list(arguments))
+                seconds = _seconds(function, arguments, device)
+                peak = _peak(function, arguments, device, before)
         finally:
             release = getattr(function, "release", None)
             if release is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -12,136 +10,167 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from row_process import used_bytes
+import torch
+from torch import nn
 
-SIZES: dict[str, dict[str, int]] = {
-    "resnet50": {"batch": 32, "resolution": 224},
-    "densenet121": {"batch": 32, "resolution": 224},
-    "vit_b_16": {"batch": 32, "resolution": 224},
-    "bert_base": {"batch": 8, "sequence": 128},
-    "gpt2": {"batch": 4, "sequence": 512},
-    "unet": {"batch": 8, "resolution": 256},
-}
+import memopt
+from memopt.comparison.inside import Seat, serve
+from memopt.comparison.job import Job
+from memopt.comparison.processes import device_used
+from memopt.comparison.worker import release, report_of
+from memopt.models.bert import Encoder
+
 CONVOLUTIONAL = ("resnet50", "densenet121", "unet")
 PROFILED = ("memopt", "freezing")
+SMALL_BERT = {"layers": 2, "width": 32, "heads": 4, "hidden": 64, "vocabulary": 128, "positions": 32}
 
 
-def build(given: argparse.Namespace) -> Any:
+def build(name: str, tiny: bool) -> nn.Module:
     """The model with random weights: for BERT the encoder, whose hidden states are the result."""
-    import torch
-
-    import memopt
-    from memopt.models.bert import Encoder
-
-    torch.manual_seed(0)
-    if given.model != "bert_base":
-        return memopt.models.build(given.model, tiny=given.tiny).eval()
-    small = {"layers": 2, "width": 32, "heads": 4, "hidden": 64, "vocabulary": 128, "positions": 32}
-    return Encoder(pooler=False, **(small if given.tiny else {})).eval()
+    if name != "bert_base":
+        return memopt.models.build(name, tiny=tiny).eval()
+    return Encoder(pooler=False, **(SMALL_BERT if tiny else {})).eval()
 
 
-def example_inputs(given: argparse.Namespace, model: Any) -> dict[str, Any]:
-    import torch
-
-    sizes = {"batch": 2} if given.tiny else SIZES[given.model]
+def fresh(name: str, tiny: bool, sizes: dict[str, int]) -> tuple[nn.Module, Any]:
+    """The model and its inputs, both random."""
+    model = build(name, tiny)
     torch.manual_seed(1)
-    if given.model == "bert_base":
-        return {"input_ids": torch.randint(128, (sizes["batch"], sizes.get("sequence", 16)))}
-    return dict(model.example_inputs(**sizes))
+    if name == "bert_base":
+        return model, {"input_ids": torch.randint(128, (sizes["batch"], sizes.get("sequence", 16)))}
+    return model, model.example_inputs(**sizes)  # type: ignore[operator]
 
 
-def write_reference(given: argparse.Namespace) -> None:
+def made(name: str, tiny: bool, dtype: str, reference: str) -> tuple[nn.Module, Any]:
+    """The model with the reference's weights, and its inputs, once they are there."""
+    model = build(name, tiny).to(getattr(torch, dtype))
+    while not Path(reference).exists():
+        time.sleep(0.1)
+    held = loaded(reference)
+    model.load_state_dict(held["weights"])
+    return model, held["inputs"]
+
+
+def loaded(reference: str) -> Any:
+    """Weights, inputs and results, read when they are used."""
+    if not Path(reference).stat().st_size:
+        raise RuntimeError("there are no results to compare with")
+    return torch.load(reference, mmap=True)
+
+
+def write_reference(job: Job) -> None:
     """Write weights, with batch norms that have seen the inputs, the inputs, and the results in float64."""
-    import torch
-
-    model, dtype = build(given), getattr(torch, given.dtype)
-    inputs = {key: value.to(given.device) for key, value in example_inputs(given, model).items()}
-    model.to(given.device)
+    model, inputs = job.source.load()
+    dtype = getattr(torch, job.dtype)
+    inputs = {key: value.to(job.device) for key, value in inputs.items()}
+    model.to(job.device)
     for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
+        if isinstance(module, nn.BatchNorm2d):
             module.momentum = 1.0
             module.train()
-    with torch.no_grad():
-        model(**inputs)
-        model.eval().to(dtype)
-        inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
-        weights = {key: value.cpu() for key, value in model.state_dict().items()}
-        wide = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
-        result = model.double()(**wide)
+    model(**inputs)
+    model.eval().to(dtype)
+    inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
+    weights = {key: value.cpu() for key, value in model.state_dict().items()}
+    wide = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+    result = model.double()(**wide)
     held = {"weights": weights, "inputs": {k: v.cpu() for k, v in inputs.items()}, "result": result.cpu()}
-    torch.save(held, given.reference)
+    path = Path(job.more["reference"])
+    torch.save(held, path.with_suffix(".part"))
+    path.with_suffix(".part").rename(path)
 
 
-def worker(given: argparse.Namespace) -> None:
-    import torch
-
+def work(job: Job, seat: Seat) -> dict[str, Any]:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
-    held = torch.load(given.reference)
-    model = build(given)
-    model.to(getattr(torch, given.dtype)).load_state_dict(held["weights"])
-    cuda = given.device.startswith("cuda")
-    started = time.perf_counter()
-    before = used_bytes(cuda)
-    row: dict[str, Any] = {"model": given.model, "row": given.worker}
     with torch.no_grad():
-        if given.worker == "onnxruntime":
-            call = onnxruntime_call(given, model, held["inputs"], row)
-        else:
-            inputs = {key: value.to(given.device) for key, value in held["inputs"].items()}
-            if given.cold_seconds:
-                wait_for_turn()
-            call = prepare(given, model.to(given.device), inputs)
+        if job.engine == "reference":
+            write_reference(job)
+            return {}
+        model, inputs = job.source.load()
+        return (foreign_row if job.engine == "onnxruntime" else row)(job, seat, model, inputs)
+
+
+def row(job: Job, seat: Seat, model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+    """What runs in torch's memory."""
+    cuda = job.device.startswith("cuda")
+    began = seat.now()
+    inputs = {key: value.to(job.device) for key, value in inputs.items()}
+    run, call = prepare(job, model.to(job.device), inputs)
+    for _ in range(3):
+        call()
+    found: dict[str, Any] = {"first_call_seconds": seat.now() - began}
+    found["error"] = error_of(call(), job)
+    release(cuda)
+    seat.say("ready", device=job.device if cuda else "")
+    found.update(timed(job, call))
+    if cuda:
+        found["reserved_bytes"] = torch.cuda.max_memory_reserved()
+        found["allocated_bytes"] = torch.cuda.max_memory_allocated()
+        found["segments"] = segments()
+    if job.more["kernels"] and job.engine.startswith(PROFILED):
+        found["kernels"] = kernels(call, job.more["kernels"])
+        found["kernel_seconds"] = found["kernels"][0][2]
+    report = report_of(run)
+    if report is not None:
+        found.update(notes=list(report.notes), phases=dict(report.seconds), backend=report.backend)
+        found.update(budget_bytes=report.budget_bytes, predicted_bytes=report.peak_bytes)
+    return found
+
+
+def foreign_row(job: Job, seat: Seat, model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+    """ONNX Runtime: exported beside others; its session, which times kernels, is made when nothing else runs."""
+    device = job.device if job.device.startswith("cuda") else ""
+    found: dict[str, Any] = {}
+    began = seat.now()
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "model.onnx")
+        torch.onnx.export(model, kwargs=inputs, f=path, dynamo=True, input_names=list(inputs), output_names=["out"])
+        del model
+        exported = seat.now() - began
+        seat.say("ready", device=device)
+        before, began = device_used(device), seat.now()
+        call = onnxruntime_call(path, job, inputs, found)
         for _ in range(3):
             call()
-        row["first_call_seconds"] = given.cold_seconds or time.perf_counter() - started
-        release(cuda)
-        if not given.cold_seconds:
-            wait_for_turn(row["first_call_seconds"])
-        warm_until = time.perf_counter() + (0.0 if given.tiny else 0.5)  # an idle device runs at a lower clock
-        for _ in range(5):
-            call()
-        while time.perf_counter() < warm_until:
-            call()
-        release(cuda)
-        seconds: list[float] = []
-        while len(seconds) < given.repeats:
-            began = time.perf_counter()
-            call()
-            if cuda:
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - began)
-        row["seconds"], row["fastest_seconds"] = statistics.median(seconds), min(seconds)
-        if given.worker == "onnxruntime":
-            row["reserved_bytes"] = used_bytes(cuda) - before
-        elif cuda:
-            row["reserved_bytes"], row["allocated_bytes"] = (
-                torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated(),
-            )  # fmt: skip
-        found = call().double().cpu()
-        if cuda and given.worker != "onnxruntime":
-            row["segments"] = segments()
-        if given.kernels and given.worker.startswith(PROFILED):
-            row["kernels"] = kernels(call, given.kernels)
-            row["kernel_seconds"] = row["kernels"][0][2]
-    reference = held["result"]
-    row["error"] = float((found - reference).abs().max() / reference.abs().max())
-    compiled = getattr(call, "compiled", None)
-    if compiled is not None:
-        row["notes"] = list(compiled.report.notes)
-    print("ROW " + json.dumps(row), flush=True)
-    sys.stdin.readline()  # the parent looks at the device first
+        found["first_call_seconds"] = exported + seat.now() - began
+        found.update(timed(job, call))
+        after = device_used(device)
+        if before is not None and after is not None:
+            found["reserved_bytes"] = after - before
+        found["error"] = error_of(call(), job)
+    return found
 
 
-def wait_for_turn(seconds: float = 0.0) -> None:
-    """Say that the row is ready, and how long that took, and wait until nothing else uses the device."""
-    print(f"READY {seconds}", flush=True)
-    sys.stdin.readline()
+def timed(job: Job, call: Callable[[], Any]) -> dict[str, Any]:
+    """The median of calls in seconds, the device waited for, and the least."""
+    cuda = job.device.startswith("cuda")
+    warm_until = time.perf_counter() + (0.0 if job.more["tiny"] else 0.3)  # an idle device runs at a lower clock
+    for _ in range(5):
+        call()
+    while time.perf_counter() < warm_until:
+        call()
+    release(cuda)
+    seconds: list[float] = []
+    while len(seconds) < job.repeats:
+        began = time.perf_counter()
+        call()
+        if cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return {"seconds": statistics.median(seconds), "fastest_seconds": min(seconds)}
+
+
+def error_of(found: Any, job: Job) -> float:
+    """The largest difference from the results in float64, as a share of their largest value."""
+    expected = loaded(job.more["reference"])["result"]
+    found = found.cpu()
+    pairs = list(zip(found.split(1), expected.split(1), strict=True))  # by sample: all of GPT-2's are a gigabyte
+    largest = max(float(wide.abs().max()) for _, wide in pairs)
+    return max(float((value.double() - wide).abs().max()) for value, wide in pairs) / largest
 
 
 def segments() -> list[dict[str, Any]]:
     """What torch's allocator reserves, by pool: bytes of all its segments, and of the blocks in use between calls."""
-    import torch
-
     found: dict[str, dict[str, Any]] = {}
     for segment in torch.cuda.memory_snapshot():
         pool = "of a CUDA graph" if tuple(segment["segment_pool_id"]) != (0, 0) else "common"
@@ -156,7 +185,6 @@ def segments() -> list[dict[str, Any]]:
 
 def kernels(call: Callable[[], Any], count: int) -> list[list[Any]]:
     """The kernels of a call that take most time: name, how often, seconds in all."""
-    import torch
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
@@ -173,72 +201,57 @@ def kernels(call: Callable[[], Any], count: int) -> list[list[Any]]:
     return [total, *([event.key[:110], event.count, event.self_device_time_total / 1e6] for event in taken[:count])]
 
 
-def prepare(given: argparse.Namespace, model: Any, inputs: dict[str, Any]) -> Callable[[], Any]:
-    import torch
-
-    import memopt
-
-    kind, _, setting = given.worker.partition(":")
+def prepare(job: Job, model: nn.Module, inputs: dict[str, Any]) -> tuple[Any, Callable[[], Any]]:
+    """What runs the model, and a call of it."""
+    name, _, budget = job.engine.partition(":")
+    kind, _, backend = name.partition("/")
     if kind in ("memopt", "memopt-freeze"):
-        torch.backends.cudnn.benchmark = setting == "tune"
-        compiled = memopt.compile(model, allow=("freeze",) if kind == "memopt-freeze" else ())
-
-        def call() -> Any:
-            return compiled(**inputs)
-
-        call.compiled = compiled  # type: ignore[attr-defined]
-        return call
-    if given.model in CONVOLUTIONAL:
-        model.to(memory_format=torch.channels_last)
+        torch.backends.cudnn.benchmark = False
+        allow = ("freeze",) if kind == "memopt-freeze" else ()
+        compiled = memopt.compile(model, budget or None, allow=allow, backend=backend or None)
+        return compiled, lambda: compiled(**inputs)
+    if job.more["model"] in CONVOLUTIONAL:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if kind == "freezing":
         torch._inductor.config.freezing = True
     modes = {"compile": "default", "reduce-overhead": "reduce-overhead", "freezing": "reduce-overhead"}
-    run = model if kind == "eager" else torch.compile(model, mode=modes[kind])
+    run: Any = model if kind == "eager" else torch.compile(model, mode=modes[kind])
 
     def marked() -> Any:
         torch.compiler.cudagraph_mark_step_begin()
         return run(**inputs)
 
-    return marked
+    return run, marked
 
 
-def onnxruntime_call(
-    given: argparse.Namespace, model: Any, inputs: dict[str, Any], row: dict[str, Any]
-) -> Callable[[], Any]:
+def onnxruntime_call(path: str, job: Job, inputs: dict[str, Any], row: dict[str, Any]) -> Callable[[], Any]:
     """A session on CUDA, replaying its CUDA graph where it can make one, with inputs and outputs on the device."""
     import onnxruntime  # type: ignore[import-untyped]
-    import torch
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "model.onnx")
-        names = list(inputs)
-        torch.onnx.export(model, kwargs=inputs, f=path, dynamo=True, input_names=names, output_names=["out"])
-        if not given.device.startswith("cuda"):
-            session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-            feed = {
-                entry.name: value.numpy() for entry, value in zip(session.get_inputs(), inputs.values(), strict=True)
-            }
-            return lambda: torch.from_numpy(session.run(None, feed)[0])
-        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-            raise RuntimeError("onnxruntime-gpu is not installed")
-        onnxruntime.preload_dlls()
-        options = {"arena_extend_strategy": "kSameAsRequested", "cudnn_conv_algo_search": "EXHAUSTIVE"}
-        for extra in ({"enable_cuda_graph": "1"}, {}):
-            try:
-                provider = ("CUDAExecutionProvider", {**options, **extra})
-                session = onnxruntime.InferenceSession(path, providers=[provider, "CPUExecutionProvider"])
-                call = bound_call(session, inputs)
-                call()
-                row["cuda_graph"] = bool(extra)
-                return call
-            except Exception as error:  # its exceptions share no base class; without a graph is the second attempt
-                row["without_graph"] = str(error).splitlines()[0][:200]
+    if not job.device.startswith("cuda"):
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        feed = {entry.name: value.numpy() for entry, value in zip(session.get_inputs(), inputs.values(), strict=True)}
+        return lambda: torch.from_numpy(session.run(None, feed)[0])
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        raise RuntimeError("onnxruntime-gpu is not installed")
+    onnxruntime.preload_dlls()
+    options = {"arena_extend_strategy": "kSameAsRequested", "cudnn_conv_algo_search": "EXHAUSTIVE"}
+    for extra in ({"enable_cuda_graph": "1"}, {}):
+        try:
+            provider = ("CUDAExecutionProvider", {**options, **extra})
+            session = onnxruntime.InferenceSession(path, providers=[provider, "CPUExecutionProvider"])
+            call = bound_call(session, inputs)
+            call()
+            row["cuda_graph"] = bool(extra)
+            return call
+        except Exception as error:  # its exceptions share no base class; without a graph is the second attempt
+            row["without_graph"] = str(error).splitlines()[0][:200]
     raise RuntimeError(row["without_graph"])
 
 
 def bound_call(session: Any, inputs: dict[str, Any]) -> Callable[[], Any]:
+    import numpy
     import onnxruntime
-    import torch
 
     if "CUDAExecutionProvider" not in session.get_providers():
         raise RuntimeError("onnxruntime did not load its CUDA provider")
@@ -249,8 +262,6 @@ def bound_call(session: Any, inputs: dict[str, Any]) -> Callable[[], Any]:
         binding.bind_ortvalue_input(entry.name, held[-1])
     shape = session.get_outputs()[0].shape
     kinds = {"tensor(float16)": "float16", "tensor(float)": "float32"}
-    import numpy
-
     empty = numpy.zeros(shape, kinds[session.get_outputs()[0].type])
     result = onnxruntime.OrtValue.ortvalue_from_numpy(empty, "cuda", 0)
     binding.bind_ortvalue_output(session.get_outputs()[0].name, result)
@@ -260,20 +271,12 @@ def bound_call(session: Any, inputs: dict[str, Any]) -> Callable[[], Any]:
             session.run_with_iobinding(binding)
             return self
 
-        def double(self) -> Any:
-            return torch.from_numpy(result.numpy()).double()
+        def cpu(self) -> Any:
+            return torch.from_numpy(result.numpy())
 
     held.append(result)
     return Call()
 
 
-def release(cuda: bool) -> None:
-    import gc
-
-    import torch
-
-    gc.collect()
-    if cuda:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+if __name__ == "__main__":
+    serve(sys.argv[1], work)

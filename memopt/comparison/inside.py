@@ -1,8 +1,8 @@
 """The inside of a process that a pool started: it says what it has, waits for its turn, and keeps a time of its own.
 
-It speaks in lines of JSON on what was its standard output: `ready` to be timed, and `row` with what was found. After
-each it waits for a line on standard input, so that only one process at a time is timed. What libraries print goes to
-standard error.
+It speaks in lines of JSON on what was its standard output: `ready` to be timed, and `row` with what was found; `alone`
+before runs that decide something by their time, and `beside` after them. After each it waits for a line on standard
+input, so that only one process at a time is timed. What libraries print goes to standard error.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from memopt.comparison.job import Job
 
 # What memopt does on the device while it plans: measured, or it takes as much as a step does.
 _ON_DEVICE = ("measuring operators", "measuring the device", "trial steps")
+# Runs by whose time an engine or a kernel is chosen: others are stopped as when a row is timed.
+_ALONE = ("timing engines", "timing kernels")
 
 
 class Pauses:
@@ -79,8 +81,26 @@ class Seat(phases.Watch):
                 self._turns -= 1
                 fcntl.flock(file, fcntl.LOCK_UN)  # closing the file is not enough where a copy of this process has it
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until all other processes are stopped, and let them go on after."""
+        if not self._job.turn or self._turns:
+            yield
+            return
+        began = self.now()
+        self.say("alone", device=self._job.device if self._job.device.startswith("cuda") else "")
+        self._waited += self.now() - began
+        self._turns += 1  # whoever lets it be alone keeps the turn for it
+        try:
+            yield
+        finally:
+            self._turns -= 1
+            self.say("beside")
+
     def around(self, name: str) -> contextlib.AbstractContextManager[None]:
         """What is measured is measured while nobody else uses the device, and a whole step finds its memory."""
+        if name in _ALONE:
+            return self.alone()
         return self.turn() if name in _ON_DEVICE else contextlib.nullcontext()
 
     def say(self, kind: str, **content: Any) -> None:

@@ -23,6 +23,8 @@ ALLOCATOR = "expandable_segments:True"
 _NO_MEMORY = ("out of memory", "OutOfMemory", "RESOURCE_EXHAUSTED")
 # Seconds for the timing of a row that was ready when the time for everything was over.
 _GRACE = 60.0
+# Seconds for which a process may be alone before others go on: it may wait for what one of them has.
+_ALONE = 30.0
 
 
 class Pool:
@@ -101,7 +103,7 @@ class Pool:
         late = f"not ready within the {self._seconds:g} s that there were for everything"
         for number, (_, worker) in list(self._running.items()):
             said = self._ready.get(number) or self._said(worker)
-            if said is None:
+            if said is None or said["kind"] in ("alone", "beside"):
                 self._ended(number)
                 yield number, {"kind": "row", "reason": late}
             else:
@@ -128,11 +130,17 @@ class Pool:
     def _heard(self, number: int, worker: Worker) -> dict[str, Any] | None:
         try:
             said = self._ready.pop(number, None) or self._said(worker)
-            if said is None or said["kind"] != "ready":
+            if said is None or said["kind"] == "row":
                 return said
+            if said["kind"] == "beside":  # it was alone for too long
+                worker.go()
+                return None
             with self._turn() as has_turn:
                 if not has_turn:
                     self._ready[number] = said
+                    return None
+                if said["kind"] == "alone":
+                    self._leave_alone(number, worker, said["device"])
                     return None
                 said = self._timed(number, worker, said["device"])
         except WorkerFailed as error:
@@ -155,13 +163,21 @@ class Pool:
         with self._quiet(number, device):
             remaining = self.timeout if self._end is None else self._end - time.monotonic()
             worker.go(min(self.timeout, max(_GRACE, remaining)))
-            said = worker.expect()
+            while (said := worker.expect())["kind"] != "row":
+                worker.go()  # it is alone already
             held = device_used(device)
             worker.end()
             left = device_used(device, after=0.2)
         if held is None or left is None or "reason" in said:
             return said
         return {**said, "process_bytes": held - left}
+
+    def _leave_alone(self, number: int, worker: Worker, device: str) -> None:
+        """Let a process run by itself until it says that others may go on."""
+        with self._quiet(number, device):
+            worker.go()
+            if worker.heard(_ALONE) is not None:
+                worker.go()
 
     @contextlib.contextmanager
     def _quiet(self, number: int, device: str) -> Iterator[None]:

@@ -66,13 +66,13 @@ class Worker:
             raise self._too_late()
         return said
 
-    def heard(self) -> dict[str, Any] | None:
-        """What the process has said; None while it has said nothing.
+    def heard(self, seconds: float = 0.0) -> dict[str, Any] | None:
+        """What the process has said, or says within so many seconds; None while it has said nothing.
 
         Raises:
             WorkerFailed: it ended, or its time is over.
         """
-        said = self._next(0.0)
+        said = self._next(seconds)
         if said is None and time.monotonic() > self._deadline:
             raise self._too_late()
         return said
@@ -102,10 +102,11 @@ class Worker:
         self._deadline += paused
         self._signal(signal.SIGCONT)
 
-    def go(self, seconds: float) -> None:
-        """Let the process go on; it has so many seconds from now on, for it may have waited for others."""
+    def go(self, seconds: float | None = None) -> None:
+        """Let the process go on; it has so many seconds from now on, for it may have waited, or what it had before."""
         assert self._process.stdin is not None
-        self._seconds, self._deadline = seconds, time.monotonic() + seconds
+        if seconds is not None:
+            self._seconds, self._deadline = seconds, time.monotonic() + seconds
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write("go\n")
             self._process.stdin.flush()

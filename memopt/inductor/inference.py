@@ -22,6 +22,7 @@ from memopt.backends.inputs import UserInputs
 from memopt.backends.joined_products import join_products, read_by_products
 from memopt.backends.static import Arena, device_of
 from memopt.backends.tail import split_tail
+from memopt.phases import phase
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.planned import fingerprint
 
@@ -135,7 +136,9 @@ def _for_device(program: Program) -> Program:
     """The program as the device's libraries run it fastest."""
     if device_of(program).type != "cuda":
         return program
-    return join_products(fuse_convolutions(program, _WORTH))
+    with phase("timing kernels"):
+        fused = fuse_convolutions(program, _WORTH)
+    return join_products(fused)
 
 
 def uses_libraries(program: Program) -> bool:

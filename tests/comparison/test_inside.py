@@ -54,6 +54,17 @@ def test_what_is_measured_has_the_device_to_itself(tmp_path):
     assert is_free()
 
 
+def test_what_decides_by_time_asks_to_be_alone(tmp_path, monkeypatch):
+    one = seat(tmp_path)
+    words = []
+    monkeypatch.setattr(one, "say", lambda kind, **content: words.append((kind, content)))
+    with one.around("timing engines"), one.around("timing kernels"), one.around("measuring operators"):
+        assert words == [("alone", {"device": ""})]
+    assert words[1:] == [("beside", {})]
+    with one.turn(), one.around("timing engines"):
+        assert len(words) == 2
+
+
 def test_waiting_for_its_turn_is_not_its_time(tmp_path, monkeypatch):
     one = seat(tmp_path)
     monkeypatch.setattr("fcntl.flock", lambda *args: time.sleep(0.2))

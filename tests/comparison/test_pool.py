@@ -12,7 +12,7 @@ class Said:
     def __init__(self, *said):
         self.said, self.did = list(said), []
 
-    def heard(self):
+    def heard(self, seconds=0.0):
         return self.said.pop(0) if self.said else None
 
     expect = heard
@@ -75,3 +75,23 @@ def test_caches_of_a_pool_are_each_processes_own_or_shared_by_all(tmp_path, monk
         pool._worker(JOB)
     first, second, third, fourth = (environment["MEMOPT_CACHE_DIR"] for environment in given)
     assert first != second and third == fourth == str(tmp_path / "shared" / "memopt")
+
+
+def test_what_decides_by_time_runs_alone_and_goes_on(tmp_path, monkeypatch):
+    said = ("alone", "beside", "alone", "ready", "alone", "beside", "row")
+    chooses = Said(*({"kind": kind, "device": ""} for kind in said))
+    slow = Said(None, None, None, None, None, {"kind": "row"})
+    pool, workers = Pool(tmp_path, 10, False, 2, None), iter((chooses, slow))
+    monkeypatch.setattr(pool, "_worker", lambda job: next(workers))
+    pool.add([JOB] * 2)
+    assert [number for number, _ in pool.run()] == [0, 1]
+    assert chooses.did.count("go") == 6 and slow.did[:2] == ["stop", "go_on"]
+
+
+def test_what_is_alone_when_time_is_over_is_late(tmp_path, monkeypatch):
+    pool = Pool(tmp_path, 10, False, 1, 60.0)
+    monkeypatch.setattr(pool, "_worker", lambda job: Said({"kind": "alone", "device": ""}))
+    pool.add([JOB])
+    pool._start()
+    pool._end = 0.0
+    assert [said["reason"][:9] for _, said in pool.run()] == ["not ready"]
