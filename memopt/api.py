@@ -70,7 +70,7 @@ def compile(
             model's own parameters and buffers, in place and for good: it computes the same function from other
             numbers, and is to be trained no further.
         verify: True proves each rewrite on its own region and measures a trial step; "full" also compares whole
-            programs; False trusts.
+            programs; False trusts (but code for a GPU, which must keep a budget, is measured all the same).
 
     Returns:
         A module with the model's own parameters and state dict keys; `.report` tells what was done.

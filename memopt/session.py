@@ -15,7 +15,7 @@ from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.freeze import fold_in_place
 from memopt.layout import settle
-from memopt.memory.allocator import with_slack
+from memopt.memory.allocator import count_library_bytes, with_slack
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
 from memopt.pass_manager import Pass
@@ -342,6 +342,13 @@ class Session(Account):
         if self.report is not None:
             measured = max(size, self.optimizer_peak())
             self.report = dataclasses.replace(self.report, measured_peak_bytes=measured)
+
+    def libraries_keep(self, size: int) -> None:
+        """Count so many bytes more as kept by libraries, and hold the allocator to what the budget leaves beside."""
+        count_library_bytes(self.resident.device, size)
+        self.resident = dataclasses.replace(self.resident, libraries=self.resident.libraries + size)
+        if self.limit_bytes:
+            self.hold(self.limit_bytes)
 
     def note(self, text: str) -> None:
         """Tell the user something, once."""

@@ -30,6 +30,7 @@ from memopt.inductor.trace import Trace
 from memopt.pass_manager import Pass
 from memopt.phases import phase
 from memopt.program import Phase, Program
+from memopt.step.measured import step_decides
 from memopt.step.planner import GraphPeaks
 
 # How often a plan is corrected by what Inductor's code for it really takes.
@@ -134,7 +135,7 @@ class Training:
             if self._followed is None and attempt is not None and attempt.settled.planned:
                 self._first_plan = attempt
                 return None
-            if attempt is not None and attempt.fits:
+            if attempt is not None and (attempt.fits or step_decides(session, self.hooks, attempt.excess or 0)):
                 if session.lowering and attempt.peaks is not None:
                     session.prove()
                     session.emitted(self.hooks.captured, attempt.peaks)

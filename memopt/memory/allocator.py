@@ -12,6 +12,8 @@ _LIBRARIES = 65 * 2**20
 # Granularity of a small and of a large segment, the last of which may be almost empty.
 _SEGMENTS = 22 * 2**20
 _SHARE = 1000  # one part in so many is lost between blocks, with expandable segments
+# Bytes that libraries were seen to keep beyond what was measured, by device.
+_further: dict[int, int] = {}
 
 
 def library_bytes(device: torch.device) -> int:
@@ -23,7 +25,14 @@ def library_bytes(device: torch.device) -> int:
         return 0
     if not torch.cuda.is_available():
         return _LIBRARIES
-    return _measured(device.index if device.index is not None else torch.cuda.current_device())
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return _measured(index) + _further.get(index, 0)
+
+
+def count_library_bytes(device: torch.device, size: int) -> None:
+    """Note that libraries keep `size` bytes of a CUDA device beyond those counted so far, from now on."""
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    _further[index] = _further.get(index, 0) + size
 
 
 @functools.cache

@@ -56,7 +56,8 @@ class Allowance:
 
     def now(self) -> int:
         """The bytes that the allocator may hold in a step that begins now."""
-        grown = torch.cuda.memory_allocated(self.device) - self.allocated_bytes - self.coming_bytes
+        missing = max(0, self.own_bytes - self.allocated_bytes)  # counted, but not there yet: libraries' buffers, say
+        grown = torch.cuda.memory_allocated(self.device) - self.allocated_bytes - self.coming_bytes - missing
         return self.limit_bytes + max(0, self.allocated_bytes - self.own_bytes) + max(0, grown)
 
     def expected(self, beyond: int) -> int:

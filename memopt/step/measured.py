@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -43,11 +45,15 @@ class Taken:
         allocated_bytes: the most bytes of tensors at any moment, all that is there included.
         reserved_bytes: the most bytes that the allocator held, nothing that was cached before included.
         before_bytes: bytes of tensors when the step began.
+        kept_bytes: bytes that the first step left behind: buffers of libraries that were not there before.
+        retries: how often the allocator handed back what it cached, to take other memory, once steps were warm.
     """
 
     allocated_bytes: int
     reserved_bytes: int
     before_bytes: int
+    kept_bytes: int = 0
+    retries: int = 0
 
 
 def mutated(program: Program) -> frozenset[int] | None:
@@ -58,38 +64,55 @@ def mutated(program: Program) -> frozenset[int] | None:
 
 
 def take_step(
-    run: Callable[..., Any], given: Sequence[Any], written: Collection[int], device: torch.device
+    run: Callable[..., Any], given: Sequence[Any], written: Collection[int], device: torch.device, *, held: bool = False
 ) -> Taken | None:
     """Run forward and backward of a compiled graph and let go of all that came of it.
 
     Nothing of the caller's changes: arguments that the step writes to are copies, gradients are returned rather than
-    accumulated, and random states are put back. The allocator's limit is lifted meanwhile, so that what it would
-    reserve is seen.
+    accumulated, and random states are put back.
 
     Args:
         run: the compiled graph.
         given: its arguments.
         written: positions of the arguments that it writes to.
         device: the CUDA device that is watched.
+        held: whether the allocator's limit is in force, and its cache kept from one step to the next, as in the
+            caller's own steps. Else the limit is lifted, so that what the allocator would reserve is seen.
 
     Returns:
         What the last step took; None when memory ran out.
     """
-    with unset_fake_temporarily(), torch._guards.tracing(None), same_random_state(given), lifted(device):
+    limit = contextlib.nullcontext() if held else lifted(device)
+    with unset_fake_temporarily(), torch._guards.tracing(None), same_random_state(given), limit:
         try:
+            first = torch.cuda.memory_allocated(device)
             for _ in range(_STEPS):
                 torch.cuda.synchronize(device)
-                torch.cuda.empty_cache()
+                if not held:
+                    torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(device)
-                before = torch.cuda.memory_allocated(device)
+                before, retries = torch.cuda.memory_allocated(device), _retries(device)
                 _step(run, given, written)
                 torch.cuda.synchronize(device)
-            return Taken(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device), before)
+            peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+            return Taken(*peaks, before, _left(device, first, before), _retries(device) - retries)
         except (torch.OutOfMemoryError, MemoryError):
             pass  # its traceback holds the step's tensors until this clause is left
         finally:
             torch.cuda.empty_cache()
     return None
+
+
+def _left(device: torch.device, first: int, second: int) -> int:
+    """What the first of two steps left behind and garbage is not, from what was allocated before each."""
+    if second <= first:
+        return 0
+    gc.collect()
+    return max(0, min(second, torch.cuda.memory_allocated(device)) - first)
+
+
+def _retries(device: torch.device) -> int:
+    return int(torch.cuda.memory_stats(device)["num_alloc_retries"])
 
 
 def _step(run: Callable[..., Any], given: Sequence[Any], written: Collection[int]) -> None:
@@ -137,11 +160,17 @@ def lower_within(
             if taken is None and _given_back(device, allowed):
                 taken = take_step(run, given, written, device)
         if taken is not None:
+            if taken.kept_bytes:
+                session.libraries_keep(taken.kept_bytes)
+                allowed = held_bytes(device) or allowed
             session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
         over = allowed // _SHORT if taken is None else taken.reserved_bytes - allowed
         if taken is not None and over <= 0:
             session.beyond = taken.reserved_bytes - taken.before_bytes
             grow(device, min(allowed, taken.reserved_bytes + session.resident.coming))
+            return run
+        if taken is not None and taken.allocated_bytes <= allowed and _runs_within(run, given, written, device):
+            session.beyond = allowed - taken.before_bytes
             return run
         if not left:
             break
@@ -154,6 +183,17 @@ def lower_within(
             break
     session.note("the allocator reserves more than the step needs: it is held to the budget, which takes time")
     return run
+
+
+def _runs_within(run: Callable[..., Any], given: Sequence[Any], written: Collection[int], device: torch.device) -> bool:
+    """Whether the step runs at full speed though the allocator would reserve more, were it let.
+
+    Held to its limit it hands back what it caches, once, and may come to terms with what is left.
+    """
+    with phase("trial steps"):
+        grow(device, held_bytes(device) or 0)
+        taken = take_step(run, given, written, device, held=True)
+    return taken is not None and not taken.retries
 
 
 def _given_back(device: torch.device, allowed: int) -> bool:
@@ -174,10 +214,20 @@ def _given_back(device: torch.device, allowed: int) -> bool:
     return short
 
 
+def step_decides(session: Session, hooks: Hooks, excess: int) -> bool:
+    """Whether code that is `excess` bytes over what the budget leaves to tensors is to be judged by a step.
+
+    So it is where only what the allocator may lose is lacking, and it was not seen to lose so much.
+    """
+    if session.margin or held_bytes(session.resident.device) is None or _measurable(session, hooks) is None:
+        return False
+    return excess <= session.limit_bytes - session.usable(session.limit_bytes)
+
+
 def _measurable(session: Session, hooks: Hooks) -> frozenset[int] | None:
     """What a step of this graph writes to, where one may be taken: the whole step is here, alone and for real."""
     program = hooks.captured
-    if program is None or hooks.dry or session.exact or not session.verify or session.table.target is not None:
+    if program is None or hooks.dry or session.exact or session.table.target is not None:
         return None
     if session.resident.device.type != "cuda" or not session.one_graph or hooks.graph_break:
         return None

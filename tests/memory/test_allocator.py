@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from memopt.memory import allocator
-from memopt.memory.allocator import library_bytes, slack_bytes, with_slack
+from memopt.memory.allocator import count_library_bytes, library_bytes, slack_bytes, with_slack
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -34,4 +34,16 @@ def test_both_threads_that_multiply_are_counted_also_where_backward_has_none_of_
     weight = torch.ones(64, 64, device="cuda", requires_grad=True)
     (weight @ weight).sum().backward()
     weight.grad = None
-    assert torch.cuda.memory_allocated() - before - weight.nbytes == found
+    half = torch.ones(64, 64, device="cuda", dtype=torch.float16)
+    torch.addmm(half[0], half, half)
+    assert torch.cuda.memory_allocated() - before - weight.nbytes - half.nbytes == found
+
+
+def test_what_libraries_were_seen_to_keep_is_counted_from_then_on(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(allocator, "_measured", lambda index: 1000)
+    monkeypatch.setattr(allocator, "_further", {})
+    count_library_bytes(torch.device("cuda"), 24)
+    count_library_bytes(GPU, 6)
+    assert library_bytes(GPU) == 1030 and library_bytes(torch.device("cuda", 1)) == 1000

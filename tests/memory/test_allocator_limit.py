@@ -103,6 +103,13 @@ def test_what_belongs_to_others_is_allowed_on_top(cuda):
     assert allowance.now() == 10 * 10**9
 
 
+def test_what_the_budget_counts_and_was_not_there_yet_does_not_raise_the_limit(cuda):
+    allowance = Allowance(GPU, 8000, allocated_bytes=5000, own_bytes=5065, coming_bytes=100)
+    for allocated, expected in ((5000, 8000), (5065, 8000), (5165, 8000), (5175, 8010)):
+        cuda.allocated = allocated
+        assert allowance.now() == expected
+
+
 def test_what_a_step_will_hold_is_what_is_there_what_is_to_come_and_its_own(cuda):
     allowance = Allowance(GPU, 8 * 10**9, 7 * 10**9, 5 * 10**9, coming_bytes=10**9)
     cuda.allocated = 7 * 10**9
