@@ -11,6 +11,8 @@ import torch.utils.dlpack
 
 from memopt.xla.layout import Order, inverse
 
+# The attribute of a tensor that stands for an array.
+_CARRIED = "_memopt_array"
 # XLA reads its arguments in whole vectors: what does not begin at such a multiple of bytes is copied first.
 _ALIGNMENT = {"cpu": 64, "cuda": 16}
 
@@ -37,10 +39,13 @@ class Importer:
 
     def __call__(self, given: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """One array per tensor, by name."""
+        values = {name: array for name, value in given.items() if (array := getattr(value, _CARRIED, None)) is not None}
         given = {
-            name: value.permute(self._orders[name]) if name in self._orders else value for name, value in given.items()
+            name: value.permute(self._orders[name]) if name in self._orders else value
+            for name, value in given.items()
+            if name not in values
         }
-        values = {name: to_jax(value) for name, value in given.items() if name not in self._stays}
+        values.update((name, to_jax(value)) for name, value in given.items() if name not in self._stays)
         values.update((name, self._kept(name, value)) for name, value in given.items() if name in self._stays)
         if not any(given[name].numel() for name in self._first - self._stays if name in given):
             self._order(given, values)
@@ -98,6 +103,21 @@ def to_torch(array: Any, like: torch.Tensor | None = None, order: Order = None) 
         return result
     laid_out = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=result.device)
     return laid_out.copy_(result)
+
+
+def carried(array: Any) -> torch.Tensor:
+    """An empty tensor that stands for the array on its way to an `Importer`, where nothing else will look at it.
+
+    Autograd keeps the very tensor that is saved for backward, and so the array, as long as it keeps its graph.
+    """
+    value = torch.empty(0)
+    setattr(value, _CARRIED, array)
+    return value
+
+
+def seen_on_the_way() -> bool:
+    """Whether what is saved for backward passes through hooks, which may copy it elsewhere."""
+    return bool(torch._C._autograd._top_saved_tensors_default_hooks(True))  # type: ignore[attr-defined]
 
 
 def _empty(array: Any) -> torch.Tensor:

@@ -17,7 +17,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import jax
 import jax.numpy as jnp
 
-from memopt.xla.exchange import Importer, to_torch
+from memopt.xla.exchange import Importer, carried, seen_on_the_way, to_torch
 from memopt.xla.layout import Order, laid_out, order_of
 from memopt.xla.lower import Lowered, lower, precision
 from memopt.xla.pieces import Piece, cut
@@ -82,7 +82,8 @@ class Executable:
             stays: names of the arguments that are the same tensors at every call, parameters and buffers: they are
                 imported once.
             own: names of the arguments that are another executable's results, laid out as it liked.
-            exact: per result, whether it is laid out as PyTorch's own; None: all are.
+            exact: per result, whether it is a tensor laid out as PyTorch's own; None: all are. Others are for another
+                executable only, and are given to it as arrays, by tensors that stand for them.
 
         Raises:
             LowerError: an operator has no lowering.
@@ -90,6 +91,7 @@ class Executable:
         self.module, self.device = module, device
         self.platform = "cpu" if device.type == "cpu" else "cuda"
         module, held = attributes_to_inputs(module)
+        _leave_unread(module)
         self._held = list(held.values())
         self._inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._results: list[Any] = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
@@ -170,8 +172,11 @@ class Executable:
             values.clear()
             if self.platform == "cpu":  # PyTorch may write to what XLA still reads
                 jax.block_until_ready(list(arrays.values()))
+            shown = seen_on_the_way()
             made = {
-                node: to_torch(arrays.pop(node), like, self._orders.get(node.name))
+                node: carried(arrays.pop(node))
+                if like is None and not shown
+                else to_torch(arrays.pop(node), like, self._orders.get(node.name))
                 for node, like in self._like.items()
                 if node in arrays
             }
@@ -243,6 +248,15 @@ def _seed() -> torch.Tensor:
 def _key(seed: Any, number: int) -> Any:
     first, second = (int(part) for part in seed)
     return jnp.asarray([first, (second + number * 0x9E3779B9) % (1 << 32)], jnp.uint32)
+
+
+def _leave_unread(module: fx.GraphModule) -> None:
+    """Take away operands that lowerings do not look at, so that nobody hands them over: a training step's statistics
+    are those of the batch, its gradient has no use for the running ones."""
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.native_batch_norm_backward.default):
+        gradient, x, weight, _, _, mean, rstd, train, *rest = node.args
+        if train:
+            node.args = (gradient, x, weight, None, None, mean, rstd, train, *rest)
 
 
 def attributes_to_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, torch.Tensor]]:
