@@ -23,6 +23,7 @@ from memopt.xla import (
     creation,
     elementwise,
     indexing,
+    losses,
     normalization,
     pooling,
     random,
@@ -33,7 +34,8 @@ from memopt.xla.table import LOWERINGS, LowerError
 
 # Imported for what they enter in the table.
 TABLES = (
-    attention, convolution, creation, elementwise, indexing, normalization, pooling, random, reductions, shapes
+    attention, convolution, creation, elementwise, indexing, losses, normalization, pooling, random, reductions,
+    shapes,
 )  # fmt: skip
 
 # Operators that check something or do nothing: they have no value that a later operator reads.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from memopt.xla.table import Context, lowers, wide
 from memopt.xla.windows import in_parts, many
 
 aten = torch.ops.aten
+_GATHERED = 64  # elements of a window
 
 
 def _pads(x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, sizes: Sequence[int]) -> list[tuple[int, int]]:
@@ -72,13 +75,33 @@ def _max_pool_backward(
     places: Any,
 ) -> Any:  # fmt: skip
     size = x.shape[-2] * x.shape[-1]
+    kernel, stride, padding, dilation = (
+        many(given, 2) for given in (kernel, stride if stride else kernel, padding, dilation)
+    )
 
-    def back(gradient: Any, places: Any) -> Any:
+    def gathered(gradient: Any, places: Any) -> Any:
+        total: Any = 0
+        for offsets in itertools.product(*(range(size) for size in kernel)):
+            place: Any = 0
+            border = [(0, 0, 0)] * (gradient.ndim - 2)
+            for axis, (offset, s, p, d) in enumerate(zip(offsets, stride, padding, dilation, strict=True), -2):
+                count, low = gradient.shape[axis], offset * d - p
+                shape = [1, 1]
+                shape[axis] = count
+                place = place * x.shape[axis] + (jnp.arange(count, dtype=places.dtype) * s + low).reshape(shape)
+                border.append((low, x.shape[axis] - low - (count - 1) * s - 1, s - 1))
+            part = jnp.where(places == place, wide(gradient), 0)
+            total = total + jax.lax.pad(part, jnp.zeros((), part.dtype), border)
+        return total.astype(gradient.dtype)
+
+    def scattered(gradient: Any, places: Any) -> Any:
         flat = jnp.reshape(wide(gradient), (-1, gradient.shape[-2] * gradient.shape[-1]))
         row = jnp.arange(flat.shape[0])[:, None]
         added = jnp.zeros((flat.shape[0], size), flat.dtype).at[row, jnp.reshape(places, flat.shape)].add(flat)
         return jnp.reshape(added, (*gradient.shape[:-2], *x.shape[-2:])).astype(gradient.dtype)
 
+    # On a GPU each element looks at the windows that it lies in: nothing is added by several threads at once.
+    back = gathered if context.platform == "cuda" and math.prod(kernel) <= _GATHERED else scattered
     return back(gradient, places) if x.ndim == 3 else in_parts(context, back, gradient, places)
 
 
