@@ -64,9 +64,12 @@ def made(given: argparse.Namespace, device: torch.device) -> Callable[[], None]:
         "eager": lambda: model,
     }[given.engine]()
 
+    # What passes through hooks is exchanged as tensors; otherwise forward's arrays go to backward as they are.
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda value: value, lambda value: value)
+
     def call() -> None:
         model.zero_grad(set_to_none=True)
-        with torch.set_grad_enabled(trains):
+        with torch.set_grad_enabled(trains), hooks if given.exchange else contextlib.nullcontext():
             result = run(**inputs)
         if trains:
             result.backward()
@@ -83,6 +86,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--vocabulary", type=int)
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--exchange", action="store_true", help="give what is saved for backward to PyTorch")
     parser.add_argument("--label", default="")
     parser.add_argument("--turn", type=Path)
     parser.add_argument("--calls", type=int, default=10)
