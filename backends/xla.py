@@ -13,11 +13,13 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd import graph_compile
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.backends.aten import Boxed, emit
@@ -113,7 +115,12 @@ def _aot(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hoo
     lower = aot_autograd(
         fw_compiler=forward, bw_compiler=backward, inference_compiler=inference, partition_fn=hooks.partition
     )
-    with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False):
+    # XLA never writes over what PyTorch gives it, so backward may be run again (`retain_graph`).
+    donates_nothing = mock.patch.object(graph_compile, "collect_bw_donated_buffer_idxs", lambda *args, **options: [])
+    with (
+        functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
+        donates_nothing,
+    ):
         return lower(graph_module, example_inputs)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib.util
 from typing import Any
 
@@ -94,9 +96,10 @@ def test_an_optimizer_step_is_seen() -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_nothing_is_copied_between_pytorch_and_xla(
-    layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+    layout: torch.memory_format, hooked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from memopt.xla import exchange
 
@@ -120,11 +123,48 @@ def test_nothing_is_copied_between_pytorch_and_xla(
 
     monkeypatch.setattr(exchange, "to_jax", to_jax)
     restore()
-    result = compiled(x)
-    assert result.is_contiguous(memory_format=layout)
-    result.square().mean().backward()
+    saved: list[torch.Tensor] = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda value: saved.append(value) or value, lambda value: value)
+    with hooks if hooked else contextlib.nullcontext():
+        result = compiled(x)
+        assert result.is_contiguous(memory_format=layout)
+        result.square().mean().backward()
     assert_near(model, expected)
-    assert len(shared) > 5 and all(shared)
+    # The input goes to both halves, and the gradient of the result; what forward saves only where hooks look at it.
+    assert all(shared) and (len(shared) > 5 if hooked else len(shared) == 3)
+    assert not hooked or min(value.numel() for value in saved) > 0
+
+
+def test_what_is_saved_lives_as_long_as_the_graph_of_autograd() -> None:
+    model, x = deep(0.1), torch.randn(32, 64)
+    compiled = memopt.compile(model, backend="xla", verify=False)
+    loss_of(compiled, x)
+    before = len(jax.live_arrays())
+    loss = compiled(x).square().mean()
+    saved = len(jax.live_arrays()) - before
+    assert saved > 12  # two of each block and more
+    runs = []
+    for _ in range(2):
+        model.zero_grad()
+        gc.collect()
+        loss.backward(retain_graph=True)
+        runs.append(gradients(model))
+    for first, second in zip(*runs, strict=True):
+        assert torch.equal(first, second)  # type: ignore[arg-type]
+    before = len(jax.live_arrays())
+    del loss
+    assert before - len(jax.live_arrays()) > 12
+
+
+def test_what_is_saved_may_be_kept_elsewhere_meanwhile() -> None:
+    model, x = deep(), torch.randn(32, 64)
+    loss_of(model, x)
+    expected = gradients(model)
+    model.zero_grad()
+    compiled = memopt.compile(model, backend="xla", verify=False)
+    with torch.autograd.graph.saved_tensors_hooks(lambda value: value.numpy().copy(), torch.from_numpy):
+        loss_of(compiled, x)
+    assert_near(model, expected)
 
 
 def trained(name: str) -> tuple[nn.Module, dict[str, Any]]:
