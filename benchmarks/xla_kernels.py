@@ -129,7 +129,9 @@ def say(given: argparse.Namespace, row: dict[str, Any], host: cProfile.Profile) 
     stats: Any = pstats.Stats(host)
     by_own = sorted(stats.stats.items(), key=lambda item: -item[1][2])[:14]
     for (file, line, function), (calls, _, own, total, _) in by_own:
-        print(f"   host {own / 3 * 1e3:8.3f} own {total / 3 * 1e3:8.3f} all, {calls // 3:5d} x {Path(file).name}:{line} {function[:70]}")
+        print(
+            f"   host {own / 3 * 1e3:8.3f} own {total / 3 * 1e3:8.3f} all, {calls // 3:5d} x {Path(file).name}:{line} {function[:70]}"
+        )
     sys.stdout.flush()
     if given.out:
         with given.out.open("a") as file:
