@@ -116,7 +116,9 @@ def _aot(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hoo
         fw_compiler=forward, bw_compiler=backward, inference_compiler=inference, partition_fn=hooks.partition
     )
     # XLA never writes over what PyTorch gives it, so backward may be run again (`retain_graph`).
-    donates_nothing = mock.patch.object(graph_compile, "collect_bw_donated_buffer_idxs", lambda *args, **options: [])
+    donates_nothing: Any = mock.patch.object(
+        graph_compile, "collect_bw_donated_buffer_idxs", lambda *args, **options: []
+    )
     with (
         functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
         donates_nothing,

@@ -4,8 +4,8 @@
     python -m benchmarks.xla_kernels --tiny resnet50 training
 
 Prints the median time of a call, what the host takes until it has queued one, how long some kernel runs, and the
-kernels by time. With `--turn FOLDER` a process says there that it has compiled, and waits until a file `go` is made; from then
-on such processes take turns.
+kernels by time. With `--turn FOLDER` a process says there that it has compiled, and waits until a file `go` is
+made; from then on such processes take turns.
 """
 
 from __future__ import annotations
@@ -129,9 +129,8 @@ def say(given: argparse.Namespace, row: dict[str, Any], host: cProfile.Profile) 
     stats: Any = pstats.Stats(host)
     by_own = sorted(stats.stats.items(), key=lambda item: -item[1][2])[:14]
     for (file, line, function), (calls, _, own, total, _) in by_own:
-        print(
-            f"   host {own / 3 * 1e3:8.3f} own {total / 3 * 1e3:8.3f} all, {calls // 3:5d} x {Path(file).name}:{line} {function[:70]}"
-        )
+        times = f"{own / 3 * 1e3:8.3f} own {total / 3 * 1e3:8.3f} all, {calls // 3:5d} x"
+        print(f"   host {times} {Path(file).name}:{line} {function[:70]}")
     sys.stdout.flush()
     if given.out:
         with given.out.open("a") as file:

@@ -117,7 +117,7 @@ def carried(array: Any) -> torch.Tensor:
 
 def seen_on_the_way() -> bool:
     """Whether what is saved for backward passes through hooks, which may copy it elsewhere."""
-    return bool(torch._C._autograd._top_saved_tensors_default_hooks(True))  # type: ignore[attr-defined]
+    return bool(torch._C._autograd._top_saved_tensors_default_hooks(True))
 
 
 def _empty(array: Any) -> torch.Tensor:

@@ -251,8 +251,10 @@ def _key(seed: Any, number: int) -> Any:
 
 
 def _leave_unread(module: fx.GraphModule) -> None:
-    """Take away operands that lowerings do not look at, so that nobody hands them over: a training step's statistics
-    are those of the batch, its gradient has no use for the running ones."""
+    """Take away operands that lowerings do not look at, so that nobody hands them over.
+
+    The gradient of a normalization by the batch's own statistics has no use for the running ones.
+    """
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.native_batch_norm_backward.default):
         gradient, x, weight, _, _, mean, rstd, train, *rest = node.args
         if train:
