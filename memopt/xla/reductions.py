@@ -11,6 +11,7 @@ import torch
 from memopt.xla.table import HALVES, Context, jax_dtype, lowers, wide
 
 aten = torch.ops.aten
+_ALIGNED = 8  # elements of a half type in a vector of 16 bytes
 
 
 def _axes(x: Any, dim: Any) -> tuple[int, ...] | None:
@@ -147,8 +148,36 @@ def product(x: Any, y: Any, accumulate: Any = None) -> Any:
     return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST if exact else None, preferred_element_type=accumulate)
 
 
-@lowers(aten.mm.default, aten.bmm.default)
-def _mm(x: Any, y: Any) -> Any:
+@lowers(aten.mm.default, context=True)
+def _mm(context: Context, x: Any, y: Any) -> Any:
+    rows = x.shape[0]
+    if context.platform == "cuda" and x.dtype in HALVES and min(*x.shape, *y.shape) >= _ALIGNED:
+        x, y = _aligned(x, y, *(_is_turned(node) for node in context.node.args))
+    return product(x, y)[:rows]
+
+
+def _is_turned(node: Any) -> bool:
+    """Whether a matrix is another one with its axes exchanged: its rows are not what lies together in memory."""
+    return node.target in (aten.t.default, aten.permute.default, aten.transpose.int)
+
+
+def _aligned(x: Any, y: Any, x_turned: bool, y_turned: bool) -> tuple[Any, Any]:
+    """Operands with zeros behind what lies together in memory, up to whole vectors of the fast kernels.
+
+    XLA does so for cuBLAS alone, not where it may take a kernel of its own. Columns of `y` are left as they are: the
+    result would have to be copied.
+    """
+    inner, rows = -x.shape[1] % _ALIGNED, -x.shape[0] % _ALIGNED
+    inner = inner if not x_turned or y_turned else 0
+    rows = rows if x_turned else 0
+    if inner or rows:
+        x = jnp.pad(x, ((0, rows), (0, inner)))
+        y = jnp.pad(y, ((0, inner), (0, 0)))
+    return x, y
+
+
+@lowers(aten.bmm.default)
+def _bmm(x: Any, y: Any) -> Any:
     return product(x, y)
 
 
@@ -162,6 +191,17 @@ def _addmm(context: Context, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha:
     if beta == 0:
         return result
     return result + (wide(bias) if beta == 1 else wide(bias) * beta)
+
+
+@lowers(aten._addmm_activation.default, context=True)
+def _addmm_activation(
+    context: Context, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
+) -> Any:
+    # PyTorch writes this out with its operands in float32, and so multiplies in float32.
+    result = _addmm(context, bias, x, y, beta=beta, alpha=alpha)
+    if not use_gelu:
+        return jax.nn.relu(result)
+    return jax.nn.gelu(wide(result), approximate=context.value().device.type == "cuda")
 
 
 @lowers(aten.mv.default, aten.dot.default)
