@@ -141,6 +141,7 @@ class _Half:
         cut: tuple[int, int] = WHOLE,
         stays: Collection[str] = (),
         own: Collection[str] = (),
+        together: Sequence[OutputKind] = (),
     ) -> None:
         """Compile.
 
@@ -150,14 +151,26 @@ class _Half:
             cut: operators in a piece (0: one piece), and parts of the batch that a convolution may be run in.
             stays: names of the parameters and buffers among its arguments.
             own: names of the arguments that another graph compiled here has made.
+            together: what the leading results are. New values of buffers, which are copied there, and gradients may
+                share memory with one another.
         """
         from memopt.xla.executable import Executable
 
         results: Any = module.graph.output_node().args[0]
+        kinds = dict(zip(results, together, strict=False))
+        kinds.update((node, kind) for node, kind in zip(results, together, strict=False) if kind is OutputKind.USER)
+        shared = {n.name for n, kind in kinds.items() if isinstance(n, fx.Node) and kind is not OutputKind.USER}
         seen = [exact is None or number < exact for number in range(len(results))]
         with torch._guards.tracing(None), unset_fake_temporarily(), torch.no_grad():
             self.executable = Executable(
-                module, _device_of(module), size=cut[0], parts=cut[1], stays=stays, own=own, exact=seen
+                module,
+                _device_of(module),
+                size=cut[0],
+                parts=cut[1],
+                stays=stays,
+                own=own,
+                exact=seen,
+                together=shared,
             )
         self._boxed_call = True
         self.names = [node.name if isinstance(node, fx.Node) else None for node in results]
@@ -215,13 +228,15 @@ class _Training:
         self._halves.clear()
 
         def forward(module: fx.GraphModule, inputs: Sequence[Any]) -> _Half:
-            self._halves["forward"] = _Half(module, exact=self._forward_outputs, cut=cut, stays=self._stays())
+            self._halves["forward"] = _Half(
+                module, exact=self._forward_outputs, cut=cut, stays=self._stays(), together=self._kinds()[0]
+            )
             return self._halves["forward"]
 
         def backward(module: fx.GraphModule, inputs: Sequence[Any]) -> _Half:
             given = {node.name for node in module.graph.find_nodes(op="placeholder")}
             own = given - {entry.name for entry in self._captured().inputs}
-            self._halves["backward"] = _Half(module, cut=cut, stays=self._stays(), own=own)
+            self._halves["backward"] = _Half(module, cut=cut, stays=self._stays(), own=own, together=self._kinds()[1])
             return self._halves["backward"]
 
         partition = self._hooks.partition
@@ -238,6 +253,16 @@ class _Training:
 
     def _stays(self) -> set[str]:
         return _staying(self._captured())
+
+    def _kinds(self) -> tuple[list[OutputKind], list[OutputKind]]:
+        """What the results of forward and of backward are."""
+        program = self._captured()
+        parameters = {entry.name for entry in program.inputs if entry.kind is InputKind.PARAMETER}
+        kinds = [
+            OutputKind.USER if output.kind is OutputKind.GRADIENT and output.target not in parameters else output.kind
+            for output in program.outputs
+        ]
+        return kinds[: program.forward_outputs], kinds[program.forward_outputs :]
 
     def _captured(self) -> Program:
         assert self._hooks.captured is not None

@@ -228,13 +228,28 @@ def xla_table(result: dict[str, Any]) -> str:
         share = "none" if row.get("share") is None else f"{row['share']:.0%}: {row['budget_bytes'] / 1e3:,.0f} kB"
         if "peak_bytes" not in row:
             why = row.get("failure") or f"refused: the least is {row['minimum_bytes'] / 1e3:,.0f} kB"
-            lines.append(f"| {row['model']} | {share} | {why} | | | |")
+            lines.append(f"| {row['model']} | {share} | {why}{_bound(row)} | | | |")
             continue
         sizes = [f"{row[key] / 1e3:,.0f}" for key in ("peak_bytes", "temporaries_bytes")]
         lines.append(
             f"| {row['model']} | {share} | {' | '.join(sizes)} | {row['executables']} | {row['gradient_error']:.1e} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _bound(row: dict[str, Any]) -> str:
+    """Why a refused step cannot keep its budget, where it cannot."""
+    least = row.get("least")
+    if least is None:
+        return ""
+    parts = [least[key] for key in ("resident_bytes", "gradients_bytes", "operands_bytes")]
+    if sum(parts) <= row["budget_bytes"]:
+        return ""
+    held, made, read = (f"{part / 1e3:,.0f}" for part in parts)
+    name = least["operator"].removeprefix("aten.").removesuffix(".default")
+    return (
+        f"; none can: {held} model and inputs + {made} gradients + {read} read by `{name}` = {sum(parts) / 1e3:,.0f} kB"
+    )
 
 
 def xlagpu_table(result: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import json
 import os
 import platform
@@ -27,6 +28,7 @@ from torch import nn  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 import memopt  # noqa: E402
+from benchmarks.xla_least import Seen, least  # noqa: E402
 from tests.end_to_end import FAMILIES, HUGGING_FACE, OTHERS, build, gradients, restorer, step  # noqa: E402
 
 TRAINED = ("gpt2", "llama_tiny", "resnet18", "unet")
@@ -84,12 +86,14 @@ def training(name: str) -> list[dict[str, Any]]:
         torch._dynamo.reset()
         budget = None if share is None else int(rows[0]["peak_bytes"] * share)
         row: dict[str, Any] = {"model": name, "mode": "training", "share": share, "budget_bytes": budget}
-        compiled = memopt.compile(model, budget, backend="xla", verify=False)
+        seen = Seen()
+        compiled = memopt.compile(model, budget, backend="xla", verify=False, passes=(*memopt.TRAINING, seen))
         start = time.perf_counter()
         try:
             step(compiled, inputs)
         except memopt.BudgetError as refused:
-            rows.append({**row, "minimum_bytes": refused.minimum_bytes})
+            bound = {} if seen.program is None else {"least": dataclasses.asdict(least(seen.program))}
+            rows.append({**row, "minimum_bytes": refused.minimum_bytes, **bound})
             continue
         row["seconds"] = time.perf_counter() - start
         report = compiled.report

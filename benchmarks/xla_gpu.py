@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -134,27 +135,24 @@ def xla_bytes(device: torch.device) -> int:
 @contextmanager
 def crossings() -> Iterator[list[bool]]:
     """What crosses between PyTorch and XLA meanwhile: for each tensor whether its address stayed the same."""
-    from memopt.xla import exchange, executable
+    from memopt.xla import exchange
 
     found: list[bool] = []
-    to_jax, to_torch = exchange.to_jax, executable.to_torch
+    to_jax, export = exchange.to_jax, exchange.Exporter.__call__
 
     def into(value: torch.Tensor) -> Any:
         array = to_jax(value)
         found.append(array.unsafe_buffer_pointer() == value.data_ptr())
         return array
 
-    def back(array: Any, *like: Any) -> torch.Tensor:
+    def back(self: Any, array: Any, *like: Any) -> torch.Tensor:
         address = array.unsafe_buffer_pointer()
-        value = to_torch(array, *like)
+        value = export(self, array, *like)
         found.append(value.data_ptr() == address)
         return value
 
-    exchange.to_jax, executable.to_torch = into, back
-    try:
+    with mock.patch.object(exchange, "to_jax", into), mock.patch.object(exchange.Exporter, "__call__", back):
         yield found
-    finally:
-        exchange.to_jax, executable.to_torch = to_jax, to_torch
 
 
 # -- all rows ---------------------------------------------------------------------------------------------------------

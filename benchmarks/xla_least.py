@@ -1,4 +1,4 @@
-"""What a training step must hold when its operators run one by one in autograd's order, whatever is kept or computed again."""
+"""What a training step must hold when its operators run one by one, in autograd's order."""
 
 from __future__ import annotations
 

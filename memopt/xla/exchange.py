@@ -95,14 +95,22 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def to_torch(array: Any, like: torch.Tensor | None = None, order: Order = None) -> torch.Tensor:
-    """The array, whose axes are in this order, as a tensor in the same memory; with `like`, laid out as that one is."""
-    result = torch.utils.dlpack.from_dlpack(array) if array.size else _empty(array)
-    result = result.permute(inverse(order)) if order else result
-    if like is None or result.stride() == like.stride():
-        return result
-    laid_out = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=result.device)
-    return laid_out.copy_(result)
+class Exporter:
+    """Arrays as tensors in the same memory, behind what is queued on PyTorch's stream of now."""
+
+    def __init__(self, device: torch.device) -> None:
+        # Asked once: PyTorch's own way asks several times for each tensor. 1 is the default stream, as DLPack has it.
+        self._stream = (torch.cuda.current_stream(device).cuda_stream or 1) if device.type == "cuda" else None
+
+    def __call__(self, array: Any, like: torch.Tensor | None = None, order: Order = None) -> torch.Tensor:
+        """The array, whose axes are in this order; with `like`, laid out as that one is."""
+        capsule = array.__dlpack__(stream=self._stream) if array.size else None
+        result = _empty(array) if capsule is None else torch.utils.dlpack.from_dlpack(capsule)
+        result = result.permute(inverse(order)) if order else result
+        if like is None or result.stride() == like.stride():
+            return result
+        laid_out = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=result.device)
+        return laid_out.copy_(result)
 
 
 def carried(array: Any) -> torch.Tensor:

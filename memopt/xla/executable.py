@@ -17,10 +17,11 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import jax
 import jax.numpy as jnp
 
-from memopt.xla.exchange import Importer, carried, seen_on_the_way, to_torch
+from memopt.xla.exchange import Exporter, Importer, carried, seen_on_the_way
 from memopt.xla.layout import Order, laid_out, order_of
 from memopt.xla.lower import Lowered, lower, precision
 from memopt.xla.pieces import Piece, cut
+from memopt.xla.together import Together
 
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
@@ -53,6 +54,7 @@ class _Compiled:
     piece: Piece
     lowered: Lowered
     run: Any
+    writes: Sequence[str]
     memory: Memory
 
 
@@ -70,6 +72,7 @@ class Executable:
         stays: Collection[str] = (),
         own: Collection[str] = (),
         exact: Sequence[bool] | None = None,
+        together: Collection[str] = (),
     ) -> None:
         """Compile.
 
@@ -84,6 +87,7 @@ class Executable:
             own: names of the arguments that are another executable's results, laid out as it liked.
             exact: per result, whether it is a tensor laid out as PyTorch's own; None: all are. Others are for another
                 executable only, and are given to it as arrays, by tensors that stand for them.
+            together: names of the results that may share memory with one another, where there is one piece.
 
         Raises:
             LowerError: an operator has no lowering.
@@ -107,6 +111,11 @@ class Executable:
             node.name: order_of(node.meta.get("val"), free=node.name in free, images=images)
             for node in (*self._inputs, *made)
         }
+        self._together: Together | None = None
+        gathered = [node.name for node in made if node.name in together and self._like[node] is not None]
+        if gathered and not size:
+            values = {node.name: node.meta.get("val") for node in made}
+            self._together = Together(values, self._orders, gathered)
         self._compiled: list[_Compiled] = []
         written: set[str] = set()
         for piece in cut(module, size):
@@ -135,6 +144,10 @@ class Executable:
                 for one in shapes
             ]
             donated = _donated(piece, made, self._orders)
+            writes: Sequence[str] = piece.writes
+            if self._together is not None:
+                function = self._together.gathered(function, writes)
+                writes = [*self._together.apart, *self._together.names]
             traced = jax.jit(function, keep_unused=True, donate_argnums=donated).lower(*arguments)
             run = traced.compile(compiler_options=_OPTIONS.get(self.platform))
         found = run.memory_analysis()
@@ -143,7 +156,7 @@ class Executable:
             found.output_size_in_bytes - found.alias_size_in_bytes,
             found.temp_size_in_bytes,
         )
-        return _Compiled(piece, lowered, run, memory)
+        return _Compiled(piece, lowered, run, writes, memory)
 
     @property
     def memories(self) -> list[Memory]:
@@ -165,21 +178,24 @@ class Executable:
                     taken.append(jax.device_put(_key(seed, number), jax.devices(self.platform)[self.device.index or 0]))
                 found = one.run(*taken)
                 del taken
-                values.update(zip(one.piece.writes, found, strict=True))
+                values.update(zip(one.writes, found, strict=True))
                 for name in one.piece.frees:
                     del values[name]
-            arrays = {node: values[node.name] for node in self._like if node not in passed}
+            joined = [values[name] for name in self._together.names] if self._together else []
+            arrays = {node: values[node.name] for node in self._like if node.name in values and node not in passed}
             values.clear()
             if self.platform == "cpu":  # PyTorch may write to what XLA still reads
-                jax.block_until_ready(list(arrays.values()))
+                jax.block_until_ready([*arrays.values(), *joined])
+            export = Exporter(self.device)
+            parts = self._together.parted([export(array) for array in joined]) if self._together else {}
             shown = seen_on_the_way()
-            made = {
-                node: carried(arrays.pop(node))
-                if like is None and not shown
-                else to_torch(arrays.pop(node), like, self._orders.get(node.name))
-                for node, like in self._like.items()
-                if node in arrays
-            }
+            made = {node: parts[node.name] for node in self._like if node.name in parts}
+            for node, like in self._like.items():
+                if node in arrays:
+                    array = arrays.pop(node)
+                    plain = like is not None or shown
+                    made[node] = export(array, like, self._orders.get(node.name)) if plain else carried(array)
+                    del array
         made.update(passed)
         return [made[node] if isinstance(node, fx.Node) else node for node in self._results]
 

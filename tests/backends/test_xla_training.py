@@ -156,6 +156,50 @@ def test_what_is_saved_lives_as_long_as_the_graph_of_autograd() -> None:
     assert before - len(jax.live_arrays()) > 12
 
 
+def test_small_gradients_and_statistics_are_exchanged_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memopt.xla import exchange
+
+    torch.manual_seed(0)
+    blocks = [
+        part
+        for _ in range(4)
+        for part in (nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, (1, 3)))
+    ]
+    model = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(512, 300)).to(memory_format=torch.channels_last)
+    x = torch.randn(4, 4, 16, 16)
+    restore = restorer(model)
+    loss_of(model, x)
+    expected = gradients(model)
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    restore()
+    compiled = memopt.compile(model, backend="xla", verify=False)
+    exported: list[int] = []
+    real = exchange.Exporter.__call__
+
+    def export(self: Any, array: Any, *like: Any) -> torch.Tensor:
+        exported.append(array.size)
+        return real(self, array, *like)
+
+    monkeypatch.setattr(exchange.Exporter, "__call__", export)
+    loss_of(compiled, x)
+    assert_near(model, expected)
+    for found, value in zip(model.buffers(), buffers, strict=True):
+        torch.testing.assert_close(found, value)
+    # Statistics and counters of batches, the result, small gradients, and the one large gradient.
+    assert len(exported) == 5 and 512 * 300 in exported
+    for parameter in model.parameters():
+        assert parameter.grad is not None and parameter.grad.stride() == parameter.stride()
+        assert parameter.grad.data_ptr() % 64 == 0 and not parameter.grad._is_view()
+    # Each is written by itself: an optimizer's change of one shows in no other.
+    kept = gradients(model)
+    grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    version = grads[1]._version
+    grads[0].zero_()
+    assert not grads[0].any() and grads[1]._version == version
+    for found, value in zip(grads[1:], kept[1:], strict=True):
+        assert torch.equal(found, value)  # type: ignore[arg-type]
+
+
 def test_what_is_saved_may_be_kept_elsewhere_meanwhile() -> None:
     model, x = deep(), torch.randn(32, 64)
     loss_of(model, x)
