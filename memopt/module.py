@@ -23,7 +23,7 @@ from memopt.capture.shadow import Shadow, model_names
 from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.layout import LayoutNeeded, lay_out, movable_parameters
-from memopt.memory.allocator import library_bytes
+from memopt.memory.allocator import library_bytes, settled_bytes
 from memopt.memory.allocator_limit import Allowance
 from memopt.memory.cost.devices import Device
 from memopt.memory.cost.elsewhere import first_of
@@ -270,7 +270,10 @@ class CompiledModule(nn.Module):
         here = storage_bytes([*parameters, *self._model.buffers(), *gradients]) + buckets_of(self._model).nbytes
         own = here + state + session.resident.inputs + session.resident.libraries
         coming = max(0, session.resident.optimizer_state - state)
-        allowance = Allowance(device, limit_bytes, torch.cuda.memory_allocated(device), own, coming)
+        allocated = torch.cuda.memory_allocated(device)
+        if allocated > own:  # others' tensors, or what planning has left and will not be there in a step
+            allocated = settled_bytes(device)
+        allowance = Allowance(device, limit_bytes, allocated, own, coming)
         guard = self._guards.setdefault(session, StepGuard())
         guard.allow(allowance)
         guard.during(optimizer)

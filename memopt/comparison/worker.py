@@ -100,6 +100,8 @@ def timed(job: Job, in_torch_memory: bool, step: Callable[[], None], model: nn.M
     """Time the job's steps, after those that warm up, and say what memory they took; see `Row`."""
     for _ in range(job.warmup):
         step()
+    if torch.device(job.device).type == "cuda":  # the first of them may have had the allocator take all at once
+        torch.cuda.reset_peak_memory_stats()
     _forget_resident_peak()
     seconds = []
     for _ in range(job.repeats):

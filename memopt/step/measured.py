@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks
 from memopt.capture.lending import position_of
+from memopt.memory.allocator import settled_bytes
 from memopt.memory.allocator_limit import grow, held_bytes, lifted
 from memopt.phases import phase
 from memopt.program import OutputKind, Program
@@ -45,7 +46,7 @@ class Taken:
         allocated_bytes: the most bytes of tensors at any moment, all that is there included.
         reserved_bytes: the most bytes that the allocator held, nothing that was cached before included.
         before_bytes: bytes of tensors when the step began.
-        kept_bytes: bytes that the first step left behind: buffers of libraries that were not there before.
+        kept_bytes: bytes that the first step left behind: buffers of libraries.
         retries: how often the allocator handed back what it cached, to take other memory, once steps were warm.
     """
 
@@ -85,7 +86,7 @@ def take_step(
     limit = contextlib.nullcontext() if held else lifted(device)
     with unset_fake_temporarily(), torch._guards.tracing(None), same_random_state(given), limit:
         try:
-            first = torch.cuda.memory_allocated(device)
+            first = settled_bytes(device)
             for _ in range(_STEPS):
                 torch.cuda.synchronize(device)
                 if not held:
@@ -160,8 +161,8 @@ def lower_within(
             if taken is None and _given_back(device, allowed):
                 taken = take_step(run, given, written, device)
         if taken is not None:
-            if taken.kept_bytes:
-                session.libraries_keep(taken.kept_bytes)
+            if taken.kept_bytes > session.resident.libraries:
+                session.libraries_keep(taken.kept_bytes - session.resident.libraries)
                 allowed = held_bytes(device) or allowed
             session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
         over = allowed // _SHORT if taken is None else taken.reserved_bytes - allowed

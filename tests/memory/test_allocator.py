@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from memopt.memory import allocator
-from memopt.memory.allocator import count_library_bytes, library_bytes, slack_bytes, with_slack
+from memopt.memory.allocator import count_library_bytes, library_bytes, settled_bytes, slack_bytes, with_slack
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -47,3 +47,14 @@ def test_what_libraries_were_seen_to_keep_is_counted_from_then_on(monkeypatch):
     count_library_bytes(torch.device("cuda"), 24)
     count_library_bytes(GPU, 6)
     assert library_bytes(GPU) == 1030 and library_bytes(torch.device("cuda", 1)) == 1000
+
+
+@pytest.mark.gpu
+def test_what_measuring_on_another_stream_left_is_not_there_once_settled():
+    left = torch.randn(64, 64, device=GPU)
+    before = settled_bytes(GPU)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        left @ left
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() > before
+    assert settled_bytes(GPU) == before

@@ -36,6 +36,7 @@ def device(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, lambda device: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: figures.before)
+    monkeypatch.setattr(measured_step, "settled_bytes", lambda device: torch.cuda.memory_allocated(device))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: figures.allocated)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: figures.reserved)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_alloc_retries": figures.retries})
@@ -247,6 +248,16 @@ def test_what_a_step_leaves_to_libraries_is_theirs_and_counts(monkeypatch, steps
     trained(run, x)
     assert counted == [640] and len(left) == 1
     assert run._sessions[False].resident.libraries == 640 and limits == [budget, budget]
+
+
+def test_what_is_counted_as_libraries_already_is_not_counted_twice(monkeypatch, steps):
+    model, x, budget = budget_and_session(monkeypatch)
+    counted = []
+    monkeypatch.setattr("memopt.session.count_library_bytes", lambda device, size: counted.append(size))
+    monkeypatch.setattr("memopt.module.library_bytes", lambda device: 600)
+    steps(Taken(budget // 2, budget // 2, 50, kept_bytes=640))
+    trained(memopt.compile(model, budget, backend="aten"), x)
+    assert counted == [40]
 
 
 def test_memory_that_runs_out_is_answered_the_same_way(monkeypatch, steps):
