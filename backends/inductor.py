@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.backends.aten import Boxed, emit, lower_inference
+from memopt.backends.aten import AtenBackend, Boxed, emit, lower_inference
 from memopt.backends.choose import Bind, Chooser, within_budget
 from memopt.backends.chunked import is_chunked
 from memopt.backends.static import StaticBackend, device_of, least_timeline
@@ -17,7 +17,7 @@ from memopt.capture.dynamo import Hooks
 from memopt.engine import Engine
 from memopt.inductor.fusion import InductorFusion
 from memopt.inductor.inference import InductorInference, uses_libraries, watching
-from memopt.inductor.partition import Partition, compile_training
+from memopt.inductor.rehearsal import emit_training, rehearse
 from memopt.inductor.training import Training
 from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import Timeline
@@ -39,6 +39,7 @@ class InductorBackend(Engine):
     measures = True
     lays_out = True
     fuses = True
+    rehearses = True
 
     def __init__(self, *, beside: StaticBackend | None = None) -> None:
         """Make an engine.
@@ -52,14 +53,17 @@ class InductorBackend(Engine):
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks
     ) -> Callable[..., Any]:
         """Lower one Dynamo graph: Inductor's own training pipeline with memopt's partition, or its inference one."""
-        if hooks.needs_gradients and not hooks.dry:
+        session: Any = hooks.session
+        if hooks.needs_gradients and session.exact:
+            return AtenBackend().compile_captured(graph_module, example_inputs, hooks)
+        if hooks.needs_gradients and hooks.dry:
+            lower = rehearse if session.rehearsing else emit_training
+            return lower(graph_module, example_inputs, hooks)
+        if hooks.needs_gradients:
             if hooks.kept is None:
                 hooks.kept = Training(graph_module, example_inputs, hooks)
             training: Training = hooks.kept
             return training.compile()
-        if hooks.needs_gradients:
-            lowered: Any = compile_training(graph_module, example_inputs, _emit_only, Partition(hooks.partition))
-            return lowered  # type: ignore[no-any-return]
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
             if hooks.dry:
@@ -112,7 +116,3 @@ def missing_compiler(device: torch.device) -> str | None:
     except exc.InvalidCxxCompiler:
         return "Inductor needs a C++ compiler, and none was found (install g++, or set CXX)"
     return None
-
-
-def _emit_only(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Boxed:
-    return emit(module)

@@ -27,6 +27,8 @@ class Engine(abc.ABC):
         measures: whether inference is held to what a run takes, not to the program's timeline.
         lays_out: whether weights of convolutions are laid out anew as its kernels want them.
         fuses: whether a batch norm goes into the kernel after its convolution, weights left as they are.
+        rehearses: whether it makes the code of graphs that are only collected, where the session is rehearsing, and
+            leaves to operators what is lowered while the session is exact.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Engine(abc.ABC):
     measures = False
     lays_out = False
     fuses = False
+    rehearses = False
 
     @abc.abstractmethod
     def compile_captured(

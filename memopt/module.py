@@ -34,6 +34,7 @@ from memopt.memory.resident import Resident, storage_bytes
 from memopt.memory.rounding import allocated_bytes
 from memopt.pass_manager import Pass
 from memopt.phases import collecting_rarely
+from memopt.program import Program
 from memopt.progress import planning, stage
 from memopt.report.record import Report
 from memopt.session import Session, WholeStepNeeded
@@ -41,6 +42,7 @@ from memopt.step.carry import Sizes
 from memopt.step.guard import StepGuard
 from memopt.step.inference import plan_inference
 from memopt.step.measured import lower_within
+from memopt.step.whole import settled
 
 # How many shapes and modes of one model are compiled before a call is refused.
 _RECOMPILE_LIMIT = 256
@@ -142,8 +144,7 @@ class CompiledModule(nn.Module):
         session.resident = self._resident(args, kwargs, accumulating)
         self._last = session
         with planning(session.model_name), session.timed("tracing"):
-            stage("tracing the model")
-            programs = collect(self._model, args, kwargs, session)
+            programs = self._programs(session, args, kwargs)
             with torch._C._DisableAutocast():  # the casts are in the programs
                 if any(program.training for program in programs):
                     session.plan_training([program for program in programs if program.training])
@@ -198,14 +199,18 @@ class CompiledModule(nn.Module):
         self._last = None
         self._footprint = None
 
+    def _programs(self, session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Program]:
+        stage("tracing the model")
+        return collect(self._model, args, kwargs, session)
+
     def _planned_call(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
         try:
             return self._call(session, accumulating, args, kwargs)
         except WholeStepNeeded:
-            self.plan(args, kwargs)
             session.whole_step = False
             try:
-                return self._call(session, accumulating, args, kwargs)
+                with settled(session, lambda: self._programs(session, args, kwargs)):
+                    return self._call(session, accumulating, args, kwargs)
             finally:
                 session.whole_step = True  # another size is another step
         except LayoutNeeded as needed:
@@ -317,7 +322,7 @@ def resident_of(
     )
 
 
-def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], session: Session) -> list[Any]:
+def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], session: Session) -> list[Program]:
     """Capture all graphs of one call on fake tensors, in order; neither model nor inputs are touched.
 
     Raises:
@@ -357,7 +362,8 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
             try:
                 return lower_within(session, lower, example_inputs)
             finally:
-                session.forget_search()  # kept so far: a step that is lowered for less is not searched again
+                if not session.dry:
+                    session.forget_search()  # kept so far: a step that is lowered for less is not searched again
                 hooks.forget()
 
     return memopt

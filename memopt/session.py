@@ -24,14 +24,14 @@ from memopt.program import Program
 from memopt.report.build import build_report
 from memopt.report.record import ExecutableReport, Report
 from memopt.solve.schedule import Schedule
-from memopt.step.account import Account
 from memopt.step.carry import SEARCHES, Sizes, carried_from
 from memopt.step.guard import short_of_memory
 from memopt.step.inference import Inferred, plan_inference
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
-from memopt.step.planner import GraphPeaks, StepPlan, peaks_of, step_peak
+from memopt.step.planner import GraphPeaks, StepPlan
 from memopt.step.search import Found, StepSearch
 from memopt.step.stages import Stages, replay, stages_of
+from memopt.step.standing import Standing, Step
 from memopt.step.trial import TrialError, TrialMemoryError, trial
 
 log = logging.getLogger("memopt")
@@ -48,28 +48,7 @@ class WholeStepNeeded(Exception):
     """A graph break: the budget is shared among several graphs, so all must be seen before the first is planned."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """The training step that was planned last.
-
-    Attributes:
-        keys: fingerprints of its graphs as captured.
-        planned: its graphs.
-        plan: peaks above what is resident, as the program's own operations take them.
-        plain: the same peak without a plan.
-        base: bytes of what is resident.
-        limit: the budget in bytes; None without one.
-    """
-
-    keys: tuple[str, ...]
-    planned: tuple[Planned, ...]
-    plan: StepPlan
-    plain: int
-    base: int
-    limit: int | None
-
-
-class Session(Account):
+class Session(Standing):
     """Receives the programs of one model from the front door, rewrites and plans them, and keeps the report."""
 
     def __init__(
@@ -98,11 +77,11 @@ class Session(Account):
         self.executables: tuple[ExecutableReport, ...] = ()  # of the engine's own compiler
         self.collecting: list[Program] | None = None
         self.whole_step = False  # whether a graph break may be answered by collecting all graphs first
-        self._schedules: dict[str, Schedule | None] = {}  # by fingerprint; None: nothing is recomputed
-        self._lowered: dict[str, tuple[Pass, ...]] = {}  # by fingerprint: rewrites that lower the floor, as chosen
-        self._step: Step | None = None
+        self.rehearsing = False  # whether graphs are collected as planned, for the code that they become
+        # By `_known`: schedules, None where nothing is recomputed, and the rewrites that lower the floor, as chosen.
+        self._schedules: dict[tuple[bool, str], Schedule | None] = {}
+        self._lowered: dict[tuple[bool, str], tuple[Pass, ...]] = {}
         self._search_kept: tuple[tuple[str, ...], StepSearch] | None = None  # with the fingerprints of its graphs
-        self._emitted: dict[str, GraphPeaks] = {}  # by fingerprint: what the engine's own code takes
         # Set by an engine that runs its own code: whether to search for a plan, and bytes that its code takes less
         # than the program's own operations would.
         self.search, self.correction = True, 0
@@ -161,12 +140,12 @@ class Session(Account):
             WholeStepNeeded: there are more graphs to come, and the caller can show all of them.
             BudgetError: no plan keeps the budget.
         """
+        known = self._known(fingerprint(program))
         if self.collecting is not None:
             self.collecting.append(program)
-            return program
-        key = fingerprint(program)
-        if self.search and key in self._schedules:
-            return self._replayed(program, self._schedules[key])
+            return self._replayed(program, self._schedules.get(known)) if self.rehearsing else program
+        if self.search and known in self._schedules:
+            return self._replayed(program, self._schedules[known])
         another = bool(self._schedules) and not self.one_graph  # one of several graphs, at another size
         if self.search and (graph_break or another) and self.whole_step:
             raise WholeStepNeeded
@@ -201,12 +180,12 @@ class Session(Account):
             with phase("rewriting"):
                 found = self._found(search, programs, plain, room)
             planned, plan = found.planned, found.plan
-            self._lowered.update(dict.fromkeys(keys, found.lowering))
+            self._lowered.update(dict.fromkeys(map(self._known, keys), found.lowering))
         else:
             planned = [self.with_trial(item) for item in search.unplanned(self.lowering)]
             peak = predicted_peak(planned)
             plan = StepPlan((), peak, peak, room is None or peak <= room)
-            self._lowered.update(dict.fromkeys(keys, self.lowering))
+            self._lowered.update(dict.fromkeys(map(self._known, keys), self.lowering))
         self.note_failures(planned)
         self._step = Step(keys, tuple(planned), plan, plain, base, limit)
         measured = None
@@ -223,7 +202,7 @@ class Session(Account):
                         return self.plan_training(programs)
                 raise self.over(max(needed, self.optimizer_peak()), limit)
         for key, item in zip(keys, planned, strict=True) if self.search else ():
-            self._schedules[key] = None if item.choice is None else item.choice.plan.schedule
+            self._schedules[self._known(key)] = None if item.choice is None else item.choice.plan.schedule
         if self.exact:
             self.forget_search()
         return planned
@@ -259,24 +238,18 @@ class Session(Account):
             peaks: as predicted from the code.
 
         Returns:
-            Bytes by which the code takes less than the program's own operations, and bytes by which the step exceeds
-            the budget (negative when it does not); None without a budget.
+            As `judged`.
         """
         step = self._step
         assert step is not None
         self._emitted[fingerprint(program)] = peaks
-        figures = [
-            self._emitted.get(key) or peaks_of(item.program, item.timeline)
-            for key, item in zip(step.keys, step.planned, strict=True)
-        ]
-        peak = step_peak(figures)
-        saving = step.plan.peak_bytes - peak
-        minimum = min(peak, step.plan.minimum_bytes)
+        peak = self.code_peak()
+        minimum = self.code_minimum(peak)
         with phase("recording"):
             self.report = build_report(self, step.planned, peak, minimum, None, step.plain, step.plan.curve)
         if len(step.keys) == 1:
-            self._schedules.pop(step.keys[0], None)  # another attempt may want another plan
-        return saving, None if step.limit is None else self.report.peak_bytes - self.usable(step.limit)
+            self._schedules.pop(self._known(step.keys[0]), None)  # another attempt may want another plan
+        return self.judged()
 
     def compiled(self, executables: Sequence[ExecutableReport]) -> None:
         """Put on record what an engine's own compiler says of the executables that it made of a graph."""
@@ -287,37 +260,6 @@ class Session(Account):
     def may_leave(self, graph_break: bool) -> bool:
         """Whether an engine may try its own partition first: a step of one graph, or no budget to be shared."""
         return self.budget is None or not (graph_break or self._schedules)
-
-    @property
-    def limit_bytes(self) -> int:
-        """The budget of the step that was planned last, in bytes; 0 without one."""
-        return (self._step.limit or 0) if self._step else 0
-
-    @property
-    def feasible(self) -> bool:
-        """Whether the plan of that step keeps the budget, operation by operation."""
-        return self._step is None or self._step.plan.feasible
-
-    def least_budget(self, taken: int) -> int:
-        """The least budget for code whose tensors take `taken` bytes with all that is resident."""
-        return with_slack(max(taken, self.optimizer_peak()), self.resident.device)
-
-    def hopeless(self, held: int) -> bool:
-        """Whether a step that holds `held` bytes between forward and backward is over the budget already."""
-        step = self._step
-        return step is not None and step.limit is not None and step.base + held > self.usable(step.limit)
-
-    @property
-    def tight(self) -> bool:
-        """Whether the budget leaves less than half of what the step that was planned last takes as it is."""
-        step = self._step
-        return step is not None and step.limit is not None and 2 * (self.usable(step.limit) - step.base) < step.plain
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether the step that was planned last computes anything again."""
-        planned = self._step.planned if self._step else ()
-        return any(item.choice is not None and item.choice.plan.extra_seconds > 0 for item in planned)
 
     def note_failures(self, planned: Sequence[Planned]) -> None:
         """Tell the user of the graphs whose trial failed."""
@@ -330,7 +272,7 @@ class Session(Account):
         before = self.margin, self.report, self._step
         self.margin += size
         for key in self._step.keys if self._step else ():
-            self._schedules.pop(key, None)
+            self._schedules.pop(self._known(key), None)
         return before
 
     def loosen(self, before: tuple[int, Report | None, Step | None]) -> None:
@@ -361,19 +303,9 @@ class Session(Account):
         """What the user reads when memory runs out in a step."""
         return short_of_memory(self.report, error)
 
-    @property
-    def one_graph(self) -> bool:
-        """Whether the step that was planned last is a single graph, which may be planned again by itself."""
-        return self._step is not None and len(self._step.keys) == 1
-
     def forget_search(self) -> None:
         """Let go of the search: the step is lowered, and what was found is in its schedules."""
         self._search_kept = None
-
-    def withdraw(self, program: Program | None) -> None:
-        """Forget what `emitted` put on record: the graph runs as a program after all."""
-        if program is not None:
-            self._emitted.pop(fingerprint(program), None)
 
     def _search_of(self, keys: tuple[str, ...], programs: Sequence[Program]) -> StepSearch:
         """The search for these graphs: what is kept of them between two attempts to plan them."""
@@ -407,7 +339,12 @@ class Session(Account):
         return found
 
     def _replayed(self, program: Program, schedule: Schedule | None) -> Program:
-        return replay(program, self._stages(), self._lowered.get(fingerprint(program), ()), schedule)
+        lowering = self._lowered.get(self._known(fingerprint(program)), ())
+        return replay(program, self._stages(), lowering, schedule)
+
+    def _known(self, key: str) -> tuple[bool, str]:
+        """What a graph's plan goes by: its fingerprint, and whether it runs operator by operator, or as code."""
+        return self.exact, key
 
     def over(self, needed: int, limit: int) -> BudgetError:
         """The error of what was planned last: it needs so many bytes, all that is resident included."""

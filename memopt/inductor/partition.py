@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._inductor import compile_fx as inductor
+from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.virtualized import V
 
+from memopt.capture.dynamo import Hooks
+from memopt.inductor.fusion import realize
+from memopt.inductor.order import KeepOrder
 from memopt.inductor.trace import Trace
 from memopt.rewrite import storages
 
 # What tells code that is fused in the plan's order, or in a rewrite's, from other code of the same graph.
 IN_ORDER, ADDED_IN_ORDER, IN_ANY_ORDER = b"memopt, in order", b"memopt, rewrites in order", b"memopt"
+
+# A buffer that waits for another of its size is alive meanwhile (the allocator reuses memory as well), and the order is
+# chosen anew by a count of bytes that knows of no sum that takes the memory of its operand.
+_AS_PLANNED = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False}
 
 
 class Partition(CustomPartitionerFn):
@@ -47,6 +57,21 @@ class Partition(CustomPartitionerFn):
         These go by the halves that come of the plan: beside them only the fusion policy matters.
         """
         return self.token
+
+
+def keep_order(policy: contextlib.ExitStack, partition: Partition, *, added_only: bool = False) -> None:
+    """Until the policy is left, code is fused in the order of the graph, or in that of what rewrites have added."""
+    partition.token = ADDED_IN_ORDER if added_only else IN_ORDER
+    policy.enter_context(V.set_choices_handler(KeepOrder(added_only=added_only)))
+    policy.enter_context(inductor_config.patch(_AS_PLANNED))
+
+
+def planned_cut(hooks: Hooks, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
+    """Both halves by the plan; what it counts on as stored is."""
+    forward, backward = hooks.partition(joint, joint_inputs, **options)
+    realize(forward)
+    realize(backward)
+    return forward, backward
 
 
 def _nothing_of_a_plan() -> None:

@@ -10,36 +10,25 @@ from typing import Any
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
-from torch._inductor import config as inductor_config
 from torch._inductor.exc import InductorError
-from torch._inductor.virtualized import V
 
 from memopt.backends.aten import AtenBackend
-from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import constants_to_attributes, mutations_in_place
 from memopt.errors import first_line
-from memopt.inductor.fusion import realize
 from memopt.inductor.halves import Halves
 from memopt.inductor.least import least_bytes
-from memopt.inductor.order import ADDED, KeepOrder
-from memopt.inductor.partition import ADDED_IN_ORDER, IN_ORDER, Partition, compile_training, saved_bytes
+from memopt.inductor.order import ADDED
+from memopt.inductor.partition import Partition, compile_training, keep_order, planned_cut, saved_bytes
 from memopt.inductor.replay import ReplayError, measured_workspace
 from memopt.inductor.settled import Settled, SettledSteps, key_of
 from memopt.inductor.trace import Trace
 from memopt.pass_manager import Pass
 from memopt.phases import phase
 from memopt.program import Phase, Program
+from memopt.step.corrections import corrected
 from memopt.step.measured import step_decides
 from memopt.step.planner import GraphPeaks
-
-# How often a plan is corrected by what Inductor's code for it really takes.
-_PLANS = 4
-# A plan that leaves more than this share of the budget unused, and recomputes, is tried once more with more room.
-_SLACK = 0.04
-# A buffer that waits for another of its size is alive meanwhile (the allocator reuses memory as well), and the order is
-# chosen anew by a count of bytes that knows of no sum that takes the memory of its operand.
-_AS_PLANNED = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,20 +94,19 @@ class Training:
 
     def _operator_by_operator(self) -> Callable[..., Any]:
         session = self.session
+        if session.limit_bytes and not session.one_graph:  # other graphs may have run: they were judged together
+            raise session.over(session.report.peak_bytes, session.limit_bytes)
         session.note(
             "no code of Inductor's was found that keeps the budget: this graph runs operator by operator, as with "
             "backend='aten'"
         )
         session.withdraw(self.hooks.captured)
-        try:
-            with session.operator_by_operator():
-                return AtenBackend().compile_captured(self.graph_module, self.example_inputs, self.hooks)
-        except BudgetError as error:
-            least = None if self._least is None else session.least_budget(self._least)
-            if least is None or least >= error.minimum_bytes:
-                raise
-            refusal = BudgetError(least, error.budget_bytes)
-        raise refusal
+
+        def lower() -> Callable[..., Any]:
+            return AtenBackend().compile_captured(self.graph_module, self.example_inputs, self.hooks)
+
+        with session.operator_by_operator():
+            return session.refused_at_most(lower, self._least)  # type: ignore[no-any-return]
 
     def _unplanned(self) -> _Attempt | None:
         """Torch's own cut and order, with the rewrites that let it keep the budget in the least time; None: none do.
@@ -154,25 +142,13 @@ class Training:
 
     def _search(self) -> _Attempt | None:
         session = self.session
-        best = None
-        for left in reversed(range(_PLANS + 1)):
-            attempt, self._first_plan = self._first_plan or self._attempt(planned=True), None
-            if attempt is None:
-                break
-            if attempt.excess is None:
-                return attempt
-            if attempt.fits:
-                if best is None or attempt.excess > (best.excess or 0):
-                    best = attempt
-                if -attempt.excess <= _SLACK * session.limit_bytes or not session.recomputes:
-                    break
-            elif best is not None or not session.one_graph or not session.feasible:
-                break
-            correction = attempt.saving - max(0, attempt.excess) // 8
-            if correction == session.correction or (left == 1 and best is not None):
-                break  # the plan would be the same, or will do
-            session.correction = correction if left > 1 else -session.limit_bytes  # the deepest plan of all
-        if best is not None and best is not attempt and best.peaks is not None:
+
+        def attempt() -> _Attempt | None:
+            found, self._first_plan = self._first_plan or self._attempt(planned=True), None
+            return found
+
+        best, last = corrected(session, attempt, lambda: session.one_graph)
+        if best is not None and not last and best.peaks is not None:
             session.emitted(self.hooks.captured, best.peaks)
         return best
 
@@ -190,16 +166,11 @@ class Training:
                     found = self._torch_partition(joint, joint_inputs, **options)
                     if found is not None:
                         if session.lowering:
-                            keep_order(KeepOrder(added_only=True), ADDED_IN_ORDER)
+                            keep_order(policy, partition, added_only=True)
                         return found
                     session.search, session.lowering = True, ()
-                keep_order(KeepOrder(), IN_ORDER)
-                return self._planned_partition(joint, joint_inputs, **options)
-
-            def keep_order(choices: KeepOrder, token: bytes) -> None:
-                policy.enter_context(V.set_choices_handler(choices))
-                policy.enter_context(inductor_config.patch(_AS_PLANNED))
-                partition.token = token
+                keep_order(policy, partition)
+                return planned_cut(self.hooks, joint, joint_inputs, **options)
 
             session.search, partition = planned, Partition(cut)
             try:
@@ -237,13 +208,6 @@ class Training:
         if known is not None and lowering is not None:
             self._followed = known
             session.search, session.correction, session.lowering = known.planned, known.correction, lowering
-
-    def _planned_partition(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
-        """Both halves by the plan; what it counts on as stored is."""
-        forward, backward = self.hooks.partition(joint, joint_inputs, **options)
-        realize(forward)
-        realize(backward)
-        return forward, backward
 
     def _torch_partition(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
         """Torch's own cut of the rewritten graph, the one that torch.compile makes.

@@ -1,0 +1,57 @@
+"""Graphs that are only collected: emitted as they stand, and where their plan is rehearsed, judged by their code."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+from torch._inductor.exc import InductorError
+
+from memopt.backends.aten import Boxed, emit
+from memopt.capture.dynamo import Hooks
+from memopt.errors import first_line
+from memopt.inductor.halves import Halves
+from memopt.inductor.partition import Partition, compile_training, keep_order, planned_cut
+from memopt.inductor.replay import ReplayError, measured_workspace
+from memopt.phases import phase
+
+
+def emit_training(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> Callable[..., Any]:
+    """Lower a graph to its operators, captured as Inductor has it."""
+    lowered: Any = compile_training(graph_module, example_inputs, _emit_only, Partition(hooks.partition))
+    return lowered  # type: ignore[no-any-return]
+
+
+def rehearse(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> Callable[..., Any]:
+    """Make the code of a planned graph and put on record what it takes; return the graph as its operators.
+
+    No kernel is compiled: what is returned runs on fake tensors, to where the next graph is captured.
+    """
+    session: Any = hooks.session
+    halves = Halves(hooks.backward)
+    partition = Partition(lambda *args, **options: planned_cut(hooks, *args, **options))
+
+    def both(module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Boxed:
+        run = emit(module)  # before the compiler rewrites it
+        halves.compile(module, inputs, **options)
+        return run
+
+    try:
+        with contextlib.ExitStack() as policy:
+            keep_order(policy, partition)
+            lowered: Any = compile_training(graph_module, example_inputs, both, partition)
+        assert hooks.captured is not None
+        with phase("replaying code"):
+            session.emitted(hooks.captured, halves.peaks(hooks.captured, measured_workspace(session.table)))
+    except InductorError as error:  # the graph may hold what this version of Inductor has no code for
+        session.note(f"Inductor has no code for this graph: {first_line(error)}")
+        return emit_training(graph_module, example_inputs, hooks)
+    except ReplayError as error:
+        session.note(f"the peak of the generated code is not known: {error}")
+    return lowered  # type: ignore[no-any-return]
+
+
+def _emit_only(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Boxed:
+    return emit(module)

@@ -1,0 +1,64 @@
+"""A plan corrected by what the code that comes of it really takes, until that keeps the budget and uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from memopt.session import Session
+
+# How often a plan is corrected.
+_PLANS = 4
+# A plan that leaves more than this share of the budget unused, and recomputes, is tried once more with more room.
+_SLACK = 0.04
+
+
+class Judged(Protocol):
+    """What came of one plan."""
+
+    @property
+    def saving(self) -> int:
+        """Bytes by which its code takes less than the program's own operations."""
+
+    @property
+    def excess(self) -> int | None:
+        """Bytes by which the step exceeds the budget, negative where it does not; None without a budget."""
+
+
+T = TypeVar("T", bound=Judged)
+
+
+def corrected(
+    session: Session, attempt: Callable[[], T | None], may_correct: Callable[[], bool]
+) -> tuple[T | None, bool]:
+    """Attempt plans until the code of one keeps the budget.
+
+    Args:
+        session: whose `correction` each attempt is planned with.
+        attempt: makes a plan and its code; None where no code can be had.
+        may_correct: whether the step that was attempted may be planned again.
+
+    Returns:
+        The attempt that keeps the budget and leaves least of it; None where none does. And whether it was the last.
+    """
+    best: T | None = None
+    found: T | None = None
+    for left in reversed(range(_PLANS + 1)):
+        found = attempt()
+        if found is None:
+            break
+        if found.excess is None:
+            return found, True
+        if found.excess <= 0:
+            if best is None or found.excess > (best.excess or 0):
+                best = found
+            if -found.excess <= _SLACK * session.limit_bytes or not session.recomputes or not may_correct():
+                break
+        elif best is not None or not may_correct() or not session.feasible:
+            break
+        correction = found.saving - max(0, found.excess) // 8
+        if correction == session.correction or (left == 1 and best is not None):
+            break  # the plan would be the same, or will do
+        session.correction = correction if left > 1 else -session.limit_bytes  # the deepest plan of all
+    return best, best is found

@@ -1,0 +1,145 @@
+"""How the step that was planned last stands to its budget: as planned, and as an engine's own code has it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from memopt.budget import Budget, BudgetError
+from memopt.memory.allocator import with_slack
+from memopt.memory.resident import Resident
+from memopt.program import Program
+from memopt.step.account import Account
+from memopt.step.planned import Planned, fingerprint
+from memopt.step.planner import GraphPeaks, StepPlan, peaks_of, step_peak
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """The training step that was planned last.
+
+    Attributes:
+        keys: fingerprints of its graphs as captured.
+        planned: its graphs.
+        plan: peaks above what is resident, as the program's own operations take them.
+        plain: the same peak without a plan.
+        base: bytes of what is resident.
+        limit: the budget in bytes; None without one.
+    """
+
+    keys: tuple[str, ...]
+    planned: tuple[Planned, ...]
+    plan: StepPlan
+    plain: int
+    base: int
+    limit: int | None
+
+
+class Standing(Account):
+    """The account with the step that was planned last, and what an engine's code takes in its place."""
+
+    def __init__(self, budget: Budget | None, resident: Resident) -> None:
+        """Nothing is planned yet."""
+        super().__init__(budget, resident)
+        self._step: Step | None = None
+        self._emitted: dict[str, GraphPeaks] = {}  # by fingerprint: what the engine's own code takes
+
+    @property
+    def limit_bytes(self) -> int:
+        """The budget of the step, in bytes; 0 without one."""
+        return (self._step.limit or 0) if self._step else 0
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the plan of the step keeps the budget, operation by operation."""
+        return self._step is None or self._step.plan.feasible
+
+    @property
+    def one_graph(self) -> bool:
+        """Whether the step is a single graph, which may be planned again by itself."""
+        return self._step is not None and len(self._step.keys) == 1
+
+    @property
+    def tight(self) -> bool:
+        """Whether the budget leaves less than half of what the step takes as it is."""
+        step = self._step
+        return step is not None and step.limit is not None and 2 * (self.usable(step.limit) - step.base) < step.plain
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the step computes anything again."""
+        planned = self._step.planned if self._step else ()
+        return any(item.choice is not None and item.choice.plan.extra_seconds > 0 for item in planned)
+
+    def hopeless(self, held: int) -> bool:
+        """Whether a step that holds `held` bytes between forward and backward is over the budget already."""
+        step = self._step
+        return step is not None and step.limit is not None and step.base + held > self.usable(step.limit)
+
+    def least_budget(self, taken: int) -> int:
+        """The least budget for code whose tensors take `taken` bytes with all that is resident."""
+        return with_slack(max(taken, self.optimizer_peak()), self.resident.device)
+
+    def refused_at_most(self, plan: Callable[[], T], taken: int | None) -> T:
+        """What `plan` returns; it is refused naming no more than code that is known takes, `taken` bytes if any.
+
+        Raises:
+            BudgetError: no plan keeps the budget.
+        """
+        try:
+            return plan()
+        except BudgetError as error:
+            least = None if taken is None else self.least_budget(taken)
+            if least is None or least >= error.minimum_bytes:
+                raise
+            refusal = BudgetError(least, error.budget_bytes)
+        raise refusal
+
+    # -- an engine's own code ------------------------------------------------------------------------------------
+
+    def code_peak(self) -> int:
+        """The step's peak above what is resident, in bytes: of graphs without code yet as their operations take it."""
+        assert self._step is not None
+        return step_peak(
+            [
+                self._emitted.get(key) or peaks_of(item.program, item.timeline)
+                for key, item in zip(self._step.keys, self._step.planned, strict=True)
+            ]
+        )
+
+    def code_minimum(self, peak: int) -> int:
+        """The least peak above what is resident that the step is known to have, where its code peaks at `peak` bytes.
+
+        What was planned is judged by the code that comes of it, and so is the least that was found: where that is a
+        figure of what the engine may fuse, code that takes more than its plan says so of the least plan's code as well.
+        """
+        assert self._step is not None
+        plan = self._step.plan
+        return min(peak, plan.minimum_bytes + max(0, peak - plan.peak_bytes))
+
+    def judged(self) -> tuple[int, int | None]:
+        """Bytes that the code takes less than the program's own operations, and bytes by which it exceeds the budget.
+
+        The second is negative when it does not, and None without a budget.
+        """
+        step = self._step
+        assert step is not None
+        peak = self.code_peak()
+        total = max(step.base + peak, self.optimizer_peak())
+        return step.plan.peak_bytes - peak, None if step.limit is None else total - self.usable(step.limit)
+
+    def coded(self) -> bool:
+        """Whether what the code of every graph of the step takes is known."""
+        return self._step is not None and all(key in self._emitted for key in self._step.keys)
+
+    def forget_code(self, keys: Iterable[str] | None = None) -> None:
+        """Forget what the code of these graphs takes; of all graphs of the step, where none are named."""
+        for key in (self._step.keys if self._step else ()) if keys is None else keys:
+            self._emitted.pop(key, None)
+
+    def withdraw(self, program: Program | None) -> None:
+        """Forget what the code of this graph takes: it runs as a program after all."""
+        self.forget_code([] if program is None else [fingerprint(program)])

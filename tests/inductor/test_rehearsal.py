@@ -1,0 +1,60 @@
+"""Code made of graphs that are only collected: what it takes is known, and none of it runs."""
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor.exc import InductorError
+
+import memopt
+from memopt.inductor.halves import Half, Halves
+from memopt.session import Session
+
+pytestmark = pytest.mark.usefixtures("_compiler")
+
+
+class Two(nn.Module):
+    """Two graphs, by a graph break."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x):
+        x = nn.functional.gelu(self.first(x))
+        torch._dynamo.graph_break()
+        return self.second(x).square().mean()
+
+
+def test_what_is_rehearsed_is_what_is_made(monkeypatch):
+    found, made = [], []
+    emitted, init = Session.emitted, Half.__init__
+
+    def seen(self, program, peaks):
+        found.append((self.dry, peaks))
+        return emitted(self, program, peaks)
+
+    def making(self, module):
+        made.append(self)
+        init(self, module)
+
+    monkeypatch.setattr(Session, "emitted", seen)
+    monkeypatch.setattr(Half, "__init__", making)
+    compiled = memopt.compile(Two(), "1MB", backend="inductor")
+    compiled(torch.randn(32, 16)).backward()
+    rehearsed, real = ([peaks for dry, peaks in found if dry is which] for which in (True, False))
+    assert len(real) == 2 and rehearsed == real
+    assert all(half.wrapper is not None for half in made) and len(made) == 8
+    assert not compiled.report.notes
+
+
+def test_a_graph_without_code_is_collected_as_its_operators(monkeypatch):
+    def refuse(self, module, inputs, **options):
+        raise InductorError(NotImplementedError("no such kernel"), None)
+
+    monkeypatch.setattr(Halves, "compile", refuse)
+    model, x = Two(), torch.randn(32, 16)
+    expected = model(x)
+    compiled = memopt.compile(model, "1MB", backend="inductor")
+    torch.testing.assert_close(compiled(x), expected)
+    assert any("no code for this graph" in note for note in compiled.report.notes)
+    assert any("operator by operator" in note for note in compiled.report.notes)

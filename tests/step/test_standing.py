@@ -1,0 +1,89 @@
+"""How a planned step stands to its budget: by its plan, and by the code that an engine makes of it."""
+
+import dataclasses
+
+import pytest
+
+from memopt.budget import BudgetError
+from memopt.memory.optimizer import OptimizerFootprint
+from memopt.memory.resident import Resident
+from memopt.step.planned import fingerprint, predicted_peak
+from memopt.step.planner import GraphPeaks, StepPlan, peaks_of, step_peak
+from memopt.step.standing import Standing, Step
+from tests.step.test_planned import planned, program
+
+BASE = 1000
+
+
+def standing(*programs, limit=None, minimum=0, feasible=True, resident=None):
+    """A step of these graphs as they are, resident 1,000 bytes, of which so much was planned at the least."""
+    items = tuple(planned(item) for item in programs)
+    peak = predicted_peak(items)
+    found = Standing(None, resident or Resident(parameters=BASE))
+    plan = StepPlan((), peak, minimum, feasible)
+    found._step = Step(tuple(map(fingerprint, programs)), items, plan, peak, BASE, limit)
+    return found
+
+
+def test_before_a_step_is_planned_there_is_no_budget_to_exceed():
+    nothing = Standing(None, Resident())
+    assert nothing.limit_bytes == 0 and nothing.feasible
+    assert not (nothing.one_graph or nothing.tight or nothing.recomputes or nothing.coded() or nothing.hopeless(10**9))
+
+
+def test_code_takes_the_place_of_a_graph_s_own_operations():
+    first, second = program(), program(layers=4)
+    step = standing(first, second, limit=10**9)
+    assert not step.one_graph and standing(first).one_graph
+    plain = [peaks_of(item, planned(item).timeline) for item in (first, second)]
+    assert step.code_peak() == step_peak(plain) and not step.coded()
+    code = dataclasses.replace(plain[0], backward=10 * plain[0].backward)
+    step._emitted[fingerprint(first)] = code
+    assert step.code_peak() == step_peak([code, plain[1]]) > step_peak(plain)
+    step._emitted[fingerprint(second)] = plain[1]
+    assert step.coded()
+    step.withdraw(None)
+    assert step.coded()
+    step.withdraw(first)
+    assert step.code_peak() == step_peak(plain) and not step.coded()
+    step._emitted[fingerprint(first)] = code
+    step.forget_code()
+    assert step._emitted == {}
+
+
+def test_code_is_judged_with_all_that_is_resident():
+    one = program()
+    step = standing(one, limit=50_000)
+    step._emitted[fingerprint(one)] = GraphPeaks(forward=10, backward=48_000, saved=5, left=5)
+    assert step.judged() == (step._step.plan.peak_bytes - 48_000, BASE + 48_000 - 50_000)
+    assert step.hopeless(49_001) and not step.hopeless(49_000)
+    footprint = OptimizerFootprint(state_bytes=60_000, existing_state_bytes=0, step_peak_bytes=0)
+    step = standing(one, limit=50_000, resident=Resident(parameters=BASE, optimizer=footprint))
+    assert step.judged()[1] == step.optimizer_peak() - 50_000 > 0
+    assert standing(one).judged() == (0, None)
+
+
+@pytest.mark.parametrize(("more", "least"), [(0, 500), (70, 570), (-200, 500)])
+def test_code_that_takes_more_than_its_plan_says_so_of_the_least_plan_too(more, least):
+    step = standing(program(), minimum=500)
+    peak = step._step.plan.peak_bytes
+    assert step.code_minimum(peak + more) == least
+    assert standing(program(), minimum=peak).code_minimum(peak - 10) == peak - 10, "what the code was seen to take"
+
+
+def test_a_budget_is_tight_below_half_of_what_the_step_adds():
+    peak = standing(program())._step.plain
+    assert standing(program(), limit=BASE + peak // 2 - 1).tight
+    assert not standing(program(), limit=BASE + peak // 2 + 1).tight
+    assert not standing(program()).tight
+
+
+@pytest.mark.parametrize(("taken", "named"), [(None, 900), (950, 900), (700, 700)])
+def test_a_refusal_names_no_more_than_known_code_takes(taken, named):
+    def refuse():
+        raise BudgetError(900, 100)
+
+    with pytest.raises(BudgetError) as found:
+        standing(program()).refused_at_most(refuse, taken)
+    assert (found.value.minimum_bytes, found.value.budget_bytes) == (named, 100)
+    assert standing(program()).refused_at_most(lambda: "run", taken) == "run"
