@@ -8,13 +8,15 @@ from typing import ClassVar
 from torch import fx
 
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
-from memopt.patterns.column_padding import turn_after_padding
+from memopt.patterns.ahead import find_ahead
+from memopt.patterns.column_padding import Aligned, turn_after_padding
 from memopt.patterns.row_chunks import run_in_chunks
-from memopt.patterns.rows import HALVES, RowRefused, RowRegion, find_rows, products_before_losses
+from memopt.patterns.rows import HALVES, PRODUCTS, RowRefused, RowRegion, find_rows, products_before_losses
 from memopt.program import Phase, Program
 from memopt.rewrite import Refused, forget_inplace
 
 _LEAST_CHUNKS, _MOST_CHUNKS = 4, 16
+_ALIGNED_BYTES = 16  # rows of matrices begin at multiples of this where tensor cores are to read them
 _ALIGNED = 64  # rows of a chunk are a multiple of this where there are more
 
 
@@ -23,9 +25,14 @@ class ChunkLoss(Pass):
 
     Algebra: with logits L = XW + b, the loss of a row reads that row of L only, and so does the row of the gradient dL.
     So for chunks X_k of the rows of X: the losses are those of X_k·W + b, put together; dX is the dL_k·Wᵀ, put
-    together; dW = Σ X_kᵀ·dL_k and db = Σ 1ᵀ·dL_k. Backward computes L_k once more, so neither the logits nor their
-    gradients ever exist for all rows: of each tensor of tokens by vocabulary one chunk is left, at the price of one
-    more matrix product. The idea is known (Liger Kernel, arXiv 2410.10989); here it is a rewrite of the joint graph.
+    together; dW = Σ X_kᵀ·dL_k and db = Σ 1ᵀ·dL_k. Neither the logits nor their gradients ever exist for all rows: of
+    each tensor of tokens by vocabulary one chunk is left. Where the gradients are proportional to that of the loss
+    itself, one number, they are computed with one in its place while the chunk of logits is there, in forward, and
+    multiplied in backward; else backward computes L_k once more, at the price of one more matrix product. The idea is
+    known (Liger Kernel, arXiv 2410.10989); here it is a rewrite of the joint graph.
+
+    On CUDA columns are padded so that rows begin at multiples of 16 bytes: the weight once, and what is of a chunk
+    only by the kernels that write it anyway. Products of matrices that are not so aligned are much slower.
 
     Cases: everything from the product on that works row by row, in either half of the step, whatever it is made of:
         1. `_log_softmax` and `nll_loss` with mean, sum or no reduction, class weights and an index to ignore.
@@ -49,19 +56,20 @@ class ChunkLoss(Pass):
     tolerance: ClassVar[float] = 2.0
     lowers_floor: ClassVar[bool] = True
 
-    def __init__(self, chunks: int | None = None) -> None:
+    def __init__(self, chunks: int | None = None, multiple: int | None = None) -> None:
         """Set the number of chunks.
 
         Args:
             chunks: how many; None: so many that a chunk of logits is about twice as large as the weight, at least 4 and
                 at most 16.
+            multiple: columns of logits are padded to a multiple of this; None: on CUDA to 16 bytes, else not at all.
 
         Raises:
             ValueError: fewer than two chunks.
         """
         if chunks is not None and chunks < 2:
             raise ValueError(f"chunks is {chunks}: at least 2 are needed")
-        self.chunks = chunks
+        self.chunks, self.multiple = chunks, multiple
 
     def run(self, program: Program) -> PassResult:
         """Return the program with each loss chunked that can be; one change per loss."""
@@ -74,17 +82,30 @@ class ChunkLoss(Pass):
         for node in products_before_losses(new):
             try:
                 chunk = self._rows_per_chunk(node)
-                region = find_rows(new, node)
+                region = self._aligned(new, find_rows(new, node))
             except RowRefused as reason:
                 refusals.append(Refusal(reason.node.name, str(reason)))
             except Refused as reason:
                 refusals.append(Refusal(node.name, str(reason)))
             else:
-                changes.append(_change(region, chunk))
+                changes.append(_change(new, region, chunk))
         if not changes:
             return PassResult(program, (), tuple(refusals))
         forget_inplace(new.graph)
         return PassResult(new.finish(), tuple(changes), tuple(refusals))
+
+    def _aligned(self, program: Program, region: RowRegion) -> RowRegion:
+        """The region with matrix products whose operands and results have aligned rows."""
+        value = region.product.meta["val"]
+        multiple = self.multiple or (_ALIGNED_BYTES // value.element_size() if value.is_cuda else 1)
+        if multiple == 1:
+            return region
+        aligned = Aligned(program, multiple)
+        product = aligned.product(region.product)
+        for node in region.nodes[Phase.BACKWARD]:
+            if node.target in PRODUCTS:
+                (aligned.turned if region.recipes[node].summed else aligned.inner)(node)
+        return find_rows(program, product)
 
     def _rows_per_chunk(self, product: fx.Node) -> int:
         """Raises Refused where chunks would take more memory than they save."""
@@ -109,8 +130,8 @@ class ChunkLoss(Pass):
         return chunk
 
 
-def _change(region: RowRegion, chunk: int) -> Change:
+def _change(program: Program, region: RowRegion, chunk: int) -> Change:
     before = tuple(node.name for phase in Phase for node in region.nodes[phase])
     count = math.ceil(region.rows / chunk)
     summary = f"{region.product.name} and its loss in {count} chunks of {chunk} rows"
-    return Change(summary, before, tuple(run_in_chunks(region, chunk)))
+    return Change(summary, before, tuple(run_in_chunks(region, chunk, find_ahead(program, region))))

@@ -145,11 +145,18 @@ def mutations_in_place(forward: fx.GraphModule, program: Program, forward_output
             target = placeholders[str(output.target)]
             update = forward.graph.call_function(torch.ops.aten.copy_.default, (target, value))
             update.meta["val"] = target.meta["val"]
+    drop_outputs(forward, forward_outputs, program.forward_outputs)
+
+
+def drop_outputs(module: fx.GraphModule, start: int, stop: int) -> None:
+    """Let a graph return no more what it returns at these positions; what they are for goes with them."""
+    node = module.graph.output_node()
+    outputs = list(node.args[0])  # type: ignore[arg-type]
     for positions in (outputs, node.meta.get("desc")):
         if positions:
-            del positions[forward_outputs : program.forward_outputs]
+            del positions[start:stop]
     node.args = (tuple(outputs),)
-    forward.recompile()
+    module.recompile()
 
 
 def crossing(program: Program) -> list[fx.Node]:

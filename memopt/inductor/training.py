@@ -14,7 +14,7 @@ from torch._inductor.exc import InductorError
 
 from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks
-from memopt.capture.joint import constants_to_attributes, mutations_in_place
+from memopt.capture.joint import constants_to_attributes, drop_outputs, mutations_in_place
 from memopt.errors import first_line
 from memopt.inductor.halves import Halves
 from memopt.inductor.least import least_bytes
@@ -26,6 +26,7 @@ from memopt.inductor.trace import Trace
 from memopt.pass_manager import Pass
 from memopt.phases import phase
 from memopt.program import Phase, Program
+from memopt.rewrite import ancestors
 from memopt.step.corrections import corrected
 from memopt.step.measured import step_decides
 from memopt.step.planner import GraphPeaks
@@ -251,15 +252,38 @@ class Training:
         module = constants_to_attributes(program)
         _mark_added(module, {node.name for node in self.hooks.captured.graph.nodes})
         # What a rewrite computes twice on purpose is not to be merged again.
+        kept = program.forward_outputs
+        early = _return_early(module, kept)
         with functorch_config.patch(cse=functorch_config.cse and not self.session.lowering):
             forward, backward = partitioners.min_cut_rematerialization_partition(
-                module, joint_inputs, compiler="inductor", num_fwd_outputs=program.forward_outputs, **options
+                module, joint_inputs, compiler="inductor", num_fwd_outputs=kept + early, **options
             )
-        kept = program.forward_outputs
+        if early:
+            drop_outputs(forward, kept, kept + early)
         if self.session.hopeless(max(saved_bytes(forward, kept), least_bytes(forward, backward, kept))):
             return None
         mutations_in_place(forward, program, forward_outputs)
         return forward, backward
+
+
+def _return_early(module: fx.GraphModule, outputs: int) -> int:
+    """Have forward return what rewrites compute there for backward only, behind its own outputs; return how many.
+
+    Torch's partitioner computes in forward what that returns, and all else in backward.
+    """
+    result = module.graph.output_node()
+    values: list[Any] = list(result.args[0])  # type: ignore[arg-type]
+    needed = ancestors([value for value in values[:outputs] if isinstance(value, fx.Node)])
+    early = [
+        node
+        for node in module.graph.nodes
+        if ADDED in node.meta and node.meta.get("phase") is Phase.FORWARD and node not in needed
+        if any(user.meta.get("phase") is Phase.BACKWARD for user in node.users)
+    ]
+    result.args = ([*values[:outputs], *early, *values[outputs:]],)
+    if "desc" in result.meta:
+        result.meta["desc"] = [*result.meta["desc"][:outputs], *[None] * len(early), *result.meta["desc"][outputs:]]
+    return len(early)
 
 
 def _mark_added(module: fx.GraphModule, known: Container[str]) -> None:

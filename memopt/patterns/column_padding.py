@@ -63,6 +63,67 @@ def turn_after_padding(program: Program) -> None:
         erase_unused(graph, [node, *alike])
 
 
+class Aligned:
+    """Gives matrices of a program that is being edited aligned rows, by columns of zeros, each matrix once."""
+
+    def __init__(self, program: Program, multiple: int) -> None:
+        """Pad columns to a multiple of `multiple`."""
+        self._program, self._multiple = program, multiple
+        self._padded: dict[tuple[fx.Node, int, int], fx.Node] = {}
+
+    def product(self, node: fx.Node) -> fx.Node:
+        """Pad the columns of a product [rows, columns] of rows and a matrix, and cut them off again; return it."""
+        *bias, left, right = node.args
+        columns = int(node.meta["val"].shape[1])
+        if columns % self._multiple == 0:
+            return node
+        with self._program.graph.inserting_before(node):
+            operands = [self._pad(node, operand, columns=-columns % self._multiple) for operand in (*bias, right)]
+            made = self._made(node, node.target, (*operands[:-1], left, operands[-1]))
+            self._cut(node, made, 1, columns)
+        return made
+
+    def inner(self, node: fx.Node) -> None:
+        """Pad what a product of two matrices sums over: the columns of the left one, the rows of the right one."""
+        left, right = node.args[-2:]
+        size = -int(left.meta["val"].shape[1]) % self._multiple  # type: ignore[union-attr]
+        if size:
+            with self._program.graph.inserting_before(node):
+                operands = (self._pad(node, left, columns=size), self._pad(node, right, rows=size))
+                made = self._made(node, node.target, (*node.args[:-2], *operands))
+            self._replace(node, made)
+
+    def turned(self, node: fx.Node) -> None:
+        """Pad the columns of the matrix that a product reads transposed on its left, and cut rows off its result."""
+        left, right = node.args
+        rows = int(node.meta["val"].shape[0])
+        if rows % self._multiple:
+            with self._program.graph.inserting_before(node):
+                wide = self._pad(node, left, rows=-rows % self._multiple)
+                self._cut(node, self._made(node, node.target, (wide, right)), 0, rows)
+
+    def _pad(self, node: fx.Node, matrix: Any, *, columns: int = 0, rows: int = 0) -> fx.Node:
+        """The matrix (or vector) with more columns, or rows, for a product and for those that come after it."""
+        if turns(matrix):
+            padded = self._pad(node, matrix.args[0], columns=rows, rows=columns)
+            return self._made(node, matrix.target, (padded, *matrix.args[1:]))
+        key = matrix, columns, rows
+        if key not in self._padded:
+            pads = [0, columns] + [0, rows] * bool(rows)
+            self._padded[key] = self._made(node, _PAD, (matrix, pads, 0.0))
+        return self._padded[key]
+
+    def _made(self, node: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
+        return _made(self._program, node, target, args)
+
+    def _cut(self, node: fx.Node, made: fx.Node, dim: int, size: int) -> None:
+        self._replace(node, self._made(node, _SLICE, (made, dim, 0, size)))
+
+    def _replace(self, node: fx.Node, made: fx.Node) -> None:
+        node.replace_all_uses_with(made)
+        erase_unused(self._program.graph, [node])
+
+
 def _pads_alike(user: fx.Node, node: fx.Node, pads: list[Any], value: tuple[Any, ...]) -> bool:
     if user.target is not _PAD or user.args[2:] != value or not pads_columns(user):
         return False

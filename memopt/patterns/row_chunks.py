@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from memopt.patterns.ahead import Ahead
 from memopt.patterns.rows import HALVES, NLL_FORWARD, PRODUCTS, Count, RowRegion, Rows, lead_of
 from memopt.program import Phase, is_view
 from memopt.rewrite import erase_unused
@@ -20,26 +21,27 @@ aten = torch.ops.aten
 _CONVERT = torch.ops.prims.convert_element_type.default
 
 
-def run_in_chunks(region: RowRegion, chunk: int) -> list[str]:
+def run_in_chunks(region: RowRegion, chunk: int, ahead: Ahead | None = None) -> list[str]:
     """Edit the graph so that the region runs in chunks of rows; the last chunk may be smaller.
 
     Narrow values are put together again from the chunks' rows, sums over rows are added up chunk by chunk (those of
     half precision in float32, rounded once at the end), and what backward needs of the wide values of forward is
-    computed again for each chunk.
+    computed again for each chunk; with `ahead` backward's values are computed in forward, next to those.
 
     Args:
         region: of a program that is being edited.
         chunk: rows of one chunk.
+        ahead: how backward's values are computed in forward; None: they are computed in backward.
 
     Returns:
         Names of the new nodes that stand for a value of the old graph.
     """
     bounds = [(start, min(start + chunk, region.rows)) for start in range(0, region.rows, chunk)]
-    known = _Known({}, {}, _read_by_backward(region))
+    known = _Known({}, {}, _read_by_backward(region) if ahead is None else frozenset())
     after: list[str] = []
-    for phase in (Phase.FORWARD, Phase.BACKWARD):
+    for phase in (Phase.FORWARD, Phase.BACKWARD) if ahead is None else (Phase.FORWARD,):
         if region.nodes[phase]:
-            after += _Half(region, phase, known).build(bounds)
+            after += _Half(region, phase, known, ahead).build(bounds)
     old = [node for phase in Phase for node in region.nodes[phase]]
     erase_unused(region.product.graph, [user for node in old for user in node.users] + old)
     return after
@@ -51,7 +53,7 @@ class _Known:
 
     Attributes:
         whole: narrow values put together from the chunks, [rows, ...].
-        replaced: items of the fused loss, and what stands for them now.
+        replaced: items of the fused loss, and of backward what is computed ahead, and what stands for them now.
         read: narrow forward values that the chunks of backward read.
     """
 
@@ -76,12 +78,15 @@ def _read_by_backward(region: RowRegion) -> frozenset[fx.Node]:
 
 
 class _Half:
-    """The chunks of one half of the step."""
+    """The chunks of one half of the step; of both, where backward's values are computed ahead."""
 
-    def __init__(self, region: RowRegion, phase: Phase, known: _Known) -> None:
+    def __init__(self, region: RowRegion, phase: Phase, known: _Known, ahead: Ahead | None) -> None:
         self.region, self.phase, self.graph, self.known = region, phase, region.product.graph, known
-        self.nodes = region.nodes[phase]
-        self.anchor = self.nodes[-1]
+        self.ahead = ahead
+        self.nodes = region.nodes[phase] if ahead is None else (*region.nodes[phase], *region.nodes[Phase.BACKWARD])
+        self.inside = frozenset(self.nodes)
+        self.anchor = region.nodes[phase][-1]
+        self.weights: dict[fx.Node, fx.Node] = {}  # of fused losses
         self.views: dict[fx.Node, fx.Node] = {}
         self.chunks: dict[fx.Node, fx.Node] = {}
         self.start, self.stop = 0, 0
@@ -92,6 +97,8 @@ class _Half:
         for node in reversed(self.region.late[self.phase]):
             self.anchor.append(node)
         with self.graph.inserting_before(self.anchor):
+            if self.ahead is not None:
+                self._prepare(self.ahead)
             for self.start, self.stop in bounds:
                 self.chunks = {}
                 for node in self.nodes:
@@ -104,7 +111,23 @@ class _Half:
 
     def _is_read(self, node: fx.Node) -> bool:
         """Whether anything outside this half's chunks reads the narrow value."""
-        return node in self.known.read or any(user not in self.nodes for user in node.users)
+        return node in self.known.read or any(user not in self.inside for user in node.users)
+
+    def _prepare(self, ahead: Ahead) -> None:
+        """Compute what backward's values are computed from, with one for the tangent."""
+        for node in ahead.first:
+            self.anchor.prepend(node)
+        value = ahead.tangent.meta["val"]
+        options = {"dtype": value.dtype, "device": value.device}
+        replaced = self.known.replaced
+        replaced[ahead.tangent] = self._call(self.anchor, aten.full.default, ([], 1.0), options, "one")
+        for node in self.nodes:
+            if node.target is NLL_FORWARD:
+                rounded = self._rounded_weights(node, node.meta["val"][0])
+                replaced.update({item: rounded for item in node.users if item.args[1] == 1})
+        for node in ahead.copied:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: replaced.get(n, n))
+            replaced[node] = self._call(node, node.target, args, kwargs, "ahead")
 
     # -- one chunk -----------------------------------------------------------------------------------------------
 
@@ -128,7 +151,7 @@ class _Half:
         return self._here(leaf) if isinstance(leaf, fx.Node) else leaf
 
     def _rows_of(self, node: fx.Node) -> fx.Node:
-        if node in self.region.recipes and (node in self.region.wide or node.meta["phase"] is self.phase):
+        if node in self.region.wide or node in self.inside:
             return self._compute(node)
         if node in self.chunks:
             return self.chunks[node]
@@ -158,10 +181,12 @@ class _Half:
             self.views[node] = self._call(node, node.target, args, kwargs, "again")
         return self.views[node]
 
-    def _call(self, node: fx.Node, target: Any, args: Any, kwargs: Any, suffix: str) -> fx.Node:
+    def _call(
+        self, node: fx.Node, target: Any, args: Any, kwargs: Any, suffix: str, phase: Phase | None = None
+    ) -> fx.Node:
         made = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=f"{node.name}_{suffix}")
         made.meta = {key: value for key, value in node.meta.items() if key not in ("val", "inplace", "recomputes")}
-        made.meta["phase"] = self.phase
+        made.meta["phase"] = phase or self.phase
         return made
 
     def _stored(self, node: fx.Node, made: fx.Node) -> fx.Node:
@@ -214,8 +239,23 @@ class _Half:
         else:
             result = self.known.whole[node] = self._joined(node, pieces)
             shaped = lead_of(value.shape, self.region.rows) != 1
+        if self.ahead is not None and node.meta["phase"] is Phase.BACKWARD:
+            with self.graph.inserting_before(node):
+                return self._scaled(node, result, shaped)
         if shaped:
             result = self._call(node, aten.view.default, (result, list(value.shape)), {}, "shaped")
+        self._replace(node, result)
+        return result
+
+    def _scaled(self, node: fx.Node, result: fx.Node, shaped: bool) -> fx.Node:
+        """What was computed ahead as it is in backward: times the tangent, if it is proportional to that."""
+        assert self.ahead is not None
+        if node in self.ahead.scaled:
+            operands = (result, self.ahead.tangent)
+            result = self._call(node, aten.mul.Tensor, operands, {}, "scaled", Phase.BACKWARD)
+        if shaped:
+            shape = list(node.meta["val"].shape)
+            result = self._call(node, aten.view.default, (result, shape), {}, "shaped", Phase.BACKWARD)
         self._replace(node, result)
         return result
 
@@ -229,7 +269,7 @@ class _Half:
         """The loss from each row's: as it is, its sum, or its sum over the sum of the rows' weights."""
         reduction = node.args[3]
         value = node.meta["val"][0]
-        weights = self._weights(node, value)
+        weights, rounded = self._weights(node, value), self._rounded_weights(node, value)
         result = losses
         if reduction:
             half = value.dtype in HALVES
@@ -239,16 +279,27 @@ class _Half:
                 result = self._call(node, aten.div.Tensor, (result, weights), {}, "mean")
             if half:
                 result = self._call(node, _CONVERT, (result, value.dtype), {}, "rounded")
-                weights = self._call(node, _CONVERT, (weights, value.dtype), {}, "weight")
         for item in list(node.users):
-            self.known.replaced[item] = (result, weights)[item.args[1]]  # type: ignore[index]
+            self.known.replaced[item] = (result, rounded)[item.args[1]]  # type: ignore[index]
             item.replace_all_uses_with(
                 self.known.replaced[item], delete_user_cb=lambda user: user not in self.region.recipes
             )
         return result
 
+    def _rounded_weights(self, node: fx.Node, value: torch.Tensor) -> fx.Node:
+        """The sum of the weights in the loss's own precision."""
+        weights = self._weights(node, value)
+        if not node.args[3] or value.dtype not in HALVES:
+            return weights
+        return self._call(node, _CONVERT, (weights, value.dtype), {}, "weight")
+
     def _weights(self, node: fx.Node, value: torch.Tensor) -> fx.Node:
         """The sum of the weights of the rows' labels, in float32 or wider; zero where the loss is not reduced."""
+        if node not in self.weights:
+            self.weights[node] = self._sum_of_weights(node, value)
+        return self.weights[node]
+
+    def _sum_of_weights(self, node: fx.Node, value: torch.Tensor) -> fx.Node:
         _, labels, weight, reduction, ignored = node.args
         dtype = torch.float32 if value.dtype in HALVES else value.dtype
         if not reduction:

@@ -11,6 +11,7 @@ from memopt.memory.aliasing import analyse
 from memopt.memory.timeline import timeline
 from memopt.passes.chunk_loss import ChunkLoss
 from memopt.passes.eliminate_copies import EliminateCopies
+from memopt.program import Phase
 from tests.end_to_end import build, gradients, in_dtype, restorer, step
 from tests.passes.build import arguments, capture_joint, check, reasons
 from tests.support import apply, capture
@@ -159,6 +160,29 @@ def test_products_with_padded_columns(name, form):
     assert_as_exact(result, before, tensors, exact)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("turned", [True, False])
+def test_columns_are_padded_to_aligned_rows(name, form, turned):
+    x, weight, bias, labels = data(columns=37)
+    tensors = (x, weight if turned else weight.detach().t().contiguous().requires_grad_(), bias, labels)
+
+    def loss(x, weight, bias, labels):
+        return LOSSES[name](x, weight if turned else weight.t(), bias, labels)
+
+    double = [t.detach().double().requires_grad_() if t.is_floating_point() else t for t in tensors]
+    before = capture_joint(loss, *tensors, decompositions=FORMS[form])
+    result = apply(ChunkLoss(3, multiple=8), before)
+    assert len(result.changes) == 1, reasons(result)
+    assert_as_exact(result, before, tensors, capture_joint(loss, *double))
+    products = [n for n in result.program.calls if n.target in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)]
+    for node in products if turned else ():  # each matrix begins its rows at multiples of eight numbers, or its columns where it is turned
+        for value in [n.meta["val"] for n in (*node.args, node) if n.meta["val"].ndim == 2]:
+            assert sorted(value.stride())[0] == 1 and sorted(value.stride())[1] % 8 == 0, node
+    pads = [n for n in result.program.calls if n.target is torch.ops.aten.constant_pad_nd.default]
+    assert not turned or sum(n.meta["val"].shape == (40, WIDTH) for n in pads) == 1  # the weight's, for all products
+
+
 def test_a_tied_weight_gets_both_gradients():
     x, weight, _, labels = data(bias=False, ignored=False)
     ids = labels.flip(0)
@@ -250,6 +274,51 @@ def test_the_change_names_what_it_replaced():
     assert change.before == ("addmm", "_log_softmax", "nll_loss_forward", "nll_loss_backward",
                              "_log_softmax_backward_data", "mm", "mm_1", "sum_1")  # fmt: skip
     assert change.after[0].startswith("nll_loss_forward") and len(change.after) == 4
+
+
+AHEAD = ("mean", "sum", "tokens", "class_weights", "upcast", "capped", "separate_bias", "scaled")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_are_computed_with_the_loss_where_they_are_proportional_to_its_own(name, form):
+    for dtype in DTYPES:
+        program = apply(ChunkLoss(3), capture_joint(LOSSES[name], *data(dtype), decompositions=FORMS[form])).program
+        products = [n for n in program.calls if n.target in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)]
+        ahead = dtype is not torch.float16 and (name in AHEAD or (name, form) == ("smoothing", "decomposed"))
+        assert len(products) == (9 if ahead else 12)  # with logits that are computed again
+        assert {n.meta["phase"] for n in products} == ({Phase.FORWARD} if ahead else set(Phase))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, w, b, t, s: F.cross_entropy(F.linear(x, w, b), t) * s,
+        lambda x, w, b, t, s: (F.cross_entropy(F.linear(x, w, b), t), F.cross_entropy(F.linear(x, w, b), t, b.detach())),
+        lambda x, w, b, t, s: F.cross_entropy(F.linear(x, w, b), t, reduction="none") * s,
+        lambda x, w, b, t, s: F.cross_entropy(F.linear(x, w, b), t) ** 2,
+        lambda x, w, b, t, s: F.cross_entropy(Clipped.apply(F.linear(x, w, b)), t),
+    ],
+    ids=["scaled by an input", "two losses of one product", "not reduced", "squared", "clipped"],
+)
+def test_whatever_else_backward_adds_gradients_are_as_exact(loss):
+    tensors = (*data(), torch.tensor(3.0))
+    double = [t.detach().double().requires_grad_(t.requires_grad) if t.is_floating_point() else t for t in tensors]
+    before = capture_joint(loss, *tensors)
+    result = apply(ChunkLoss(3), before)
+    assert_as_exact(result, before, tensors, capture_joint(loss, *double))
+
+
+class Clipped(torch.autograd.Function):
+    """A gradient that is not proportional to the loss's own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.clamp(-0.01, 0.01)
 
 
 def test_gradients_with_dropout_pass_a_finite_difference_check():
