@@ -88,8 +88,8 @@ def find_ahead(program: Program, region: RowRegion) -> Ahead | None:
     scaled = _proportional(tangent, sorted({*copied, *backward, *views}, key=position.__getitem__))
     if scaled is None:
         return None
-    ordered = (tuple(sorted(nodes, key=position.__getitem__)) for nodes in (first, copied))
-    return Ahead(tangent, *ordered, scaled.intersection(backward))
+    first_ones, copied_ones = (tuple(sorted(nodes, key=position.__getitem__)) for nodes in (first, copied))
+    return Ahead(tangent, first_ones, copied_ones, frozenset(scaled.intersection(backward)))
 
 
 def _operands(region: RowRegion, nodes: Iterable[fx.Node]) -> set[fx.Node]:
@@ -117,7 +117,7 @@ def _after(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 def _is_weight_of_loss(node: fx.Node) -> bool:
     """Whether the node is the sum of weights that a fused loss gives beside itself: it is known from the labels."""
     source = node.args[0] if node.args else None
-    return isinstance(source, fx.Node) and source.target is NLL_FORWARD and node.args[1] == 1
+    return isinstance(source, fx.Node) and source.target is NLL_FORWARD and bool(node.args[1] == 1)
 
 
 def _proportional(tangent: fx.Node, nodes: Iterable[fx.Node]) -> set[fx.Node] | None:
@@ -143,7 +143,7 @@ def _is_linear(node: fx.Node, variable: Collection[fx.Node]) -> bool:
     if node.target in _SUMS:
         return len(varies) == 2 and all(varies)
     if node.target is aten.constant_pad_nd.default:
-        return len(node.args) < 3 or node.args[2] == 0
+        return len(node.args) < 3 or bool(node.args[2] == 0)
     if node.target is aten.where.self:
         return not varies[0] and all(value in variable or _is_zero(value) for value in node.args[1:])
     return False
@@ -152,4 +152,4 @@ def _is_linear(node: fx.Node, variable: Collection[fx.Node]) -> bool:
 def _is_zero(value: Any) -> bool:
     if not isinstance(value, fx.Node):
         return False
-    return value.target in _ZEROS or (value.target in _FILLED and value.args[_FILLED[value.target]] == 0)
+    return value.target in _ZEROS or (value.target in _FILLED and bool(value.args[_FILLED[value.target]] == 0))

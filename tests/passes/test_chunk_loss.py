@@ -74,6 +74,10 @@ def assert_as_exact(result, before, tensors, exact):
         assert (new - true).abs().max() <= 2 * (old - true).abs().max() + floor
 
 
+def products_of(program):
+    return [n for n in program.calls if n.target in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)]
+
+
 def largest(program):
     """Bytes of the largest storage that the program makes."""
     return max(s.nbytes for s in analyse(program).storages if s.producer.op == "call_function")
@@ -175,8 +179,7 @@ def test_columns_are_padded_to_aligned_rows(name, form, turned):
     result = apply(ChunkLoss(3, multiple=8), before)
     assert len(result.changes) == 1, reasons(result)
     assert_as_exact(result, before, tensors, capture_joint(loss, *double))
-    products = [n for n in result.program.calls if n.target in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)]
-    for node in products if turned else ():  # each matrix begins its rows at multiples of eight numbers, or its columns where it is turned
+    for node in products_of(result.program) if turned else ():  # each row, or column, begins at a multiple of eight
         for value in [n.meta["val"] for n in (*node.args, node) if n.meta["val"].ndim == 2]:
             assert sorted(value.stride())[0] == 1 and sorted(value.stride())[1] % 8 == 0, node
     pads = [n for n in result.program.calls if n.target is torch.ops.aten.constant_pad_nd.default]
@@ -284,7 +287,7 @@ AHEAD = ("mean", "sum", "tokens", "class_weights", "upcast", "capped", "separate
 def test_gradients_are_computed_with_the_loss_where_they_are_proportional_to_its_own(name, form):
     for dtype in DTYPES:
         program = apply(ChunkLoss(3), capture_joint(LOSSES[name], *data(dtype), decompositions=FORMS[form])).program
-        products = [n for n in program.calls if n.target in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)]
+        products = products_of(program)
         ahead = dtype is not torch.float16 and (name in AHEAD or (name, form) == ("smoothing", "decomposed"))
         assert len(products) == (9 if ahead else 12)  # with logits that are computed again
         assert {n.meta["phase"] for n in products} == ({Phase.FORWARD} if ahead else set(Phase))
@@ -294,7 +297,7 @@ def test_gradients_are_computed_with_the_loss_where_they_are_proportional_to_its
     "loss",
     [
         lambda x, w, b, t, s: F.cross_entropy(F.linear(x, w, b), t) * s,
-        lambda x, w, b, t, s: (F.cross_entropy(F.linear(x, w, b), t), F.cross_entropy(F.linear(x, w, b), t, b.detach())),
+        lambda x, w, b, t, s: ((y := LOSSES["mean"](x, w, b, t)), LOSSES["class_weights"](x, w, b, t) * y.detach()),
         lambda x, w, b, t, s: F.cross_entropy(F.linear(x, w, b), t, reduction="none") * s,
         lambda x, w, b, t, s: F.cross_entropy(F.linear(x, w, b), t) ** 2,
         lambda x, w, b, t, s: F.cross_entropy(Clipped.apply(F.linear(x, w, b)), t),
