@@ -16,6 +16,7 @@ from memopt.passes.inplace import Inplace
 from memopt.passes.merge_common import MergeCommon
 from memopt.passes.reorder import Reorder
 from memopt.passes.shrink_indices import ShrinkIndices
+from memopt.passes.unpad_products import UnpadProducts
 
 INFERENCE: tuple[Pass, ...] = (
     EliminateCopies(),
@@ -34,6 +35,7 @@ TRAINING: tuple[Pass, ...] = (
     EliminateCopies(),
     MergeCommon(),
     EliminateDead(),
+    UnpadProducts(),
     ShrinkIndices(),
     CompressMasks(),
     ChunkLoss(),

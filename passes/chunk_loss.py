@@ -17,7 +17,6 @@ from memopt.rewrite import Refused, forget_inplace
 
 _LEAST_CHUNKS, _MOST_CHUNKS = 4, 16
 _ALIGNED_BYTES = 16  # rows of matrices begin at multiples of this where tensor cores are to read them
-_FILLED = 1 << 22  # numbers in a product's result, which a large GPU's multiprocessors compute in one wave
 _ALIGNED = 64  # rows of a chunk are a multiple of this where there are more
 
 
@@ -61,8 +60,8 @@ class ChunkLoss(Pass):
         """Set the number of chunks.
 
         Args:
-            chunks: how many; None: so many that a chunk of logits is about twice as large as the weight, and on CUDA
-                that the gradient of its rows keeps a GPU busy, at least 4 and at most 16.
+            chunks: how many; None: so many that a chunk of logits is about twice as large as the weight, at least 4 and
+                at most 16.
             multiple: columns of logits are padded to a multiple of this; None: on CUDA to 16 bytes, else not at all.
 
         Raises:
@@ -117,8 +116,7 @@ class ChunkLoss(Pass):
             raise Refused("it has one row")
         if self.chunks is not None:
             return math.ceil(rows / self.chunks)
-        least = max(2 * width, _FILLED // width if logits.is_cuda else 1)
-        chunks = min(_MOST_CHUNKS, max(_LEAST_CHUNKS, math.ceil(rows / least)))
+        chunks = min(_MOST_CHUNKS, max(_LEAST_CHUNKS, math.ceil(rows / (2 * width))))
         chunk = math.ceil(rows / chunks)
         if chunk > _ALIGNED:
             chunk = math.ceil(chunk / _ALIGNED) * _ALIGNED
