@@ -117,7 +117,10 @@ class Chooser:
             if len(self._engines) == 1 and self._session.budget is None and not self._instead:
                 (bind,) = self._engines.values()
                 return bind(program)
-            return self._chosen(program)
+            try:
+                return self._chosen(program)
+            finally:
+                _reserved(device_of(program))  # what trials left behind is given back before the first call
 
     def _chosen(self, program: Program) -> Boxed:
         trials, short = [], False

@@ -11,7 +11,10 @@ from typing import Any
 import torch
 
 from memopt.errors import first_line
+from memopt.memory.allocator import OWN_SEGMENT, own_segment
 
+_UNIT = 2 * 2**20  # in which a device's memory is given
+_GROWTH = 20 * 2**20  # bytes by which a pool grows, if it does
 _WORKSPACE, _SMALL = "CUBLAS_WORKSPACE_CONFIG", ":4096:1"  # KiB, and how many
 
 log = logging.getLogger("memopt")
@@ -27,7 +30,8 @@ class Replay:
     Inputs that the caller may change (`copied`) are copied into memory of the graph's; all others are read where they
     lie, and a new address means a new capture. Results are copied out, so that a caller may hold them. Where nothing
     can be captured (a result is an input or a part of another one, an operator waits for the device), the function
-    runs as it is.
+    runs as it is. The graph's memory is one segment, as small as the allocator can cut all large blocks from: trial
+    captures find its size.
 
     Attributes:
         impossible: why no graph is used; empty while one may be.
@@ -52,6 +56,8 @@ class Replay:
         self._numbers: list[Any] = []
         self._tensors: list[int] = []
         self._others: list[int] = []
+        self._pool: tuple[int, int] = (0, 0)
+        self._segment: int | None = None  # bytes of the graph's segment; 0: as it comes; None: not known
         self.impossible = ""
 
     def __call__(self, *values: Any) -> list[Any]:
@@ -103,23 +109,62 @@ class Replay:
                 self._give_up("a result shares memory with another one or with an input")
                 return
             del outputs
-            graph, pool, stream = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
+            stream = torch.cuda.current_stream()
             try:
-                torch.cuda.synchronize()
-                torch._C._cuda_clearCublasWorkspaces()
-                with _own_random_state(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                    self._outputs = self._run(*self._inputs)
+                if self._segment is None:
+                    self._segment = least_segment(self._reserved_with)
+                graph, self._outputs = self._captured(self._segment)
                 self._finish(self._outputs, self._inputs, _copy)
             except RuntimeError as error:
                 self._give_up(first_line(error))
-                _leave_capture(pool, stream)
+                _leave_capture(self._pool, stream)
                 return
         self._graph = graph
+
+    def _captured(self, segment: int) -> tuple[torch.cuda.CUDAGraph, Sequence[Any]]:
+        """A graph, and what it returns, in a pool of its own that begins with a segment of so many bytes."""
+        graph, self._pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
+        with _own_random_state(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            if segment:
+                with own_segment():
+                    torch.empty(segment, dtype=torch.uint8, device="cuda")  # cut into blocks once it is free
+            outputs = self._run(*self._inputs)
+        return graph, outputs
+
+    def _reserved_with(self, segment: int) -> int:
+        """Bytes of all large segments of a graph's pool that begins with one of so many bytes."""
+        graph, outputs = self._captured(segment)
+        snapshot: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        found = [item for item in snapshot if tuple(item["segment_pool_id"]) == tuple(self._pool)]
+        del graph, outputs  # the next capture gives their memory back
+        return sum(item["total_size"] for item in found if item["segment_type"] == "large")
 
     def _give_up(self, reason: str) -> None:
         log.info("no CUDA graph is used: %s", reason)
         self.impossible = reason
         self.release()
+
+
+def least_segment(reserved: Callable[[int], int]) -> int:
+    """The least first segment of a pool, in bytes, with which it takes no other one.
+
+    Args:
+        reserved: tells what a pool with such a segment takes in all; without one for 0.
+
+    Returns:
+        The size, or 0 where no first segment makes the pool smaller.
+    """
+    most, found = reserved(0), 0
+    low, high = max(OWN_SEGMENT, most - _GROWTH) // _UNIT, -(-most // _UNIT)
+    while low < high:
+        middle = (low + high) // 2
+        if reserved(middle * _UNIT) <= middle * _UNIT:
+            found = high = middle
+        else:
+            low = middle + 1
+    return found * _UNIT
 
 
 def _leave_capture(pool: tuple[int, int], stream: torch.cuda.Stream) -> None:

@@ -8,6 +8,7 @@ hold them as long as it likes.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from memopt.backends.inputs import UserInputs
 from memopt.backends.watched import WatchedProgram
 from memopt.capture.dynamo import Hooks
 from memopt.engine import Engine
+from memopt.memory.allocator import OWN_SEGMENT, own_segment
 from memopt.memory.buffers import BufferPlan, Home
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline
@@ -127,7 +129,9 @@ class Arena:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)  # other streams may still use it
             self.memory = torch.empty(0, dtype=torch.uint8, device=self.device)  # the old one goes first
-            self.memory = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+            large = self.device.type == "cuda" and nbytes >= OWN_SEGMENT
+            with own_segment() if large else contextlib.nullcontext():
+                self.memory = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         return self.memory
 
 
@@ -144,6 +148,7 @@ class StaticFunction:
         self._arena = arena
         self._bound_to: torch.Tensor | None = None
         self._run: Callable[..., Any] | None = None
+        self._code_run: Any = None  # what a CUDA graph is made of, or the same
         self._boxed_call = True
         self._graphs = graphs and arena.device.type == "cuda" and not any(draws_numbers(node) for node in program.calls)
         self._inputs = UserInputs(program)
@@ -160,11 +165,18 @@ class StaticFunction:
             memory = self._arena.reserve(self.plan.arena_bytes)
             self._arena.wait()
             if self._run is None or memory is not self._bound_to:
+                self._unbind()
                 with torch.inference_mode(False), torch.no_grad():
-                    self._run, self._bound_to = self.code.bind(memory), memory
+                    self._code_run = self._run = self.code.bind(memory)
+                self._bound_to = memory
                 if self._graphs:
                     self._run = Replay(self._run, self._inputs.positions)
             return self._run(*values)
+
+    def _unbind(self) -> None:
+        if self._code_run is not None:
+            self._code_run.__globals__.clear()  # where it is too, with the views of the arena: garbage would keep them
+        self._run = self._bound_to = self._code_run = None
 
     @property
     def held_bytes(self) -> int:
@@ -174,7 +186,7 @@ class StaticFunction:
     def release(self) -> None:
         """Give the arena and the graph back; the next call takes them again."""
         with self._arena.lock:
-            self._run = self._bound_to = None
+            self._unbind()
             self._arena.memory = torch.empty(0, dtype=torch.uint8, device=self._arena.device)
 
 

@@ -83,7 +83,8 @@ class Table:
             repeats=given.repeats,
             path=(str(HERE), *(str(Path(entry).resolve()) for entry in sys.path)),
             program=(str(HERE / "inference_row.py"),),
-            more={"model": model, "reference": reference, "tiny": given.tiny, "kernels": given.kernels},
+            more={"model": model, "reference": reference}
+            | {name: getattr(given, name) for name in ("tiny", "kernels", "blocks")},
         )
 
     def take(self, model: str, row: str, said: dict[str, Any]) -> None:
@@ -161,6 +162,7 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--kernels", type=int, default=0, help="how many kernels of memopt and of freezing to list")
+    parser.add_argument("--blocks", action="store_true", help="list the allocator's blocks of each row in the file")
     given = parser.parse_args()
     print(f"{'':36} {'ms':>9} {'reserved':>9} {'allocated':>9} {'process':>9} {'error':>9} {'first s':>8}   (MiB)")
     with tempfile.TemporaryDirectory() as folder:

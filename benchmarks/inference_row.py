@@ -106,7 +106,7 @@ def row(job: Job, seat: Seat, model: nn.Module, inputs: dict[str, Any]) -> dict[
     if cuda:
         found["reserved_bytes"] = torch.cuda.max_memory_reserved()
         found["allocated_bytes"] = torch.cuda.max_memory_allocated()
-        found["segments"] = segments()
+        found["segments"] = segments(job.more["blocks"])
     if job.more["kernels"] and job.engine.startswith(PROFILED):
         found["kernels"] = kernels(call, job.more["kernels"])
         found["kernel_seconds"] = found["kernels"][0][2]
@@ -169,8 +169,11 @@ def error_of(found: Any, job: Job) -> float:
     return max(float((value.double() - wide).abs().max()) for value, wide in pairs) / largest
 
 
-def segments() -> list[dict[str, Any]]:
-    """What torch's allocator reserves, by pool: bytes of all its segments, and of the blocks in use between calls."""
+def segments(with_blocks: bool) -> list[dict[str, Any]]:
+    """What torch's allocator reserves, by pool: bytes of all its segments, and of the blocks in use between calls.
+
+    With blocks of at least 1 MiB in the order of their addresses: in MiB, negative where unused.
+    """
     found: dict[str, dict[str, Any]] = {}
     for segment in torch.cuda.memory_snapshot():
         pool = "of a CUDA graph" if tuple(segment["segment_pool_id"]) != (0, 0) else "common"
@@ -180,6 +183,10 @@ def segments() -> list[dict[str, Any]]:
         entry["used_bytes"] += segment["allocated_size"]
         unused = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
         entry["largest_unused_bytes"] = max([entry["largest_unused_bytes"], *unused])
+        if with_blocks:
+            blocks = [(block["size"] / 2**20, block["state"]) for block in segment["blocks"]]
+            shown = [round(size if state == "active_allocated" else -size, 2) for size, state in blocks if size >= 1]
+            entry.setdefault("blocks", []).append([segment["total_size"] / 2**20, shown])
     return list(found.values())
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
+from collections.abc import Iterator
 
 import torch
 
@@ -12,6 +14,7 @@ import torch
 _LIBRARIES = 65 * 2**20
 # Granularity of a small and of a large segment, the last of which may be almost empty.
 _SEGMENTS = 22 * 2**20
+OWN_SEGMENT = 10 * 2**20  # smaller blocks share segments
 _SHARE = 1000  # one part in so many is lost between blocks, with expandable segments
 # Bytes that libraries were seen to keep beyond what was measured, by device.
 _further: dict[int, int] = {}
@@ -75,9 +78,34 @@ def with_slack(size: int, device: torch.device) -> int:
 def use_expandable_segments(device: torch.device) -> None:
     """Let the allocator grow segments instead of leaving gaps between them, where the user has not chosen settings."""
     if device.type == "cuda" and torch.cuda.is_available() and not _chosen():
-        # The older function warns on versions that have the newer one.
-        settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-        (settings or torch.cuda.memory._set_allocator_settings)("expandable_segments:True")
+        _set_expandable(True)
+
+
+def _set_expandable(expand: bool) -> None:
+    # The older function warns on versions that have the newer one.
+    settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    (settings or torch.cuda.memory._set_allocator_settings)(f"expandable_segments:{expand}")
+    _now_expanding[:] = [expand]
+
+
+_now_expanding: list[bool] = []  # as was set here last; empty: never
+
+
+@contextlib.contextmanager
+def own_segment() -> Iterator[None]:
+    """A block of `OWN_SEGMENT` bytes or more that is allocated within has a segment of its own, of its size to 2 MiB.
+
+    Segments that grow do so by 20 MiB. Settings of the user's that say more than that they grow are left alone.
+    """
+    given = _chosen().replace(" ", "").lower()
+    if given != "expandable_segments:true" and (given or _now_expanding != [True]):
+        yield
+        return
+    _set_expandable(False)
+    try:
+        yield
+    finally:
+        _set_expandable(True)
 
 
 def segments_expand() -> bool:

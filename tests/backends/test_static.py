@@ -1,5 +1,6 @@
 """The static backend: every reference model equal to eager with no allocation but its results, and wrong use."""
 
+import gc
 import pickle
 import threading
 
@@ -256,6 +257,25 @@ def test_the_arena_grows_and_is_let_go():
         torch.testing.assert_close(second([large])[0], large.exp().sin().cos())
     assert first._arena is second._arena
     assert first._arena.memory.numel() == max(first.plan.arena_bytes, second.plan.arena_bytes)
+
+
+def test_a_released_arena_is_not_kept_by_garbage():
+    x = torch.randn(64, 64)
+    function = StaticBackend().bind(trace(lambda x: (x.exp().sin().cos(),), x))
+
+    def views():
+        return [item for item in gc.get_objects() if type(item) is torch.Tensor and item.data_ptr() == place]
+
+    gc.disable()
+    try:
+        function([x])
+        place = function._arena.memory.data_ptr()
+        assert len(views()) > 1
+        function.release()
+        assert not views()
+    finally:
+        gc.enable()
+    torch.testing.assert_close(function([x])[0], x.exp().sin().cos())
 
 
 def test_what_operators_allocate_is_released():

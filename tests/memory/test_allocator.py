@@ -58,3 +58,22 @@ def test_what_measuring_on_another_stream_left_is_not_there_once_settled():
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() > before
     assert settled_bytes(GPU) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "before", "during"),
+    [
+        ("", [True], [False]), ("", [], []), ("expandable_segments:True", [], [False]),
+        ("expandable_segments:True,max_split_size_mb:64", [], []), ("expandable_segments:False", [], []),
+    ],
+)  # fmt: skip
+def test_a_segment_of_its_own_is_taken_where_segments_grow(monkeypatch, given, before, during):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", given)
+    monkeypatch.setattr(allocator, "_now_expanding", list(before))
+    set_to = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", set_to.append, raising=False)
+    with pytest.raises(KeyError), allocator.own_segment():
+        assert allocator._now_expanding == during
+        raise KeyError
+    assert set_to == (["expandable_segments:False", "expandable_segments:True"] if during else [])
+    assert allocator._now_expanding == ([True] if during else before)
