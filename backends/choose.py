@@ -19,6 +19,7 @@ from memopt.budget import BudgetError, format_bytes
 from memopt.capture.joint import constants_to_attributes
 from memopt.errors import first_line
 from memopt.memory.allocator import slack_bytes
+from memopt.memory.allocator_limit import lifted
 from memopt.memory.measure import measure
 from memopt.phases import phase
 from memopt.program import InputKind, Program
@@ -118,11 +119,14 @@ class Chooser:
                 (bind,) = self._engines.values()
                 return bind(program)
             try:
-                return self._chosen(program)
+                with lifted(device_of(program)):  # what a run takes is seen, not what it finds
+                    trials, short = self._tried_all(program)
+                return self._chosen(program, trials, short)
             finally:
                 _reserved(device_of(program))  # what trials left behind is given back before the first call
 
-    def _chosen(self, program: Program) -> Boxed:
+    def _tried_all(self, program: Program) -> tuple[list[Trial], bool]:
+        """Trials of the engines that could be tried, and whether memory ran out in one."""
         trials, short = [], False
         for name in list(self._engines):
             try:
@@ -132,6 +136,9 @@ class Chooser:
             except _FAILURES as error:
                 self._note_failure(name, error)
         self._instead = {}
+        return trials, short
+
+    def _chosen(self, program: Program, trials: Sequence[Trial], short: bool) -> Boxed:
         if not trials and short and self._session.budget is not None:
             self._settle(None, short=True)
         if not trials:

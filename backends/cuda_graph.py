@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from memopt.errors import first_line
 from memopt.memory.allocator import OWN_SEGMENT, own_segment
+from memopt.memory.allocator_limit import lifted
 
 _UNIT = 2 * 2**20  # in which a device's memory is given
 _GROWTH = 20 * 2**20  # bytes by which a pool grows, if it does
@@ -57,6 +59,7 @@ class Replay:
         self._tensors: list[int] = []
         self._others: list[int] = []
         self._pool: tuple[int, int] = (0, 0)
+        self._set_up = 0  # the thread in which libraries have what they set up once
         self._segment: int | None = None  # bytes of the graph's segment; 0: as it comes; None: not known
         self.impossible = ""
 
@@ -65,7 +68,7 @@ class Replay:
         if self.impossible:
             return self._plainly(values)
         if self._graph is None or not self._lies_as_before(values):
-            self._graph = None  # a graph that failed to be captured anew must not be replayed
+            self._graph, self._outputs = None, []  # a graph that failed to be captured anew must not be replayed
             fixed = [index for index in range(len(values)) if index not in self._copied]
             self._tensors = [index for index in fixed if isinstance(values[index], torch.Tensor)]
             self._others = [index for index in fixed if not isinstance(values[index], torch.Tensor)]
@@ -85,6 +88,12 @@ class Replay:
         same = _same_places(list(values), self._places, self._tensors)
         return same and self._numbers == [values[index] for index in self._others]
 
+    def renewed(self, run: Run) -> Replay:
+        """One of a function that does the same in other memory; nothing needs to be found out again."""
+        new = Replay(run, self._copied, finish=self._finish, tune=self._tune)
+        new._set_up, new._segment, new.impossible = self._set_up, self._segment, self.impossible
+        return new
+
     def release(self) -> None:
         """Give the graph and its memory back; the next call captures anew."""
         self._graph, self._inputs, self._outputs = None, [], []
@@ -99,6 +108,9 @@ class Replay:
             self._give_up("an input overlaps itself")
             return
         with _fastest_convolutions(self._tune), _own_workspaces():
+            if self._set_up == threading.get_ident():
+                self._finish_capture()
+                return
             outputs = self._run(*self._inputs)  # what libraries set up once must not be part of the graph
             if not all(isinstance(value, torch.Tensor) and value.is_cuda for value in outputs):
                 self._give_up("a result is not on the device")
@@ -109,17 +121,22 @@ class Replay:
                 self._give_up("a result shares memory with another one or with an input")
                 return
             del outputs
-            stream = torch.cuda.current_stream()
-            try:
-                if self._segment is None:
+            self._finish_capture()
+            self._set_up = 0 if self.impossible else threading.get_ident()
+
+    def _finish_capture(self) -> None:
+        stream = torch.cuda.current_stream()
+        try:
+            if self._segment is None:
+                with lifted(torch.device("cuda")):
                     self._segment = least_segment(self._reserved_with)
-                graph, self._outputs = self._captured(self._segment)
-                self._finish(self._outputs, self._inputs, _copy)
-            except RuntimeError as error:
-                self._give_up(first_line(error))
-                _leave_capture(self._pool, stream)
-                return
-        self._graph = graph
+            graph, self._outputs = self._captured(self._segment)
+            self._finish(self._outputs, self._inputs, _copy)
+        except RuntimeError as error:
+            self._give_up(first_line(error))
+            _leave_capture(self._pool, stream)
+        else:
+            self._graph = graph
 
     def _captured(self, segment: int) -> tuple[torch.cuda.CUDAGraph, Sequence[Any]]:
         """A graph, and what it returns, in a pool of its own that begins with a segment of so many bytes."""

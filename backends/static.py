@@ -148,6 +148,7 @@ class StaticFunction:
         self._arena = arena
         self._bound_to: torch.Tensor | None = None
         self._run: Callable[..., Any] | None = None
+        self._replay: Replay | None = None
         self._code_run: Any = None  # what a CUDA graph is made of, or the same
         self._boxed_call = True
         self._graphs = graphs and arena.device.type == "cuda" and not any(draws_numbers(node) for node in program.calls)
@@ -170,12 +171,15 @@ class StaticFunction:
                     self._code_run = self._run = self.code.bind(memory)
                 self._bound_to = memory
                 if self._graphs:
-                    self._run = Replay(self._run, self._inputs.positions)
+                    before, run = self._replay, self._code_run
+                    self._run = self._replay = before.renewed(run) if before else Replay(run, self._inputs.positions)
             return self._run(*values)
 
     def _unbind(self) -> None:
         if self._code_run is not None:
             self._code_run.__globals__.clear()  # where it is too, with the views of the arena: garbage would keep them
+        if self._replay is not None:
+            self._replay.release()
         self._run = self._bound_to = self._code_run = None
 
     @property
