@@ -11,7 +11,7 @@ from memopt.memory.timeline import timeline
 from memopt.passes.checkpoint import workspace
 from memopt.program import Program
 from memopt.report.build import build_report
-from memopt.step.inference_plan import plan_within
+from memopt.step.inference_plan import HopelessError, plan_within
 from memopt.step.planned import Planned, constant_bytes
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
         settled: whether the program's own timeline decides; else the engine settles it: see `settling`.
 
     Raises:
-        BudgetError: the peak is over the budget.
+        BudgetError: the peak is over the budget, or no plan could come near it.
     """
     session.prepare_allocator()
     if session.engine().measures:  # what its runs take includes what libraries take in them
@@ -60,7 +60,16 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
     room = None
     if limit is not None:  # the allocator's slack is seen in runs too: what they take more is planned for less
         room = (session.usable(limit) if settled else limit) - session.resident.total - session.inferred.spared
-    planned, session.inferred.not_in_chunks = plan_within(session, program, before, room)
+    try:
+        planned, session.inferred.not_in_chunks = plan_within(session, program, before, room)
+    except HopelessError as error:
+        assert limit is not None
+        session.inferred.not_in_chunks, session.inferred.unused = error.reason, -1
+        needed = session.resident.total + error.least_bytes
+        session.report = build_report(
+            session, [error.planned], error.least_bytes, error.least_bytes, None, before.peak_bytes
+        )
+        raise _over(session, needed, limit) from None
     peak, constants = planned.timeline.peak_bytes, constant_bytes(planned.program)
     session.inferred.unused = 0 if room is None else room - constants - peak
     session.inferred.planned = planned = session.with_trial(planned)

@@ -14,6 +14,7 @@ from memopt.passes.fuse_conv_bn import FuseConvBn
 from memopt.passes.inplace import Inplace
 from memopt.patterns.batch import NotBatched
 from memopt.program import Program
+from memopt.solve.chunks import live_bytes
 from memopt.step.planned import Planned, constant_bytes
 from memopt.step.stretches import TOLD, Stretches, told
 
@@ -22,6 +23,24 @@ if TYPE_CHECKING:
 
 # The search for less goes by one part in so many of a limit at least.
 _STEP = 20
+# A program in chunks of more calls than this is not made only to say what the least is, where that is far away.
+_CALLS = 1500
+_FAR = 2  # times what there is
+_LOSS = 10  # one part in so many is allowed for what an engine's layout takes beyond the figure
+
+
+class HopelessError(Exception):
+    """A limit is so far from anything that could be planned that nothing was.
+
+    Attributes:
+        planned: what the figures are of; not in chunks.
+        least_bytes: what a plan in chunks would take, by figures alone.
+        reason: what could not be divided, and why; empty where all can.
+    """
+
+    def __init__(self, planned: Planned, least_bytes: int, reason: str) -> None:
+        super().__init__(f"the least is {least_bytes} bytes")
+        self.planned, self.least_bytes, self.reason = planned, least_bytes, reason
 
 
 def plan_within(session: Session, program: Program, before: Timeline, room: int | None) -> tuple[Planned, str]:
@@ -39,6 +58,9 @@ def plan_within(session: Session, program: Program, before: Timeline, room: int 
     Returns:
         The first plan that fits, else the one that takes least; and what could not be divided and why, empty where
         that was not tried or did work.
+
+    Raises:
+        HopelessError: see there.
     """
     from memopt.passes import INFERENCE
 
@@ -56,12 +78,44 @@ def plan_within(session: Session, program: Program, before: Timeline, room: int 
         if _taken(plans[-1][0]) <= room:
             return plans[-1][0], ""
     found, reason = [item for item, _ in plans], ""
+    prepared = []
     for item, chosen in plans:
-        divided, reason = _in_chunks(session, item, chosen, room)
+        try:
+            device = session.table.device(item.program.calls[0])
+            prepared.append((item, chosen, Stretches(item.program, item.timeline, item.costs, device)))
+        except NotBatched as error:
+            reason = str(error)
+    _check_hope(session, prepared, room)
+    for item, chosen, stretches in prepared:
+        divided, reason = _in_chunks(session, item, stretches, chosen, room)
         if _taken(divided) <= room:
             return divided, ""
         found.append(divided)
     return min(found, key=_taken), reason
+
+
+def _check_hope(session: Session, prepared: Sequence[tuple[Planned, Sequence[Pass], Stretches]], room: int) -> None:
+    """Raise HopelessError where no plan can come near, and to make the least one would take long."""
+    if not prepared:
+        return
+    twice = session.engine().exact  # what is put together is there beside its parts
+    figures = [_figures(item, stretches, twice) for item, _, stretches in prepared]
+    least, calls, best = min((*found, index) for index, found in enumerate(figures))
+    if _FAR * room < least and calls > _CALLS:
+        raise HopelessError(prepared[best][0], least, prepared[best][2].reason)
+
+
+def _figures(planned: Planned, stretches: Stretches, twice: bool) -> tuple[int, int]:
+    """Of the plan in chunks that takes least: about how many bytes it takes, and how many calls it has."""
+    problem, limit = stretches.search.problem, stretches.search.least_bytes()
+    found = stretches.search.within(limit)
+    assert found is not None
+    parts = found.stretches
+    whole = [sum(v.size for v in problem.values if part.start <= v.made < part.stop <= v.last) for part in parts]
+    beside = max(0, planned.timeline.peak_bytes - max(live_bytes(problem), default=0))
+    least = limit + beside + (max(whole, default=0) if twice else 0)
+    calls = len(planned.program.calls) + sum((part.stop - part.start) * (part.chunks - 1) for part in parts)
+    return constant_bytes(planned.program) + least + least // _LOSS, calls
 
 
 def _rewritten(session: Session, program: Program, passes: Sequence[Pass], before: Timeline) -> Planned:
@@ -78,18 +132,15 @@ def _measured(session: Session, planned: Planned) -> Planned:
     return dataclasses.replace(planned, program=program, timeline=line, costs=costs)
 
 
-def _in_chunks(session: Session, planned: Planned, passes: Sequence[Pass], room: int) -> tuple[Planned, str]:
+def _in_chunks(
+    session: Session, planned: Planned, stretches: Stretches, passes: Sequence[Pass], room: int
+) -> tuple[Planned, str]:
     """The plan with stretches in chunks that fits in least time, else one that takes least; and what is in the way.
 
     The search counts bytes by storage. An engine may lay values out otherwise: what it takes more is allowed for in
     the next attempt, and the last one is made for as little as there can be.
     """
     late = [item for item in passes if isinstance(item, Inplace)]
-    try:
-        device = session.table.device(planned.program.calls[0])
-        stretches = Stretches(planned.program, planned.timeline, planned.costs, device)
-    except NotBatched as error:
-        return planned, str(error)
     least, best, kept = stretches.search.least_bytes(), planned, None
     limit = max(least, room - constant_bytes(planned.program))
     while True:

@@ -8,7 +8,9 @@ from memopt.api import make_options
 from memopt.budget import BudgetError, parse_budget
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
+from memopt.passes.chunk_batch import ChunkBatch
 from memopt.session import Session
+from memopt.step import inference_plan
 from memopt.step.inference import emitted_inference, plan_for_less, plan_inference, settling
 from tests.support import capture, run
 
@@ -115,3 +117,38 @@ def test_a_training_step_over_the_budget_is_not_explained_by_an_inference_progra
     plan_inference(session, capture(nn.ReLU(), torch.randn(4)))
     session.inferred.not_in_chunks = "a reason"
     assert "chunks" not in str(session.over(3000, 2000))
+
+
+def deep(count):
+    layers = [layer for _ in range(count) for layer in (nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 32))]
+    return capture(nn.Sequential(*layers).eval(), torch.randn(64, 32))
+
+
+def test_a_hopeless_budget_is_refused_by_figures_and_the_least_that_it_names_can_be_kept(monkeypatch):
+    program, made = deep(12), []
+    run_pass = ChunkBatch.run
+    monkeypatch.setattr(ChunkBatch, "run", lambda self, program: made.append(1) or run_pass(self, program))
+    session = session_with("1B")
+    with pytest.raises(BudgetError) as caught:
+        plan_inference(session, program, settled=False)
+    assert not made and not plan_for_less(session, caught.value)
+    least = caught.value.minimum_bytes
+    assert session.report.peak_bytes == least
+    whole = plan_inference(session_with(None), program).timeline.peak_bytes
+    planned = plan_inference(session_with(f"{least}B"), program)
+    assert made and RESIDENT.total + planned.timeline.peak_bytes <= least < RESIDENT.total + whole
+    x = torch.randn(64, 32)
+    torch.testing.assert_close(run(planned.program, x), run(program, x))
+
+
+def test_where_a_plan_is_soon_made_or_not_far_away_it_is_made(monkeypatch):
+    few, many = deep(2), deep(12)
+    with pytest.raises(BudgetError):
+        plan_inference(session_with("1B"), few)
+    with pytest.raises(BudgetError) as caught:
+        plan_inference(session_with("1B"), many)
+    monkeypatch.setattr(inference_plan, "HopelessError", None)
+    near = caught.value.minimum_bytes - (caught.value.minimum_bytes - RESIDENT.total) // 4
+    with pytest.raises(BudgetError) as made:
+        plan_inference(session_with(f"{near}B"), many)
+    assert made.value.minimum_bytes <= caught.value.minimum_bytes
