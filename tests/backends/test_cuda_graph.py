@@ -180,16 +180,20 @@ def test_a_graph_s_pool_is_no_larger_than_its_blocks_need(expand):
         del wide
         return [torch.cat([narrow, x]).sum(0), x[:16] @ w]
 
+    def near(found, expected):  # cuBLAS adds up in another order where its buffer is small
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
     allocator._set_expandable(expand)
     try:
         x, w = torch.randn(3 * 2**10, 2**10, device="cuda"), torch.randn(2**10, 4, device="cuda")
         replay = Replay(function, [])
-        same(replay(x, w), function(x, w))
+        near(replay(x, w), function(x, w))
         reserved = replay._reserved_with(replay._segment)
         assert reserved <= replay._reserved_with(0)
         if expand:
             assert 36 * 2**20 <= reserved < 40 * 2**20  # it would grow to 40
-        same(replay(x * 2, w), function(x * 2, w))
+        near(replay(x * 2, w), function(x * 2, w))
     finally:
         allocator._set_expandable(True)
 
