@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import gc
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -214,9 +215,11 @@ class CompiledModule(nn.Module):
             finally:
                 session.whole_step = True  # another size is another step
         except LayoutNeeded as needed:
-            lay_out(self._model, needed.names, needed.groups)
-            session.movable, session.contiguous = frozenset(), needed.contiguous
-            return self._planned_call(session, accumulating, args, kwargs)
+            names, groups, session.contiguous = needed.names, needed.groups, needed.contiguous
+            session.movable = frozenset()
+        gc.collect()  # the error held the graph, and that the weights: what is moved would leave its place taken
+        lay_out(self._model, names, groups)
+        return self._planned_call(session, accumulating, args, kwargs)
 
     def _call(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
         if accumulating not in self._compiled:

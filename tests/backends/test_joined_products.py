@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import memopt
 from memopt import layout
 from memopt.backends.joined_products import join_products, read_by_products
 from memopt.models.bert import Encoder
@@ -108,3 +109,24 @@ def test_an_encoder_on_a_gpu_holds_its_weights_once():
         for parameter in model.layers[0].query.parameters():
             parameter.mul_(2)
         torch.testing.assert_close(compiled(x), model(x), rtol=2e-2, atol=2e-2)
+
+
+def test_weights_are_moved_when_nothing_else_holds_them(monkeypatch):
+    model, x, held = encoder(), torch.randint(128, (2, 16)), []
+
+    def moved(model, names, groups):
+        parameters = dict(model.named_parameters())
+        for name in (name for group in groups for name in group):
+            storage = parameters[name].untyped_storage()
+            held.append(torch._C._storage_Use_Count(storage._cdata))
+        layout.lay_out(model, names, groups)
+
+    monkeypatch.setattr("memopt.module.lay_out", moved)
+    monkeypatch.setattr(
+        "memopt.layout.parameters_of_products",
+        lambda program, movable: NAMES if frozenset(movable).issuperset(NAMES[0]) else [],
+    )
+    with torch.no_grad():
+        expected = model(x)
+        torch.testing.assert_close(memopt.compile(model, backend="inductor")(x), expected)
+    assert held == [2] * 6  # its parameter, and who asks: another one would keep the place it had
