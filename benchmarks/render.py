@@ -271,6 +271,7 @@ def xlagpu_table(result: dict[str, Any]) -> str:
             continue
         held = f"{row['torch_bytes'] / 1e6:,.0f}"
         held += f" + {row['xla_bytes'] / 1e6:,.0f}" if "xla_bytes" in row else ""
+        held += f" ({row['analysed_bytes'] / 1e6:,.0f})" if "analysed_bytes" in row else ""
         shared = f"{row['shared']} of {row['crossed']}" if "crossed" in row else ""
         lines.append(
             f"{name} {row['seconds'] * 1e3:.2f} | {held} | {row['process_bytes'] / 1e6:,.0f} | {shared} | "

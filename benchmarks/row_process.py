@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import tempfile
 import threading
@@ -34,7 +35,7 @@ class RowProcess:
         self.errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read once the process has ended
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
-            env={**os.environ, **caches, **environment},
+            env={**os.environ, **caches, **environment}, start_new_session=True,
         )  # fmt: skip
         self.lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -66,9 +67,21 @@ class RowProcess:
             self.process.stdin.flush()
 
     def kill(self) -> None:
-        """End it now."""
-        self.process.kill()
+        """End it now, with the processes that it started."""
+        self._signal(signal.SIGKILL)
         self.process.wait()
+
+    def stop(self) -> None:
+        """Let it and the processes that it started do nothing until `resume`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after `stop`."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, number)
 
     def finish(self, cuda: bool) -> dict[str, Any]:
         """Time the row, let the process end, and see what the device gets back; a row that failed says why."""

@@ -1,16 +1,18 @@
-"""GPT-2 medium and ResNet-50 in bfloat16 on a GPU: inference and one training step, XLA beside Inductor and eager.
+"""GPT-2 medium and ResNet-50 in bfloat16 on a GPU: inference and one training step, XLA beside Inductor.
 
-    python -m benchmarks.xla_gpu --out benchmarks/results/xla_h100.json
+    python -m benchmarks.xla_gpu --out benchmarks/results/xlagpu_h100.json
     python -m benchmarks.xla_gpu --tiny            small models, on any device
 
-Every row is a process of its own with an empty compile cache. Those of XLA are compiled and timed one by one, others
-side by side and timed one after another, while the rest wait. A training step is forward and backward,
+Every row is a process of its own with an empty compile cache: "xla" is memopt's engine of that name, "memopt" its
+default one, "inductor" torch.compile. The rows of XLA are compiled one after another and timed at once, while the
+others compile beside them; whenever a row is timed, all others are stopped. A training step is forward and backward,
 without dropout; the optimizer would be PyTorch's own in every row.
 
-Columns: median time of a call, the device waited for; the most that PyTorch's allocator and XLA's held, added up (from
-the first steady call on; XLA's own count cannot be set back and holds what it tried while compiling); what the device
-got back when the process ended; temporaries by XLA's analysis; and how many tensors crossed between PyTorch and XLA in
-one call at the same device address, of all that crossed; the error against the same weights in float32.
+Columns: median time of a call, the device waited for; the most that PyTorch's allocator and XLA's held, added up
+(PyTorch's from the first steady call on; XLA's own count cannot be set back and holds what it tried while compiling;
+in parentheses what the step takes by XLA's analysis); what the device got back when the process ended; and how many
+tensors crossed between PyTorch and XLA in one call at the same device address, of all that crossed; the error against
+the same weights in float32.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,15 +35,22 @@ import torch
 
 import memopt
 from benchmarks.row_process import RowProcess, used_bytes
+from memopt.comparison.pool import ALLOCATOR
 from memopt.comparison.processes import driver_version
+from memopt.convert.write import write_whole
 
 SIZES: dict[str, dict[str, int]] = {
     "resnet50": {"batch": 64, "resolution": 224},
     "gpt2_medium": {"batch": 8, "sequence": 1024},
 }
 MODES = ("inference", "training")
-ENGINES = ("xla", "inductor", "eager")
+ENGINES = ("xla", "inductor", "memopt", "eager")
 REPEATS = 20
+# XLA's allocator would take three quarters of the device, and PyTorch's would keep blocks that no longer fit.
+ENVIRONMENT = {
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.32",
+    "PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR,
+}  # fmt: skip
 
 
 # -- one row, in a process of its own ---------------------------------------------------------------------------------
@@ -60,8 +70,9 @@ class Step:
         self.run: Any = self.model
         if engine == "inductor":
             self.run = torch.compile(self.model)
-        elif engine == "xla":
-            self.run = memopt.compile(self.model, backend="xla", verify=False)
+        elif engine in ("xla", "memopt"):
+            backend = {"xla": "xla", "memopt": "inductor"}[engine]
+            self.run = memopt.compile(self.model, backend=backend, verify=False)
 
     def __call__(self) -> None:
         self.model.zero_grad(set_to_none=True)
@@ -100,7 +111,11 @@ def worker(name: str, engine: str, mode: str, tiny: bool) -> None:
     start = time.perf_counter()
     step()
     print(f"READY first call {first:.1f} s, third {(time.perf_counter() - start) * 1e3:.1f} ms", flush=True)
+    step.model.zero_grad(set_to_none=True)
+    if step.device.type == "cuda":
+        torch.cuda.empty_cache()  # while it waits, others need the memory
     sys.stdin.readline()
+    step()
     if step.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     times = []
@@ -115,6 +130,7 @@ def worker(name: str, engine: str, mode: str, tiny: bool) -> None:
     }  # fmt: skip
     if engine == "xla":
         row["xla_bytes"] = xla_bytes(step.device)
+        row["analysed_bytes"] = step.run.report.peak_bytes
         row["temporaries_bytes"] = max(one.temporaries for one in step.run.report.executables)
         with crossings() as crossed:
             step()
@@ -173,7 +189,7 @@ class XlaRow(RowProcess):
             mode,
             *["--tiny"][: int(tiny)],
         ]
-        super().__init__(model, engine, command, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
+        super().__init__(model, engine, command, ENVIRONMENT)
 
     def prepare(self, seconds: float) -> None:
         """Wait until it is compiled, and say so: a time taken now is while others compile. What is late is ended."""
@@ -184,13 +200,50 @@ class XlaRow(RowProcess):
             self.kill()
 
 
+class Table:
+    """The rows that are timed, and their file."""
+
+    def __init__(self, given: argparse.Namespace, cuda: bool) -> None:
+        self.given, self.cuda = given, cuda
+        self.end = time.monotonic() + given.seconds
+        self.rows: list[dict[str, Any]] = []
+
+    def left(self) -> float:
+        """Seconds that there are for compiling."""
+        return max(1.0, self.end - time.monotonic())
+
+    def take(self, row: XlaRow, others: Sequence[XlaRow]) -> None:
+        """Time a row that is ready while the others do nothing, note it and write the file."""
+        for other in others:
+            other.stop()
+        line = {"mode": row.mode, **row.finish(self.cuda)}
+        for other in others:
+            other.resume()
+        if row.late:
+            line["error_text"] = f"not ready within the {self.given.seconds:g} s that there were for everything"
+        self.rows.append(line)
+        print(json.dumps(line), flush=True)
+        if self.given.out:
+            write_whole(self.given.out, (json.dumps(self.described(), indent=1) + "\n").encode())
+
+    def described(self) -> dict[str, Any]:
+        """What the file holds."""
+        settings = {"tiny": self.given.tiny, "dtype": "bfloat16", "dropout": 0, "repeats": REPEATS, "sizes": SIZES}
+        return {
+            "machine": torch.cuda.get_device_name() if self.cuda else "cpu",
+            "driver": (driver_version() or "not known") if self.cuda else "",
+            "torch": torch.__version__, "jax": version("jax"), "memopt": memopt.__version__,
+            "settings": {**settings, "environment": ENVIRONMENT}, "rows": self.rows,
+        }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--models", default=",".join(SIZES))
     parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--seconds", type=float, default=300, help="for compiling one row of XLA, and all others")
+    parser.add_argument("--seconds", type=float, default=900, help="for compiling everything")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -199,36 +252,27 @@ def main() -> None:
         return
     cuda = torch.cuda.is_available()
     used_bytes(cuda)
-    result: dict[str, Any] = {
-        "machine": torch.cuda.get_device_name() if cuda else "cpu",
-        "driver": (driver_version() or "not known") if cuda else "",
-        "torch": torch.__version__, "jax": version("jax"),
-        "settings": {"tiny": given.tiny, "dtype": "bfloat16", "dropout": 0, "repeats": REPEATS, "sizes": SIZES},
-        "rows": [],
-    }  # fmt: skip
-    # XLA measures kernels while it compiles, which other work on the device disturbs: its rows are compiled alone.
+    table = Table(given, cuda)
     cells = [
         (m, e, o) for o in given.modes.split(",") for m in given.models.split(",") for e in given.engines.split(",")
     ]
-    others = [cell for cell in cells if cell[1] != "xla"]
-    for group in (*([cell] for cell in cells if cell[1] == "xla"), others):
-        if not group:
-            continue
-        start = time.perf_counter()
-        rows = [XlaRow(*cell, given.tiny) for cell in group]
-        with ThreadPoolExecutor(len(rows)) as threads:
-            list(threads.map(lambda row: row.prepare(given.seconds), rows))
-        took = time.perf_counter() - start
-        print(f"ready after {took:.0f} s, {sum(row.late for row in rows)} late", flush=True)
-        for row in rows:
-            line = {"mode": row.mode, **row.finish(cuda)}
-            if row.late:
-                last = line.get("error_text", "")
-                line["error_text"] = f"not compiled within {given.seconds:.0f} s, beside {len(rows) - 1} others; {last}"
-            result["rows"].append(line)
-            print(json.dumps(line), flush=True)
-            if given.out:
-                given.out.write_text(json.dumps(result, indent=1) + "\n")
+    signal.signal(signal.SIGTERM, lambda *ignored: sys.exit(1))
+    others = [XlaRow(*cell, given.tiny) for cell in cells if cell[1] != "xla"]
+    running = list(others)
+    try:
+        # One at a time: XLA measures kernels while it compiles, and keeps what memory it took for that.
+        for cell in (cell for cell in cells if cell[1] == "xla"):
+            row = XlaRow(*cell, given.tiny)
+            running.append(row)
+            row.prepare(table.left())
+            table.take(row, others)
+        with ThreadPoolExecutor(max(1, len(others))) as threads:
+            list(threads.map(lambda row: row.prepare(table.left()), others))
+        for number, row in enumerate(others):
+            table.take(row, others[number + 1 :])
+    finally:
+        for row in running:
+            row.kill()
 
 
 def version(name: str) -> str:
