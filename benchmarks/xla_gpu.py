@@ -49,7 +49,7 @@ REPEATS = 20
 # XLA's allocator would take three quarters of the device, and PyTorch's would keep blocks that no longer fit.
 ENVIRONMENT = {
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.32",
-    "PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR,
+    "PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR, "TORCHINDUCTOR_COMPILE_THREADS": "4",
 }  # fmt: skip
 
 
