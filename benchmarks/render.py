@@ -238,7 +238,7 @@ def xla_table(result: dict[str, Any]) -> str:
 
 
 def _bound(row: dict[str, Any]) -> str:
-    """Why a refused step cannot keep its budget, where it cannot."""
+    """What a refused step holds at least, where that is more than its budget."""
     least = row.get("least")
     if least is None:
         return ""
@@ -247,9 +247,8 @@ def _bound(row: dict[str, Any]) -> str:
         return ""
     held, made, read = (f"{part / 1e3:,.0f}" for part in parts)
     name = least["operator"].removeprefix("aten.").removesuffix(".default")
-    return (
-        f"; none can: {held} model and inputs + {made} gradients + {read} read by `{name}` = {sum(parts) / 1e3:,.0f} kB"
-    )
+    terms = f"{held} model and inputs + {made} gradients + {read} read by `{name}`"
+    return f"; operators one by one, in autograd's order, hold {terms} = {sum(parts) / 1e3:,.0f} kB or more"
 
 
 def xlagpu_table(result: dict[str, Any]) -> str:
