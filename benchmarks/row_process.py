@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -38,7 +39,8 @@ class RowProcess:
             env={**os.environ, **caches, **environment}, start_new_session=True,
         )  # fmt: skip
         self.lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -90,13 +92,21 @@ class RowProcess:
         before = used_bytes(cuda)
         self.say()
         self.process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # what it started may outlive it, and hold its output open
+        self._reader.join()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
         time.sleep(0.2)
         after = used_bytes(cuda)
         self.cache.cleanup()
         if found:
+            self.errors.close()
             return {**json.loads(found), "process_bytes": before - after}
         self.errors.seek(0)
         lines = [line.strip() for line in self.errors if line.strip()]
+        self.errors.close()
         last = [line for line in lines if "Error" in line][-1:] or lines[-1:]
         return {"model": self.model, "row": self.row, "error_text": (last or ["it ended without a word"])[0][:300]}
 
