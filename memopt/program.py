@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -396,8 +396,3 @@ def _check_phases(program: Program) -> None:
     for output, value in zip(program.outputs[: program.forward_outputs], program.output_nodes, strict=False):
         if isinstance(value, fx.Node) and value.meta.get("phase") is Phase.BACKWARD:
             raise ProgramError(f"forward output {value.name} ({output.kind.value}) is computed in backward")
-
-
-def named_inputs(program: Program, kinds: Sequence[InputKind]) -> list[Input]:
-    """The inputs of the given kinds, in order."""
-    return [entry for entry in program.inputs if entry.kind in kinds]

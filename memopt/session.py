@@ -25,6 +25,7 @@ from memopt.report.build import build_report
 from memopt.report.record import ExecutableReport, Report
 from memopt.solve.schedule import Schedule
 from memopt.step.carry import SEARCHES, Sizes, carried_from
+from memopt.step.graphs import StepGraphs
 from memopt.step.guard import short_of_memory
 from memopt.step.inference import Inferred, plan_inference
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
@@ -311,16 +312,8 @@ class Session(Standing):
         """The search for these graphs: what is kept of them between two attempts to plan them."""
         kept = (str(self.exact), *keys)  # nothing is fused in what runs operator by operator
         if self._search_kept is None or self._search_kept[0] != kept:
-            search = StepSearch(
-                programs,
-                self._stages(),
-                verify=self.verify,
-                table=self.table,
-                attempt=self.with_trial,
-                seconds=self.plan_seconds,
-                room=self.room,
-            )
-            self._search_kept = kept, search
+            graphs = StepGraphs(programs, self._stages(), verify=self.verify, table=self.table, room=self.room)
+            self._search_kept = kept, StepSearch(graphs, attempt=self.with_trial, seconds=self.plan_seconds)
         return self._search_kept[1]
 
     def _found(self, search: StepSearch, programs: Sequence[Program], plain: int, room: int | None) -> Found:

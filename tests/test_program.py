@@ -24,7 +24,6 @@ from memopt.program import (
     is_effectful,
     is_random,
     is_view,
-    named_inputs,
     source_line,
     tensors_of,
 )
@@ -262,10 +261,9 @@ def test_run_takes_all_but_constants_and_returns_every_output() -> None:
     assert torch.equal(loss, (X @ W).sum()) and torch.equal(gradient, 2 * X.sum(0)[:, None].expand(3, 4))
 
 
-def test_inputs_are_found_by_name_and_by_kind() -> None:
+def test_inputs_are_found_by_name() -> None:
     program = simple()
     assert program.input_of("w_1") == Input("w_1", InputKind.PARAMETER, "m.w_1")
-    assert [entry.name for entry in named_inputs(program, (InputKind.USER, InputKind.CONSTANT))] == ["x_1", "c_1"]
     with pytest.raises(KeyError, match="relu"):
         program.input_of("relu")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, reject, seed, settings
+from hypothesis import HealthCheck, given, seed, settings
 
 import memopt
 from memopt.backends.aten import emit
@@ -142,10 +142,7 @@ def layouts(values: Sequence[Any]) -> list[Any]:
 
 
 def inference_matches(recipe: Recipe) -> None:
-    try:
-        program = program_of(recipe)
-    except ValueError:  # where fake strides differ from real ones, torch itself may find no view
-        reject()
+    program = program_of(recipe)
     program.check()
     bound = Bound(recipe, program)
     before = run_program(program, recipe)

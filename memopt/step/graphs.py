@@ -23,6 +23,7 @@ class StepGraphs:
     """Rewrites the graphs of a step, and proves the rewrites that a plan is made of.
 
     Attributes:
+        stages: the passes.
         captured: the graphs after the rewrites that come before the plan, in the order of their forward halves.
     """
 
@@ -35,8 +36,16 @@ class StepGraphs:
         table: CostTable,
         room: int | None = None,
     ) -> None:
-        """Rewrite the programs, as captured, as far as the plan; `StepSearch` says what the arguments are."""
-        self._stages, self._verify, self._table, self._room = stages, verify, table, room
+        """Rewrite the programs as far as the plan.
+
+        Args:
+            programs: the step's graphs as captured, in the order of their forward halves.
+            stages: the passes.
+            verify: how passes are proved.
+            table: what operators take.
+            room: the most bytes that the proof of a pass may take; None: as `PassManager` has it.
+        """
+        self.stages, self._verify, self._table, self._room = stages, verify, table, room
         self.captured = [self._captured(program) for program in programs]
 
     def followed(self, item: Planned, other: Planned, chosen: Sequence[Pass], schedule: Schedule, peak: int) -> Planned:
@@ -47,14 +56,14 @@ class StepGraphs:
         """
         rewrite = PassManager(chosen, self._verify, record=True, room=self._room)
         before, proved = rewrite.run(item.program, item.records)
-        before = self._stages.marked(before)
+        before = self.stages.marked(before)
         costs = self.memory(before)[0]
         names = {entry.name for entry in chosen}
         rest = unused([record for record in other.records if record.name not in names]) if other is not item else ()
         records = [*item.records, *rest, *proved]
 
         def follow(program: Program, schedule: Schedule) -> tuple[Program, Timeline]:
-            steps = [Checkpoint(costs=costs, schedule=schedule), *self._stages.late]
+            steps = [Checkpoint(costs=costs, schedule=schedule), *self.stages.late]
             finished, late = PassManager(steps, self._verify, record=True, room=self._room).run(program, records)
             records.extend(late)
             return finished, self.memory(finished)[1]
@@ -73,23 +82,23 @@ class StepGraphs:
     def _captured(self, source: Program) -> Planned:
         """A training program after the rewrites that come before the plan."""
         stage("rewriting the step, measuring its operators")
-        program, records = PassManager(self._stages.early, self._verify, record=True, room=self._room).run(source)
-        program = self._stages.marked(self._table.placed(program))
+        program, records = PassManager(self.stages.early, self._verify, record=True, room=self._room).run(source)
+        program = self.stages.marked(self._table.placed(program))
         costs, line = self.memory(program)
         return Planned(source, program, program, line, line, records, costs)
 
     def rewritten(self, item: Planned, passes: Sequence[Pass]) -> Planned:
         """A captured program after more rewrites, not proved yet; its records are those of these alone."""
         program, records = PassManager(passes, False).run(item.program)
-        program = self._stages.marked(program)
+        program = self.stages.marked(program)
         costs, line = self.memory(program)
         return dataclasses.replace(item, before=program, program=program, timeline=line, records=records, costs=costs)
 
     def memory(self, program: Program) -> tuple[Mapping[str, OperatorCost], Timeline]:
         """What its operators take, and its memory over time."""
         costs: Mapping[str, OperatorCost] = self._table.measure_all(program)
-        if self._stages.fusion is not None:
-            costs = self._stages.fusion.costs(program, costs)
+        if self.stages.fusion is not None:
+            costs = self.stages.fusion.costs(program, costs)
         return costs, timeline(program, workspace(program, costs))
 
     def recorded(self, planned: Sequence[Planned], lowered: Sequence[Planned], chosen: Sequence[Pass]) -> list[Planned]:
@@ -116,6 +125,6 @@ class StepGraphs:
         """Run the chosen plan once more through the pass manager, for its records and its evidence."""
         assert planned.choice is not None
         checkpoint = Checkpoint(costs=planned.costs, schedule=planned.choice.plan.schedule)
-        manager = PassManager([checkpoint, *self._stages.late], self._verify, record=True, room=self._room)
+        manager = PassManager([checkpoint, *self.stages.late], self._verify, record=True, room=self._room)
         program, records = manager.run(planned.before, planned.records)
         return dataclasses.replace(planned, program=program, records=(*planned.records, *records))

@@ -7,8 +7,6 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 
-from memopt.evidence import Verification
-from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import Timeline
 from memopt.pass_manager import Pass, PassManager
 from memopt.phases import phase
@@ -31,7 +29,6 @@ from memopt.step.planner import (
 )
 from memopt.step.recompute import Lowering
 from memopt.step.side_by_side import side_by_side
-from memopt.step.stages import Stages
 
 log = logging.getLogger("memopt")
 
@@ -85,32 +82,24 @@ class StepSearch:
 
     def __init__(
         self,
-        programs: Sequence[Program],
-        stages: Stages,
+        graphs: StepGraphs,
         *,
-        verify: Verification,
-        table: CostTable,
         attempt: Callable[[Planned], Planned],
         seconds: float,
-        room: int | None = None,
     ) -> None:
-        """Rewrite the programs as far as the plan; nothing is searched yet.
+        """Nothing is searched yet.
 
         Args:
-            programs: the step's graphs as captured, in the order of their forward halves.
-            stages: the passes.
-            verify: how passes are proved.
-            table: what operators take.
+            graphs: the step's graphs, rewritten as far as the plan.
             attempt: runs a planned graph once, where that can be done, and fills in what it took.
             seconds: time for one search, all graphs together.
-            room: the most bytes that the proof of a pass may take; None: as `PassManager` has it.
         """
-        self.stages, self.attempt, self.seconds = stages, attempt, seconds
+        self.attempt, self.seconds = attempt, seconds
+        self.stages, self.captured = graphs.stages, graphs.captured
         self.searches = 0
         self._store, self._starved = PlanStore(), False
         self._options: dict[tuple[str, ...], _Option] = {}
-        self._graphs = StepGraphs(programs, stages, verify=verify, table=table, room=room)
-        self.captured = self._graphs.captured
+        self._graphs = graphs
 
     def plan(self, room: int | None, carried: Carried | None = None) -> Found:
         """Choose what to recompute in all graphs, and which of the rewrites that lower the floor to use: the last.

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, reject, seed, settings
+from hypothesis import HealthCheck, given, seed, settings
 from torch import nn
 
 import memopt
@@ -212,10 +212,7 @@ def test_random_programs_are_right_or_refused():
     @given(recipes())
     def explore(recipe):
         nonlocal divided
-        try:
-            program = program_of(recipe)
-        except ValueError:  # where fake strides differ from real ones, torch itself may find no view
-            reject()
+        program = program_of(recipe)
         before, bound, count = run_program(program, recipe), Bound(recipe, program), len(program.calls)
         for item in (ChunkBatch(2), ChunkBatch(3), ChunkBatch(2, (count // 3, count))):
             divided += check_rewrite(item, program, before, recipe, bound) is not program

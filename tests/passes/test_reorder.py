@@ -1,7 +1,7 @@
 """Reorder: branches are finished one by one, draws keep their order, and what is not proved best is said."""
 
 import torch
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import HealthCheck, given, settings
 from torch import nn
 
 import memopt
@@ -163,10 +163,7 @@ def test_a_compiled_cell_peaks_lower_than_eager():
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(recipe=recipes())
 def test_random_programs_never_peak_higher(recipe):
-    try:
-        program = program_of(recipe)
-    except ValueError:
-        reject()
+    program = program_of(recipe)
     lowered = lower_order(program)
     order = smallest_peak(lowered.problem, effort=2000)
     assert isinstance(order, Order)

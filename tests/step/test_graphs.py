@@ -66,14 +66,7 @@ def test_the_record_names_all_passes_and_says_which_were_not_used():
 
 
 def test_a_plan_that_was_found_before_gives_the_same_graph_and_the_same_records():
-    search = StepSearch(
-        [program()],
-        stages_of(memopt.TRAINING),
-        verify=False,
-        table=CostTable(limit_bytes=0),
-        attempt=lambda item: item,
-        seconds=0.5,
-    )
+    search = StepSearch(graphs(program()), attempt=lambda item: item, seconds=0.5)
     (planned,) = search.plan(int(search.captured[0].timeline.peak_bytes * 0.8)).planned
     all_graphs = graphs(program())
     (captured,) = all_graphs.captured

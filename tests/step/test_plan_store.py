@@ -17,6 +17,7 @@ from memopt.memory.cost import disk
 from memopt.solve.schedule import Schedule
 from memopt.step import plan_store, planner
 from memopt.step.curve import CurvePoint
+from memopt.step.graphs import StepGraphs
 from memopt.step.plan_store import PlanStore, StoredPlan
 from memopt.step.planned import predicted_peak
 from memopt.step.search import StepSearch, stored_plan
@@ -46,7 +47,8 @@ def searches(monkeypatch):
 def search(layers=5, seconds=0.5):
     stages = stages_of(memopt.TRAINING)
     table = CostTable(limit_bytes=0)
-    return StepSearch([program(layers)], stages, verify=False, table=table, attempt=lambda item: item, seconds=seconds)
+    graphs = StepGraphs([program(layers)], stages, verify=False, table=table)
+    return StepSearch(graphs, attempt=lambda item: item, seconds=seconds)
 
 
 def files(folder):

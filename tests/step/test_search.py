@@ -9,6 +9,7 @@ import memopt
 from memopt.memory.cost.table import CostTable
 from memopt.passes.chunk_loss import ChunkLoss
 from memopt.passes.eliminate_dead import EliminateDead
+from memopt.step.graphs import StepGraphs
 from memopt.step.planned import measured_peak, predicted_peak
 from memopt.step.search import StepSearch
 from memopt.step.stages import replay, stages_of
@@ -32,14 +33,9 @@ def program(layers=5):
 
 
 def make(attempt=lambda item: item, programs=None):
-    return StepSearch(
-        programs or [program()],
-        stages_of(memopt.TRAINING),
-        verify=False,
-        table=CostTable(limit_bytes=0),
-        attempt=attempt,
-        seconds=0.5,
-    )
+    given, stages = programs or [program()], stages_of(memopt.TRAINING)
+    graphs = StepGraphs(given, stages, verify=False, table=CostTable(limit_bytes=0))
+    return StepSearch(graphs, attempt=attempt, seconds=0.5)
 
 
 def test_passes_by_stages_keep_their_order():

@@ -193,10 +193,7 @@ def test_random_programs_keep_the_least_limit_with_the_same_numbers_or_are_refus
     @given(recipes())
     def explore(recipe):
         nonlocal divided
-        try:
-            program = program_of(recipe)
-        except ValueError:  # where fake strides differ from real ones, torch itself may find no view
-            reject()
+        program = program_of(recipe)
         try:
             found = stretches_of(program)
         except NotBatched:
