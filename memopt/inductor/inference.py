@@ -58,7 +58,8 @@ class InductorFunction:
         self.no_graph = _reason_against(program, turns.device, graphs)
         self._split = None if self.no_graph else split_tail(program, _compiled_module)
         self._head = program if self._split is None else self._split.head
-        self._code = _code_of(self._head)
+        with phase("compiling kernels"):
+            self._code = _code_of(self._head)
         if not self.no_graph:
             finish = None if self._split is None else self._split.finish
             self._replay = Replay(self._run, self._inputs.positions, finish=finish, tune=tune)
