@@ -218,8 +218,17 @@ class Session(Standing):
             self.exact = before
 
     def lowerings(self) -> list[tuple[Pass, ...]]:
-        """Sets of rewrites for `lowering`, for the step that was seen last, by its predicted time with them."""
-        return self._search_kept[1].lowerings() if self._search_kept is not None else []
+        """Sets of rewrites for `lowering`, for the step that was seen last, by its predicted time with them.
+
+        Those are left out with which it takes longer than by a plan within the budget.
+        """
+        if self._search_kept is None:
+            return []
+        step, room = self._step, None
+        if step is not None and step.limit is not None:
+            room = self.usable(step.limit) - step.base
+        with phase("rewriting"):
+            return self._search_kept[1].lowerings(room)
 
     def all_lowering(self) -> tuple[Pass, ...]:
         """All rewrites for `lowering` that change something of the step that was seen last."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 from memopt.memory.timeline import Timeline
@@ -144,14 +145,23 @@ class StepSearch:
             self._store.put(key, stored_plan(found))
         return found
 
-    def lowerings(self) -> list[tuple[Pass, ...]]:
+    def lowerings(self, room: int | None = None) -> list[tuple[Pass, ...]]:
         """What of the rewrites that lower the floor may be used: each, all but each, all; by the step's time with them.
 
         That time is without recomputation, and what changes nothing is left out.
+
+        Args:
+            room: bytes above what is resident; what takes longer than a plan within them is left out.
         """
-        used = self._option(self.stages.lowering).passes
+        every = self._option(self.stages.lowering)
+        used = every.passes
         sets = [(item,) for item in used] + [tuple(other for other in used if other is not item) for item in used]
-        return sorted({chosen: None for chosen in (*sets, used) if chosen}, key=self._base_seconds)
+        found = sorted({chosen: None for chosen in (*sets, used) if chosen}, key=self._base_seconds)
+        if room is None or not found:
+            return found
+        plans = [planner.outlook(room) for planner in self._planners([self._option(()), every], 0.5)]
+        most = min((plan.seconds for plan in plans if plan.feasible), default=math.inf)
+        return [chosen for chosen in found if self._base_seconds(chosen) <= most]
 
     def all_lowering(self) -> tuple[Pass, ...]:
         """Every rewrite that lowers the floor, and changes something."""

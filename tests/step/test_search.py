@@ -67,6 +67,24 @@ def test_one_search_serves_any_number_of_limits(monkeypatch):
     assert not search.plan(1).plan.feasible
 
 
+def test_of_rewrites_those_that_take_longer_than_a_plan_within_the_room_are_left_out(monkeypatch):
+    def loss(x, w, head, labels):
+        for _ in range(3):
+            x = torch.nn.functional.gelu(x @ w)
+        return torch.nn.functional.cross_entropy(x @ head, labels)
+
+    tensors = torch.randn(512, 32), W.clone().requires_grad_(), torch.randn(32, 256, requires_grad=True)
+    search = make(programs=[capture_joint(loss, *tensors, torch.randint(0, 256, (512,)))])
+    (chosen,) = search.lowerings()
+    assert [item.name for item in chosen] == ["chunk_loss"]
+    plain = predicted_peak(search.captured)
+    assert search.lowerings(1) == [chosen]  # no plan keeps that
+    assert search._planner(search._option(())).outlook(plain).seconds < search._base_seconds(chosen)
+    assert search.lowerings(plain) == []
+    monkeypatch.setattr(StepSearch, "_base_seconds", lambda self, chosen: 0.0)
+    assert search.lowerings(plain) == [chosen]
+
+
 def test_a_step_that_takes_more_than_predicted_is_planned_for_less():
     more = 3000
 
