@@ -74,8 +74,9 @@ def _join(search: Search, target: int) -> None:
     below = sum(state.peak <= target for state in states)
     if not 0 < below < len(states):
         return
+    low, high = states[below - 1], states[below]  # what is found first may displace others
     for low_first in (True, False):
-        _relax_join(search, states[below - 1], states[below], target, low_first)
+        _relax_join(search, low, high, target, low_first)
 
 
 def _relax_join(search: Search, low: State, high: State, target: int, low_first: bool) -> None:

@@ -6,6 +6,7 @@ import math
 import pytest
 from hypothesis import given, settings
 
+from memopt.solve import descend
 from memopt.solve.descend import refine, seed, slide, work_on
 from memopt.solve.rollout import FOREVER
 from tests.solve.hand import STEP
@@ -122,3 +123,19 @@ def test_small_steps_nearly_always_reach_the_exact_floor_and_the_exact_seconds()
     judge()
     assert floors >= 0.9 * drawn
     assert exact >= 0.9 * levels
+
+
+def test_what_is_found_between_two_neighbours_may_displace_the_one_above(monkeypatch):
+    search = _seeded(skips(20, 0))
+    states = search.archive.states
+    level = states[-2].peak
+    joined = []
+
+    def found(search, low, high, target, low_first):
+        joined.append((low, high, low_first))
+        del search.archive.states[-1]  # one with as few bytes, and faster
+
+    monkeypatch.setattr(descend, "_relax_join", found)
+    low, high = states[-2:]
+    descend._join(search, level)
+    assert joined == [(low, high, True), (low, high, False)]
