@@ -4,9 +4,9 @@
     python -m benchmarks.xla_gpu --tiny            small models, on any device
 
 Every row is a process of its own with an empty compile cache: "xla" is memopt's engine of that name, "memopt" its
-default one, "inductor" torch.compile. The rows of XLA are compiled one after another and timed at once, while the
-others compile beside them; whenever a row is timed, all others are stopped. A training step is forward and backward,
-without dropout; the optimizer would be PyTorch's own in every row.
+default one, "inductor" torch.compile. The rows of XLA are compiled one after another (--jobs: so many at a time) and
+timed at once, while the others compile beside them; whenever a row is timed, all others are stopped. A training step
+is forward and backward, without dropout; the optimizer would be PyTorch's own in every row.
 
 Columns: median time of a call, the device waited for; the most that PyTorch's allocator and XLA's held, added up
 (PyTorch's from the first steady call on; XLA's own count cannot be set back and holds what it tried while compiling;
@@ -178,7 +178,7 @@ class XlaRow(RowProcess):
     """One row's process."""
 
     def __init__(self, model: str, engine: str, mode: str, tiny: bool) -> None:
-        self.mode, self.late = mode, False
+        self.mode, self.late, self.started = mode, False, time.monotonic()
         command = [
             sys.executable,
             "-m",
@@ -194,7 +194,8 @@ class XlaRow(RowProcess):
     def prepare(self, seconds: float) -> None:
         """Wait until it is compiled, and say so: a time taken now is while others compile. What is late is ended."""
         said = self.wait_for("READY", seconds)
-        print(f"{self.model} {self.row} {self.mode}: {said or 'ended, or late'}", flush=True)
+        took = f"after {time.monotonic() - self.started:.0f} s"
+        print(f"{self.model} {self.row} {self.mode}: {said or 'late' if said != '' else 'ended'} {took}", flush=True)
         if said is None:
             self.late = True
             self.kill()
@@ -211,6 +212,13 @@ class Table:
     def left(self) -> float:
         """Seconds that there are for compiling."""
         return max(1.0, self.end - time.monotonic())
+
+    def take_all(self, rows: Sequence[XlaRow], others: Sequence[XlaRow]) -> None:
+        """Wait for rows that are compiled side by side, and time one after another."""
+        with ThreadPoolExecutor(max(1, len(rows))) as threads:
+            list(threads.map(lambda row: row.prepare(self.left()), rows))
+        for number, row in enumerate(rows):
+            self.take(row, [*others, *rows[number + 1 :]])
 
     def take(self, row: XlaRow, others: Sequence[XlaRow]) -> None:
         """Time a row that is ready while the others do nothing, note it and write the file."""
@@ -243,6 +251,7 @@ def main() -> None:
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--models", default=",".join(SIZES))
     parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--jobs", type=int, default=1, help="rows of XLA that are compiled at a time")
     parser.add_argument("--seconds", type=float, default=900, help="for compiling everything")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
@@ -260,16 +269,13 @@ def main() -> None:
     others = [XlaRow(*cell, given.tiny) for cell in cells if cell[1] != "xla"]
     running = list(others)
     try:
-        # One at a time: XLA measures kernels while it compiles, and keeps what memory it took for that.
-        for cell in (cell for cell in cells if cell[1] == "xla"):
-            row = XlaRow(*cell, given.tiny)
-            running.append(row)
-            row.prepare(table.left())
-            table.take(row, others)
-        with ThreadPoolExecutor(max(1, len(others))) as threads:
-            list(threads.map(lambda row: row.prepare(table.left()), others))
-        for number, row in enumerate(others):
-            table.take(row, others[number + 1 :])
+        # Few at a time: XLA measures kernels while it compiles, and keeps what memory it took for that.
+        compiled = [cell for cell in cells if cell[1] == "xla"]
+        for start in range(0, len(compiled), given.jobs):
+            rows = [XlaRow(*cell, given.tiny) for cell in compiled[start : start + given.jobs]]
+            running += rows
+            table.take_all(rows, others)
+        table.take_all(others, [])
     finally:
         for row in running:
             row.kill()
