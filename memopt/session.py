@@ -254,9 +254,8 @@ class Session(Standing):
         assert step is not None
         self._emitted[fingerprint(program)] = peaks
         peak = self.code_peak()
-        minimum = self.code_minimum(peak)
-        with phase("recording"):
-            self.report = build_report(self, step.planned, peak, minimum, None, step.plain, step.plan.curve)
+        with phase("recording"):  # the least of a plan is no promise: what its code takes is known once there is code
+            self.report = build_report(self, step.planned, peak, peak, None, step.plain, step.plan.curve)
         if len(step.keys) == 1:
             self._schedules.pop(self._known(step.keys[0]), None)  # another attempt may want another plan
         return self.judged()

@@ -144,7 +144,8 @@ class Report:
         passes: one record per pass and program, in order.
         peak_bytes: the predicted peak of a step.
         measured_peak_bytes: the measured peak; None before a step was measured.
-        minimum_bytes: the least budget that some plan meets; None when it was not computed.
+        minimum_bytes: the least budget that is known to be kept; None when it was not computed. Where an engine's
+            own code decides, it is known of code that was made, not of plans.
         budget_bytes: the limit that was asked for; None without one.
         unconstrained_bytes: the predicted peak without a budget.
         breakdown: where the bytes of the predicted peak go.

@@ -110,16 +110,6 @@ class Standing(Account):
             ]
         )
 
-    def code_minimum(self, peak: int) -> int:
-        """The least peak above what is resident that the step is known to have, where its code peaks at `peak` bytes.
-
-        What was planned is judged by the code that comes of it, and so is the least that was found: where that is a
-        figure of what the engine may fuse, code that takes more than its plan says so of the least plan's code as well.
-        """
-        assert self._step is not None
-        plan = self._step.plan
-        return min(peak, plan.minimum_bytes + max(0, peak - plan.peak_bytes))
-
     def judged(self) -> tuple[int, int | None]:
         """Bytes that the code takes less than the program's own operations, and bytes by which it exceeds the budget.
 

@@ -15,12 +15,12 @@ from tests.step.test_planned import planned, program
 BASE = 1000
 
 
-def standing(*programs, limit=None, minimum=0, feasible=True, resident=None):
-    """A step of these graphs as they are, resident 1,000 bytes, of which so much was planned at the least."""
+def standing(*programs, limit=None, resident=None):
+    """A step of these graphs as they are, beside 1,000 bytes that are resident."""
     items = tuple(planned(item) for item in programs)
     peak = predicted_peak(items)
     found = Standing(None, resident or Resident(parameters=BASE))
-    plan = StepPlan((), peak, minimum, feasible)
+    plan = StepPlan((), peak, peak, True)
     found._step = Step(tuple(map(fingerprint, programs)), items, plan, peak, BASE, limit)
     return found
 
@@ -61,14 +61,6 @@ def test_code_is_judged_with_all_that_is_resident():
     step = standing(one, limit=50_000, resident=Resident(parameters=BASE, optimizer=footprint))
     assert step.judged()[1] == step.optimizer_peak() - 50_000 > 0
     assert standing(one).judged() == (0, None)
-
-
-@pytest.mark.parametrize(("more", "least"), [(0, 500), (70, 570), (-200, 500)])
-def test_code_that_takes_more_than_its_plan_says_so_of_the_least_plan_too(more, least):
-    step = standing(program(), minimum=500)
-    peak = step._step.plan.peak_bytes
-    assert step.code_minimum(peak + more) == least
-    assert standing(program(), minimum=peak).code_minimum(peak - 10) == peak - 10, "what the code was seen to take"
 
 
 def test_a_budget_is_tight_below_half_of_what_the_step_adds():
