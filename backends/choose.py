@@ -209,10 +209,10 @@ def within_budget(session: Any, make: Callable[[bool], Made]) -> Made:
             made = make(attempt < _PATIENT)
         except SlowerError as slower:
             slow.append((slower.seconds, spared))
-            if not plan_for_less(session, slower.over):
+            if session.inferred.unused < 0 or not plan_for_less(session, slower.over):
                 break
         except BudgetError as over:
-            if slow or not plan_for_less(session, over):
+            if slow or not plan_for_less(session, over, last=attempt == _PLANS - 1):
                 if not slow:
                     raise
                 break

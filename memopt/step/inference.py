@@ -28,13 +28,15 @@ class Inferred:
     Attributes:
         planned: the one that was planned last.
         spared: bytes of the budget that runs took beyond what was planned.
-        unused: bytes that the plan leaves of what was left for it; negative where it takes more.
+        room: bytes that the plan was made for; None for no limit.
+        unused: bytes that the plan leaves of them; negative where it takes more.
         seconds: of a call, as the engine that was chosen last ran it.
         not_in_chunks: why the batch cannot be divided; empty where that was not tried or did work.
     """
 
     planned: Planned | None = None
     spared: int = 0
+    room: int | None = None
     unused: int = 0
     seconds: float = 0.0
     not_in_chunks: str = ""
@@ -61,7 +63,9 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
     if limit is not None:  # the allocator's slack is seen in runs too: what they take more is planned for less
         room = (session.usable(limit) if settled else limit) - session.resident.total - session.inferred.spared
     try:
-        planned, session.inferred.not_in_chunks = plan_within(session, program, before, room)
+        hope = None if room is None else room + session.inferred.spared
+        session.inferred.room = room
+        planned, session.inferred.not_in_chunks = plan_within(session, program, before, room, hope)
     except HopelessError as error:
         assert limit is not None
         session.inferred.not_in_chunks, session.inferred.unused = error.reason, -1
@@ -81,12 +85,24 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
     return planned
 
 
-def plan_for_less(session: Session, over: BudgetError) -> bool:
-    """Plan inference for so many bytes less from now on as a run of it was over; False where no plan takes less."""
+def plan_for_less(session: Session, over: BudgetError, *, last: bool = False) -> bool:
+    """Plan inference for so many bytes less from now on as a run of it was over; False where no plan takes less.
+
+    Runs may take otherwise than their plans: what takes least by its plan may not do so when it runs. So the last plan
+    is made for nothing, whatever the budget: what a refusal names is what that one takes, and any larger budget comes
+    to it in the end.
+
+    Args:
+        session: whose program it is.
+        over: by what a run was over.
+        last: whether there is no further plan after the next one.
+    """
     inferred = session.inferred
-    if inferred.unused < 0:
+    room = 0 if inferred.room is None else inferred.room
+    if room <= 0:
         return False
-    inferred.spared += inferred.unused + max(over.minimum_bytes - over.budget_bytes, over.budget_bytes // _STEP)
+    less = inferred.unused + max(over.minimum_bytes - over.budget_bytes, over.budget_bytes // _STEP)
+    inferred.spared += room if last or inferred.unused < 0 else min(room, less)
     return True
 
 

@@ -43,7 +43,9 @@ class HopelessError(Exception):
         self.planned, self.least_bytes, self.reason = planned, least_bytes, reason
 
 
-def plan_within(session: Session, program: Program, before: Timeline, room: int | None) -> tuple[Planned, str]:
+def plan_within(
+    session: Session, program: Program, before: Timeline, room: int | None, hope: int | None = None
+) -> tuple[Planned, str]:
     """Rewrite an inference program so that it takes no more than `room` bytes beside what is resident.
 
     Tried in turn: the pipeline; the same without folded weights, which are held beside the model's own; and either with
@@ -54,6 +56,7 @@ def plan_within(session: Session, program: Program, before: Timeline, room: int 
         program: as captured.
         before: its memory.
         room: bytes; None for no limit.
+        hope: bytes that there are, where `room` is less because runs took more than their plans.
 
     Returns:
         The first plan that fits, else the one that takes least; and what could not be divided and why, empty where
@@ -85,7 +88,7 @@ def plan_within(session: Session, program: Program, before: Timeline, room: int 
             prepared.append((item, chosen, Stretches(item.program, item.timeline, item.costs, device)))
         except NotBatched as error:
             reason = str(error)
-    _check_hope(session, prepared, room)
+    _check_hope(session, prepared, room if hope is None else hope)
     for item, chosen, stretches in prepared:
         divided, reason = _in_chunks(session, item, stretches, chosen, room)
         if _taken(divided) <= room:

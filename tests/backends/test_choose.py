@@ -200,7 +200,7 @@ class Told:
     budget = object()
 
     def __init__(self):
-        self.notes, self.inferred, self.report = (), Inferred(), Written()
+        self.notes, self.inferred, self.report = (), Inferred(room=10**6), Written()
 
     def note(self, text):
         self.notes = (*self.notes, text)
@@ -234,6 +234,7 @@ def test_an_engine_that_cannot_run_is_replaced_and_memory_that_ran_out_is_said()
 
 def test_what_was_measured_over_the_budget_is_planned_for_less():
     told, made = Told(), []
+    told.inferred.room = 100
 
     def make(patient):
         made.append(1)
@@ -249,11 +250,13 @@ def test_what_was_measured_over_the_budget_is_planned_for_less():
         raise BudgetError(minimum_bytes=2, budget_bytes=1)
 
     made.clear()
+    told.inferred.spared = 0
     with pytest.raises(BudgetError):
         choose.within_budget(told, never)
     assert len(made) == 4, "it is planned for less three times"
+    assert told.inferred.spared >= told.inferred.room, "for nothing at last"
     made.clear()
-    told.inferred.unused = -1
+    told.inferred.room = 0
     with pytest.raises(BudgetError):
         choose.within_budget(told, never)
     assert len(made) == 1, "no plan takes less"
@@ -335,3 +338,25 @@ def test_a_run_that_takes_more_than_was_planned_is_answered_with_chunks(monkeypa
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
     assert any(record.name == "chunk_batch" and record.changes for record in compiled.report.passes)
     assert compiled.report.measured_peak_bytes <= budget
+
+
+@pytest.mark.parametrize("budget", [40, 90, 119, 125])
+def test_what_takes_least_by_its_plan_may_not_when_it_runs(budget):
+    """The plan for nothing takes 119 bytes in a run, and others more: a refusal names it, and any more comes to it."""
+    told = Told()
+
+    def make(patient):
+        inferred = told.inferred
+        inferred.room = budget - inferred.spared
+        planned, takes = (0, 119) if inferred.room <= 0 else (60, 136)  # the least by plans is 60
+        inferred.unused = inferred.room - planned
+        if takes > budget:
+            raise BudgetError(minimum_bytes=takes, budget_bytes=budget)
+        return takes
+
+    if budget >= 119:
+        assert choose.within_budget(told, make) == 119
+    else:
+        with pytest.raises(BudgetError) as refused:
+            choose.within_budget(told, make)
+        assert refused.value.minimum_bytes == 119

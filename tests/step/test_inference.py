@@ -108,7 +108,10 @@ def test_what_no_plan_keeps_is_refused_with_the_reason_and_cannot_be_planned_for
     session = session_with(f"{RESIDENT.total + 100}B")
     with pytest.raises(BudgetError, match="its batch cannot be run in chunks") as caught:
         plan_inference(session, program)
-    assert "\n" not in str(caught.value) and not plan_for_less(session, caught.value)
+    assert "\n" not in str(caught.value) and plan_for_less(session, caught.value)
+    with pytest.raises(BudgetError) as again:  # for nothing
+        plan_inference(session, program)
+    assert again.value.minimum_bytes == caught.value.minimum_bytes and not plan_for_less(session, again.value)
     assert plan_inference(session, program, settled=False) is session.inferred.planned, "the engine decides"
 
 
