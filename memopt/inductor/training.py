@@ -251,10 +251,11 @@ class Training:
             return None  # as was seen under a larger limit
         module = constants_to_attributes(program)
         _mark_added(module, {node.name for node in self.hooks.captured.graph.nodes})
-        # What a rewrite computes twice on purpose is not to be merged again.
         kept = program.forward_outputs
         early = _return_early(module, kept)
-        with functorch_config.patch(cse=functorch_config.cse and not self.session.lowering):
+        # What a rewrite computes twice on purpose is not to be merged again.
+        plain = functorch_config.cse and not self.session.lowering
+        with functorch_config.patch(cse=plain), phase("cutting"):
             forward, backward = partitioners.min_cut_rematerialization_partition(
                 module, joint_inputs, compiler="inductor", num_fwd_outputs=kept + early, **options
             )

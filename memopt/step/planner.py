@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline
 from memopt.program import InputKind, OutputKind, Program
+from memopt.solve.apart import Job, searched
 from memopt.solve.check import check
-from memopt.solve.recompute import Curve, Plan, curve
+from memopt.solve.recompute import Curve, Plan
 from memopt.solve.schedule import Schedule, simulate
 from memopt.step.curve import CurvePoint, step_curve
 from memopt.step.recompute import Cost, Lowering, apply_schedule, lower
@@ -146,15 +147,23 @@ def lowerings_of(programs: Sequence[Program], costs: Sequence[Mapping[str, Cost]
     return [lower(program, cost) for program, cost in zip(programs, costs, strict=True)]
 
 
+def jobs_of(lowerings: Sequence[Lowering], seconds: float) -> list[Job]:
+    """The searches of a step's graphs, in so many seconds all together, each with its share of them."""
+    weight = [len(lowering.operations) for lowering in lowerings]
+    return [
+        (lowering.problem, seconds * share / max(1, sum(weight)))
+        for lowering, share in zip(lowerings, weight, strict=True)
+    ]
+
+
 def curves_of(
     lowerings: Sequence[Lowering], seconds: float, search: Callable[[Lowering, float], Curve] | None = None
 ) -> list[Curve]:
     """The trade-off of each graph of a step, in so many seconds all together; `search` as for `StepPlanner`."""
-    weight = [len(lowering.operations) for lowering in lowerings]
-    return [
-        (search or _solve)(lowering, seconds * share / max(1, sum(weight)))
-        for lowering, share in zip(lowerings, weight, strict=True)
-    ]
+    jobs = jobs_of(lowerings, seconds)
+    if search is None:
+        return searched(jobs)
+    return [search(lowering, share) for lowering, (_, share) in zip(lowerings, jobs, strict=True)]
 
 
 def plan_step(
@@ -195,7 +204,7 @@ class StepPlanner:
             exact: whether peaks are those of finished programs; else the search's own figures are taken, where an
                 engine's code has the last word anyway.
             lowerings: the programs as numbers, where that is made already (`lowerings_of`).
-            curves: their trade-offs, where these were searched already (`curves_of`).
+            curves: their trade-offs, where these were searched already (`jobs_of`).
         """
         self.programs, self.finish, self.exact = programs, finish, exact
         self.lowerings = list(lowerings_of(programs, costs) if lowerings is None else lowerings)
@@ -326,10 +335,6 @@ class StepPlanner:
             if picked is None:
                 return
             yield tuple(picked)
-
-
-def _solve(lowering: Lowering, seconds: float) -> Curve:
-    return curve(lowering.problem, seconds=seconds)
 
 
 def _left_bytes(program: Program, end_bytes: int) -> int:

@@ -1,108 +1,126 @@
-"""Work on plain numbers done side by side, in copies of this process: each search has a core of its own."""
+"""Searches done side by side, in processes of their own: each has a core to itself."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import logging
-import multiprocessing
 import os
 import pickle
-import signal
+import subprocess
 import sys
 import threading
-import warnings
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
-from typing import Any, NoReturn, TypeVar
+import time
+from pathlib import Path
+from types import TracebackType
 
-import torch
-
-T = TypeVar("T")
+from memopt.solve.apart import Job, searched
+from memopt.solve.recompute import Curve
 
 log = logging.getLogger("memopt")
 
+# A search with fewer operations ends before another process is worth its start.
+_FEW = 300
+# A process is given up when it takes so many times what its searches were given, and so many seconds for its start.
+_PATIENCE, _START = 2.0, 5.0
+# The solver imports neither torch nor the package around it, which would take longer than many a search.
+_WORKER = """
+import sys, types
+package = types.ModuleType("memopt")
+package.__path__ = [sys.argv[1]]
+sys.modules["memopt"] = package
+sys.path[:] = sys.argv[2:]
+from memopt.solve.apart import serve
+serve()
+"""
 
-def side_by_side(tasks: Sequence[Callable[[], T]], *, seconds: float) -> list[T]:
-    """Call the tasks and return their results in order, at the same time where there are cores for it.
 
-    The first runs here, each other one in a copy of this process (`os.fork`, as torch's data loaders work). So a task
-    is plain Python on plain numbers: it never touches a GPU, waits for no other thread, and its result can be pickled.
-    A copy that fails, for lack of memory say, costs time only: its task is done here.
+class Searches:
+    """Searches that were begun; leaving the context ends those that still run.
 
-    Args:
-        tasks: what to call.
-        seconds: a copy that has not answered so long after the first task ended is given up.
-
-    Raises:
-        Exception: whatever a task raises.
+    Each is done in a new Python process where there is a core for it, and here else, when its result is asked for.
+    Nothing of this process is shared with them: neither threads nor a GPU.
     """
-    if len(tasks) < 2 or not _may_fork():
-        return [task() for task in tasks]
-    with contextlib.ExitStack() as stack:
-        copies = []
-        for task in tasks[1:]:
-            copies.append(_Copy(task))
-            stack.callback(copies[-1].stop)
-        return [tasks[0](), *(copy.result(seconds) for copy in copies)]
+
+    def __init__(self) -> None:
+        """Nothing is begun yet."""
+        self._begun: list[Begun] = []
+
+    def __enter__(self) -> Searches:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for begun in self._begun:
+            begun.stop()
+
+    def begin(self, jobs: list[Job]) -> Begun:
+        """Begin searches that are done one after the other."""
+        large = sum(len(problem.costs) for problem, _ in jobs) >= _FEW
+        self._begun.append(Begun(jobs, apart=large and self.more(1)))
+        return self._begun[-1]
+
+    def more(self, count: int) -> bool:
+        """Whether there are cores for so many more; this process waits meanwhile, and needs none."""
+        return 0 < count <= _cores() - sum(begun.apart for begun in self._begun) and _cores() > 1
 
 
-def _may_fork() -> bool:
-    """Whether a copy is of use, and safe: more than one core, on Linux, from the main thread, without JAX or a GPU.
+class Begun:
+    """One search, or several one after the other."""
 
-    JAX has threads of its own from the start, and warns of every fork that it is likely to end in a deadlock. Beside
-    CUDA's threads it was not tried.
-    """
-    if "jax" in sys.modules or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return False
-    if not hasattr(os, "fork") or not hasattr(os, "sched_getaffinity"):
-        return False
-    return len(os.sched_getaffinity(0)) > 1 and threading.current_thread() is threading.main_thread()
+    def __init__(self, jobs: list[Job], *, apart: bool) -> None:
+        """Begin them, in a process of their own or not at all yet."""
+        self._jobs, self._found = jobs, list[Curve]()
+        self._until = time.monotonic() + _START + _PATIENCE * sum(seconds for _, seconds in jobs)
+        self._process = _process() if apart else None
+        self._answer = b""
+        if self._process is not None:
+            self._talk = threading.Thread(target=self._talked, args=(self._process,), daemon=True)
+            self._talk.start()
 
+    @property
+    def apart(self) -> bool:
+        """Whether a process of their own does them."""
+        return self._process is not None
 
-class _Copy:
-    """A task in a copy of this process."""
-
-    def __init__(self, task: Callable[[], Any]) -> None:
-        self._task = task
-        self._pid: int | None = None
-        self._receiver, sender = multiprocessing.Pipe(duplex=False)
-        try:
-            with warnings.catch_warnings():
-                # Python warns of threads: the copy waits for none, and is given up where it does not answer.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                self._pid = os.fork()
-        except OSError as error:  # memory or processes are short
-            log.info("no second process for a search: %s", error)
-        if self._pid == 0:
-            _work(task, sender)
-        sender.close()
-
-    def result(self, seconds: float) -> Any:
-        """What the task returned; it is done here where the copy does not say."""
-        try:
-            if self._pid is not None and self._receiver.poll(seconds):
-                return pickle.loads(self._receiver.recv_bytes())
-        except (EOFError, OSError, pickle.UnpicklingError) as error:
-            log.info("a process that searched ended without a result: %s", error)
-        return self._task()
+    def curves(self) -> list[Curve]:
+        """The trade-off of each problem; a process that fails, for lack of memory say, costs time only."""
+        if not self._found and self._process is not None:
+            self._talk.join(max(0.0, self._until - time.monotonic()))
+            try:
+                self._found = pickle.loads(self._answer)
+            except (EOFError, pickle.UnpicklingError):
+                log.info("a process that searched gave no result")
+                self.stop()
+        if not self._found:
+            self._found = searched(self._jobs)
+        return self._found
 
     def stop(self) -> None:
-        """End the copy."""
-        self._receiver.close()
-        if self._pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):  # somebody else waits for all children
-                os.waitpid(self._pid, 0)
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._talk.join()
+            self._process = None
+
+    def _talked(self, process: subprocess.Popen[bytes]) -> None:
+        self._answer = process.communicate(pickle.dumps(self._jobs))[0]
 
 
-def _work(task: Callable[[], Any], sender: Connection) -> NoReturn:
-    """Do the task in the copy, and end there: nothing that this process would do at its end is done twice."""
-    status = 1
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _process() -> subprocess.Popen[bytes] | None:
+    """A new process that waits for searches; None where there is none to be had."""
+    folder = str(Path(__file__).parent.parent)
+    command = [sys.executable, "-I", "-S", "-c", _WORKER, folder, *sys.path]
+    # Libraries that multiply would start a thread for every core.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     try:
-        gc.disable()  # garbage may hold what lies on a GPU
-        sender.send_bytes(pickle.dumps(task()))
-        status = 0
-    finally:
-        os._exit(status)
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        )
+    except OSError as error:  # memory or processes are short
+        log.info("no second process for a search: %s", error)
+        return None

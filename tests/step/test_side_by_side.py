@@ -1,87 +1,116 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-import threading
 
 import pytest
-import torch
 
-from memopt.step.side_by_side import side_by_side
+from memopt.solve.problem import StepProblem
+from memopt.step import side_by_side
+from memopt.step.side_by_side import Searches
 
 
-def _squares(count):
-    return [lambda number=number: (number * number, os.getpid()) for number in range(count)]
+def _chain(length, size=100):
+    """A chain of operations and its backward, each of which reads what forward made."""
+    forward = [((i - 1,) if i else (), (i,)) for i in range(length)]
+    backward = [((length - 1 - i, *((length + i - 1,) if i else ())), (length + i,)) for i in range(length)]
+    reads, writes = zip(*forward, *backward, strict=True)
+    count = 2 * length
+    return StepProblem(
+        sizes=(size,) * count,
+        reads=reads,
+        writes=writes,
+        costs=(1.0,) * count,
+        workspace=(0,) * count,
+        forward=length,
+        recomputable=(True,) * count,
+        pinned=frozenset({count - 1}),
+        resident=frozenset(),
+    )
 
 
 @pytest.fixture(autouse=True)
-def _two_cores(monkeypatch, request):
-    if "jax" in sys.modules and "jax" not in request.node.name:
-        pytest.skip("another test has loaded JAX in this process")
-    if hasattr(os, "sched_getaffinity"):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+def cores(monkeypatch):
+    """How many cores there are, in a list that a test may change."""
+    found = [3]
+    monkeypatch.setattr(side_by_side, "_cores", lambda: found[0])
+    monkeypatch.setattr(side_by_side, "_FEW", 0)
+    return found
 
 
-needs_fork = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no copies of a process here")
+@pytest.fixture
+def here(monkeypatch):
+    """What is searched in this process."""
+    seen, plain = [], side_by_side.searched
+
+    def searched(jobs):
+        seen.append(jobs)
+        return plain(jobs)
+
+    monkeypatch.setattr(side_by_side, "searched", searched)
+    return seen
 
 
-@needs_fork
-def test_results_come_in_order_from_processes_of_their_own():
-    found = side_by_side(_squares(4), seconds=30)
-    assert [value for value, _ in found] == [0, 1, 4, 9]
-    assert found[0][1] == os.getpid() and len({process for _, process in found}) == 4
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)  # none is left
+def test_curves_come_in_order_and_are_those_of_a_search_here(here):
+    jobs = [[(_chain(length), 2.0)] for length in (4, 6, 8)]
+    with Searches() as searches:
+        begun = [searches.begin(job) for job in jobs]
+        assert [item.apart for item in begun] == [True, True, True]
+        found = [item.curves() for item in begun]
+    assert not here
+    assert found == [side_by_side.searched(job) for job in jobs]
+    assert [len(curve.points[0].schedule.steps) for (curve,) in found] == [8, 12, 16]
 
 
-def test_no_copies_beside_jax(monkeypatch):
-    monkeypatch.setitem(sys.modules, "jax", sys)
-    assert {process for _, process in side_by_side(_squares(3), seconds=30)} == {os.getpid()}
+def test_the_process_imports_no_torch(tmp_path):
+    worker = side_by_side._WORKER.replace("serve()", "print('torch' in sys.modules)")
+    folder = os.path.dirname(os.path.dirname(side_by_side.__file__))
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", worker, folder, *sys.path], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
 
 
-@needs_fork
-def test_copies_leave_no_trace_here():
-    seen: list[int] = []
-    assert side_by_side([lambda: seen.append(1), lambda: seen.append(2)], seconds=30) == [None, None]
-    assert seen == [1]
+def test_what_has_no_core_is_searched_here(here, cores):
+    with Searches() as searches:
+        begun = [searches.begin([(_chain(4), 1.0)]) for _ in range(4)]
+        assert [item.apart for item in begun] == [True, True, True, False] and not searches.more(1)
+        assert begun[3].curves() and len(here) == 1
+    cores[0] = 1
+    with Searches() as searches:
+        assert not searches.begin([(_chain(4), 1.0)]).apart
 
 
-@needs_fork
-@pytest.mark.parametrize("end", [lambda: os._exit(3), lambda: threading.Event().wait(), lambda: 1 / 0])
-def test_what_fails_in_a_copy_is_done_here(end):
-    here = os.getpid()
-
-    def task():
-        return "done" if os.getpid() == here else end()
-
-    assert side_by_side([task, task], seconds=0.2) == ["done", "done"]
+def test_a_small_problem_is_searched_here(monkeypatch, here):
+    monkeypatch.setattr(side_by_side, "_FEW", 300)
+    with Searches() as searches:
+        assert not searches.begin([(_chain(4), 1.0)]).apart
+        assert searches.begin([(_chain(151), 1.0)]).apart
 
 
-@needs_fork
-def test_without_processes_all_is_done_here(monkeypatch):
-    def refused():
+@pytest.mark.parametrize("worker", ["raise SystemExit(3)", "print('not a curve')", "import time; time.sleep(600)"])
+def test_what_fails_in_a_process_is_done_here(monkeypatch, here, worker):
+    monkeypatch.setattr(side_by_side, "_WORKER", worker)
+    monkeypatch.setattr(side_by_side, "_START", 0.2)
+    monkeypatch.setattr(side_by_side, "_PATIENCE", 0.1)
+    with Searches() as searches:
+        (curve,) = searches.begin([(_chain(4), 1.0)]).curves()
+    assert curve.points and len(here) == 1
+
+
+def test_without_processes_all_is_done_here(monkeypatch, here):
+    def refused(*args, **options):
         raise BlockingIOError("no process")
 
-    monkeypatch.setattr(os, "fork", refused)
-    assert {process for _, process in side_by_side(_squares(3), seconds=30)} == {os.getpid()}
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    with Searches() as searches:
+        begun = searches.begin([(_chain(4), 1.0)])
+        assert not begun.apart and begun.curves() and len(here) == 1
 
 
-def test_on_one_core_or_beside_the_main_thread_nothing_is_copied(monkeypatch):
-    found = []
-    thread = threading.Thread(target=lambda: found.extend(side_by_side(_squares(2), seconds=30)))
-    thread.start()
-    thread.join()
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
-    found += side_by_side(_squares(2), seconds=30)
-    assert {process for _, process in found} == {os.getpid()}
-
-
-def test_a_process_that_uses_a_gpu_is_not_copied(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert {process for _, process in side_by_side(_squares(3), seconds=30)} == {os.getpid()}
-
-
-def test_errors_of_a_task_are_raised():
-    with pytest.raises(ZeroDivisionError):
-        side_by_side([lambda: 1, lambda: 1 / 0], seconds=30)
+def test_leaving_ends_what_still_runs():
+    with pytest.raises(KeyboardInterrupt), Searches() as searches:
+        begun = searches.begin([(_chain(2000), 600.0)])
+        process = begun._process
+        assert process.poll() is None
+        raise KeyboardInterrupt
+    assert process.poll() is not None and not begun.apart
