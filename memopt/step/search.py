@@ -327,7 +327,10 @@ class StepSearch:
             with phase("rewriting"):
                 items = [self._graphs.rewritten(item, passes) for item in self.captured] if passes else self.captured
             changed = {record.name for item in items for record in item.records if record.changes} if passes else set()
-            self._options[names] = _Option(items, tuple(item for item in passes if item.name in changed))
+            used = tuple(item for item in passes if item.name in changed)
+            self._options[names] = option = _Option(items, used)
+            if used:  # asked for without those that change nothing, it is the same
+                self._options.setdefault(tuple(item.name for item in used), option)
         return self._options[names]
 
     def _planner(self, option: _Option) -> StepPlanner:

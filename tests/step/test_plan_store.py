@@ -14,8 +14,9 @@ import torch
 
 import memopt
 from memopt.memory.cost import disk
+from memopt.solve import apart
 from memopt.solve.schedule import Schedule
-from memopt.step import plan_store, planner
+from memopt.step import plan_store
 from memopt.step.curve import CurvePoint
 from memopt.step.graphs import StepGraphs
 from memopt.step.plan_store import PlanStore, StoredPlan
@@ -37,9 +38,9 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def searches(monkeypatch):
     made = []
-    real = planner.curve
+    real = apart.curve
     monkeypatch.setattr(
-        planner, "curve", lambda problem, *, seconds: made.append(1) or real(problem, seconds=min(seconds, 0.5))
+        apart, "curve", lambda problem, *, seconds: made.append(1) or real(problem, seconds=min(seconds, 0.5))
     )
     return made
 
@@ -208,13 +209,13 @@ def test_a_plan_over_the_limit_when_measured_is_not_kept(searches):
 def test_the_least_that_a_refusal_names_is_kept_by_a_search_that_finds_less(searches, monkeypatch):
     refused = search().plan(0).plan
     assert not refused.feasible
-    real = planner.curve
+    real = apart.curve
 
     def poorer(problem, *, seconds):
         found = real(problem, seconds=seconds)
         return dataclasses.replace(found, points=found.points[:1])
 
-    monkeypatch.setattr(planner, "curve", poorer)
+    monkeypatch.setattr(apart, "curve", poorer)
     again = search().plan(refused.minimum_bytes)
     assert again.plan.feasible and predicted_peak(again.planned) == again.plan.peak_bytes == refused.minimum_bytes
     assert not search().plan(refused.minimum_bytes - 1).plan.feasible  # nor is it taken for what it does not keep
@@ -240,9 +241,9 @@ def test_the_model_trains_the_same_on_a_plan_from_disk(searches):
 SCRIPT = """
 import json, sys, torch
 import memopt
-from memopt.step import planner
-made, real = [], planner.curve
-planner.curve = lambda problem, *, seconds: made.append(1) or real(problem, seconds=min(seconds, 0.5))
+from memopt.solve import apart
+made, real = [], apart.curve
+apart.curve = lambda problem, *, seconds: made.append(1) or real(problem, seconds=min(seconds, 0.5))
 torch.manual_seed(0)
 model = memopt.models.build("gpt2", tiny=True)
 report = memopt.plan(model, model.example_inputs(2, labels=True))

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from memopt.step import planner
+from memopt.solve import apart
 
 
 @pytest.fixture(autouse=True)
@@ -14,5 +14,5 @@ def _fresh_dynamo():
 @pytest.fixture(autouse=True)
 def _short_searches(monkeypatch):
     """A step must stay inside whatever plan was found: how good the plan is, tests/solve asks."""
-    search = planner.curve
-    monkeypatch.setattr(planner, "curve", lambda problem, *, seconds: search(problem, seconds=min(seconds, 0.5)))
+    search = apart.curve
+    monkeypatch.setattr(apart, "curve", lambda problem, *, seconds: search(problem, seconds=min(seconds, 0.5)))

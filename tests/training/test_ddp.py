@@ -21,11 +21,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import memopt
 from memopt.memory.distributed import buckets_of
-from memopt.step import planner
+from memopt.solve import apart
 from tests.training.steps import bytes_of, make, peak_of
 
-search = planner.curve
-planner.curve = lambda problem, *, seconds: search(problem, seconds=min(seconds, 0.5))
+search = apart.curve
+apart.curve = lambda problem, *, seconds: search(problem, seconds=min(seconds, 0.5))
 rank, path, around, view, width = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4] == "view", int(sys.argv[5])
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)

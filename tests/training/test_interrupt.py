@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import memopt
+from memopt.solve import apart
 from memopt.step import graphs as step_graphs
-from memopt.step import planner, trial
+from memopt.step import trial
 from tests.training.steps import assert_equal, budget_for, gradients, make
 
 
@@ -41,7 +42,7 @@ def test_an_interrupted_plan_leaves_the_model_alone(monkeypatch, where, planned_
         raise KeyboardInterrupt
 
     target = {
-        "search": (planner, "curve"),
+        "search": (apart, "curve"),
         "trial": (trial, "measure"),
         "proof": (step_graphs.StepGraphs, "recorded"),
     }[where]
@@ -64,10 +65,10 @@ SCRIPT = """
 import signal, sys, time, torch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so do their own
 import memopt
-from memopt.step import planner
+from memopt.solve import apart
 def long(problem, *, seconds):
     time.sleep(60)
-planner.curve = long
+apart.curve = long
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
 before = [p.clone() for p in model.parameters()]

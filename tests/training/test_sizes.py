@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.step import carry, planner
+from memopt.solve import apart
+from memopt.step import carry
 from tests.training.steps import assert_equal, bytes_of, gradients, make, peak_of
 
 
@@ -19,13 +20,13 @@ def searches(monkeypatch):
     """One entry per search that was made: how many operations it was about."""
     monkeypatch.setenv("MEMOPT_CACHE", "0")
     made = []
-    search = planner.curve
+    search = apart.curve
 
     def counted(problem, *, seconds):
         made.append(seconds)
         return search(problem, seconds=seconds)
 
-    monkeypatch.setattr(planner, "curve", counted)
+    monkeypatch.setattr(apart, "curve", counted)
     return made
 
 
