@@ -256,7 +256,10 @@ def is_any_view(node: fx.Node) -> bool:
 
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     """The fake tensors of the node's value, in order."""
-    return [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):  # nearly always: no tree to walk
+        return [value]
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def source_line(node: fx.Node) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -76,7 +76,8 @@ class InductorFusion:
         for node in new.graph.nodes:
             for mark in ("fused", "kernel", "stored", "inplace"):
                 node.meta.pop(mark, None)
-        marker = _Marker(new)
+        mutated = new.mutated
+        marker = _Marker(new.graph, [node for node in new.placeholders if node.name in mutated])
         fused = marker.fused()
         for node in new.calls:
             if node in fused:
@@ -123,15 +124,27 @@ def realize(module: fx.GraphModule) -> None:
             node.meta["inductor_realize_to_strides"] = True
 
 
+def stored_reads(
+    graph: fx.Graph,
+) -> tuple[Mapping[fx.Node, frozenset[fx.Node]], Collection[fx.Node], Collection[fx.Node]]:
+    """What is stored of a graph as Inductor would have it, unlike `mark` nothing for the sake of a later kernel.
+
+    Returns:
+        What is read of what is stored where a node is read, the nodes that are not stored, and the library calls.
+    """
+    marker = _Marker(graph, ())
+    fused = marker.fused(store=False)
+    return marker.reads, fused, {node for node in graph.nodes if _is_library_call(node)}
+
+
 class _Marker:
-    def __init__(self, program: Program) -> None:
-        self.graph = program.graph
-        mutated = program.mutated
-        self.fragile = {node for node in program.placeholders if node.name in mutated}
+    def __init__(self, graph: fx.Graph, fragile: Collection[fx.Node]) -> None:
+        self.graph, self.fragile = graph, set(fragile)
         sizes = (touched_bytes(tensor) for node in self.graph.nodes for tensor in tensors_of(node))
         self.small = min(_SMALL, max(sizes, default=0) // _SMALLER)
         self.view = {node: is_any_view(node) for node in self.graph.nodes}
         self.inlined = {node: node.op == "call_function" and _is_inlined(node) for node in self.graph.nodes}
+        self.settles = {node: self.inlined[node] and _settles_draws(node) for node in self.graph.nodes}
         self.reads: dict[fx.Node, frozenset[fx.Node]] = {}
         self.work: dict[fx.Node, frozenset[fx.Node]] = {}  # fused values and itself: what one element takes to compute
         self.inlining: dict[fx.Node, bool] = {}
@@ -139,8 +152,8 @@ class _Marker:
         self.window: dict[fx.Node, int] = {}  # library calls before it: kernels are fused between two such calls only
         self.last: dict[fx.Node, int] = {}  # the last window in which a kernel reads it, or what is computed from it
 
-    def fused(self) -> dict[fx.Node, None]:
-        """The values that are not stored, views of such values included."""
+    def fused(self, *, store: bool = True) -> dict[fx.Node, None]:
+        """The values that are not stored, views of such values included; `store`: but for a later kernel's sake."""
         calls = 0
         for node in self.graph.nodes:
             self.window[node] = calls
@@ -148,7 +161,7 @@ class _Marker:
         for node in reversed(self.graph.nodes):
             self.inlining[node] = self._readers_inline(node)
         self._find_last_windows()
-        in_vain: set[fx.Node] = set()
+        in_vain = set() if store else set(self.graph.nodes)
         while True:
             found = self._round(in_vain)
             self._find_last_windows()
@@ -170,7 +183,7 @@ class _Marker:
                 fused = node.all_input_nodes[0] in found
             else:
                 fused = self.inlined[node] and self.inlining[node]
-                fused = fused and self._is_cheap(node) and not _settles_draws(node)
+                fused = fused and self._is_cheap(node) and not self.settles[node]
                 if fused and node not in in_vain and self._is_worth_storing(node):
                     self.stored.add(node)
                     fused = False

@@ -16,6 +16,7 @@ from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import constants_to_attributes, drop_outputs, mutations_in_place
 from memopt.errors import first_line
+from memopt.inductor.expected import expected_bytes
 from memopt.inductor.halves import Halves
 from memopt.inductor.least import least_bytes
 from memopt.inductor.order import ADDED
@@ -30,6 +31,9 @@ from memopt.rewrite import ancestors
 from memopt.step.corrections import corrected
 from memopt.step.measured import step_decides
 from memopt.step.planner import GraphPeaks
+
+# Code of torch's own cut is not made where this share of what it is expected to take is over the budget.
+_EXPECTED = 0.99
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,7 +265,8 @@ class Training:
             )
         if early:
             drop_outputs(forward, kept, kept + early)
-        if self.session.hopeless(max(saved_bytes(forward, kept), least_bytes(forward, backward, kept))):
+        expected = int(_EXPECTED * expected_bytes(forward, backward, kept))
+        if self.session.hopeless(max(saved_bytes(forward, kept), least_bytes(forward, backward, kept), expected)):
             return None
         mutations_in_place(forward, program, forward_outputs)
         return forward, backward

@@ -1,0 +1,63 @@
+"""What a cut of a joint graph takes as Inductor's code, about, known before any code is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import fx
+
+from memopt.inductor.fusion import stored_reads
+from memopt.rewrite import storages
+
+
+def expected_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> int:
+    """About the bytes that both halves take, above what was there before: what is fused away takes none.
+
+    The halves run in their own order, and a kernel writes over what it reads last. Code took 0 to 6 % more for
+    transformers and a U-Net, up to a quarter more for networks of convolutions, whose batch norms read what would be
+    fused.
+
+    Args:
+        forward: the forward half; its placeholders were there before.
+        backward: the backward half, on placeholders that forward made, or that were there before, or that are tangents.
+        outputs: how many leading outputs of forward the caller gets, and holds.
+    """
+    there = {key for node in forward.graph.find_nodes(op="placeholder") for key in storages(node)}
+    results: Any = forward.graph.output_node().args[0]
+    held = {
+        key: size for node in results[:outputs] if isinstance(node, fx.Node) for key, size in storages(node).items()
+    }
+    for key in there:
+        held.pop(key, None)
+    return max(_peak(forward, there, {}), _peak(backward, there, held))
+
+
+def _peak(module: fx.GraphModule, there: Collection[int], held: Mapping[int, int]) -> int:
+    reads, fused, calls = stored_reads(module.graph)
+    nodes = [node for node in module.graph.nodes if node not in fused]
+    own = {node: {key: size for key, size in storages(node).items() if key not in there} for node in nodes}
+    last: dict[int, int] = {}
+    for index, node in enumerate(nodes):
+        for argument in node.all_input_nodes:
+            for stored in reads[argument]:
+                last.update(dict.fromkeys(own[stored], index))
+    dying: dict[int, list[int]] = {}
+    for key, index in last.items():
+        if key not in held:
+            dying.setdefault(index, []).append(key)
+    live = dict(held)
+    for node in nodes:
+        if node.op == "placeholder":
+            live.update(own[node])
+    total = peak = sum(live.values())
+    for index, node in enumerate(nodes):
+        if node not in calls:  # a kernel may write over what it reads last
+            total -= sum(live.pop(key, 0) for key in dying.get(index, ()))
+        if node.op == "call_function":
+            made = {key: size for key, size in own[node].items() if key in last and key not in live}
+            live.update(made)
+            total += sum(made.values())
+        peak = max(peak, total)
+        total -= sum(live.pop(key, 0) for key in dying.get(index, ()))
+    return peak

@@ -1,0 +1,94 @@
+"""The bytes that a cut is expected to take: by hand on small graphs, and against the code that Inductor makes."""
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from memopt.inductor import training as engine
+from memopt.inductor.expected import expected_bytes
+from memopt.inductor.least import least_bytes
+from tests.inductor.test_least import Attention, Convolutions, half, needs_compiler
+
+aten = torch.ops.aten
+
+
+def test_what_is_fused_takes_nothing_and_a_kernel_writes_over_what_it_reads_last():
+    weight, x = torch.randn(10, 10), torch.randn(10, 10)
+
+    def forward(call, x, weight):
+        first = call(aten.mm.default, x, weight)  # 400 bytes
+        fused = call(aten.sin.default, call(aten.neg.default, first))  # in the place of the first
+        return call(aten.mm.default, fused, weight), weight
+
+    made = half({"x": x, "weight": weight}, forward)
+    nothing = half({"weight": weight}, lambda call, w: [w])
+    assert expected_bytes(made, nothing, 1) == 800
+
+
+def test_what_a_fused_value_is_computed_from_waits_for_its_reader():
+    weight, x = torch.randn(10, 10), torch.randn(10, 10)
+
+    def forward(call, x, weight):
+        first = call(aten.mm.default, x, weight)
+        fused = call(aten.neg.default, first)  # computed where it is read
+        second = call(aten.mm.default, x, x)
+        return call(aten.add.Tensor, second, fused), weight
+
+    made = half({"x": x, "weight": weight}, forward)
+    nothing = half({"weight": weight}, lambda call, w: [w])
+    assert expected_bytes(made, nothing, 1) == 800  # the first and the second; the sum goes over one of them
+
+
+def test_backward_has_what_was_saved_and_what_the_caller_holds():
+    weight, x = torch.randn(10, 10), torch.randn(10, 10)
+    made = half({"x": x, "weight": weight}, lambda call, x, w: (call(aten.mm.default, x, w), w))
+    tangent = half({"weight": weight, "tangent": torch.randn(10, 10)}, lambda call, w, t: [call(aten.mm.default, t, w)])
+    assert expected_bytes(made, tangent, 1) == 1200
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("model", "shape", "most"),
+    [(nn.Sequential(Attention(), Attention()), (4, 32, 64), 1.2), (Convolutions(), (4, 3, 16, 16), 1.5)],
+    ids=["attention", "convolutions"],
+)
+def test_the_code_takes_about_as_much(monkeypatch, model, shape, most):
+    torch._dynamo.reset()
+    found = []
+
+    def counted(*cut):
+        found.append((expected_bytes(*cut), least_bytes(*cut)))
+        return found[-1][0]
+
+    monkeypatch.setattr(engine, "expected_bytes", counted)
+    run = memopt.compile(model, backend="inductor")
+    run(torch.randn(shape)).square().mean().backward()
+    (session,) = run._sessions.values()
+    (peaks,) = session._emitted.values()
+    real = max(peaks.forward, peaks.backward)
+    expected, least = found[0]
+    assert least <= expected <= real / engine._EXPECTED and real <= most * expected
+
+
+@needs_compiler
+def test_a_cut_that_is_expected_to_be_too_much_is_not_made(monkeypatch):
+    torch._dynamo.reset()
+    model = nn.Sequential(*(Attention() for _ in range(4)))
+    x = torch.randn(8, 64, 64)
+    free = memopt.compile(model, backend="inductor")
+    free(x).square().mean().backward()
+    model.zero_grad(set_to_none=True)
+    torch._dynamo.reset()
+    made, plain = [], engine.Training._torch_cut
+
+    def cut(self, *args, **options):
+        made.append(plain(self, *args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(engine.Training, "_torch_cut", cut)
+    monkeypatch.setattr(engine, "saved_bytes", lambda *args: 0)
+    monkeypatch.setattr(engine, "least_bytes", lambda *args: 0)
+    run = memopt.compile(model, int(0.8 * free.report.peak_bytes), backend="inductor")
+    run(x).square().mean().backward()
+    assert made and all(halves is None for halves in made) and run.report.peak_bytes <= run.report.budget_bytes
