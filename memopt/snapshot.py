@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 from torch import fx
@@ -39,6 +40,7 @@ def _taken(program: Program, history: Sequence[GraphRecord], changes: Changes) -
     ids = identities(nodes, history, changes)
     stands_for = origins(ids, earlier, changes)
     known = {} if earlier is None else {node.id: node for node in earlier.nodes}
+    results = {ids[node.name]: node.result for node in nodes}
     made = []
     for node, source in zip(nodes, program.graph.nodes, strict=True):
         record = NodeRecord(
@@ -51,10 +53,14 @@ def _taken(program: Program, history: Sequence[GraphRecord], changes: Changes) -
             node.module,
             node.source,
             source.meta["phase"].value if "phase" in source.meta else "",
-            *_work(source),
-            stands_for.get(node.name, ()),
+            origins=stands_for.get(node.name, ()),
         )
         same = known.get(record.id)
+        if same is not None and _equal_calls(record, same, results, known):
+            flops, moved = same.flops, same.moved
+        else:
+            flops, moved = _work(source)
+        record = dataclasses.replace(record, flops=flops, moved=moved)
         made.append(same if same == record else record)
     # A finished program holds the values of one run over the whole graph: views of it share their base's storage.
     aliasing = analyse(program, {node: node.meta["val"] for node in program.graph.nodes if "val" in node.meta})
@@ -65,6 +71,16 @@ def _taken(program: Program, history: Sequence[GraphRecord], changes: Changes) -
         if span is not None
     )
     return GraphRecord(tuple(made), storages, life.forward_steps)
+
+
+def _equal_calls(
+    node: NodeRecord, before: NodeRecord, results: Mapping[str, str], known: Mapping[str, NodeRecord]
+) -> bool:
+    """Whether two calls do the same work: of one operator on equal arguments, operands and result of one type."""
+    return (
+        (node.operator, node.inputs, node.text, node.result)
+        == (before.operator, before.inputs, before.text, before.result)
+    ) and all(name in known and known[name].result == results[name] for name in node.inputs)
 
 
 def _work(node: fx.Node) -> tuple[int, int]:

@@ -159,3 +159,24 @@ def test_live_bytes_of_overlapping_storages():
     assert record.live_bytes == (10, 15, 5)
     assert record.peak_bytes == 15
     assert GraphRecord(nodes, unknown="no shapes").peak_bytes is None
+
+
+@pytest.mark.parametrize("name", ["gpt2_medium", "resnet18"])
+def test_work_is_counted_once_and_is_that_of_each_graph_alone(monkeypatch, name):
+    from memopt import snapshot as module
+
+    model = models.build(name, tiny=True)
+    program = capture(model, **model.example_inputs(2))
+    counted, plain = [], module._work
+
+    def work(node):
+        counted.append(node.name)
+        return plain(node)
+
+    monkeypatch.setattr(module, "_work", work)
+    result, records = PassManager(memopt.INFERENCE, False, record=True).run(program)
+    assert len(records) > 4 and len(counted) < 2 * len(program.graph.nodes)
+    monkeypatch.undo()
+    figures = {node.name: (node.flops, node.moved) for node in records[-1].after.nodes}
+    module._KNOWN.clear()
+    assert figures == {node.name: (node.flops, node.moved) for node in snapshot(result).nodes}
