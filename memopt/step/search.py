@@ -15,7 +15,7 @@ from memopt.progress import stage
 from memopt.solve.recompute import Curve
 from memopt.solve.schedule import ScheduleError
 from memopt.step.carry import Carried, carried_curve
-from memopt.step.choice import acceptable, cheapest, joined
+from memopt.step.choice import WORTH, acceptable, cheapest, joined
 from memopt.step.graphs import StepGraphs
 from memopt.step.plan_store import PlanStore, StoredPlan, key_of
 from memopt.step.planned import Planned, measured_peak, predicted_peak
@@ -157,7 +157,7 @@ class StepSearch:
         That time is without recomputation, and what changes nothing is left out.
 
         Args:
-            room: bytes above what is resident; what takes longer than a plan within them is left out.
+            room: bytes above what is resident; what takes clearly longer than a plan within them is left out.
         """
         every = self._option(self.stages.lowering)
         used = every.passes
@@ -169,7 +169,7 @@ class StepSearch:
             planners = self._planners(searches, [self._option(()), every], _FIRST)
         plans = [planner.outlook(room) for planner in planners]
         most = min((plan.seconds for plan in plans if plan.feasible), default=math.inf)
-        return [chosen for chosen in found if self._base_seconds(chosen) <= most]
+        return [chosen for chosen in found if self._base_seconds(chosen) <= most * (1 + WORTH)]
 
     def all_lowering(self) -> tuple[Pass, ...]:
         """Every rewrite that lowers the floor, and changes something."""

@@ -142,7 +142,7 @@ def test_a_weight_s_gradient_in_chunks_is_one_running_sum():
     step(compiled, inputs)
     restore()
     taken = {record.name: len(record.changes) for record in compiled.report.passes}
-    assert taken["chunk_loss"] == 1 and "checkpoint" not in taken, "nothing else is computed twice"
+    assert taken["chunk_loss"] == 1 and not compiled.report.notes
     assert measured(compiled, model, inputs) <= peak * 0.7
 
 
