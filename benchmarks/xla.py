@@ -31,7 +31,7 @@ import memopt  # noqa: E402
 from benchmarks.xla_least import Seen, least  # noqa: E402
 from tests.end_to_end import FAMILIES, HUGGING_FACE, OTHERS, build, gradients, restorer, step  # noqa: E402
 
-TRAINED = ("gpt2", "llama_tiny", "resnet18", "unet")
+TRAINED = ("gpt2", "llama_tiny", "resnet18", "resnet50", "unet")
 SHARES = (None, 1.0, 0.6, 0.4)
 
 
