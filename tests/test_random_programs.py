@@ -191,10 +191,10 @@ def check_joint(item: Pass, program: Program, args: Sequence[Any], expected: Seq
 def check_least_memory(program: Program, args: Sequence[Any], expected: Sequence[Any]) -> None:
     """Recompute for the least peak that a short search finds."""
     try:
-        check_joint(Checkpoint(0, seconds=1.0), program, args, expected)
+        check_joint(Checkpoint(0, seconds=5.0), program, args, expected)
     except ValueError as error:
         least = int(re.search(r"the least peak is (\d+)", str(error)).group(1))
-        check_joint(Checkpoint(least, seconds=1.0), program, args, expected)
+        check_joint(Checkpoint(least, seconds=5.0), program, args, expected)
 
 
 def check_step(recipe: Recipe, found: Sequence[Any]) -> None:
