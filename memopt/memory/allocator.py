@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 # What cuBLAS was seen to keep on Hopper: one buffer per thread that multiplies, forward's and autograd's.
 _LIBRARIES = 65 * 2**20
@@ -41,18 +42,23 @@ def count_library_bytes(device: torch.device, size: int) -> None:
 
 @functools.cache
 def _measured(index: int) -> int:
-    torch._C._cuda_clearCublasWorkspaces()
-    before = torch.cuda.memory_allocated(index)
+    with unset_fake_temporarily():  # it is asked for while a graph is traced, too, where tensors are fake
+        torch._C._cuda_clearCublasWorkspaces()
+        before = torch.cuda.memory_allocated(index)
+        _multiply(torch.device("cuda", index))
+        return max(0, torch.cuda.memory_allocated(index) - before)
+
+
+def _multiply(device: torch.device) -> None:
+    """Have libraries take their buffers."""
     # Autograd multiplies in a thread of its own, which has a buffer of its own; not where torch, while it compiles,
     # has backward run in the caller's thread.
     with torch.enable_grad(), torch.autograd.set_multithreading_enabled(True):
-        left = torch.zeros(16, 16, device=f"cuda:{index}", requires_grad=True)
+        left = torch.zeros(16, 16, device=device, requires_grad=True)
         (left @ left).sum().backward()  # type: ignore[no-untyped-call]
     # A product with a bias added is cublasLt's, which may have a buffer beside that of cuBLAS.
-    half = torch.zeros(64, 64, device=f"cuda:{index}", dtype=torch.float16)
+    half = torch.zeros(64, 64, device=device, dtype=torch.float16)
     torch.addmm(half[0], half, half)
-    del left, half
-    return max(0, torch.cuda.memory_allocated(index) - before)
 
 
 def settled_bytes(device: torch.device) -> int:

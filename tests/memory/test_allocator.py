@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memopt.memory import allocator
 from memopt.memory.allocator import count_library_bytes, library_bytes, settled_bytes, slack_bytes, with_slack
@@ -22,12 +23,26 @@ def test_on_cpu_libraries_keep_nothing():
     assert library_bytes(CPU) == 0
 
 
+def test_buffers_are_those_of_real_products_also_while_a_graph_is_traced(monkeypatch):
+    held = [1000]
+
+    def multiply(device):
+        assert device == GPU and not isinstance(torch.zeros(2), FakeTensor)
+        held[0] += 64
+
+    monkeypatch.setattr(allocator, "_multiply", multiply)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: held[0])
+    with FakeTensorMode():
+        assert allocator._measured.__wrapped__(0) == 64
+
+
 @pytest.mark.gpu
 def test_both_threads_that_multiply_are_counted_also_where_backward_has_none_of_its_own():
     allocator._measured.cache_clear()
     found = library_bytes(GPU)
     allocator._measured.cache_clear()
-    with torch.autograd.set_multithreading_enabled(False), torch.no_grad():  # as while torch compiles
+    with torch.autograd.set_multithreading_enabled(False), torch.no_grad(), FakeTensorMode():  # as while torch compiles
         assert library_bytes(GPU) == found
     torch._C._cuda_clearCublasWorkspaces()
     before = torch.cuda.memory_allocated()
