@@ -18,6 +18,8 @@ MARK = "fake_call"
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, complex)
 # A convolution's layout depends on settings of oneDNN and cuDNN, which are no arguments.
 _NEVER = {torch.ops.aten.convolution.default}
+# Their rules for fake tensors make operands contiguous in a way that PyTorch without CUDA refuses for tensors of a GPU.
+_CONTIGUOUS = {torch.ops.aten._log_softmax.default, torch.ops.aten._softmax.default}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,6 +57,13 @@ def call_of(node: fx.Node, values: Mapping[fx.Node, Any], mode: FakeTensorMode) 
 
     arguments = key(node.args), tuple((name, key(value)) for name, value in node.kwargs.items())
     return Call(node.name, node.target, arguments, tuple(operands), mode)
+
+
+def run(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The fake result of an operator; a device that is not here does not matter."""
+    if target in _CONTIGUOUS and not args[0].is_contiguous():
+        args = (torch.ops.aten.clone.default(args[0], memory_format=torch.contiguous_format), *args[1:])
+    return target(*args, **kwargs)
 
 
 def known(node: fx.Node, call: Call) -> tuple[bool, Any]:

@@ -314,7 +314,7 @@ def run_fake(graph_module: fx.GraphModule) -> dict[fx.Node, Any]:
                     # A convolution's layout depends on settings of oneDNN and cuDNN that the cache does not know.
                     mode.cache_enabled = cached and node.target is not torch.ops.aten.convolution.default
                     try:
-                        values[node] = node.target(*args, **kwargs)
+                        values[node] = fake_calls.run(node.target, args, kwargs)
                     except Exception as error:
                         raise ProgramError(f"{node.name}: {type(error).__name__}: {error}") from error
                     fake_calls.keep(node, call, values[node])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memopt import fake_calls
 from memopt.capture.export import from_module
@@ -90,3 +91,11 @@ def test_a_value_put_in_by_hand_is_found_out() -> None:
 def test_nothing_is_kept_in_modules_that_engines_get() -> None:
     module = constants_to_attributes(_program())
     assert not [node for node in module.graph.nodes if fake_calls.MARK in node.meta]
+
+
+@pytest.mark.parametrize("target", [torch.ops.aten._log_softmax.default, torch.ops.aten._softmax.default])
+def test_rows_with_gaps_on_a_device_that_is_not_here(target: object) -> None:
+    with FakeTensorMode():
+        logits = aten.slice.Tensor(torch.empty(6, 16, device="cuda", dtype=torch.bfloat16), 1, 0, 13)
+        found = fake_calls.run(target, (logits, 1, False), {})
+    assert found.shape == (6, 13) and found.is_contiguous() and found.device.type == "cuda"
