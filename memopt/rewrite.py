@@ -26,13 +26,22 @@ ALLOWANCE = 64 * 1024
 
 def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """The nodes, and all that they are computed from."""
+    return _reached(nodes, lambda node: node.all_input_nodes)
+
+
+def descendants(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes, and all that is computed from them."""
+    return _reached(nodes, lambda node: node.users)
+
+
+def _reached(nodes: Iterable[fx.Node], step: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
     found: set[fx.Node] = set()
     work = list(nodes)
     while work:
         node = work.pop()
         if node not in found:
             found.add(node)
-            work.extend(node.all_input_nodes)
+            work.extend(step(node))
     return found
 
 

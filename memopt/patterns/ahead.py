@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from memopt.patterns.rows import NLL_FORWARD, RowRegion, Rows
 from memopt.program import InputKind, Phase, Program, is_effectful, is_random, is_view, tensors_of
+from memopt.rewrite import descendants
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -59,7 +60,7 @@ def find_ahead(program: Program, region: RowRegion) -> Ahead | None:
     if any(tensor.dtype == torch.float16 for node in backward for tensor in tensors_of(node)):
         return None
     position = {node: index for index, node in enumerate(program.graph.nodes)}
-    results = _after(forward)
+    results = descendants(forward)
     tangents: set[fx.Node] = set()
     first: set[fx.Node] = set()
     copied: set[fx.Node] = set()
@@ -100,18 +101,6 @@ def _operands(region: RowRegion, nodes: Iterable[fx.Node]) -> set[fx.Node]:
         for leaf in pytree.tree_leaves((region.recipes[node].args, region.recipes[node].kwargs))
     )
     return {leaf for leaf in leaves if isinstance(leaf, fx.Node) and leaf not in region.recipes}
-
-
-def _after(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """The nodes, and all that is computed from them."""
-    found: set[fx.Node] = set()
-    work = list(nodes)
-    while work:
-        node = work.pop()
-        if node not in found:
-            found.add(node)
-            work.extend(node.users)
-    return found
 
 
 def _is_weight_of_loss(node: fx.Node) -> bool:
