@@ -21,6 +21,11 @@ _SHARE = 1000  # one part in so many is lost between blocks, with expandable seg
 _further: dict[int, int] = {}
 
 
+def index_of(device: torch.device) -> int:
+    """The number of a CUDA device; the current one's where it has none."""
+    return device.index if device.index is not None else torch.cuda.current_device()
+
+
 def library_bytes(device: torch.device) -> int:
     """Bytes that libraries keep of the allocator's memory once a step has run: buffers of cuBLAS. 0 on CPU.
 
@@ -30,13 +35,13 @@ def library_bytes(device: torch.device) -> int:
         return 0
     if not torch.cuda.is_available():
         return _LIBRARIES
-    index = device.index if device.index is not None else torch.cuda.current_device()
+    index = index_of(device)
     return _measured(index) + _further.get(index, 0)
 
 
 def count_library_bytes(device: torch.device, size: int) -> None:
     """Note that libraries keep `size` bytes of a CUDA device beyond those counted so far, from now on."""
-    index = device.index if device.index is not None else torch.cuda.current_device()
+    index = index_of(device)
     _further[index] = _further.get(index, 0) + size
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import torch
 
-from memopt.memory.allocator import segments_expand
+from memopt.memory.allocator import index_of, segments_expand
 
 _PAGE = 2**21  # what the device gives out at a time
 _LITTLE = 2**26  # free bytes in segments that hold something: those of small tensors, and the ends of others
@@ -72,7 +72,7 @@ def enter(device: torch.device, limit_bytes: int) -> tuple[int, int]:
     Returns:
         What `leave` takes.
     """
-    index = device.index if device.index is not None else torch.cuda.current_device()
+    index = index_of(device)
     with _lock:
         if index not in _devices:
             _devices[index] = _Device(torch.cuda.get_per_process_memory_fraction(index))
@@ -144,4 +144,4 @@ def _apply(index: int, before: float = 1.0) -> None:
 def _index(device: torch.device) -> int | None:
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
-    return device.index if device.index is not None else torch.cuda.current_device()
+    return index_of(device)
