@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from torch import fx
 
 from memopt.inductor.fusion import stored_reads
+from memopt.inductor.least import larger_half
 from memopt.rewrite import storages
 
 
@@ -23,14 +23,7 @@ def expected_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: i
         backward: the backward half, on placeholders that forward made, or that were there before, or that are tangents.
         outputs: how many leading outputs of forward the caller gets, and holds.
     """
-    there = {key for node in forward.graph.find_nodes(op="placeholder") for key in storages(node)}
-    results: Any = forward.graph.output_node().args[0]
-    held = {
-        key: size for node in results[:outputs] if isinstance(node, fx.Node) for key, size in storages(node).items()
-    }
-    for key in there:
-        held.pop(key, None)
-    return max(_peak(forward, there, {}), _peak(backward, there, held))
+    return larger_half(forward, backward, outputs, _peak)
 
 
 def _peak(module: fx.GraphModule, there: Collection[int], held: Mapping[int, int]) -> int:

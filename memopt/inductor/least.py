@@ -6,7 +6,7 @@ the graph's order, says of most cuts that are too large that they are, in a hund
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch import fx
@@ -28,16 +28,29 @@ def least_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int)
         backward: the backward half, on placeholders that forward made, or that were there before, or that are tangents.
         outputs: how many leading outputs of forward the caller gets, and holds.
     """
+    return int(_REORDERED * larger_half(forward, backward, outputs, _peak))
+
+
+def larger_half(
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    outputs: int,
+    peak: Callable[[fx.GraphModule, Collection[int], Mapping[int, int]], int],
+) -> int:
+    """What the half takes that takes more, by a `peak` of a half.
+
+    Args:
+        forward, backward, outputs: the cut; see `least_bytes`.
+        peak: of a half, the storages that were there before and take nothing, and the bytes of those held throughout.
+    """
     there = {key for node in forward.graph.find_nodes(op="placeholder") for key in storages(node)}
     results: Any = forward.graph.output_node().args[0]
-    held = {key: size for node in _nodes(results[:outputs]) for key, size in storages(node).items()}
-    made = _peak(forward, there, {})
-    for key in there:
-        held.pop(key, None)
-    return int(_REORDERED * max(made, _peak(backward, there, held)))
+    nodes = [value for value in results[:outputs] if isinstance(value, fx.Node)]
+    held = {key: size for node in nodes for key, size in storages(node).items() if key not in there}
+    return max(peak(forward, there, {}), peak(backward, there, held))
 
 
-def _peak(module: fx.GraphModule, there: Collection[int], held: dict[int, int]) -> int:
+def _peak(module: fx.GraphModule, there: Collection[int], held: Mapping[int, int]) -> int:
     nodes = list(module.graph.nodes)
     own = {node: {k: size for k, size in storages(node).items() if k not in there} for node in nodes}
     last: dict[int, int] = {}
@@ -77,7 +90,3 @@ def _peak(module: fx.GraphModule, there: Collection[int], held: dict[int, int]) 
 def _is_call(node: fx.Node) -> bool:
     name = getattr(node.target, "_opname", "")
     return name in _CALLS or name.startswith(_ATTENTION)
-
-
-def _nodes(values: Sequence[Any]) -> list[fx.Node]:
-    return [value for value in values if isinstance(value, fx.Node)]
