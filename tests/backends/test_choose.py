@@ -290,7 +290,7 @@ def test_a_much_slower_engine_is_taken_only_after_less_was_planned_for(monkeypat
     def make_with(fast):
         def make(patient):
             tried.append((patient, told.inferred.spared))
-            engines = {"fast": asleep(0.002, fast(told.inferred.spared)), "slow": asleep(0.02, 50_000)}
+            engines = {"fast": asleep(0.002, fast(told.inferred.spared)), "slow": asleep(0.1, 50_000)}
             chooser = Chooser(told, engines, settle, patient=patient)
             chooser.bind(program)
             return told.report.backend

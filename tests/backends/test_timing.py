@@ -40,9 +40,9 @@ def test_the_least_time_counts_after_calls_to_warm_up():
 
     def run():
         calls.append(1)
-        time.sleep(0.05 if len(calls) in (1, 2, 5) else 0.002)
+        time.sleep(0.3 if len(calls) in (1, 2, 5) else 0.002)
 
-    assert 0.002 <= seconds_of(run, CPU) < 0.05
+    assert 0.002 <= seconds_of(run, CPU) < 0.3
     assert len(calls) > 3
 
 

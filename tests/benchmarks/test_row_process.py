@@ -9,7 +9,7 @@ from benchmarks.row_process import RowProcess
 # Starts a process of its own, says both numbers, and waits to be told to go on.
 WORKER = """
 import json, os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(f"READY {os.getpid()} {child.pid}", flush=True)
 sys.stdin.readline()
 print("ROW", json.dumps({"model": "m", "row": "r", "seconds": 1.0}), flush=True)
@@ -25,7 +25,7 @@ def state(process: int) -> str:
 
 
 def settled(process: int, wanted: str) -> bool:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 100
     while time.monotonic() < end:
         if (state(process) if os.path.exists(f"/proc/{process}") else "Z") in wanted:
             return True
@@ -35,14 +35,14 @@ def settled(process: int, wanted: str) -> bool:
 
 def test_a_row_stops_goes_on_and_ends_with_what_it_started() -> None:
     row = RowProcess("m", "r", [sys.executable, "-c", WORKER], {})
-    first, second = map(int, (row.wait_for("READY", 60) or "").split())
+    first, second = map(int, (row.wait_for("READY", 300) or "").split())
     row.stop()
     assert settled(first, "T") and settled(second, "T")
     row.resume()
     assert settled(first, "RS") and settled(second, "RS")
     assert row.finish(False)["seconds"] == 1.0
     again = RowProcess("m", "r", [sys.executable, "-c", WORKER], {})
-    first, second = map(int, (again.wait_for("READY", 60) or "").split())
+    first, second = map(int, (again.wait_for("READY", 300) or "").split())
     again.kill()
     assert settled(first, "Z") and settled(second, "Z")
     assert "error_text" in again.finish(False)

@@ -67,7 +67,7 @@ def ended(folder, place, when, *words):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in (os.getcwd(), *sys.path) if path)}
     command = [sys.executable, "-W", "ignore", "-c", DRIVER, place, when]
     command += ["convert", "gpt2:tiny", "-o", "m.onnx", "--no-measure", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=600, check=False)
 
 
 def killed(folder, place, when, *words):

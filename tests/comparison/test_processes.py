@@ -75,11 +75,11 @@ def test_one_that_dies_says_how(start, text, reason):
 
 
 def test_one_that_says_nothing_is_ended(start):
-    worker = start("import time; time.sleep(60)", seconds=0.3)
+    worker = start("import time; time.sleep(600)", seconds=0.3)
     began = time.monotonic()
     with pytest.raises(WorkerFailed, match=r"^no result within 0\.3 s$"):
         worker.expect()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 300
     hasty = start("import time; time.sleep(60)", seconds=0.0)
     with pytest.raises(WorkerFailed, match=r"^no result within 0 s$"):
         while hasty.heard() is None:
@@ -89,13 +89,13 @@ def test_one_that_says_nothing_is_ended(start):
 def test_what_it_has_started_ends_with_it(start):
     worker = start("""
 import json, subprocess, sys, time
-child = subprocess.Popen(["sleep", "60"])
+child = subprocess.Popen(["sleep", "600"])
 print(json.dumps({"kind": "ready", "child": child.pid}))
-time.sleep(60)
+time.sleep(600)
 """)  # fmt: skip
     child = worker.expect()["child"]
     worker.end()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 100
     while time.monotonic() < deadline and alive(child):
         time.sleep(0.02)
     assert not alive(child)
@@ -115,13 +115,13 @@ def test_the_time_in_which_one_is_stopped_is_not_its_own(start):
     worker = start("""
 import json, time
 print(json.dumps({"kind": "ready"}))
-time.sleep(1.0)
+time.sleep(3.0)
 print(json.dumps({"kind": "row"}))
-""", seconds=20.0)  # fmt: skip
+""", seconds=100.0)  # fmt: skip
     worker.expect()
-    worker.go(1.8)
+    worker.go(5.0)
     worker.stop()
-    time.sleep(2.0)
+    time.sleep(4.0)
     assert worker._lines.empty(), "it is stopped"
     worker.go_on()
     assert worker.expect() == {"kind": "row"}
@@ -130,7 +130,7 @@ print(json.dumps({"kind": "row"}))
 def test_without_a_device_nothing_of_it_is_used():
     assert device_used("") is None
     began = time.monotonic()
-    assert device_used("", after=30.0) is None and time.monotonic() - began < 10
+    assert device_used("", after=600.0) is None and time.monotonic() - began < 300
 
 
 @pytest.mark.gpu

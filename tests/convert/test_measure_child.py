@@ -26,7 +26,7 @@ def place(tmp_path):
 
 
 def child(*words):
-    return subprocess.run([sys.executable, str(SCRIPT), *map(str, words)], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, str(SCRIPT), *map(str, words)], capture_output=True, text=True, timeout=600)
 
 
 def test_the_peak_grows_with_what_a_run_holds(place):

@@ -67,7 +67,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 import memopt
 from memopt.solve import apart
 def long(problem, *, seconds):
-    time.sleep(60)
+    time.sleep(600)
 apart.curve = long
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
@@ -90,7 +90,7 @@ def test_a_terminal_shows_progress_and_a_signal_stops_the_search():
         [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
     )
     os.close(stderr)
-    shown, deadline = b"", time.monotonic() + 120
+    shown, deadline = b"", time.monotonic() + 500
     try:
         while b"searching" not in shown and time.monotonic() < deadline:
             if select.select([terminal], [], [], 1)[0]:
@@ -103,7 +103,7 @@ def test_a_terminal_shows_progress_and_a_signal_stops_the_search():
                     break
             except OSError:  # the other end is closed
                 break
-        assert process.communicate(timeout=60)[0].strip() == "interrupted True True"
+        assert process.communicate(timeout=300)[0].strip() == "interrupted True True"
     finally:
         process.kill()
         process.wait()
