@@ -109,7 +109,7 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
 def apply_schedule(program: Program, lowering: Lowering, schedule: Schedule) -> Program:
     """Return the program in the schedule's order, each recomputation a node of its own in the backward half.
 
-    The forward half stays as it is. In the backward half a copy `x_again` of each recomputed node stands where the
+    The forward half stays as it is, but for what nobody reads any more. In the backward half a copy `x_again` of each recomputed node stands where the
     schedule runs it, and views are rebuilt next to their first use from the tensor that owns the storage, so that only
     whole storages cross from forward to backward.
     """
@@ -212,13 +212,9 @@ class _Emitter:
         return known[key]
 
     def _drop_unused(self) -> None:
+        # A forward operation too: what it makes early for backward may be made there again each time it is read.
         for node in reversed(list(self.graph.nodes)):
-            unused = node.op == "call_function" and not node.users
-            if unused and (
-                node.target is operator.getitem or "recomputes" in node.meta or node.meta["phase"] is Phase.BACKWARD
-            ):
-                if is_random(node) or is_effectful(node):
-                    continue
+            if node.op == "call_function" and not node.users and not is_random(node) and not is_effectful(node):
                 self.graph.erase_node(node)
 
 

@@ -219,6 +219,20 @@ def test_a_recomputed_node_is_a_copy_in_backward() -> None:
     assert str(program.graph) == text, "the program given was edited"
 
 
+def test_what_forward_makes_for_backward_alone_is_not_made_there_when_backward_makes_it_again() -> None:
+    program = joint(chain).copy()
+    cos, exp = (next(node for node in program.calls if node.name == name) for name in ("cos", "exp"))
+    exp.append(cos)
+    cos.meta["phase"] = Phase.FORWARD
+    program = program.finish()
+    lowering = lower(program, {})
+    assert calls(apply_schedule(program, lowering, plain(lowering)))[:4] == ["mm", "sin", "exp", "cos"]
+    again = apply_schedule(program, lowering, with_again(lowering, "cos", before="mul_1"))
+    assert calls(again) == ["mm", "sin", "exp", "mul", "cos_again", "mul_1", "t", "mm_1"]
+    assert timeline(again).saved_bytes == timeline(joint(chain)).saved_bytes
+    assert_computes_the_same(program, again, X, W)
+
+
 def test_a_value_may_be_recomputed_for_each_of_its_uses() -> None:
     def twice(x, w):
         y = (x @ w).sin()
