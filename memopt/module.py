@@ -39,6 +39,7 @@ from memopt.program import Program
 from memopt.progress import planning, stage
 from memopt.report.record import Report
 from memopt.session import Session, WholeStepNeeded
+from memopt.steady import SteadyCalls
 from memopt.step.carry import Sizes
 from memopt.step.guard import StepGuard
 from memopt.step.inference import plan_inference
@@ -94,6 +95,7 @@ class CompiledModule(nn.Module):
         self._sessions: dict[bool, Session] = {}
         self._compiled: dict[bool, Callable[..., Any]] = {}
         self._guards: dict[Session, StepGuard] = {}
+        self._steady = SteadyCalls(model)
         self._sizes = Sizes()
         self._last: Session | None = None
 
@@ -123,14 +125,21 @@ class CompiledModule(nn.Module):
         self._last = session
         self._count_optimizer()
         guard = self._guards.setdefault(session, StepGuard())
-        beyond = session.beyond if torch.is_grad_enabled() else None
+        gradients = torch.is_grad_enabled()
+        steady = None if gradients else self._steady.find(args, kwargs)
+        beyond = session.beyond if gradients else None
         with session.call(lambda: self._resident(args, kwargs, accumulating)):
             try:
                 with guard.forward(beyond), planning(session.model_name):
+                    if steady is not None:
+                        return steady(*args, **kwargs)
                     outputs = self._planned_call(session, accumulating, args, kwargs)
             except torch.OutOfMemoryError as error:
                 raise MemoryError(session.short_of_memory(error)) from None
-        guard.backward(outputs)
+        if gradients:
+            guard.backward(outputs)
+        else:
+            self._steady.learn(self._compiled[accumulating], args, kwargs)
         return outputs
 
     def plan(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:
@@ -196,6 +205,7 @@ class CompiledModule(nn.Module):
         self._sessions.clear()
         self._compiled.clear()
         self._guards.clear()
+        self._steady = SteadyCalls(self._model)
         self._sizes = Sizes()
         self._last = None
         self._footprint = None
@@ -223,7 +233,7 @@ class CompiledModule(nn.Module):
 
     def _call(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
         if accumulating not in self._compiled:
-            backend = dynamo_backend(session)
+            backend = self._steady.noting(dynamo_backend(session))
             self._compiled[accumulating] = torch.compile(self._model, backend=backend, dynamic=False)
         with dynamo_settings():
             return self._compiled[accumulating](*args, **kwargs)
@@ -374,8 +384,14 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def dynamo_settings() -> Iterator[None]:
-    """Let many shapes be compiled, refuse instead of falling back to eager, and raise memopt's own errors."""
+    """Let many shapes be compiled, refuse instead of falling back to eager, and raise memopt's own errors.
+
+    Guards look at every tensor: by the tags of dictionaries, as torch 2.11 has it by default, a weight whose `data` is
+    of another dtype or layout now would not be noticed.
+    """
     settings = torch._dynamo.config.patch(
+        use_recursive_dict_tags_for_guards=False,
+        skip_tensor_guards_with_matching_dict_tags=False,
         recompile_limit=_RECOMPILE_LIMIT,
         accumulated_recompile_limit=8 * _RECOMPILE_LIMIT,
         fail_on_recompile_limit_hit=True,

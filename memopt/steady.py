@@ -1,0 +1,200 @@
+"""The short way to a graph that was compiled: the same guards and the same code as Dynamo's, without what lies around.
+
+A compiled call goes through `torch.compile`'s wrapper, a module's hooks, the frame evaluation and the settings that a
+compilation needs, which take several times as long as the guards themselves. None of that changes from call to call:
+where a call was one graph from end to end, its guards are asked directly, and the code that Dynamo made of the model's
+`forward` is called as a function. What the guards do not hold is checked beside them; wherever anything differs, the
+call goes the long way.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, get_eval_frame_callback
+from torch._dynamo import eval_frame
+from torch.nn.modules import module as torch_module
+
+_MOST = 8  # graphs of one model that are tried before a call goes the long way
+_ATTEMPTS = 16  # calls in vain after which no more is looked for
+_GRAPH = "__compiled_fn"  # so begins the name by which Dynamo's code calls a graph
+
+# What `torch.compiler.set_stance` makes of a backend: the same where nothing was set.
+_told: Any = eval_frame._callback_from_stance
+
+Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+class SteadyCalls:
+    """The graphs of one model that can be called directly, the latest first."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Nothing is known before the first call."""
+        self._model = model
+        self._graphs: tuple[_Graph, ...] = ()
+        self._whole: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
+        self._left = _ATTEMPTS
+
+    def noting(self, backend: Backend) -> Backend:
+        """The Dynamo backend, which notes what it makes of graphs that end where their function ends."""
+
+        @functools.wraps(backend)
+        def noted(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            made = backend(graph_module, example_inputs)
+            reason = getattr(graph_module, "compile_subgraph_reason", None)
+            if reason is not None and not reason.graph_break:
+                self._whole.add(eval_frame.innermost_fn(made))
+            return made
+
+        return noted
+
+    def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
+        """What a call of the model with these arguments would run; None where it must go the long way."""
+        if not self._graphs or not _is_plain():
+            return None
+        for graph in self._graphs:
+            if graph.holds(self._model, args, kwargs):
+                if graph is not self._graphs[0]:
+                    self._graphs = (graph, *(other for other in self._graphs if other is not graph))
+                return graph.call
+        self._graphs = tuple(graph for graph in self._graphs if not graph.gone)
+        return None
+
+    def learn(self, compiled: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Look for the graph that a call has just run, which went the long way.
+
+        Args:
+            compiled: what `torch.compile` made of the model, with a backend that is `noting`.
+            args: the call's positional arguments.
+            kwargs: the call's keyword arguments.
+        """
+        if not self._left or not _is_plain():
+            return
+        for function, owner in _frames(self._model, compiled):
+            for entry in _debug_get_cache_entry_list(function.__code__):
+                if self._is_whole(function, entry.code):
+                    graph = _Graph(function, owner, entry, self._model)
+                    if graph.holds(self._model, args, kwargs):
+                        self._graphs = (graph, *self._graphs)[:_MOST]
+                        return
+        self._left -= 1
+
+    def _is_whole(self, function: types.FunctionType, code: types.CodeType) -> bool:
+        """Whether Dynamo's code of a function calls one graph, which is one of ours, and nothing after it."""
+        graphs = [function.__globals__[name] for name in code.co_names if name.startswith(_GRAPH)]
+        same_cells = code.co_freevars == function.__code__.co_freevars
+        return same_cells and len(graphs) == 1 and eval_frame.innermost_fn(graphs[0]) in self._whole
+
+
+class _Graph:
+    """One compiled frame: its guards, and what goes without saying where Dynamo evaluates the frame itself.
+
+    Attributes:
+        call: the function of Dynamo's code.
+    """
+
+    def __init__(self, function: types.FunctionType, owner: type[nn.Module] | None, entry: Any, model: nn.Module):
+        self._function, self._owner = function, owner
+        self._code, self._defaults, self._keywords = function.__code__, function.__defaults__, function.__kwdefaults__
+        self._cells = tuple(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        self._guards = entry.guard_manager
+        self._locals = _as_method(_with_defaults(_binder(function.__code__), function), owner, model)
+        run = types.FunctionType(entry.code, function.__globals__, function.__name__, None, function.__closure__)
+        self.call = _as_method(_with_defaults(run, function), owner, model)
+
+    @property
+    def gone(self) -> bool:
+        """Whether Dynamo has dropped the code: it was reset, or something that its guards look at has died."""
+        return self._guards.cache_entry is None
+
+    def holds(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call of the model with these arguments would run this code."""
+        function = self._function
+        if self._owner is not None and not _goes_straight(model, self._owner, function):
+            return False
+        same = function.__code__ is self._code and function.__defaults__ is self._defaults
+        if not same or function.__kwdefaults__ is not self._keywords or self.gone:
+            return False
+        try:
+            values = self._locals(*args, **kwargs)
+            for name, cell in self._cells:
+                values[name] = cell.cell_contents
+        except (TypeError, ValueError):  # arguments that the function does not take, or an empty cell
+            return False
+        return bool(self._guards.check(values))
+
+
+def _is_plain() -> bool:
+    """Whether nothing is in force that `torch.compile`'s wrapper, or one around it, would act upon."""
+    if torch.compiler.is_compiling() or get_eval_frame_callback() is not None:
+        return False
+    if _told(_MOST) is not _MOST or torch._C._get_tracing_state() is not None:
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.get_dynamic_layer_stack_depth():
+        return False
+    return torch._guards.TracingContext.try_get() is None
+
+
+def _frames(model: nn.Module, compiled: Any) -> list[tuple[types.FunctionType, type[nn.Module] | None]]:
+    """The function whose frame is compiled, and the model's class where that is reached by calling the model."""
+    entered = eval_frame.innermost_fn(compiled.forward)
+    if isinstance(entered, types.FunctionType):
+        return [(entered, None)]
+    function = getattr(type(model), "forward", None)
+    if isinstance(function, types.FunctionType) and _goes_straight(model, type(model), function):
+        return [(function, type(model))]
+    return []
+
+
+_CALL, _CALL_IMPL = nn.Module.__call__, nn.Module._call_impl
+
+
+def _goes_straight(model: nn.Module, owner: type[nn.Module], function: types.FunctionType) -> bool:
+    """Whether calling the model calls this function and nothing else: no hooks, nothing overridden."""
+    if type(model) is not owner or owner.forward is not function or "forward" in model.__dict__:
+        return False
+    if owner.__call__ is not _CALL or owner._call_impl is not _CALL_IMPL or model._compiled_call_impl is not None:
+        return False
+    own = model._forward_hooks or model._forward_pre_hooks or model._backward_hooks or model._backward_pre_hooks
+    return not (own or _has_global_hooks())
+
+
+def _has_global_hooks() -> bool:
+    forward = torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
+    return bool(forward or torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks)
+
+
+def _binder(code: types.CodeType) -> types.FunctionType:
+    """A function that takes what a function of this code takes, and returns it by name."""
+    count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    names = list(code.co_varnames[: named + 2])
+    stars = names[named:]
+    parameters = names[:count]
+    if code.co_posonlyargcount:
+        parameters.insert(code.co_posonlyargcount, "/")
+    if code.co_flags & inspect.CO_VARARGS:
+        parameters.append(f"*{stars.pop(0)}")
+    elif code.co_kwonlyargcount:
+        parameters.append("*")
+    parameters += names[count:named]
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        parameters.append(f"**{stars.pop(0)}")
+    namespace: dict[str, Any] = {}
+    exec(f"def bind({', '.join(parameters)}): return locals()", namespace)
+    return namespace["bind"]  # type: ignore[no-any-return]
+
+
+def _with_defaults(made: types.FunctionType, function: types.FunctionType) -> types.FunctionType:
+    made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return made
+
+
+def _as_method(function: types.FunctionType, owner: type[nn.Module] | None, model: nn.Module) -> Callable[..., Any]:
+    return function if owner is None else types.MethodType(function, model)
