@@ -135,7 +135,7 @@ class ChunkBatch(Pass):
         made = {node.name: node.meta["val"].stride() for node in finished.calls if node.name in laid_out}
         if made != laid_out and not turned:
             return None
-        if _seen_by_the_caller(finished) != _seen_by_the_caller(program):
+        if seen_by_the_caller(finished) != seen_by_the_caller(program):
             raise Refused(changes[-1].before[0], _SEEN)
         return PassResult(finished, tuple(reversed(changes)))
 
@@ -148,7 +148,7 @@ def bounds(size: int, chunks: int) -> list[tuple[int, int]]:
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
-def _seen_by_the_caller(program: Program) -> tuple[Any, ...]:
+def seen_by_the_caller(program: Program) -> tuple[Any, ...]:
     """The strides of the outputs, and which of them share memory with each other or with inputs."""
     results = [value for value in program.output_nodes if isinstance(value, fx.Node)]
     strides = [tuple(tensor.stride() for tensor in tensors_of(node)) for node in results]

@@ -31,8 +31,14 @@ class Batched:
     inner: int = 1
 
 
-# What is known of a value: batched, independent (None), or one such for each item of a multiple result.
-State: TypeAlias = Batched | tuple["State | NotBatched", ...] | None
+@dataclasses.dataclass(frozen=True)
+class Summed:
+    """A sum over the samples: that over all of them is the sum of those over some (a weight's gradient)."""
+
+
+# What is known of a value: batched, summed over the batch, independent of it (None), or one such for each item of a
+# multiple result.
+State: TypeAlias = Batched | Summed | tuple["State | NotBatched", ...] | None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,333 @@
+"""SplitBatch: convolutions and their neighbours on parts of the batch, in both halves of a training step."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+import memopt
+from memopt.memory.cost.table import CostTable
+from memopt.memory.measure import measure
+from memopt.memory.timeline import timeline
+from memopt.pass_manager import PassManager
+from memopt.passes.checkpoint import Checkpoint
+from memopt.passes.eliminate_copies import EliminateCopies
+from memopt.passes.split_batch import SplitBatch, own_bytes
+from memopt.program import Phase
+from tests.end_to_end import gradients, resident_bytes, restorer, step
+from tests.passes.build import arguments, capture_joint, check, reasons, trace
+from tests.support import apply, targets
+
+aten = torch.ops.aten
+
+
+def data(*shape, dtype=torch.float32, seed=0, grad=True):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(dtype).requires_grad_(grad)
+
+
+def split(program, parts=2):
+    return apply(SplitBatch(parts, least_bytes=1), program)
+
+
+def joint(function, *tensors):
+    """As passes that come before it leave a program: without aliases."""
+    return EliminateCopies().run(capture_joint(function, *tensors)).program
+
+
+def operands(dtype=torch.float32, batch=6):
+    """Images, and the weights and biases of two convolutions."""
+    x = data(batch, 3, 12, 12, dtype=dtype, grad=False)
+    weights = [data(8, 3, 3, 3, dtype=dtype, seed=1), data(8, dtype=dtype, seed=2)]
+    return [x, *weights, data(4, 8, 3, 3, dtype=dtype, seed=3), data(4, dtype=dtype, seed=4)]
+
+
+def network(between=F.relu, behind=lambda x: x):
+    def loss(x, w1, b1, w2, b2):
+        x = between(F.conv2d(x, w1, b1, padding=1))
+        return behind(F.conv2d(x, w2, b2, padding=1)).square().mean()
+
+    return loss
+
+
+def values_of(program, tensors):
+    """The program's arguments, tangents in the dtype that it expects."""
+    nodes = [n for n, entry in zip(program.placeholders, program.inputs, strict=True) if entry.kind.value != "constant"]
+    given = arguments(program, *tensors)
+    return [value.to(node.meta["val"].dtype) for value, node in zip(given, nodes, strict=True)]
+
+
+def results(program, tensors):
+    torch.manual_seed(0)
+    return [value for value in program.run(*values_of(program, tensors)) if isinstance(value, torch.Tensor)]
+
+
+def assert_as_exact(after, before, function, tensors):
+    """As close to float64 as before, within a factor, and laid out as before."""
+    double = [t.detach().double().requires_grad_(t.requires_grad) for t in tensors]
+    exact = capture_joint(function, *double)
+    truth = exact.run(*[v.double() if v.is_floating_point() else v for v in values_of(before, tensors)])
+    found, plain = results(after, tensors), results(before, tensors)
+    truth = [value for value in truth if isinstance(value, torch.Tensor)]
+    for new, old, true in zip(found, plain, truth, strict=True):
+        assert new.stride() == old.stride() and new.dtype is old.dtype
+        floor = 8 * torch.finfo(new.dtype).eps * true.abs().max()
+        assert (new.double() - true).abs().max() <= 4 * (old.double() - true).abs().max() + floor
+
+
+@pytest.mark.parametrize("parts", [2, 4, 6, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_results_and_gradients_beside_float64(parts, dtype):
+    tensors = operands(dtype)
+    before = joint(network(), *tensors)
+    result = split(before, parts)
+    assert len(result.changes) == 2, "one stretch for each half"
+    calls = targets(result.program)
+    assert calls.count("aten.convolution.default") == 2 * min(parts, 6)
+    assert calls.count("aten.convolution_backward.default") == 2 * min(parts, 6)
+    assert_as_exact(result.program, before, network(), tensors)
+
+
+def test_what_stretches_alone_read_stays_in_parts():
+    tensors = operands()
+    result = split(joint(network(), *tensors), 2)
+    whole = [node for node in result.program.calls if node.name.endswith("_whole")]
+    assert [tuple(node.meta["val"].shape) for node in whole] == [(6, 4, 12, 12)], "what the loss reads"
+    saved = {
+        operand.name
+        for node in result.program.calls
+        if node.meta["phase"] is Phase.BACKWARD
+        for operand in node.all_input_nodes
+        if operand.meta.get("phase") is Phase.FORWARD
+    }
+    assert saved >= {"relu_part", "relu_part_1"}
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        nn.MaxPool2d(2),
+        nn.MaxPool2d(3, 2, 1),
+        nn.AvgPool2d(2),
+        nn.AdaptiveAvgPool2d(6),
+        nn.Upsample(scale_factor=2),
+        nn.Upsample(scale_factor=2, mode="bilinear"),
+        nn.Upsample(scale_factor=2, mode="bicubic"),
+        nn.Softmax(1),
+        nn.LogSoftmax(3),
+        nn.GELU(),
+        nn.Hardswish(),
+        lambda x: F.group_norm(x, 2),
+        nn.ZeroPad2d(1),
+        lambda x: torch.cat((x, x.roll(1, 1)), 1)[:, 4:12],
+        lambda x: x + x.mean((2, 3), keepdim=True).sigmoid(),
+        lambda x: x.contiguous(memory_format=torch.channels_last),
+    ],
+    ids=repr,
+)
+def test_neighbours(between):
+    tensors = operands()
+    before = joint(network(between), *tensors)
+    result = split(before, 3)
+    assert result.changes
+    assert_as_exact(result.program, before, network(between), tensors)
+
+
+def test_pools_and_resizing_do_not_end_a_stretch():
+    for between in (
+        nn.MaxPool2d(2),
+        nn.AvgPool2d(2),
+        nn.Upsample(scale_factor=2),
+        nn.Upsample(scale_factor=2, mode="bilinear"),
+    ):
+        result = split(joint(network(between), *operands()), 3)
+        assert len(result.changes) == 2 and "convolution_1" in result.changes[0].before, between
+
+
+def test_a_bias_whose_gradient_is_a_sum_of_its_own():
+    def loss(x, w, b):
+        return (F.conv2d(x, w, padding=1) + b).square().sum()
+
+    tensors = [data(4, 3, 8, 8, grad=False), data(8, 3, 3, 3, seed=1), data(8, 1, 1, seed=2)]
+    before = joint(loss, *tensors)
+    result = split(before)
+    assert any(name.startswith("sum") for change in result.changes for name in change.before)
+    assert_as_exact(result.program, before, loss, tensors)
+
+
+def test_large_sums_are_added_up_part_by_part(monkeypatch):
+    monkeypatch.setattr("memopt.passes.split_batch._SMALL", 0)
+    for dtype in (torch.float32, torch.bfloat16):
+        tensors = operands(dtype)
+        before = joint(network(), *tensors)
+        result = split(before, 4)
+        sums = [node for node in result.program.calls if "_sum" in node.name]
+        assert len(sums) == 4 * 3 and {node.meta["val"].dtype for node in sums} == {torch.float32}
+        assert_as_exact(result.program, before, network(), tensors)
+
+
+def test_weights_that_are_cast_for_the_step():
+    """As autocast does: the cast stands before the stretch, that of the gradient behind it."""
+
+    def loss(x, w1, w2):
+        x = F.relu(F.conv2d(x, w1.bfloat16(), padding=1))
+        return F.conv2d(x, w2.bfloat16(), padding=1).float().square().mean()
+
+    x = data(4, 3, 12, 12, dtype=torch.bfloat16, grad=False)
+    tensors = [x, data(8, 3, 3, 3, seed=1), data(4, 8, 3, 3, seed=2)]
+    before = joint(loss, *tensors)
+    result = split(before)
+    assert len(result.changes) == 2
+    assert targets(result.program).count("aten.convolution.default") == 4
+    found, expected = results(result.program, tensors), results(before, tensors)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_channels_last_stays():
+    tensors = operands()
+    tensors[0] = tensors[0].contiguous(memory_format=torch.channels_last)
+    tensors[1] = tensors[1].detach().contiguous(memory_format=torch.channels_last).requires_grad_()
+    before = joint(network(), *tensors)
+    result = split(before, 3)
+    images = [node.meta["val"] for node in result.program.calls if node.target is aten.convolution.default]
+    assert len(images) == 6 and all(image.is_contiguous(memory_format=torch.channels_last) for image in images)
+    assert_as_exact(result.program, before, network(), tensors)
+
+
+def test_windows_of_a_gradient_are_copied_out_of_it():
+    def loss(x, w1, w2, w3):
+        one = F.relu(F.conv2d(x, w1, padding=1))
+        other = F.conv2d(F.relu(one), w2, padding=1)
+        other = F.batch_norm(other, None, None, training=True)  # a stretch ends here
+        return F.conv2d(torch.cat((one, other), 1), w3, padding=1).square().mean()
+
+    tensors = [data(4, 3, 16, 16, grad=False), data(8, 3, 3, 3), data(8, 8, 3, 3, seed=1), data(8, 16, 3, 3, seed=2)]
+    before = joint(loss, *tensors)
+    result = split(before)
+    kept = [node for node in result.program.calls if node.target is aten.clone.default]
+    assert kept and all(node.meta["val"].untyped_storage().nbytes() == 2 * 8 * 16 * 16 * 4 for node in kept)
+    torch.testing.assert_close(results(result.program, tensors), results(before, tensors), rtol=1e-4, atol=1e-5)
+
+
+def test_batch_norm_ends_a_stretch():
+    def loss(x, w1, b1, w2, b2):
+        x = F.batch_norm(F.conv2d(x, w1, b1, padding=1), None, None, training=True)
+        return F.conv2d(F.relu(x), w2, b2, padding=1).square().mean()
+
+    tensors = operands()
+    before = joint(loss, *tensors)
+    result = split(before)
+    (norm,) = [node.name for node in before.calls if "batch_norm" in str(node.target) and "backward" not in node.name]
+    assert "takes mean and variance over the whole batch" in reasons(result)[norm]
+    assert targets(result.program).count("aten.convolution.default") == 4
+    assert_as_exact(result.program, before, loss, tensors)
+
+
+def test_dropout_draws_what_it_drew():
+    def loss(x, w1, b1, w2, b2):
+        x = F.dropout(F.relu(F.conv2d(x, w1, b1, padding=1)), 0.5)
+        return F.dropout(F.conv2d(x, w2, b2, padding=1), 0.3).square().mean()
+
+    tensors = operands()
+    before = joint(loss, *tensors)
+    result = split(before)
+    assert targets(result.program).count("aten.convolution_backward.default") == 4
+    assert any("draws random numbers" in reason for reason in reasons(result).values())
+    torch.testing.assert_close(results(result.program, tensors), results(before, tensors), rtol=1e-5, atol=1e-6)
+
+
+def test_one_operation_needs_less_by_itself():
+    tensors = operands()
+    before = joint(network(), *tensors)
+    after = split(before, 3).program
+    heaviest = [max(own_bytes(node) for node in program.calls) for program in (before, after)]
+    slices = tensors[0].numel() * 4  # a part of a value from outside needs that as a whole
+    assert heaviest[1] - slices < 0.6 * heaviest[0]
+
+
+def test_refusals():
+    tensors = operands()
+    program = capture_joint(network(), *tensors)
+    small = check(SplitBatch(2), program, *tensors)
+    assert small.program is program
+    assert "parts of it would take as long as the whole" in reasons(small)["convolution"]
+    one = operands(batch=1)
+    program = capture_joint(network(), *one)
+    alone = check(SplitBatch(2, least_bytes=1), program, *one)
+    assert alone.program is program and "there is no batch to divide" in reasons(alone)["convolution"]
+
+    def strided(x, w1, b1, w2, b2):
+        x = F.conv2d(x, w1, b1, padding=1)
+        return F.conv2d(torch.as_strided(x * 1, x.shape, x.stride()), w2, b2).square().mean()
+
+    program = capture_joint(strided, *tensors)
+    result = split(program)
+    assert "counts from the beginning of the whole storage" in " ".join(reasons(result).values())
+    assert_as_exact(result.program, program, strided, tensors)
+
+
+def test_what_is_left_alone():
+    x, w = data(4, 3), data(3, 3, seed=1)
+    linear = capture_joint(lambda x, w: (x @ w).square().sum(), x, w)
+    assert check(SplitBatch(least_bytes=1), linear, x, w).program is linear
+    inference = trace(lambda x, w: (F.conv2d(x, w),), data(4, 3, 8, 8, grad=False), data(4, 3, 3, 3, grad=False))
+    assert check(SplitBatch(least_bytes=1), inference, data(4, 3, 8, 8), data(4, 3, 3, 3)).program is inference
+    with pytest.raises(ValueError, match="at least 2"):
+        SplitBatch(1)
+
+
+def unet(batch=4, resolution=64):
+    torch.manual_seed(0)
+    model = memopt.models.build("unet", tiny=True).train()
+    return model, model.example_inputs(batch, labels=True, resolution=resolution)
+
+
+def test_the_least_peak_of_a_unet_falls_and_plans_keep_it():
+    model, inputs = unet()
+    names, parameters = zip(*model.named_parameters(), strict=True)
+
+    def loss(images, labels, *weights):
+        return functional_call(model, dict(zip(names, weights, strict=True)), (images, labels))
+
+    tensors = [inputs["images"], inputs["labels"], *parameters]
+    program = capture_joint(loss, *tensors)
+    costs = CostTable(limit_bytes=0).measure_all(program)
+    line = timeline(program)
+    with pytest.raises(ValueError, match="the least peak is"):
+        Checkpoint(line.peak_bytes * 45 // 100, costs=costs, seconds=1.0).run(program)
+    manager = PassManager([SplitBatch(2, least_bytes=1), Checkpoint(line.peak_bytes * 45 // 100, seconds=1.0)])
+    after, records = manager.run(program)
+    assert records[0].evidence.proved == records[0].evidence.regions > 0
+    assert timeline(after).peak_bytes <= line.peak_bytes * 45 // 100
+    torch.testing.assert_close(results(after, tensors), results(program, tensors), rtol=1e-3, atol=1e-5)
+
+
+def always(parts):
+    """Passes of a step that is not planned, with the split."""
+    passes = tuple(item for item in memopt.TRAINING if item.name != "checkpoint" and not item.lowers_floor)
+    return (*passes[:-1], SplitBatch(parts, least_bytes=1), passes[-1])
+
+
+@pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_unet_trains_as_eager_does_in_the_bytes_that_were_predicted(backend):
+    torch._dynamo.reset()
+    model, inputs = unet()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout) and backend == "inductor":
+            module.p = 0.0  # Inductor draws other masks than eager
+    restore = restorer(model)
+    loss = step(model, inputs)
+    expected = gradients(model)
+    restore()
+    compiled = memopt.compile(model, backend=backend, passes=always(3))
+    torch.testing.assert_close(step(compiled, inputs), loss, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients(model), expected, rtol=1e-3, atol=1e-4)
+    (record,) = [record for record in compiled.report.passes if record.name == "split_batch"]
+    assert record.changes and record.evidence.proved == record.evidence.regions
+    model.zero_grad()
+    step(compiled, inputs)
+    model.zero_grad()
+    taken = measure(lambda: step(compiled, inputs)).peak_bytes + resident_bytes(model, inputs)
+    if backend == "aten":
+        assert taken == compiled.report.peak_bytes
