@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +18,9 @@ aten = torch.ops.aten
 
 CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_backward.default})
 # A convolution is heavy that needs this share of what the program's greediest operation needs by itself; stretches
-# are of operations that need this smaller one, end where so many in a row need less, and go on over those that need at
-# least half of it.
-_HEAVY, _LIGHT, _GAP = 1 / 4, 1 / 6, 3
+# begin and end with operations that need this smaller one: lighter ones between them cost less in parts than putting
+# together what they read and make.
+_HEAVY, _LIGHT = 1 / 4, 1 / 8
 _SHARED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT)
 
 
@@ -85,9 +84,9 @@ def find_spans(program: Program, size: int, own: Mapping[fx.Node, int]) -> Spans
     calls, position, spans = program.calls, 0, []
     while position < len(calls):
         _, stop = finder.run(calls, position, len(calls))
-        for part in finder.dense(calls[position:stop]):
-            if heavy.intersection(part) and (span := finder.whole(part)) is not None:
-                spans.append(span)
+        inside = finder.trimmed(calls[position:stop])
+        if heavy.intersection(inside) and (span := finder.whole(inside)) is not None:
+            spans.append(span)
         position = max(stop, position + 1)
     found = {node for span in spans for node in span.members}
     beside = {node for node, reason in finder.reasons.items() if _beside(node, found | heavy)}
@@ -164,26 +163,15 @@ class _Finder:
             return
         states[node], rules[node] = rule.state, rule
 
-    def dense(self, calls: Sequence[fx.Node]) -> Iterator[Sequence[fx.Node]]:
-        """Cut a stretch where several operations in a row are light."""
+    def trimmed(self, calls: Sequence[fx.Node]) -> Sequence[fx.Node]:
+        """A stretch without light operations at its ends, but with items of its results and windows of them."""
         large = [index for index, node in enumerate(calls) if self.own[node] >= self.least]
-        start = large[0] if large else 0
-        for index, following in itertools.zip_longest(large, large[1:]):
-            between = calls[index + 1 : following]
-            if following is None or sum(self.own[node] > 0 for node in between) > _GAP:
-                yield self._extended(calls, start, index + 1)
-                start = following
-
-    def _extended(self, calls: Sequence[fx.Node], start: int, stop: int) -> Sequence[fx.Node]:
-        """The operations, those before and behind them that are not light either, items of results and windows."""
-        while start and self.own[calls[start - 1]] >= self.least / 2:
-            start -= 1
-        end = stop
-        while end < len(calls) and (self.own[calls[end]] >= self.least / 2 or not self.own[calls[end]]):
+        stop = end = large[-1] + 1 if large else 0
+        while end < len(calls) and not self.own[calls[end]]:
             end += 1
-            if self.own[calls[end - 1]] or calls[end - 1].target is operator.getitem or _is_window(calls[end - 1]):
+            if calls[end - 1].target is operator.getitem or _is_window(calls[end - 1]):
                 stop = end
-        return calls[start:stop]
+        return calls[large[0] : stop] if large else []
 
     def whole(self, calls: Sequence[fx.Node]) -> Span | None:
         """The span of just these operations; None where they cannot stand so."""

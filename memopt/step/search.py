@@ -261,6 +261,7 @@ class StepSearch:
             planned, step = self._plan_within(options[0], room)
             return Found(self._graphs.recorded(planned, lowered, ()), step, ())
         without = [[other for other in used if other is not item] for item in used] if len(used) > 1 else []
+        without += [[item] for item in used] if len(used) > 2 else []  # of two, each is all but the other
         with Searches() as searches:
             self._begin(searches, options, _FIRST)
             if searches.more(len(without)):  # begun now, they take no time of their own
