@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from memopt.memory.cost.scratch import workspace_bytes
+from memopt.memory.timeline import timeline
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.passes.chunk_batch import bounds, seen_by_the_caller
 from memopt.patterns.batch import Batched, State, Summed
@@ -21,6 +22,7 @@ aten = torch.ops.aten
 _CONVERT = torch.ops.prims.convert_element_type.default
 _HALVES = (torch.float16, torch.bfloat16)
 _PARTS = 4
+_SHARE = 1 / 8  # of the peak of a step that recomputes nothing: what the greediest convolution needs, to be split
 _SMALL = 2**22  # bytes of a sum up to which each part's is held until all are there: fewer calls add them up
 _LEAST_BYTES = 2**20  # what a part's heaviest operation needs: calls of less take no less time than whole ones
 
@@ -48,9 +50,10 @@ class SplitBatch(Pass):
     stretch, nor is it moved.
 
     Refusals: stretches end, with the reason, at operators that mix samples (a batch norm in training, a loss's mean),
-    draw random numbers, or are not known. Nothing is split where the heaviest operations are small, where a batch
-    cannot be told, or where a result for the caller would be laid out otherwise. Inference programs are returned as
-    they are (see `chunk_batch`), and programs without convolutions.
+    draw random numbers, or are not known. Nothing is split where the greediest convolution is small, or needs little of
+    what the step holds at its peak (then recomputation lowers that), where a batch cannot be told, or where a result
+    for the caller would be laid out otherwise. Inference programs are returned as they are (see `chunk_batch`), and
+    programs without convolutions.
     """
 
     name: ClassVar[str] = "split_batch"
@@ -85,6 +88,10 @@ class SplitBatch(Pass):
         most = max(own[node.name] for node in heavy)
         if most < self.least_bytes * min(self.parts, size):
             reason = f"the greediest convolution needs {most} bytes: parts of it would take as long as the whole"
+            return PassResult(program, (), (Refusal(first, reason),))
+        peak = timeline(program).peak_bytes
+        if most < peak * _SHARE:
+            reason = f"the greediest convolution needs {most} of {peak} bytes at the peak: recomputing lowers the rest"
             return PassResult(program, (), (Refusal(first, reason),))
         new = program.copy()
         found = find_spans(new, size, {node: own[node.name] for node in new.calls})

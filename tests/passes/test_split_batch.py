@@ -252,6 +252,13 @@ def test_refusals():
     small = check(SplitBatch(2), program, *tensors)
     assert small.program is program
     assert "parts of it would take as long as the whole" in reasons(small)["convolution"]
+
+    def many(x, *weights):
+        wide = x.repeat(1, 200, 1, 1) * weights[0][0, 0, 0, 0]
+        return network()(x, *weights) + wide.sin().exp().sum()
+
+    deep = check(SplitBatch(2, least_bytes=1), capture_joint(many, *tensors), *tensors)
+    assert not deep.changes and "recomputing lowers the rest" in reasons(deep)["convolution"]
     one = operands(batch=1)
     program = capture_joint(network(), *one)
     alone = check(SplitBatch(2, least_bytes=1), program, *one)
