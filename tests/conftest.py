@@ -1,9 +1,13 @@
 """One thread, one seed and an own cache: results must not depend on cores, the order of tests, or a user's files."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+from memopt.solve import recompute
+from memopt.step import side_by_side
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +22,25 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("MEMOPT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("MEMOPT_CACHE", raising=False)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _brief_searches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step must stay inside whatever plan was found: how good the plan is, tests/solve asks, and the slow tests.
+
+    A count of operations ends such a search, not the time: its plan is the same on a busy machine.
+    """
+    if not request.node.get_closest_marker("slow"):
+        monkeypatch.setattr(recompute, "EFFORT", 300_000)
+        monkeypatch.setattr(recompute, "PATIENCE", 4)
+        monkeypatch.setattr(side_by_side, "_cores", lambda: 1)  # none in another process, which would take its time
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_collections() -> None:
+    """Leave what imports and earlier files keep out of collections of garbage: every measured step does one."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

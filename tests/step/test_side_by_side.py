@@ -31,6 +31,11 @@ def _chain(length, size=100):
 
 
 @pytest.fixture(autouse=True)
+def _brief_searches():
+    """A process of its own searches as long as ever: so does this one."""
+
+
+@pytest.fixture(autouse=True)
 def cores(monkeypatch):
     """How many cores there are, in a list that a test may change."""
     found = [3]
