@@ -507,7 +507,7 @@ def recipes(draw: Callable[..., Any], training: bool = False, mean_steps: int = 
     b = Builder(draw, training, random)
     b.floats = [draw(st.sampled_from(["float32", "float32", "float32", "float64", "bfloat16"]))]
     with torch.set_grad_enabled(training), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         b.leaf("user", b.choose([*_SHAPES, *[(2, 4, 4, 4), (4, 4)] * 3]), b.floats[0], b.choose(["signed", "strided"]))
         if training:
             b.add("mul", (0, b.leaf("parameter", b.values[0].shape, b.floats[0])))

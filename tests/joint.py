@@ -70,7 +70,7 @@ def compile_step(recipe: Recipe, rewrite: Callable[[Program], Program]) -> Calla
 def step_results(recipe: Recipe, function: Callable[..., Any], seed: int = 0) -> list[Any]:
     """Outputs, gradients of the parameters (zero where there is none) and new buffers after one step of `function`."""
     leaves = trainable_leaves(recipe)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     return results_of(recipe, leaves, function(*leaves))
 
 

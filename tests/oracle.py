@@ -75,7 +75,7 @@ def arguments(program: Program, recipe: Recipe) -> list[Tensor]:
 def eager(recipe: Recipe, program: Program | None = None, seed: int = 0) -> tuple[list[Tensor], list[Any]]:
     """A trace of eager PyTorch's values, and the outputs in the order of `program_of`'s (new buffers last)."""
     leaves, trace = leaves_of(recipe), []
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     with torch.no_grad():
         values = execute(recipe, leaves, trace)
     return trace, outputs_of(recipe, values, leaves, program)
@@ -107,7 +107,7 @@ def reference(
     generator = torch.Generator().manual_seed(noise or 0)
     found: list[Any] = []
     remaining = iter(leaves)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     for step in recipe.steps:
         if step.op in LEAVES:
             found.append(next(remaining))
