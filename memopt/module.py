@@ -120,19 +120,19 @@ class CompiledModule(nn.Module):
             BudgetError: no plan keeps the budget. Nothing was run, and nothing of the model has changed.
             MemoryError: the device had less memory left than the step needs.
         """
+        gradients = torch.is_grad_enabled()
+        steady = None if gradients else self._steady.find(args, kwargs)
+        if steady is not None:
+            return self._steady_call(steady, args, kwargs)
         accumulating = self._accumulating()
         session = self._session(accumulating)
         self._last = session
         self._count_optimizer()
         guard = self._guards.setdefault(session, StepGuard())
-        gradients = torch.is_grad_enabled()
-        steady = None if gradients else self._steady.find(args, kwargs)
         beyond = session.beyond if gradients else None
         with session.call(lambda: self._resident(args, kwargs, accumulating)):
             try:
                 with guard.forward(beyond), planning(session.model_name):
-                    if steady is not None:
-                        return steady(*args, **kwargs)
                     outputs = self._planned_call(session, accumulating, args, kwargs)
             except torch.OutOfMemoryError as error:
                 raise MemoryError(session.short_of_memory(error)) from None
@@ -230,6 +230,19 @@ class CompiledModule(nn.Module):
         gc.collect()  # the error held the graph, and that the weights: what is moved would leave its place taken
         lay_out(self._model, names, groups)
         return self._planned_call(session, accumulating, args, kwargs)
+
+    def _steady_call(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run what was compiled for such a call without gradients; it plans anew where it folds weights anew."""
+        session = self._last = self._sessions[False]
+        guard = self._guards[session]
+        try:
+            with session.call(lambda: self._resident(args, kwargs, False)):
+                if guard.allowance is None:
+                    return run(*args, **kwargs)
+                with guard.forward():
+                    return run(*args, **kwargs)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(session.short_of_memory(error)) from None
 
     def _call(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
         if accumulating not in self._compiled:

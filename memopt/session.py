@@ -21,6 +21,7 @@ from memopt.memory.resident import Resident
 from memopt.pass_manager import Pass
 from memopt.phases import Clock, phase
 from memopt.program import Program
+from memopt.progress import planning
 from memopt.report.build import build_report
 from memopt.report.record import ExecutableReport, Report
 from memopt.solve.schedule import Schedule
@@ -132,7 +133,8 @@ class Session(Standing):
         if folded:
             self.note(f"frozen by consent: {len(folded)} batch norms were folded into the model's own weights")
         # An engine that measures its own runs is held to them, not to the timeline of other kernels.
-        return plan_inference(self, program, settled=not self._engine.measures).program
+        with planning(self.model_name):
+            return plan_inference(self, program, settled=not self._engine.measures).program
 
     def training(self, program: Program, graph_break: bool) -> Program:
         """Rewrite and plan a joint program.

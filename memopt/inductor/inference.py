@@ -58,6 +58,7 @@ class InductorFunction:
         self.no_graph = _reason_against(program, turns.device, graphs)
         self._split = None if self.no_graph else split_tail(program, _compiled_module)
         self._head = program if self._split is None else self._split.head
+        self._constants = _constants_of(self._head)
         with phase("compiling kernels"):
             self._code = _code_of(self._head)
         if not self.no_graph:
@@ -79,11 +80,12 @@ class InductorFunction:
             return self._replay(*values)
 
     def _run(self, *values: Any) -> Sequence[Any]:
-        given = iter(values)
-        state = self._head.state
-        return self._code(
-            *(state[item.name] if item.kind is InputKind.CONSTANT else next(given) for item in self._head.inputs)
-        )
+        if not self._constants:
+            return self._code(*values)
+        given = list(values)
+        for index, value in self._constants:
+            given.insert(index, value)
+        return self._code(*given)
 
     def rebind(self, program: Program) -> None:
         """Take the constants of a program that is equal but for them; nothing is compiled."""
@@ -91,6 +93,7 @@ class InductorFunction:
             names = {entry.name for entry in self._head.inputs}
             state = {name: value for name, value in program.state.items() if name in names}
             self._head = dataclasses.replace(self._head, state=state)
+            self._constants = _constants_of(self._head)
             if self._split is not None:
                 self._split.constants.update({name: program.state[name] for name in self._split.constants})
             self.release()
@@ -99,6 +102,12 @@ class InductorFunction:
         """Give back what is held between calls; the next call takes it again."""
         if self._replay is not None:
             self._replay.release()
+
+
+def _constants_of(program: Program) -> list[tuple[int, torch.Tensor]]:
+    """A program's constants, with their positions among its inputs, in order."""
+    constants = [(index, item) for index, item in enumerate(program.inputs) if item.kind is InputKind.CONSTANT]
+    return [(index, program.state[item.name]) for index, item in constants]
 
 
 class InductorInference:
