@@ -221,7 +221,7 @@ class CompiledModule(nn.Module):
             session.whole_step = False
             try:
                 with settled(session, lambda: self._programs(session, args, kwargs)):
-                    return self._call(session, accumulating, args, kwargs)
+                    return self._call_as_foreseen(session, accumulating, args, kwargs)
             finally:
                 session.whole_step = True  # another size is another step
         except LayoutNeeded as needed:
@@ -250,6 +250,17 @@ class CompiledModule(nn.Module):
             self._compiled[accumulating] = torch.compile(self._model, backend=backend, dynamic=False)
         with dynamo_settings():
             return self._compiled[accumulating](*args, **kwargs)
+
+    def _call_as_foreseen(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
+        session.foreseen = True
+        try:
+            return self._call(session, accumulating, args, kwargs)
+        except WholeStepNeeded:  # where Dynamo gave up, it goes on; anew it gets further, as in the collection
+            session.foreseen = False
+            del self._compiled[accumulating]
+            return self._call(session, accumulating, args, kwargs)
+        finally:
+            session.foreseen = False
 
     def _accumulating(self) -> bool:
         """Whether gradients exist already, so that backward adds to them: that takes a plan of its own."""

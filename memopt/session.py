@@ -79,6 +79,7 @@ class Session(Standing):
         self.executables: tuple[ExecutableReport, ...] = ()  # of the engine's own compiler
         self.collecting: list[Program] | None = None
         self.whole_step = False  # whether a graph break may be answered by collecting all graphs first
+        self.foreseen = False  # whether graphs were collected, and none but those may come
         self.rehearsing = False  # whether graphs are collected as planned, for the code that they become
         # By `_known`: schedules, None where nothing is recomputed, and the rewrites that lower the floor, as chosen.
         self._schedules: dict[tuple[bool, str], Schedule | None] = {}
@@ -140,17 +141,19 @@ class Session(Standing):
         """Rewrite and plan a joint program.
 
         Raises:
-            WholeStepNeeded: there are more graphs to come, and the caller can show all of them.
+            WholeStepNeeded: there are more graphs to come, and the caller can show all of them; or it has shown others.
             BudgetError: no plan keeps the budget.
         """
-        known = self._known(fingerprint(program))
+        key = fingerprint(program)
+        known = self._known(key)
         if self.collecting is not None:
             self.collecting.append(program)
             return self._replayed(program, self._schedules.get(known)) if self.rehearsing else program
         if self.search and known in self._schedules:
             return self._replayed(program, self._schedules[known])
         another = bool(self._schedules) and not self.one_graph  # one of several graphs, at another size
-        if self.search and (graph_break or another) and self.whole_step:
+        strange = self.foreseen and self._step is not None and key not in self._step.keys
+        if self.search and (strange or (self.whole_step and (graph_break or another))):
             raise WholeStepNeeded
         planned = self.plan_training([program], settled=self.exact)[0]
         if planned.source is program:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import fx
+from torch._dynamo import convert_frame, eval_frame
 from torch._functorch import partitioners
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._ordered_set import OrderedSet
@@ -31,6 +34,8 @@ from memopt.capture.keep_attention import keep_fused_attention
 from memopt.capture.lending import lend
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.guard import said
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 Names = Mapping[int, tuple[InputKind, str, torch.Tensor]]
 
@@ -73,7 +78,7 @@ class Hooks:
         self._joint: fx.GraphModule | None = None  # the graph that it was captured from
         self.kept: Any = None  # what an engine knows of the graph from one lowering of it to the next
         reason = getattr(graph_module, "compile_subgraph_reason", None)
-        self.graph_break = bool(reason is not None and reason.graph_break)
+        self.graph_break = bool(reason is not None and reason.graph_break) or _inside_eager_code()
         self.needs_gradients = torch.is_grad_enabled() and any(
             isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
         )
@@ -205,6 +210,22 @@ def _outside_tracing() -> Iterator[None]:
     """Real tensors behave as real again: no fake mode, no autocast, no gradients."""
     with unset_fake_temporarily(), torch._C._DisableAutocast(), torch.no_grad():
         yield
+
+
+def _inside_eager_code() -> bool:
+    """Whether the frame being compiled was called by the model's own code, run eagerly since Dynamo gave it up.
+
+    Then there may be other graphs, although this one ends with its frame: a block within `with lock:` is one.
+    """
+    frame, tracing, eager = sys._getframe(), True, False
+    while frame is not None and (tracing or frame.f_code.co_filename != eval_frame.__file__):
+        name = frame.f_code.co_filename
+        if not tracing and not name.startswith(_TORCH):
+            eager = True
+        if tracing and name == convert_frame.__file__:
+            tracing = False
+        frame = frame.f_back  # type: ignore[assignment]
+    return eager and frame is not None
 
 
 def _stamp(tensor: torch.Tensor) -> tuple[int, int]:

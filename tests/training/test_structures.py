@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+from typing import ClassVar
 
 import pytest
 import torch
@@ -79,6 +81,34 @@ class Broken(nn.Module):
         return self.third(x).square().mean()
 
 
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = Block(), Block()
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
+class Last(Part):
+    def forward(self, x):
+        return self.b(self.a(x)).square().mean()
+
+
+class GivenUp(nn.Module):
+    """Three graphs, each of a frame of its own: Dynamo gives up the one around them, and none ends in a graph break."""
+
+    lock = threading.Lock()
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = Part(), Part(), Last()
+
+    def forward(self, x):
+        with self.lock:
+            return self.third(self.second(self.first(x)))
+
+
 class Results(nn.Module):
     """A dict of a loss, of what it came from, and of things that are no tensors."""
 
@@ -115,6 +145,7 @@ CASES = {
     "shared": (Shared, lambda: {"x": torch.randn(ROWS)}),
     "tied": (Tied, lambda: {"ids": torch.randint(0, 48, (8, 16))}),
     "broken": (Broken, lambda: {"x": torch.randn(ROWS)}),
+    "given_up": (GivenUp, lambda: {"x": torch.randn(ROWS)}),
     "results": (Results, lambda: {"x": torch.randn(ROWS), "labels": torch.randint(0, 4, ROWS[:2])}),
     "skips": (Skips, lambda: {"x": torch.randn(2, 4, 16, 16)}),
 }
@@ -151,6 +182,32 @@ def test_gradients_equal_eager_s_within_the_budget(name, share):
     assert measured <= budget
     assert run.report.peak_bytes == pytest.approx(measured, rel=0.03)
     assert max(run.report.peak_bytes, run.report.measured_peak_bytes) <= budget
+
+
+class Once(Part):
+    """Does at the first call only what cannot be traced."""
+
+    ready: ClassVar[list[bool]] = []
+
+    def forward(self, x):
+        if not self.ready:
+            self.ready.append(True)
+            torch._dynamo.graph_break()
+        return self.b(self.a(x))
+
+
+def test_a_break_at_the_first_call_only_leaves_no_graphs_that_were_not_planned():
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(Once(), Part(), Last()), {"input": torch.randn(ROWS)}
+    expected = step(model, inputs), gradients(model)
+    model.zero_grad()
+    budget = budget_for(model, inputs)
+    Once.ready.clear()
+    run = memopt.compile(model, budget, backend="aten")
+    assert_equal((step(run, inputs), gradients(model)), expected)
+    model.zero_grad()
+    assert peak_of(lambda: step(run, inputs), model, inputs) <= budget
+    assert len(run.report.programs) == 1
 
 
 def test_a_dict_of_results_may_be_used_in_any_way():
