@@ -159,7 +159,7 @@ class CompiledModule(nn.Module):
                 if any(program.training for program in programs):
                     session.plan_training([program for program in programs if program.training])
                 else:
-                    for program in programs:
+                    for program in dict.fromkeys(programs):
                         plan_inference(session, program)
         assert session.report is not None
         return session.report
@@ -395,15 +395,30 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
             with collecting_rarely():
                 return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
 
+        collected = session.collecting
+        first = len(collected or ())
         with session.timed("tracing"), attention_as_on(None if target is None else target.type):
             try:
-                return lower_within(session, lower, example_inputs)
+                run = lower_within(session, lower, example_inputs)
+                return run if collected is None else _counted(run, collected, first)
             finally:
                 if not session.dry:
                     session.forget_search()  # kept so far: a step that is lowered for less is not searched again
                 hooks.forget()
 
     return memopt
+
+
+def _counted(run: Callable[..., Any], collected: list[Program], first: int) -> Callable[..., Any]:
+    """`run`, which lists the programs collected since `first` as often as it is called: blocks share code."""
+    programs = collected[first:]
+    del collected[first:]
+
+    def counted(*args: Any) -> Any:
+        collected.extend(programs)
+        return run(*args)
+
+    return counted
 
 
 @contextlib.contextmanager

@@ -46,7 +46,8 @@ class StepGraphs:
             room: the most bytes that the proof of a pass may take; None: as `PassManager` has it.
         """
         self.stages, self._verify, self._table, self._room = stages, verify, table, room
-        self.captured = [self._captured(program) for program in programs]
+        once = {program: self._captured(program) for program in dict.fromkeys(programs)}  # blocks may share a graph
+        self.captured = [once[program] for program in programs]
 
     def followed(self, item: Planned, other: Planned, chosen: Sequence[Pass], schedule: Schedule, peak: int) -> Planned:
         """A captured program with the chosen rewrites, in a given order.

@@ -192,6 +192,7 @@ class StepPlanner:
         exact: bool = True,
         lowerings: Sequence[Lowering] | None = None,
         curves: Sequence[Curve] | None = None,
+        alike: Sequence[object] | None = None,
     ) -> None:
         """Search the trade-off of every graph.
 
@@ -205,10 +206,15 @@ class StepPlanner:
                 engine's code has the last word anyway.
             lowerings: the programs as numbers, where that is made already (`lowerings_of`).
             curves: their trade-offs, where these were searched already (`jobs_of`).
+            alike: of each program what equal ones have in common: these run by one plan, as they are told apart by
+                nothing else, or are one graph that runs several times. None: each has a plan of its own.
         """
         self.programs, self.finish, self.exact = programs, finish, exact
-        self.lowerings = list(lowerings_of(programs, costs) if lowerings is None else lowerings)
-        self.curves = list(curves_of(self.lowerings, seconds, search) if curves is None else curves)
+        marks = list(range(len(programs)) if alike is None else alike)
+        self._first = [marks.index(mark) for mark in marks]
+        own = list(lowerings_of(programs, costs) if lowerings is None else lowerings)
+        found = list(curves_of(own, seconds, search) if curves is None else curves)
+        self.lowerings, self.curves = [own[i] for i in self._first], [found[i] for i in self._first]
         self.figures = [
             [scheduled_peaks(program, lowering, point.schedule) for point in found.points]
             for program, lowering, found in zip(programs, self.lowerings, self.curves, strict=True)
@@ -274,12 +280,13 @@ class StepPlanner:
         picked = list(start) or [0] * len(self.curves)
         while (peak := self._solver_peak(picked)) > limit:
             moves = []
-            for graph, found in enumerate(self.curves):
+            for graph in dict.fromkeys(self._first):
+                found = self.curves[graph]
                 for further in range(picked[graph] + 1, len(found.points)):
-                    trial = [*picked[:graph], further, *picked[graph + 1 :]]
+                    trial = [further if first == graph else i for first, i in zip(self._first, picked, strict=True)]
                     gain = peak - max(limit, self._solver_peak(trial))
                     if gain > 0:
-                        added = found.points[further].seconds - found.points[picked[graph]].seconds
+                        added = self.seconds(trial) - self.seconds(picked)
                         moves.append((gain / (added + 1e-12), trial))
                         if peak - gain <= limit:
                             break
@@ -293,13 +300,13 @@ class StepPlanner:
 
     def build(self, picked: Sequence[int]) -> list[Choice]:
         """The finished programs of these plans."""
-        for graph, point in enumerate(picked):
+        for graph, point in zip(self._first, picked, strict=True):
             if (graph, point) not in self.built:
                 plan = self.curves[graph].points[point]
                 planned = apply_schedule(self.programs[graph], self.lowerings[graph], plan.schedule)
                 program, timeline = self.finish(planned)
                 self.built[graph, point] = Choice(self.lowerings[graph], plan, self.curves[graph], program, timeline)
-        return [self.built[graph, point] for graph, point in enumerate(picked)]
+        return [self.built[graph, point] for graph, point in zip(self._first, picked, strict=True)]
 
     def peak(self, picked: Sequence[int]) -> int:
         """The step's peak with these plans' finished programs."""

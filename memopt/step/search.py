@@ -18,8 +18,9 @@ from memopt.step.carry import Carried, carried_curve
 from memopt.step.choice import WORTH, acceptable, cheapest, joined
 from memopt.step.graphs import StepGraphs
 from memopt.step.plan_store import PlanStore, StoredPlan, key_of
-from memopt.step.planned import Planned, measured_peak, predicted_peak
+from memopt.step.planned import Planned, fingerprint, measured_peak, predicted_peak
 from memopt.step.planner import (
+    Choice,
     StepPlan,
     StepPlanner,
     jobs_of,
@@ -301,10 +302,7 @@ class StepSearch:
             if starved is not None and (not step.feasible or step.peak_bytes >= starved[1].peak_bytes):
                 return starved  # less is not to be had: what runs may have more room than the trial had
             stage("taking a trial step")
-            planned = [
-                self.attempt(dataclasses.replace(item, program=choice.program, timeline=choice.timeline, choice=choice))
-                for item, choice in zip(option.items, step.choices, strict=True)
-            ]
+            planned = self._attempted(option.items, step.choices)
             if step.feasible and any(item.ran_out for item in planned):
                 starved, self._starved = (planned, step), True
                 target = step.peak_bytes - step.peak_bytes // _STARVED
@@ -320,6 +318,20 @@ class StepSearch:
             log.info("measured step is %d bytes over the budget: planning again", taken - room)
             target = target - (taken - room) - (taken - room) // 4 if left > 1 else 0
         return planned, step
+
+    def _attempted(self, items: Sequence[Planned], choices: Sequence[Choice]) -> list[Planned]:
+        """The graphs as chosen, each run once: what runs several times in a step takes as much each time."""
+        tried: dict[int, Planned] = {}
+        planned = []
+        for item, choice in zip(items, choices, strict=True):
+            chosen = dataclasses.replace(item, program=choice.program, timeline=choice.timeline, choice=choice)
+            if id(choice) in tried:
+                same = tried[id(choice)]
+                chosen = dataclasses.replace(chosen, measured=same.measured, failure=same.failure, ran_out=same.ran_out)
+            else:
+                chosen = tried[id(choice)] = self.attempt(chosen)
+            planned.append(chosen)
+        return planned
 
     def _option(self, passes: Sequence[Pass]) -> _Option:
         """The graphs after more rewrites, and those of the rewrites that changed something."""
@@ -382,4 +394,7 @@ class StepSearch:
 
         befores, costs = [item.before for item in option.items], [item.costs for item in option.items]
         exact = self.stages.fusion is None
-        return StepPlanner(befores, costs, finish, exact=exact, search=search, lowerings=lowerings, curves=curves)
+        alike = [fingerprint(item.source) for item in option.items]
+        return StepPlanner(
+            befores, costs, finish, exact=exact, search=search, lowerings=lowerings, curves=curves, alike=alike
+        )

@@ -109,6 +109,28 @@ class GivenUp(nn.Module):
             return self.third(self.second(self.first(x)))
 
 
+class Halves(Block):
+    """Its graphs run once for every block, though they are captured once."""
+
+    def forward(self, x):
+        wide = F.gelu(self.wide(self.norm(x)))
+        torch._dynamo.graph_break()
+        return x + self.narrow(wide).sin()
+
+
+class BrokenBlocks(nn.Module):
+    """A loop over blocks with a graph break in each."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.end = nn.ModuleList(Halves() for _ in range(4)), Last()
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.end(x)
+
+
 class Results(nn.Module):
     """A dict of a loss, of what it came from, and of things that are no tensors."""
 
@@ -146,6 +168,7 @@ CASES = {
     "tied": (Tied, lambda: {"ids": torch.randint(0, 48, (8, 16))}),
     "broken": (Broken, lambda: {"x": torch.randn(ROWS)}),
     "given_up": (GivenUp, lambda: {"x": torch.randn(ROWS)}),
+    "broken_blocks": (BrokenBlocks, lambda: {"x": torch.randn(ROWS)}),
     "results": (Results, lambda: {"x": torch.randn(ROWS), "labels": torch.randint(0, 4, ROWS[:2])}),
     "skips": (Skips, lambda: {"x": torch.randn(2, 4, 16, 16)}),
 }
