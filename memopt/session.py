@@ -262,8 +262,13 @@ class Session(Standing):
         with phase("recording"):  # the least of a plan is no promise: what its code takes is known once there is code
             self.report = build_report(self, step.planned, peak, peak, None, step.plain, step.plan.curve)
         if len(step.keys) == 1:
-            self._schedules.pop(self._known(step.keys[0]), None)  # another attempt may want another plan
+            self.forget_plan()  # another attempt may want another one
         return self.judged()
+
+    def forget_plan(self) -> None:
+        """Plan the step that was planned last anew when its graphs are seen again."""
+        for key in self._step.keys if self._step else ():
+            self._schedules.pop(self._known(key), None)
 
     def compiled(self, executables: Sequence[ExecutableReport]) -> None:
         """Put on record what an engine's own compiler says of the executables that it made of a graph."""
@@ -285,8 +290,7 @@ class Session(Standing):
         """Plan for so many bytes less from now on; return what `loosen` takes."""
         before = self.margin, self.report, self._step
         self.margin += size
-        for key in self._step.keys if self._step else ():
-            self._schedules.pop(self._known(key), None)
+        self.forget_plan()
         return before
 
     def loosen(self, before: tuple[int, Report | None, Step | None]) -> None:

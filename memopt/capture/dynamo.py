@@ -87,7 +87,10 @@ class Hooks:
         self, joint: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **options: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """AOTAutograd's partition function: plan the joint graph and cut it where the plan says."""
-        program = self.rewrite(joint, num_fwd_outputs)
+        return self.cut(self.rewrite(joint, num_fwd_outputs), num_fwd_outputs, **options)
+
+    def cut(self, program: Program, num_fwd_outputs: int, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Both halves of a program that `rewrite` returned; the options are those of `partition`."""
 
         def extract(module: fx.GraphModule, saved: list[fx.Node]) -> tuple[fx.GraphModule, fx.GraphModule]:
             arguments: dict[str, Any] = {

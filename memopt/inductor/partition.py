@@ -17,6 +17,7 @@ from memopt.capture.dynamo import Hooks
 from memopt.inductor.fusion import realize
 from memopt.inductor.order import KeepOrder
 from memopt.inductor.trace import Trace
+from memopt.program import Program
 from memopt.rewrite import storages
 
 # What tells code that is fused in the plan's order, or in a rewrite's, from other code of the same graph.
@@ -66,9 +67,14 @@ def keep_order(policy: contextlib.ExitStack, partition: Partition, *, added_only
     policy.enter_context(inductor_config.patch(_AS_PLANNED))
 
 
-def planned_cut(hooks: Hooks, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
+def planned_cut(hooks: Hooks, joint: fx.GraphModule, num_fwd_outputs: int, **options: Any) -> Any:
     """Both halves by the plan; what it counts on as stored is."""
-    forward, backward = hooks.partition(joint, joint_inputs, **options)
+    return cut_as_planned(hooks, hooks.rewrite(joint, num_fwd_outputs), num_fwd_outputs, **options)
+
+
+def cut_as_planned(hooks: Hooks, program: Program, num_fwd_outputs: int, **options: Any) -> Any:
+    """Both halves of a planned program; what the plan counts on as stored is."""
+    forward, backward = hooks.cut(program, num_fwd_outputs, **options)
     realize(forward)
     realize(backward)
     return forward, backward

@@ -31,7 +31,7 @@ def rehearse(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks:
     """
     session: Any = hooks.session
     halves = Halves(hooks.backward)
-    partition = Partition(lambda *args, **options: planned_cut(hooks, *args, **options))
+    partition = Partition(lambda joint, _, **options: planned_cut(hooks, joint, **options))
 
     def both(module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Boxed:
         run = emit(module)  # before the compiler rewrites it

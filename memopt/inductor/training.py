@@ -20,7 +20,8 @@ from memopt.inductor.expected import expected_bytes
 from memopt.inductor.halves import Halves
 from memopt.inductor.least import least_bytes
 from memopt.inductor.order import ADDED
-from memopt.inductor.partition import Partition, compile_training, keep_order, planned_cut, saved_bytes
+from memopt.inductor.partition import Partition, compile_training, keep_order, saved_bytes
+from memopt.inductor.plans import KnownPlan, Plans
 from memopt.inductor.replay import ReplayError, measured_workspace
 from memopt.inductor.settled import Settled, SettledSteps, key_of
 from memopt.inductor.trace import Trace
@@ -31,9 +32,6 @@ from memopt.rewrite import ancestors
 from memopt.step.corrections import corrected
 from memopt.step.measured import step_decides
 from memopt.step.planner import GraphPeaks
-
-# Code of torch's own cut is not made where this share of what it is expected to take is over the budget.
-_EXPECTED = 0.99
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +63,7 @@ class Training:
         self._followed: Settled | None = None  # what settled it in another process, as long as it is followed
         self._first_plan: _Attempt | None = None  # made where torch's own cut was seen to be hopeless
         self._trace = Trace()
+        self._plans: Plans[_Attempt] = Plans(hooks)
         self._before: Settled | None = None  # what the graph was settled with under a larger limit
         self._cuts: dict[tuple[str, ...], int] = {}  # bytes that torch's own cut takes, by the rewrites it is made with
         self._least: int | None = None  # bytes for tensors with which code was made that would be made again
@@ -88,6 +87,7 @@ class Training:
                 attempt = self._search()
         finally:
             session.search, session.correction, session.lowering = True, 0, ()
+            self._plans = Plans(self.hooks)
         self._before = None if attempt is None else attempt.settled
         if attempt is None:
             return self._operator_by_operator()
@@ -175,7 +175,7 @@ class Training:
                         return found
                     session.search, session.lowering = True, ()
                 keep_order(policy, partition)
-                return planned_cut(self.hooks, joint, joint_inputs, **options)
+                return self._plans.cut(joint, foresee=self._followed is None, **options)
 
             session.search, partition = planned, Partition(cut)
             try:
@@ -183,6 +183,8 @@ class Training:
             except InductorError as error:  # the graph may hold what this version of Inductor has no code for
                 session.note(f"Inductor has no code for this graph: {first_line(error)}")
                 return None
+            except KnownPlan:
+                return self._again()
         captured = self.hooks.captured
         assert captured is not None
         settled = Settled(session.search, tuple(item.name for item in session.lowering), session.correction)
@@ -198,7 +200,19 @@ class Training:
             self._cuts[settled.lowering] = taken
         if taken and session.one_graph and not (session.search and session.feasible):
             self._least = taken if self._least is None else min(self._least, taken)
-        return _Attempt(run, halves, peaks, settled, saving, excess)
+        attempt = _Attempt(run, halves, peaks, settled, saving, excess)
+        if settled.planned:
+            self._plans.code = attempt
+        return attempt
+
+    def _again(self) -> _Attempt:
+        """The attempt that was made with the plan that was found now, too."""
+        known, captured = self._plans.code, self.hooks.captured
+        assert known is not None and known.peaks is not None and captured is not None
+        saving, excess = self.session.emitted(captured, known.peaks)
+        if (saving, excess) == (known.saving, known.excess):
+            return known
+        return dataclasses.replace(known, saving=saving, excess=excess)
 
     def _may_be_settled(self) -> bool:
         """Whether what settled this step is worth keeping: a step of one graph, with a budget."""
@@ -265,7 +279,7 @@ class Training:
             )
         if early:
             drop_outputs(forward, kept, kept + early)
-        expected = int(_EXPECTED * expected_bytes(forward, backward, kept))
+        expected = expected_bytes(forward, backward, kept)  # code was never seen to take less
         if self.session.hopeless(max(saved_bytes(forward, kept), least_bytes(forward, backward, kept), expected)):
             return None
         mutations_in_place(forward, program, forward_outputs)

@@ -29,6 +29,16 @@ class Judged(Protocol):
 T = TypeVar("T", bound=Judged)
 
 
+def leaves_much(session: Session, excess: int) -> bool:
+    """Whether a plan that recomputes leaves so much of the budget that one with more room is worth a try.
+
+    Args:
+        session: what was planned last.
+        excess: bytes by which the step exceeds the budget, negative where it does not.
+    """
+    return -excess > _SLACK * session.limit_bytes and session.recomputes
+
+
 def corrected(
     session: Session, attempt: Callable[[], T | None], may_correct: Callable[[], bool]
 ) -> tuple[T | None, bool]:
@@ -53,7 +63,7 @@ def corrected(
         if found.excess <= 0:
             if best is None or found.excess > (best.excess or 0):
                 best = found
-            if -found.excess <= _SLACK * session.limit_bytes or not session.recomputes or not may_correct():
+            if not leaves_much(session, found.excess) or not may_correct():
                 break
         elif best is not None or not may_correct() or not session.feasible:
             break

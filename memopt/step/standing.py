@@ -115,9 +115,12 @@ class Standing(Account):
 
         The second is negative when it does not, and None without a budget.
         """
+        return self.judged_as(self.code_peak())
+
+    def judged_as(self, peak: int) -> tuple[int, int | None]:
+        """As `judged`, where the code of the step peaks at so many bytes above what is resident."""
         step = self._step
         assert step is not None
-        peak = self.code_peak()
         total = max(step.base + peak, self.optimizer_peak())
         return step.plan.peak_bytes - peak, None if step.limit is None else total - self.usable(step.limit)
 

@@ -1,0 +1,93 @@
+"""The plans of one graph on their way to code: what becomes code at all, and nothing becomes it twice."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from torch import fx
+
+from memopt.capture.dynamo import Hooks
+from memopt.inductor.expected import expected_bytes
+from memopt.inductor.partition import cut_as_planned
+from memopt.program import Program
+from memopt.step.corrections import leaves_much
+from memopt.step.planned import fingerprint
+
+# Code of a plan took 0 to 6 % more than is expected of its halves, for transformers.
+_EXPECTED = 0.95
+# How often a plan is made for more room before there is code.
+_PLANS = 3
+
+T = TypeVar("T")
+
+
+class KnownPlan(Exception):
+    """Raised where a plan comes out as one did that became code: there is nothing to make."""
+
+
+class Plans(Generic[T]):
+    """The plans of one graph for one limit.
+
+    Attributes:
+        code: what came of the plan of the last cut, as its owner puts it here, or of the known plan.
+    """
+
+    def __init__(self, hooks: Hooks) -> None:
+        """Nothing is planned yet."""
+        self._hooks = hooks
+        self._known: dict[str, T] = {}
+        self._last = ""
+
+    @property
+    def code(self) -> T | None:
+        """What became of the last plan; None as long as there is nothing."""
+        return self._known.get(self._last)
+
+    @code.setter
+    def code(self, made: T) -> None:
+        self._known[self._last] = made
+
+    def cut(self, joint: fx.GraphModule, *, foresee: bool, num_fwd_outputs: int, **options: Any) -> Any:
+        """Both halves by the session's plan.
+
+        The first plan is made for more room as long as what its code is expected to take leaves much of the budget:
+        the code itself would tell no more, but later.
+
+        Args:
+            joint: the graph as a partitioner receives it.
+            foresee: whether to do so.
+            num_fwd_outputs: how many leading outputs belong to forward.
+            options: what else a partitioner is given.
+
+        Raises:
+            KnownPlan: `code` is what came of the same plan.
+        """
+        session: Any = self._hooks.session
+        foresee = foresee and not self._known and session.correction == 0
+        self._last, halves = "", None
+        for left in reversed(range(_PLANS)):
+            program = self._hooks.rewrite(joint, num_fwd_outputs)
+            key = _key(program)
+            if key in self._known:
+                self._last = key
+                raise KnownPlan
+            if halves is not None and key == self._last:
+                break
+            self._last = key
+            halves = cut_as_planned(self._hooks, program, num_fwd_outputs, **options)
+            if not (left and foresee and session.one_graph):
+                break
+            forward, backward = halves
+            expected = expected_bytes(forward, backward, num_fwd_outputs)
+            saving, excess = session.judged_as(int(expected / _EXPECTED))
+            if excess is None or saving <= session.correction or not leaves_much(session, excess):
+                break
+            session.correction = saving
+            session.forget_plan()
+        return halves
+
+
+def _key(program: Program) -> str:
+    """What the code of a planned program goes by: the graph, and what is stored of it."""
+    stored = [node.name for node in program.calls if node.meta.get("stored")]
+    return f"{fingerprint(program)} {stored}"

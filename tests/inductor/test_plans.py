@@ -1,0 +1,145 @@
+"""Plans on their way to code: what is expected of them comes before code, and no plan becomes code twice."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from memopt.inductor import plans as engine
+from memopt.inductor.halves import Halves
+from memopt.inductor.plans import KnownPlan, Plans
+from memopt.inductor.training import Training
+from memopt.passes.checkpoint import Checkpoint
+
+LIMIT = 1000
+
+
+class Program:
+    """A plan that takes so many bytes."""
+
+    calls = ()
+
+    def __init__(self, taken):
+        self.taken = taken
+
+
+class Hooks:
+    """A session whose plans take all the room there is, in steps of 50 bytes, and code that takes `share` of that."""
+
+    def __init__(self, share, least=0, most=9000):
+        self.session, self.share, self.least, self.most, self.planned = SimpleNamespace(), share, least, most, []
+        self.session.__dict__.update(
+            correction=0, limit_bytes=LIMIT, recomputes=True, one_graph=True, feasible=True,
+            judged_as=self.judged_as, forget_plan=lambda: None,
+        )  # fmt: skip
+
+    def rewrite(self, joint, num_fwd_outputs):
+        self.planned.append(min(self.most, max(self.least, (LIMIT + self.session.correction) // 50 * 50)))
+        return Program(self.planned[-1])
+
+    def judged_as(self, peak):
+        return self.planned[-1] - peak, peak - LIMIT
+
+
+@pytest.fixture(autouse=True)
+def _numbers(request, monkeypatch):
+    """Plans are numbers, and so is what is expected of their halves."""
+    if "_compiler" in request.fixturenames:
+        return
+    monkeypatch.setattr(engine, "fingerprint", lambda program: str(program.taken))
+    monkeypatch.setattr(engine, "cut_as_planned", lambda hooks, program, outputs: (program.taken * hooks.share, None))
+    monkeypatch.setattr(engine, "expected_bytes", lambda forward, backward, outputs: engine._EXPECTED * forward)
+
+
+def test_a_plan_whose_code_will_leave_much_is_made_for_more_before_there_is_any():
+    hooks = Hooks(0.8)
+    forward, _ = Plans(hooks).cut("joint", foresee=True, num_fwd_outputs=1)
+    assert hooks.planned == [1000, 1200] and forward == 960
+    assert hooks.session.correction == 200, "what comes of the code starts from there"
+
+
+def test_the_first_plan_stays_where_its_code_will_use_the_budget_or_nothing_else_comes_out():
+    assert _planned(Hooks(0.98)) == [1000]
+    assert _planned(Hooks(1.1)) == [1000], "code says how much too much it is"
+    assert _planned(Hooks(0.8), foresee=False) == [1000], "it was settled with before"
+    assert _planned(Hooks(0.8, least=1400)) == [1400]
+    assert _planned(Hooks(0.5, most=1000)) == [1000, 1000], "with more room it is the same plan"
+    several = Hooks(0.8)
+    several.session.one_graph = False
+    assert _planned(several) == [1000]
+
+
+def test_it_is_foreseen_before_the_first_code_only():
+    hooks = Hooks(0.8)
+    plans = Plans(hooks)
+    plans.cut("joint", foresee=True, num_fwd_outputs=1)
+    plans.code, hooks.session.correction = "code", 0
+    plans.cut("joint", foresee=True, num_fwd_outputs=1)
+    assert hooks.planned == [1000, 1200, 1000], "what the code says is true"
+
+
+def test_a_plan_that_became_code_does_not_become_it_again():
+    hooks = Hooks(0.99)
+    plans = Plans(hooks)
+    plans.cut("joint", foresee=True, num_fwd_outputs=1)
+    assert plans.code is None
+    plans.code = "first"
+    hooks.session.correction = 100
+    plans.cut("joint", foresee=True, num_fwd_outputs=1)
+    plans.code = "second"
+    for correction, made in ((0, "first"), (120, "second")):
+        hooks.session.correction = correction
+        with pytest.raises(KnownPlan):
+            plans.cut("joint", foresee=True, num_fwd_outputs=1)
+        assert plans.code == made
+
+
+def _planned(hooks, *, foresee=True):
+    Plans(hooks).cut("joint", foresee=foresee, num_fwd_outputs=1)
+    return hooks.planned
+
+
+class Blocks(nn.Module):
+    """Blocks that keep much, and little of what they keep is needed."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.tanh(nn.functional.gelu(layer(x)).sigmoid() * x)
+        return x.square().mean()
+
+
+@pytest.mark.usefixtures("_compiler")
+def test_code_is_made_once_for_each_plan(monkeypatch):
+    """However a step is corrected: what comes out as before is not lowered again, and what runs is what was judged."""
+    model, x = Blocks(), torch.randn(256, 32)
+    model(x).backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    lowered, made = [], []
+    compile_half, attempt = Halves.compile, Training._attempt
+
+    def counted(self, module, inputs, **options):
+        lowered.append(module)
+        return compile_half(self, module, inputs, **options)
+
+    def twice(self, *, planned):
+        first = attempt(self, planned=planned)
+        if first is not None and first.settled.planned:
+            before = len(lowered)
+            assert attempt(self, planned=True) is first and len(lowered) == before
+            made.append(first)
+        return first
+
+    monkeypatch.setattr(Halves, "compile", counted)
+    monkeypatch.setattr(Training, "_attempt", twice)
+    compiled = memopt.compile(model, 0.6, backend="inductor", passes=(Checkpoint(),))
+    compiled(x).backward()
+    assert made and compiled.report.peak_bytes <= compiled.report.budget_bytes
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
