@@ -250,5 +250,5 @@ def test_the_report_says_what_the_compiler_says() -> None:
 def test_inference_over_the_budget_is_refused() -> None:
     compiled = memopt.compile(network().eval(), 30_000, backend="xla")
     with pytest.raises(memopt.BudgetError) as found:
-        compiled(torch.randn(64, 3, 8, 8))
+        compiled(torch.randn(16, 3, 8, 8))
     assert found.value.minimum_bytes > 30_000
