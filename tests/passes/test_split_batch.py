@@ -338,3 +338,28 @@ def test_a_unet_trains_as_eager_does_in_the_bytes_that_were_predicted(backend):
     taken = measure(lambda: step(compiled, inputs)).peak_bytes + resident_bytes(model, inputs)
     if backend == "aten":
         assert taken == compiled.report.peak_bytes
+
+
+@pytest.mark.slow
+def test_a_budget_that_nothing_else_keeps_and_the_least_that_is_named():
+    model, inputs = unet(8)
+
+    def compiled_within(budget, passes):
+        torch._dynamo.reset()
+        return memopt.compile(model, budget, backend="aten", passes=passes, example_inputs=inputs)
+
+    *before, checkpoint, inplace = [item for item in memopt.TRAINING if item.name != "split_batch"]
+    passes = (*before, SplitBatch(4, least_bytes=1), checkpoint, inplace)
+    least = []
+    for tried in ((*before, checkpoint, inplace), passes):
+        with pytest.raises(memopt.BudgetError) as refused:
+            compiled_within(1, tried)
+        least.append(refused.value.minimum_bytes)
+    assert least[1] < 0.75 * least[0]
+    for budget in (int(0.85 * least[0]), int(1.02 * least[1])):
+        compiled = compiled_within(budget, passes)
+        step(compiled, inputs)
+        model.zero_grad()
+        taken = measure(lambda: step(compiled, inputs)).peak_bytes + resident_bytes(model, inputs)  # noqa: B023
+        assert taken == compiled.report.peak_bytes <= budget
+        model.zero_grad()
