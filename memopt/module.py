@@ -233,7 +233,9 @@ class CompiledModule(nn.Module):
 
     def _steady_call(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run what was compiled for such a call without gradients; it plans anew where it folds weights anew."""
-        session = self._last = self._sessions[False]
+        session = self._sessions[False]
+        if self._last is not session:  # a module looks twice at whatever is set on it
+            self._last = session
         guard = self._guards[session]
         try:
             with session.call(lambda: self._resident(args, kwargs, False)):
