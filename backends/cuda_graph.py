@@ -242,7 +242,7 @@ def _places_one_by_one(values: list[Any], places: list[int], indices: list[int])
     return all(values[index].data_ptr() == places[index] for index in indices)
 
 
-# In a hundredth of the time, where PyTorch is built with CUDA.
+# In three quarters of the time, where PyTorch is built with CUDA.
 _same_places = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", _places_one_by_one)
 
 
