@@ -123,7 +123,8 @@ class CompiledModule(nn.Module):
         gradients = torch.is_grad_enabled()
         steady = None if gradients else self._steady.find(args, kwargs)
         if steady is not None:
-            return self._steady_call(steady, args, kwargs)
+            with contextlib.suppress(LayoutNeeded):  # of weights that were folded anew: the long way lays them out
+                return self._steady_call(steady, args, kwargs)
         accumulating = self._accumulating()
         session = self._session(accumulating)
         self._last = session

@@ -10,6 +10,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memopt
+import memopt.session
+from memopt.layout import LayoutNeeded
 from memopt.steady import _binder
 
 FACTOR = 2.0
@@ -449,6 +451,24 @@ def test_two_models_of_a_class_are_kept_apart():
     compiled = [steady(model, x) for model in models]
     for one, model in zip(compiled, models, strict=True):
         same(one, model, x)
+
+
+def test_weights_that_should_be_laid_out_otherwise_once_they_are_folded_anew(monkeypatch):
+    model, x = net(), image()
+    compiled = steady(model, x)
+    settled = memopt.session.settle
+
+    def settle(*args):
+        monkeypatch.setattr("memopt.session.settle", settled)
+        raise LayoutNeeded([], [], [True])
+
+    monkeypatch.setattr("memopt.session.settle", settle)
+    with torch.no_grad():
+        model.conv.weight.mul_(2.0)
+    with ways(compiled) as taken:
+        same(compiled, model, x)
+        same(compiled, model, x)
+    assert taken == ["long", "short"]
 
 
 def test_memory_that_runs_out_is_told_in_one_line():
