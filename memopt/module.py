@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 
 from memopt.budget import Budget
@@ -109,8 +110,12 @@ class CompiledModule(nn.Module):
             RuntimeError: nothing was compiled yet.
         """
         session = self._last
-        if session is None or session.report is None:
+        if session is None:
             raise RuntimeError("nothing is planned yet: call the model once, or pass example_inputs to memopt.compile")
+        if session.report is None:
+            raise RuntimeError(
+                f"nothing is planned: no graph could be captured of {session.model_name}, it runs as it is"
+            )
         return session.report
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,6 +123,7 @@ class CompiledModule(nn.Module):
 
         Raises:
             BudgetError: no plan keeps the budget. Nothing was run, and nothing of the model has changed.
+            CaptureError: the budget cannot be kept, as graphs depend on the values of tensors, or none can be captured.
             MemoryError: the device had less memory left than the step needs.
         """
         gradients = torch.is_grad_enabled()
@@ -137,6 +143,8 @@ class CompiledModule(nn.Module):
                     outputs = self._planned_call(session, accumulating, args, kwargs)
             except torch.OutOfMemoryError as error:
                 raise MemoryError(session.short_of_memory(error)) from None
+        if session.report is None and session.budget is not None and next(self._model.parameters(), None) is not None:
+            raise CaptureError(f"no graph could be captured of {session.model_name}: it cannot be held to a budget")
         if gradients:
             guard.backward(outputs)
         else:
@@ -221,7 +229,14 @@ class CompiledModule(nn.Module):
         except WholeStepNeeded:
             session.whole_step = False
             try:
-                with settled(session, lambda: self._programs(session, args, kwargs)):
+                with contextlib.ExitStack() as stack:
+                    try:
+                        stack.enter_context(settled(session, lambda: self._programs(session, args, kwargs)))
+                    except CaptureError as error:
+                        if session.budget is not None:
+                            raise
+                        session.note(f"without a budget to be shared, each graph is planned by itself: {error}")
+                        return self._call(session, accumulating, args, kwargs)
                     return self._call_as_foreseen(session, accumulating, args, kwargs)
             finally:
                 session.whole_step = True  # another size is another step
@@ -377,9 +392,10 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
             compiled = torch.compile(shadow.model, backend=dynamo_backend(session), dynamic=False)
             compiled(*fake_args, **fake_kwargs)
         return session.collecting
-    except (torch._subclasses.fake_tensor.DataDependentOutputException, NotImplementedError) as error:
+    except (DataDependentOutputException, DynamicOutputShapeException, NotImplementedError) as error:
         raise CaptureError(
-            f"{type(model).__name__} cannot be planned without running it: its control flow depends on tensor values"
+            f"{type(model).__name__} cannot be planned without running it: its control flow or its shapes "
+            "depend on the values of tensors"
         ) from error
     finally:
         session.collecting = None

@@ -233,6 +233,43 @@ def test_a_break_at_the_first_call_only_leaves_no_graphs_that_were_not_planned()
     assert len(run.report.programs) == 1
 
 
+class ByValue(nn.Module):
+    """Graphs that depend on the values of tensors: torch.compile breaks them, and runs them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = Part(), Last()
+
+    def forward(self, x):
+        x = self.first(x)
+        x = x * 2 if x.sum() > 0 else x * 3
+        return self.last(x[x[:, 0, 0] > 0])
+
+
+def test_graphs_that_depend_on_values_run_without_a_budget_and_are_refused_with_one():
+    torch.manual_seed(0)
+    model, inputs = ByValue(), {"x": torch.randn(ROWS)}
+    expected = step(model, inputs), gradients(model)
+    model.zero_grad()
+    run = memopt.compile(model, backend="aten")
+    for _ in range(2):
+        assert_equal((step(run, inputs), gradients(model)), expected)
+        model.zero_grad()
+    assert any("each graph is planned by itself" in note for note in run.report.notes)
+    with pytest.raises(memopt.CaptureError, match="depend on the values of tensors"):
+        memopt.compile(model, "1GB", backend="aten")(**inputs)
+
+
+def test_what_cannot_be_captured_is_not_held_to_a_budget():
+    model, x = nn.LSTM(4, 4), torch.randn(3, 2, 4)
+    with pytest.raises(memopt.CaptureError, match="no graph could be captured of LSTM"):
+        memopt.compile(model, "1GB", backend="aten")(x)
+    run = memopt.compile(model, backend="aten")
+    assert torch.equal(run(x)[0], model(x)[0])
+    with pytest.raises(RuntimeError, match="no graph could be captured of LSTM"):
+        _ = run.report
+
+
 def test_a_dict_of_results_may_be_used_in_any_way():
     model, inputs = start("results")
     budget = budget_for(model, inputs, 0.2)
