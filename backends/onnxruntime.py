@@ -66,6 +66,8 @@ class OnnxRuntimeBackend(Engine):
             if hooks.dry:
                 return emit(module)
             _check(program)
+            if _empty(program):  # ONNX Runtime binds no tensor without elements, and there is nothing to save
+                return Watched(program, rewrite, emit)
             weights = () if self._settings.tight else weights_of(program)
             session: Any = hooks.session
             settle = settling(session) if self._settings.tight else None
@@ -85,6 +87,12 @@ def _check(program: Program) -> None:
     for node, entry in zip(program.placeholders, program.inputs, strict=True):
         if not isinstance(node.meta["val"], torch.Tensor):
             raise RuntimeError(f"input {entry.name} is no tensor: an ONNX graph takes tensors only")
+
+
+def _empty(program: Program) -> bool:
+    """Whether an input or a result has no elements."""
+    nodes = (*program.placeholders, *(node for node in program.output_nodes if node is not None))
+    return any(isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].numel() == 0 for node in nodes)
 
 
 class _Bound(torch.nn.Module):

@@ -78,7 +78,7 @@ def compile(
     Raises:
         BudgetError: no plan keeps the budget (here with `example_inputs`, else at the first call).
         ValueError: the budget, the backend or a lever is not understood.
-        TypeError: `model` is not a module, or `passes` holds something that is not a Pass.
+        TypeError: `model` is not a module, `optimizer` is none, or `passes` holds something that is not a Pass.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"memopt.compile takes a torch.nn.Module, not {type(model).__name__}")
@@ -113,7 +113,7 @@ def make_options(
 
     Raises:
         ValueError: the budget, the backend or a lever is not understood.
-        TypeError: `passes` holds something that is not a Pass.
+        TypeError: `passes` holds something that is not a Pass, or `optimizer` is none.
     """
     if isinstance(allow, str):
         raise ValueError(f"allow takes names in a tuple: allow=({allow!r},)")
@@ -122,6 +122,10 @@ def make_options(
             raise ValueError(f"allow: unknown lever {lever!r} (known: {', '.join(LEVERS)})")
     if verify not in (True, False, "full"):
         raise ValueError(f'verify is {verify!r}: use True, False or "full"')
+    if optimizer is not None and not hasattr(optimizer, "param_groups"):
+        raise TypeError(f"optimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    if isinstance(passes, Pass):
+        raise TypeError(f"passes takes a tuple: passes=({passes!r},)")
     chosen = None if passes is None else tuple(passes)
     for item in chosen or ():
         if not isinstance(item, Pass):

@@ -156,7 +156,7 @@ class CompiledModule(nn.Module):
 
         Raises:
             BudgetError: no plan keeps the budget.
-            CaptureError: the model's control flow depends on the values of tensors.
+            CaptureError: the model's control flow depends on the values of tensors, or no graph can be captured.
         """
         accumulating = self._accumulating()
         session = self._session(accumulating)
@@ -170,7 +170,8 @@ class CompiledModule(nn.Module):
                 else:
                     for program in dict.fromkeys(programs):
                         plan_inference(session, program)
-        assert session.report is not None
+        if session.report is None:
+            raise CaptureError(f"no graph could be captured of {session.model_name}: there is nothing to plan")
         return session.report
 
     # -- the model's surface -------------------------------------------------------------------------------------

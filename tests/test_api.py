@@ -51,7 +51,7 @@ def test_the_device_of_a_model_is_that_of_its_first_tensor():
 
 
 def test_what_was_asked_for_is_made_definite():
-    optimizer, passes = object(), [memopt.INFERENCE[0]]
+    optimizer, passes = torch.optim.SGD([torch.ones(1)], lr=0.1), [memopt.INFERENCE[0]]
     options = make_options(
         budget="2MB", optimizer=optimizer, backend="static", passes=iter(passes), allow=["freeze"], device=CPU
     )
@@ -70,6 +70,8 @@ def test_what_was_asked_for_is_made_definite():
         ({"allow": "freeze"}, ValueError, r"^allow takes names in a tuple: allow=\('freeze',\)$"),
         ({"allow": ("freeze", "bf16")}, ValueError, r"^allow: unknown lever 'bf16' \(known: freeze\)$"),
         ({"verify": None}, ValueError, "verify is None"),
+        ({"passes": memopt.INFERENCE[0]}, TypeError, r"passes takes a tuple: passes="),
+        ({"optimizer": "adam"}, TypeError, "^optimizer takes a torch.optim.Optimizer, not str$"),
         ({"passes": (memopt.INFERENCE[0], type(memopt.INFERENCE[0]))}, TypeError, "passes must hold memopt.Pass"),
         ({"budget": "2 things"}, ValueError, "budget"),
         ({"backend": ""}, ValueError, "unknown backend ''"),

@@ -32,6 +32,7 @@ def test_equal_to_eager_for_new_shapes_and_new_weights(budget: str | None) -> No
     x = torch.randn(4, 3, 8, 8)
     close(compiled(x), model(x))
     close(compiled(x[:2]), model(x[:2]))
+    close(compiled(x[:0]), model(x[:0]))
     model[4].weight.mul_(2.0)
     model[1].running_mean.add_(1.0)
     close(compiled(x), model(x))

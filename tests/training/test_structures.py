@@ -264,6 +264,8 @@ def test_what_cannot_be_captured_is_not_held_to_a_budget():
     model, x = nn.LSTM(4, 4), torch.randn(3, 2, 4)
     with pytest.raises(memopt.CaptureError, match="no graph could be captured of LSTM"):
         memopt.compile(model, "1GB", backend="aten")(x)
+    with pytest.raises(memopt.CaptureError, match="no graph could be captured of LSTM"):
+        memopt.estimate(model, x)
     run = memopt.compile(model, backend="aten")
     assert torch.equal(run(x)[0], model(x)[0])
     with pytest.raises(RuntimeError, match="no graph could be captured of LSTM"):
