@@ -15,6 +15,8 @@ from memopt.step.planned import fingerprint
 
 # Code of a plan took 0 to 6 % more than is expected of its halves, for transformers.
 _EXPECTED = 0.95
+# A plan that was made for more room, and takes no more than one part in so many of the budget more, is not worth code.
+_WORTH = 100
 # How often a plan is made for more room before there is code.
 _PLANS = 3
 
@@ -22,7 +24,7 @@ T = TypeVar("T")
 
 
 class KnownPlan(Exception):
-    """Raised where a plan comes out as one did that became code: there is nothing to make."""
+    """Raised where a plan comes out as one did that became code, or hardly uses more room: there is nothing to make."""
 
 
 class Plans(Generic[T]):
@@ -37,6 +39,7 @@ class Plans(Generic[T]):
         self._hooks = hooks
         self._known: dict[str, T] = {}
         self._last = ""
+        self._room: dict[str, tuple[int, int]] = {}  # what plans were corrected by, and their bytes
 
     @property
     def code(self) -> T | None:
@@ -60,7 +63,7 @@ class Plans(Generic[T]):
             options: what else a partitioner is given.
 
         Raises:
-            KnownPlan: `code` is what came of the same plan.
+            KnownPlan: `code` is what came of the same plan, or is as good.
         """
         session: Any = self._hooks.session
         foresee = foresee and not self._known and session.correction == 0
@@ -68,9 +71,12 @@ class Plans(Generic[T]):
         for left in reversed(range(_PLANS)):
             program = self._hooks.rewrite(joint, num_fwd_outputs)
             key = _key(program)
-            if key in self._known:
-                self._last = key
-                raise KnownPlan
+            asked, taken = self._room[key] = session.correction, session.judged_as(0)[0]
+            for known in self._known:
+                before, size = self._room[known]
+                if key == known or (asked > before and taken - size < session.limit_bytes // _WORTH):
+                    self._last = known
+                    raise KnownPlan
             if halves is not None and key == self._last:
                 break
             self._last = key

@@ -44,6 +44,7 @@ class _Attempt:
     settled: Settled
     saving: int = 0
     excess: int | None = None
+    step: Any = None  # what was planned
 
     @property
     def fits(self) -> bool:
@@ -200,15 +201,16 @@ class Training:
             self._cuts[settled.lowering] = taken
         if taken and session.one_graph and not (session.search and session.feasible):
             self._least = taken if self._least is None else min(self._least, taken)
-        attempt = _Attempt(run, halves, peaks, settled, saving, excess)
+        attempt = _Attempt(run, halves, peaks, settled, saving, excess, session.step)
         if settled.planned:
             self._plans.code = attempt
         return attempt
 
     def _again(self) -> _Attempt:
-        """The attempt that was made with the plan that was found now, too."""
+        """The attempt that was made with the plan that was found now, too, or with one that is as good."""
         known, captured = self._plans.code, self.hooks.captured
         assert known is not None and known.peaks is not None and captured is not None
+        self.session.step = known.step
         saving, excess = self.session.emitted(captured, known.peaks)
         if (saving, excess) == (known.saving, known.excess):
             return known

@@ -48,6 +48,15 @@ class Standing(Account):
         self._emitted: dict[str, GraphPeaks] = {}  # by fingerprint: what the engine's own code takes
 
     @property
+    def step(self) -> Step | None:
+        """The step that was planned last; set to go back to one that was planned before."""
+        return self._step
+
+    @step.setter
+    def step(self, step: Step | None) -> None:
+        self._step = step
+
+    @property
     def limit_bytes(self) -> int:
         """The budget of the step, in bytes; 0 without one."""
         return (self._step.limit or 0) if self._step else 0

@@ -96,6 +96,24 @@ def test_a_plan_that_became_code_does_not_become_it_again():
         assert plans.code == made
 
 
+def test_what_hardly_uses_more_room_is_not_worth_code():
+    hooks = Hooks(0.9, most=1000)
+    plans = Plans(hooks)
+    plans.cut("joint", foresee=False, num_fwd_outputs=1)
+    plans.code = "first"
+    hooks.most = 1005
+    hooks.session.correction = -300
+    plans.cut("joint", foresee=True, num_fwd_outputs=1)
+    assert plans.code is None and hooks.planned == [1000, 700], "less was asked for: that is another plan"
+    hooks.session.correction = 300
+    with pytest.raises(KnownPlan):
+        plans.cut("joint", foresee=True, num_fwd_outputs=1)
+    assert plans.code == "first"
+    hooks.most = 1050
+    plans.cut("joint", foresee=True, num_fwd_outputs=1)
+    assert plans.code is None and hooks.planned[2:] == [1005, 1050]
+
+
 def _planned(hooks, *, foresee=True):
     Plans(hooks).cut("joint", foresee=foresee, num_fwd_outputs=1)
     return hooks.planned
