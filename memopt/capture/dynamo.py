@@ -22,6 +22,7 @@ from torch._functorch import partitioners
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._ordered_set import OrderedSet
 
+from memopt.capture.export import refuse_layouts
 from memopt.capture.joint import (
     Origin,
     constants_to_attributes,
@@ -118,9 +119,15 @@ class Hooks:
             return self.session.training(captured, self.graph_break)
 
     def capture(self, joint: fx.GraphModule, forward_outputs: int) -> Program:
-        """The program of a joint graph; the same one as long as it is asked for the same graph."""
+        """The program of a joint graph; the same one as long as it is asked for the same graph.
+
+        Raises:
+            CaptureError: a tensor is sparse.
+        """
         if self.captured is None or self._joint is not joint:
             with _outside_tracing():
+                for node in joint.graph.nodes:
+                    refuse_layouts(node)
                 self.captured, self._joint = from_joint(joint, forward_outputs, self.origins), joint
                 lend(self.captured, self.example_inputs())
         return self.captured

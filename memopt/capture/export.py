@@ -120,11 +120,18 @@ def _composites() -> dict[Any, Any]:
     return _split_decomp_table_to_cia_and_python_decomp({op: table[op] for op in list(table) if _is_cia_op(op)})[0]
 
 
-def _refuse_unsupported(node: fx.Node) -> None:
-    where = f"{node.name} ({source_line(node) or 'source unknown'})"
+def refuse_layouts(node: fx.Node) -> None:
+    """Raise CaptureError where a node's value is a sparse tensor, or of another layout that is not strided."""
     for leaf in pytree.tree_leaves(node.meta.get("val")):
         if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
+            where = f"{node.name} ({source_line(node) or 'source unknown'})"
             raise CaptureError(f"{where} is a {leaf.layout} tensor: only strided tensors are supported")
+
+
+def _refuse_unsupported(node: fx.Node) -> None:
+    refuse_layouts(node)
+    where = f"{node.name} ({source_line(node) or 'source unknown'})"
+    for leaf in pytree.tree_leaves(node.meta.get("val")):
         sizes = leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,)
         if any(isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)) for size in sizes):
             raise CaptureError(f"{where} has a size or a value that depends on data or varies: fixed shapes are needed")

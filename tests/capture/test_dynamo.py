@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import memopt
 from memopt.backends.aten import AtenBackend, emit
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.capture.joint import Origin
@@ -143,6 +144,12 @@ def test_numbers_and_plain_tensors_are_the_users() -> None:
     session.compile(lambda x, y: x * 2 + y)(X, torch.ones(3, requires_grad=True))
     assert session.hooks[0].origins == [Origin(InputKind.USER, None, None)] * 2
     assert session.hooks[0].needs_gradients
+
+
+def test_sparse_gradients_are_refused_in_one_line() -> None:
+    embedding = nn.Embedding(5, 3, sparse=True)
+    with pytest.raises(memopt.CaptureError, match=r"^\S+ \(.+\) is a torch.sparse_coo tensor: only strided tensors"):
+        memopt.compile(embedding, backend="aten")(torch.tensor([1, 2])).sum().backward()
 
 
 def test_graph_breaks_are_seen() -> None:
