@@ -28,11 +28,11 @@ from memopt.memory.cost.key import processor_name
 from memopt.memory.cost.roofline import seconds as roofline_seconds
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
-from memopt.module import collect
 from memopt.pass_manager import Pass, PassManager
 from memopt.passes.checkpoint import Checkpoint
 from memopt.program import Program
 from memopt.session import Session
+from memopt.tracing import collect
 
 MODELS = (
     "resnet18", "resnet50", "mobilenet_v3_large", "densenet121", "unet", "vit_b_16", "bert_base", "gpt2", "llama_tiny"

@@ -22,11 +22,11 @@ from memopt.api import make_options
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
 from memopt.memory.timeline import timeline
-from memopt.module import collect
 from memopt.passes.checkpoint import workspace
 from memopt.program import Program
 from memopt.session import Session
 from memopt.step.planner import plan_step
+from memopt.tracing import collect
 
 MODELS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("resnet50", {}, {"batch": 64}),

@@ -8,34 +8,28 @@ import dataclasses
 import functools
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 
 from memopt.budget import Budget
-from memopt.capture.attention import attention_as_on
-from memopt.capture.dynamo import Hooks
 from memopt.capture.export import CaptureError
-from memopt.capture.shadow import Shadow, model_names
+from memopt.capture.shadow import model_names
 from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.layout import LayoutNeeded, lay_out, movable_parameters
-from memopt.memory.allocator import library_bytes, settled_bytes
+from memopt.memory.allocator import settled_bytes
 from memopt.memory.allocator_limit import Allowance
 from memopt.memory.cost.devices import Device
 from memopt.memory.cost.elsewhere import first_of
 from memopt.memory.cost.table import CostTable
 from memopt.memory.distributed import buckets_of
 from memopt.memory.optimizer import OptimizerFootprint, optimizer_footprint
-from memopt.memory.resident import Resident, storage_bytes
-from memopt.memory.rounding import allocated_bytes
+from memopt.memory.resident import Resident, resident_of, storage_bytes
 from memopt.pass_manager import Pass
-from memopt.phases import collecting_rarely
 from memopt.program import Program
 from memopt.progress import planning, stage
 from memopt.report.record import Report
@@ -44,11 +38,8 @@ from memopt.steady import SteadyCalls
 from memopt.step.carry import Sizes
 from memopt.step.guard import StepGuard
 from memopt.step.inference import plan_inference
-from memopt.step.measured import lower_within
 from memopt.step.whole import settled
-
-# How many shapes and modes of one model are compiled before a call is refused.
-_RECOMPILE_LIMIT = 256
+from memopt.tracing import collect, dynamo_backend, dynamo_settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,122 +336,3 @@ def _allow(owner: weakref.ref[CompiledModule], session: weakref.ref[Session], li
     module, known = owner(), session()
     if module is not None and known is not None:
         module._allow(known, limit_bytes)
-
-
-def resident_of(
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    footprint: OptimizerFootprint | None,
-    accumulating: bool,
-    device: torch.device | None = None,
-) -> Resident:
-    """Count what the device holds during the whole step, by storage; on `device`, where it is not the tensors' own."""
-    parameters = list(model.parameters())
-    buckets = buckets_of(model)
-    own = [parameter for parameter in parameters if id(parameter) not in buckets.viewed]
-    gradients = [parameter.grad for parameter in own if parameter.grad is not None]
-    tensors = [*parameters, *(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))]
-    home = device or (tensors[0].device if tensors else torch.device("cpu"))
-    return Resident(
-        parameters=storage_bytes(parameters, device),
-        buffers=storage_bytes(list(model.buffers()), device) + buckets.nbytes,
-        inputs=storage_bytes(pytree.tree_leaves((args, kwargs)), device),
-        gradients=storage_bytes(gradients, device) if accumulating else 0,
-        optimizer=footprint,
-        trainable=sum(
-            allocated_bytes(parameter.numel() * parameter.element_size(), device or parameter.device)
-            for parameter in own
-            if parameter.requires_grad
-        ),
-        libraries=library_bytes(home),
-        device=home,
-    )
-
-
-def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], session: Session) -> list[Program]:
-    """Capture all graphs of one call on fake tensors, in order; neither model nor inputs are touched.
-
-    Raises:
-        CaptureError: the model cannot run without real data.
-    """
-    shadow = Shadow(model)
-    fake_args, fake_kwargs = shadow.inputs(args, kwargs)
-    names, session._names = session._names, shadow.names
-    session.collecting = []
-    try:
-        with shadow.mode, dynamo_settings(), torch.random.fork_rng(devices=[]):
-            compiled = torch.compile(shadow.model, backend=dynamo_backend(session), dynamic=False)
-            compiled(*fake_args, **fake_kwargs)
-        return session.collecting
-    except (DataDependentOutputException, DynamicOutputShapeException, NotImplementedError) as error:
-        raise CaptureError(
-            f"{type(model).__name__} cannot be planned without running it: its control flow or its shapes "
-            "depend on the values of tensors"
-        ) from error
-    finally:
-        session.collecting = None
-        session._names = names
-
-
-def dynamo_backend(session: Session) -> Callable[..., Any]:
-    """A fresh Dynamo backend that hands each graph to the session's engine."""
-
-    def memopt(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        target = session.table.target
-
-        hooks = Hooks(session, graph_module, example_inputs)
-
-        def lower() -> tuple[Callable[..., Any], Hooks]:
-            with collecting_rarely():
-                return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
-
-        collected = session.collecting
-        first = len(collected or ())
-        with session.timed("tracing"), attention_as_on(None if target is None else target.type):
-            try:
-                run = lower_within(session, lower, example_inputs)
-                return run if collected is None else _counted(run, collected, first)
-            finally:
-                if not session.dry:
-                    session.forget_search()  # kept so far: a step that is lowered for less is not searched again
-                hooks.forget()
-
-    return memopt
-
-
-def _counted(run: Callable[..., Any], collected: list[Program], first: int) -> Callable[..., Any]:
-    """`run`, which lists the programs collected since `first` as often as it is called: blocks share code."""
-    programs = collected[first:]
-    del collected[first:]
-
-    def counted(*args: Any) -> Any:
-        collected.extend(programs)
-        return run(*args)
-
-    return counted
-
-
-@contextlib.contextmanager
-def dynamo_settings() -> Iterator[None]:
-    """Let many shapes be compiled, refuse instead of falling back to eager, and raise memopt's own errors.
-
-    Guards look at every tensor: by the tags of dictionaries, as torch 2.11 has it by default, a weight whose `data` is
-    of another dtype or layout now would not be noticed.
-    """
-    settings = torch._dynamo.config.patch(
-        use_recursive_dict_tags_for_guards=False,
-        skip_tensor_guards_with_matching_dict_tags=False,
-        recompile_limit=_RECOMPILE_LIMIT,
-        accumulated_recompile_limit=8 * _RECOMPILE_LIMIT,
-        fail_on_recompile_limit_hit=True,
-    )
-    try:
-        with settings:
-            yield
-    except BackendCompilerFailed as error:
-        raise error.inner_exception from None
-    except FailOnRecompileLimitHit as error:
-        raise RuntimeError(
-            f"more than {_RECOMPILE_LIMIT} different input shapes: pad or bucket the inputs to fewer shapes"
-        ) from error

@@ -13,10 +13,10 @@ from memopt.api import compile as compile_model
 from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks, Names
 from memopt.capture.shadow import model_names
-from memopt.module import collect, dynamo_settings
 from memopt.program import InputKind, Program
 from memopt.step.guard import short_of_memory
 from memopt.synthesis import synthesize
+from memopt.tracing import collect, dynamo_settings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils import _pytree as pytree
 
+from memopt.memory.allocator import library_bytes
+from memopt.memory.distributed import buckets_of
 from memopt.memory.optimizer import OptimizerFootprint
 from memopt.memory.rounding import allocated_bytes
 
@@ -60,3 +64,34 @@ def storage_bytes(tensors: Sequence[Any], device: torch.device | None = None) ->
             storage = tensor.untyped_storage()
             found[storage._cdata] = allocated_bytes(storage.nbytes(), device or storage.device)
     return sum(found.values())
+
+
+def resident_of(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    footprint: OptimizerFootprint | None,
+    accumulating: bool,
+    device: torch.device | None = None,
+) -> Resident:
+    """Count what the device holds during the whole step, by storage; on `device`, where it is not the tensors' own."""
+    parameters = list(model.parameters())
+    buckets = buckets_of(model)
+    own = [parameter for parameter in parameters if id(parameter) not in buckets.viewed]
+    gradients = [parameter.grad for parameter in own if parameter.grad is not None]
+    tensors = [*parameters, *(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))]
+    home = device or (tensors[0].device if tensors else torch.device("cpu"))
+    return Resident(
+        parameters=storage_bytes(parameters, device),
+        buffers=storage_bytes(list(model.buffers()), device) + buckets.nbytes,
+        inputs=storage_bytes(pytree.tree_leaves((args, kwargs)), device),
+        gradients=storage_bytes(gradients, device) if accumulating else 0,
+        optimizer=footprint,
+        trainable=sum(
+            allocated_bytes(parameter.numel() * parameter.element_size(), device or parameter.device)
+            for parameter in own
+            if parameter.requires_grad
+        ),
+        libraries=library_bytes(home),
+        device=home,
+    )

@@ -12,8 +12,8 @@ from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
 from memopt.memory.timeline import timeline
 from memopt.models import build
-from memopt.module import collect
 from memopt.session import Session
+from memopt.tracing import collect
 
 
 def captured(model, inputs, target="h100"):

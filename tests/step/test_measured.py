@@ -65,7 +65,7 @@ def captured(model):
         return run
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("memopt.module.lower_within", remember)
+        patch.setattr("memopt.tracing.lower_within", remember)
         memopt.compile(model, backend="aten", verify=False)(torch.randn(4, 8))
     assert real is measured_step.lower_within
     return seen[0]
@@ -254,7 +254,7 @@ def test_what_is_counted_as_libraries_already_is_not_counted_twice(monkeypatch, 
     model, x, budget = budget_and_session(monkeypatch)
     counted = []
     monkeypatch.setattr("memopt.session.count_library_bytes", lambda device, size: counted.append(size))
-    monkeypatch.setattr("memopt.module.library_bytes", lambda device: 600)
+    monkeypatch.setattr("memopt.memory.resident.library_bytes", lambda device: 600)
     steps(Taken(budget // 2, budget // 2, 50, kept_bytes=640))
     trained(memopt.compile(model, budget, backend="aten"), x)
     assert counted == [40]

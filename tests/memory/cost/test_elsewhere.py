@@ -12,9 +12,9 @@ from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
 from memopt.memory.timeline import timeline
 from memopt.models import build
-from memopt.module import collect
 from memopt.program import tensors_of
 from memopt.session import Session
+from memopt.tracing import collect
 from tests.support import capture
 
 

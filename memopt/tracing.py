@@ -1,0 +1,112 @@
+"""A model's call under torch.compile: the settings that it needs, and each of its graphs handed to a session."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from memopt.capture.attention import attention_as_on
+from memopt.capture.dynamo import Hooks
+from memopt.capture.export import CaptureError
+from memopt.capture.shadow import Shadow
+from memopt.phases import collecting_rarely
+from memopt.program import Program
+from memopt.session import Session
+from memopt.step.measured import lower_within
+
+# How many shapes and modes of one model are compiled before a call is refused.
+_RECOMPILE_LIMIT = 256
+
+
+def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], session: Session) -> list[Program]:
+    """Capture all graphs of one call on fake tensors, in order; neither model nor inputs are touched.
+
+    Raises:
+        CaptureError: the model cannot run without real data.
+    """
+    shadow = Shadow(model)
+    fake_args, fake_kwargs = shadow.inputs(args, kwargs)
+    names, session._names = session._names, shadow.names
+    session.collecting = []
+    try:
+        with shadow.mode, dynamo_settings(), torch.random.fork_rng(devices=[]):
+            compiled = torch.compile(shadow.model, backend=dynamo_backend(session), dynamic=False)
+            compiled(*fake_args, **fake_kwargs)
+        return session.collecting
+    except (DataDependentOutputException, DynamicOutputShapeException, NotImplementedError) as error:
+        raise CaptureError(
+            f"{type(model).__name__} cannot be planned without running it: its control flow or its shapes "
+            "depend on the values of tensors"
+        ) from error
+    finally:
+        session.collecting = None
+        session._names = names
+
+
+def dynamo_backend(session: Session) -> Callable[..., Any]:
+    """A fresh Dynamo backend that hands each graph to the session's engine."""
+
+    def memopt(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        target = session.table.target
+
+        hooks = Hooks(session, graph_module, example_inputs)
+
+        def lower() -> tuple[Callable[..., Any], Hooks]:
+            with collecting_rarely():
+                return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
+
+        collected = session.collecting
+        first = len(collected or ())
+        with session.timed("tracing"), attention_as_on(None if target is None else target.type):
+            try:
+                run = lower_within(session, lower, example_inputs)
+                return run if collected is None else _counted(run, collected, first)
+            finally:
+                if not session.dry:
+                    session.forget_search()  # kept so far: a step that is lowered for less is not searched again
+                hooks.forget()
+
+    return memopt
+
+
+def _counted(run: Callable[..., Any], collected: list[Program], first: int) -> Callable[..., Any]:
+    """`run`, which lists the programs collected since `first` as often as it is called: blocks share code."""
+    programs = collected[first:]
+    del collected[first:]
+
+    def counted(*args: Any) -> Any:
+        collected.extend(programs)
+        return run(*args)
+
+    return counted
+
+
+@contextlib.contextmanager
+def dynamo_settings() -> Iterator[None]:
+    """Let many shapes be compiled, refuse instead of falling back to eager, and raise memopt's own errors.
+
+    Guards look at every tensor: by the tags of dictionaries, as torch 2.11 has it by default, a weight whose `data` is
+    of another dtype or layout now would not be noticed.
+    """
+    settings = torch._dynamo.config.patch(
+        use_recursive_dict_tags_for_guards=False,
+        skip_tensor_guards_with_matching_dict_tags=False,
+        recompile_limit=_RECOMPILE_LIMIT,
+        accumulated_recompile_limit=8 * _RECOMPILE_LIMIT,
+        fail_on_recompile_limit_hit=True,
+    )
+    try:
+        with settings:
+            yield
+    except BackendCompilerFailed as error:
+        raise error.inner_exception from None
+    except FailOnRecompileLimitHit as error:
+        raise RuntimeError(
+            f"more than {_RECOMPILE_LIMIT} different input shapes: pad or bucket the inputs to fewer shapes"
+        ) from error
