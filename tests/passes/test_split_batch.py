@@ -124,7 +124,7 @@ def test_what_stretches_alone_read_stays_in_parts():
         lambda x: x + x.mean((2, 3), keepdim=True).sigmoid(),
         lambda x: x.contiguous(memory_format=torch.channels_last),
     ],
-    ids=repr,
+    ids=lambda between: repr(between) if isinstance(between, nn.Module) else "function",
 )
 def test_neighbours(between):
     tensors = operands()
