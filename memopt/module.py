@@ -39,7 +39,7 @@ from memopt.step.carry import Sizes
 from memopt.step.guard import StepGuard
 from memopt.step.inference import plan_inference
 from memopt.step.whole import settled
-from memopt.tracing import collect, dynamo_backend, dynamo_settings
+from memopt.tracing import collect, dynamo_backend, dynamo_settings, note_outside
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +128,7 @@ class CompiledModule(nn.Module):
         self._count_optimizer()
         guard = self._guards.setdefault(session, StepGuard())
         beyond = session.beyond if gradients else None
+        mark = session.outside.mark((args, kwargs) if gradients else ())
         with session.call(lambda: self._resident(args, kwargs, accumulating)):
             try:
                 with guard.forward(beyond), planning(session.model_name):
@@ -136,6 +137,7 @@ class CompiledModule(nn.Module):
                 raise MemoryError(session.short_of_memory(error)) from None
         if session.report is None and session.budget is not None and next(self._model.parameters(), None) is not None:
             raise CaptureError(f"no graph could be captured of {session.model_name}: it cannot be held to a budget")
+        note_outside(session, self._model, outputs, mark)
         if gradients:
             guard.backward(outputs)
         else:

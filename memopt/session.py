@@ -11,6 +11,7 @@ import torch
 
 from memopt.budget import Budget, BudgetError
 from memopt.capture.dynamo import Names
+from memopt.capture.outside import Outside
 from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.freeze import fold_in_place
@@ -74,6 +75,7 @@ class Session(Standing):
         self.table = table
         self.model_name, self.plan_seconds = model_name, plan_seconds
         self.notes: list[str] = []
+        self.outside = Outside()  # of captured graphs: what runs there
         self.report: Report | None = None
         self.clock = Clock()  # of planning and compiling
         self.executables: tuple[ExecutableReport, ...] = ()  # of the engine's own compiler

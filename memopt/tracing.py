@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from memopt.capture.attention import attention_as_on
 from memopt.capture.dynamo import Hooks
 from memopt.capture.export import CaptureError
+from memopt.capture.outside import OUTSIDE, Mark
 from memopt.capture.shadow import Shadow
 from memopt.phases import collecting_rarely
 from memopt.program import Program
@@ -37,7 +38,8 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
     try:
         with shadow.mode, dynamo_settings(), torch.random.fork_rng(devices=[]):
             compiled = torch.compile(shadow.model, backend=dynamo_backend(session), dynamic=False)
-            compiled(*fake_args, **fake_kwargs)
+            mark = session.outside.mark((fake_args, fake_kwargs))
+            note_outside(session, model, compiled(*fake_args, **fake_kwargs), mark)
         return session.collecting
     except (DataDependentOutputException, DynamicOutputShapeException, NotImplementedError) as error:
         raise CaptureError(
@@ -49,12 +51,20 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
         session._names = names
 
 
+def note_outside(session: Session, model: nn.Module, outputs: Any, mark: Mark) -> None:
+    """Tell the user what of a call that has ended ran outside of captured graphs."""
+    told = session.outside.told(model, outputs, mark)
+    if told is not None:
+        session.notes[:] = [text for text in session.notes if not text.startswith(OUTSIDE)]
+        session.note(told)
+
+
 def dynamo_backend(session: Session) -> Callable[..., Any]:
     """A fresh Dynamo backend that hands each graph to the session's engine."""
 
     def memopt(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         target = session.table.target
-
+        session.outside.saw(graph_module)
         hooks = Hooks(session, graph_module, example_inputs)
 
         def lower() -> tuple[Callable[..., Any], Hooks]:

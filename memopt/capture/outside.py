@@ -1,0 +1,141 @@
+"""What of a model's call ran operator by operator, outside of the graphs that were captured: it is not planned for.
+
+Dynamo says where it breaks a graph, and which functions it gives up. In training autograd's graph says the rest: what
+is neither a compiled function nor a view in it was run eagerly, and may keep activations.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._dynamo import utils
+from torch.utils import _pytree as pytree
+
+_MOST = 3  # places, and kinds of operations, that are named
+
+OUTSIDE = "parts run outside of captured graphs, and their memory is neither counted nor held to a budget: "
+
+# The latest compilation before a call, and the nodes of autograd's graph that its arguments came from.
+Mark = tuple[Any, frozenset[Any]]
+
+# Nodes of autograd's graph that hold nothing of their own, as views; and what is compiled.
+_NOTHING = re.compile(
+    "Alias|AsStrided|CopyBackwards|CopySlices|Detach|Diagonal|Expand|Permute|ReshapeAlias|Select|Slice|Split|"
+    "SplitWithSizes|Squeeze|T|Transpose|Unbind|Unfold|UnsafeSplit|UnsafeSplitWithSizes|UnsafeView|Unsqueeze|View|"
+    "ViewAsComplex|ViewAsReal|_DDPSink|CompiledFunction|torch::autograd::.*"
+)
+
+# By file and first line: functions that Dynamo gave up, and why. It says so once in a process.
+_given_up: dict[tuple[str, int], str] = {}
+
+
+class Outside:
+    """What was seen of one model's calls."""
+
+    def __init__(self) -> None:
+        """Nothing is compiled yet."""
+        # Where graphs end, in order: why, and whether all that follows in that function runs eagerly.
+        self._breaks: dict[str, tuple[str, bool]] = {}
+
+    def saw(self, graph_module: fx.GraphModule) -> None:
+        """Remember where a graph of Dynamo's ends, if not with its function."""
+        reason = getattr(graph_module, "compile_subgraph_reason", None)
+        if reason is None or not reason.graph_break or reason.reason.startswith("generic_jump"):
+            return  # a jump by a tensor's value computes nothing
+        gives_up = reason.reason.startswith("step_unsupported")
+        why = "" if gives_up else f" ({reason.reason.splitlines()[0]})"
+        frame = reason.user_stack[-1] if reason.user_stack else None
+        where = "a function" if frame is None else _place(frame.name, frame.filename, frame.lineno)
+        known, gave_up = self._breaks.get(where, ("", False))
+        self._breaks[where] = known or why, gave_up or gives_up
+
+    def mark(self, inputs: Any) -> Mark:
+        """What `told` goes by: a call with these arguments begins."""
+        return _latest(), frozenset(_nodes(inputs))
+
+    def told(self, model: nn.Module, outputs: Any, mark: Mark) -> str | None:
+        """One line about the call that has ended; None where all was captured, or nothing compiled.
+
+        Args:
+            model: the model that was called.
+            outputs: its results, with autograd's graph behind them.
+            mark: from before the call.
+        """
+        latest, before = mark
+        if _latest() is latest:
+            return None
+        places = list(dict.fromkeys([*_abandoned(model, latest), *_recurrent(model)]))
+        operations = list(_eager(outputs, before))
+        counts = operations or not torch.is_grad_enabled()  # else nothing but such as a print breaks the graph
+        places += [where + why for where, (why, gave_up) in self._breaks.items() if gave_up or counts]
+        found = [_named(places)] if places else []
+        if operations:
+            found.append(f"operations {_named(operations)}")
+        return OUTSIDE + "; ".join(found) if found else None
+
+
+def _eager(outputs: Any, before: frozenset[Any]) -> Iterator[str]:
+    """The kinds of operations with gradients behind these tensors that were not compiled, down to those nodes."""
+    seen, waiting = set(before), _nodes(outputs)
+    told: set[str] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        name = re.sub(r"Backward\d*$", "", node.name())
+        if name not in told and not _NOTHING.fullmatch(name):
+            told.add(name)
+            yield name
+        waiting += [following for following, _ in node.next_functions if following is not None]
+
+
+def _nodes(tensors: Any) -> list[Any]:
+    leaves = (leaf for leaf in pytree.tree_leaves(tensors) if isinstance(leaf, torch.Tensor))
+    return [leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None]
+
+
+def _recurrent(model: nn.Module) -> Iterator[str]:
+    """The model's modules that Dynamo does not trace."""
+    if not torch._dynamo.config.allow_rnn:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.RNNBase):
+                yield f"{type(module).__name__} {name}"
+
+
+def _abandoned(model: nn.Module, latest: Any) -> Iterator[str]:
+    """The functions that Dynamo gave up since the latest of its compilations, or before and they are the model's."""
+    new = utils.get_compilation_metrics()
+    places = [index for index, item in enumerate(new) if item is latest]
+    for item in new[places[0] + 1 :] if places else new:
+        if item.fail_type == "Unsupported" and item.co_filename and item.co_firstlineno:
+            why = (item.fail_reason or "").splitlines()[0]
+            key = item.co_filename, item.co_firstlineno
+            _given_up[key] = f"{_place(item.co_name or '', *key)} ({why})"
+            yield _given_up[key]
+    for kind in {type(module): None for module in model.modules()}:
+        code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+        if code is not None and (code.co_filename, code.co_firstlineno) in _given_up:
+            yield _given_up[code.co_filename, code.co_firstlineno]
+
+
+def _latest() -> Any:
+    """The latest compilation of Dynamo's."""
+    known = utils.get_compilation_metrics()
+    return known[-1] if known else None
+
+
+def _place(name: str, file: str, line: int | None) -> str:
+    return f"{name}, {os.path.basename(file)}:{line}"
+
+
+def _named(items: Iterable[str]) -> str:
+    listed = list(items)
+    more = f" and {len(listed) - _MOST} more" if len(listed) > _MOST else ""
+    return ", ".join(listed[:_MOST]) + more
