@@ -41,6 +41,9 @@ from memopt.step.inference import plan_inference
 from memopt.step.whole import settled
 from memopt.tracing import collect, dynamo_backend, dynamo_settings, note_outside
 
+# Methods of a container that a stand-in has where its model does.
+_CONTAINER = ("__len__", "__getitem__", "__iter__", "__contains__", "__reversed__")
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -72,6 +75,10 @@ class CompiledModule(nn.Module):
     and `state_dict` work on either. The first call with new shapes, or in a new mode, captures and plans; later calls
     run what was planned. `report` tells what was done.
     """
+
+    def __new__(cls, model: nn.Module, options: Options) -> CompiledModule:
+        """A stand-in of a kind that has a length, items and so on where the model has."""
+        return super().__new__(_container(type(model)))
 
     def __init__(self, model: nn.Module, options: Options) -> None:
         """Wrap the model; nothing is compiled yet."""
@@ -331,6 +338,22 @@ class CompiledModule(nn.Module):
         guard = self._guards.setdefault(session, StepGuard())
         guard.allow(allowance)
         guard.during(optimizer)
+
+
+def _container(model: type[nn.Module]) -> type[CompiledModule]:
+    """The kind of CompiledModule for models of a class: Python looks for these methods at classes alone."""
+
+    def passed_on(name: str) -> Callable[..., Any]:
+        return lambda self, *args: getattr(self._model, name)(*args)
+
+    names = tuple(name for name in _CONTAINER if hasattr(model, name))
+    if names not in _kinds:
+        methods = {name: passed_on(name) for name in names}
+        _kinds[names] = type(CompiledModule.__name__, (CompiledModule,), {"__module__": __name__, **methods})
+    return _kinds[names]
+
+
+_kinds: dict[tuple[str, ...], type[CompiledModule]] = {(): CompiledModule}
 
 
 def _allow(owner: weakref.ref[CompiledModule], session: weakref.ref[Session], limit_bytes: int) -> None:
