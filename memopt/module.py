@@ -73,7 +73,8 @@ class CompiledModule(nn.Module):
 
     It holds the model's own parameter and buffer objects under the model's own names, so that optimizers, checkpoints
     and `state_dict` work on either. The first call with new shapes, or in a new mode, captures and plans; later calls
-    run what was planned. `report` tells what was done.
+    run what was planned. `report` tells what was done. Hooks of the stand-in and of the model run at every call; those
+    of its parts, as in `torch.compile`, are captured: of ones registered or removed after a call nothing is seen.
     """
 
     def __new__(cls, model: nn.Module, options: Options) -> CompiledModule:

@@ -7,7 +7,8 @@ import io
 import logging
 from collections.abc import Iterator
 
-_LOGGERS = ("torch.export", "torch.fx.experimental.symbolic_shapes", "torch.onnx", "onnxscript")
+FAKE = "torch._subclasses.fake_tensor"  # logs with a traceback what it raises as well
+_LOGGERS = ("torch.export", "torch.fx.experimental.symbolic_shapes", "torch.onnx", "onnxscript", FAKE)
 
 
 @contextlib.contextmanager

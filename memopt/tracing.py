@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException, TorchRuntimeError
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from memopt.capture.attention import attention_as_on
@@ -116,6 +116,11 @@ def dynamo_settings() -> Iterator[None]:
             yield
     except BackendCompilerFailed as error:
         raise error.inner_exception from None
+    except TorchRuntimeError as error:  # the model's own error, on inputs of a wrong shape, say, lies within Dynamo's
+        first: BaseException = error
+        while isinstance(first, TorchDynamoException) and (first.__cause__ or first.__context__):
+            first = first.__cause__ or first.__context__ or first
+        raise RuntimeError(str(first)) from error
     except FailOnRecompileLimitHit as error:
         raise RuntimeError(
             f"more than {_RECOMPILE_LIMIT} different input shapes: pad or bucket the inputs to fewer shapes"

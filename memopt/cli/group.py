@@ -13,6 +13,7 @@ from typing import IO, Any
 import click
 
 from memopt.budget import BudgetError
+from memopt.quiet import FAKE
 
 FAILED, USAGE, BUDGET, DIFFERENT = 1, 2, 3, 4
 
@@ -98,6 +99,11 @@ def verbosity_options(command: Any) -> Any:
     return command
 
 
+def all_asked_for(_: logging.LogRecord) -> bool:
+    """Whether everything is to be logged."""
+    return logging.getLogger("memopt").isEnabledFor(logging.DEBUG)
+
+
 def set_up_logging(ctx: click.Context) -> None:
     """Send memopt's log to stderr at the level asked for, for as long as the command runs."""
     level = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}.get(max(-1, min(verbosity(ctx), 2)), logging.DEBUG)
@@ -110,3 +116,6 @@ def set_up_logging(ctx: click.Context) -> None:
         root.meta["memopt.log"] = handler
         logger.addHandler(handler)
         root.call_on_close(lambda: logger.removeHandler(handler))
+        fake = logging.getLogger(FAKE)
+        fake.addFilter(all_asked_for)
+        root.call_on_close(lambda: fake.removeFilter(all_asked_for))

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 import memopt
 from memopt.budget import BudgetError
 from memopt.cli.group import Group, one_line, set_up_logging, verbosity, verbosity_options
+from memopt.quiet import FAKE
 from tests.cli.conftest import assert_one_line
 
 
@@ -92,3 +93,17 @@ def test_version_and_help(run):
         assert result.exit_code == 0
         assert result.stdout.startswith("Usage: ")
         assert result.stderr == ""
+
+
+@pytest.mark.parametrize(("flag", "heard"), [("-q", False), ("-vv", True)])
+def test_what_torch_logs_beside_its_errors_is_heard_where_all_is_asked_for(flag, heard, caplog):
+    @click.command()
+    @verbosity_options
+    def fails():
+        logging.getLogger(FAKE).error("a traceback of many lines")
+
+    CliRunner().invoke(fails, [flag])
+    assert bool(caplog.records) == heard
+    caplog.clear()
+    logging.getLogger(FAKE).error("afterwards")
+    assert [record.message for record in caplog.records] == ["afterwards"]
