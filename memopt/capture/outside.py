@@ -40,20 +40,17 @@ class Outside:
 
     def __init__(self) -> None:
         """Nothing is compiled yet."""
-        # Where graphs end, in order: why, and whether all that follows in that function runs eagerly.
-        self._breaks: dict[str, tuple[str, bool]] = {}
+        self._breaks: dict[str, str] = {}  # where graphs end, in order, and why
 
     def saw(self, graph_module: fx.GraphModule) -> None:
         """Remember where a graph of Dynamo's ends, if not with its function."""
         reason = getattr(graph_module, "compile_subgraph_reason", None)
         if reason is None or not reason.graph_break or reason.reason.startswith("generic_jump"):
             return  # a jump by a tensor's value computes nothing
-        gives_up = reason.reason.startswith("step_unsupported")
-        why = "" if gives_up else f" ({reason.reason.splitlines()[0]})"
+        why = "" if reason.reason.startswith("step_unsupported") else f" ({reason.reason.splitlines()[0]})"
         frame = reason.user_stack[-1] if reason.user_stack else None
         where = "a function" if frame is None else _place(frame.name, frame.filename, frame.lineno)
-        known, gave_up = self._breaks.get(where, ("", False))
-        self._breaks[where] = known or why, gave_up or gives_up
+        self._breaks[where] = self._breaks.get(where) or why
 
     def mark(self, inputs: Any) -> Mark:
         """What `told` goes by: a call with these arguments begins."""
@@ -72,8 +69,9 @@ class Outside:
             return None
         places = list(dict.fromkeys([*_abandoned(model, latest), *_recurrent(model)]))
         operations = list(_eager(outputs, before))
-        counts = operations or not torch.is_grad_enabled()  # else nothing but such as a print breaks the graph
-        places += [where + why for where, (why, gave_up) in self._breaks.items() if gave_up or counts]
+        # Else what follows a break is captured too, or computes nothing, as a print.
+        if operations or not torch.is_grad_enabled():
+            places += [where + why for where, why in self._breaks.items()]
         found = [_named(places)] if places else []
         if operations:
             found.append(f"operations {_named(operations)}")
