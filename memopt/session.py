@@ -154,7 +154,7 @@ class Session(Standing):
         if self.search and known in self._schedules:
             return self._replayed(program, self._schedules[known])
         another = bool(self._schedules) and not self.one_graph  # one of several graphs, at another size
-        strange = self.foreseen and self._step is not None and key not in self._step.keys
+        strange = self.foreseen and self.step is not None and key not in self.step.keys
         if self.search and (strange or (self.whole_step and (graph_break or another))):
             raise WholeStepNeeded
         planned = self.plan_training([program], settled=self.exact)[0]
@@ -195,7 +195,7 @@ class Session(Standing):
             plan = StepPlan((), peak, peak, room is None or peak <= room)
             self._lowered.update(dict.fromkeys(map(self._known, keys), self.lowering))
         self.note_failures(planned)
-        self._step = Step(keys, tuple(planned), plan, plain, base, limit)
+        self.step = Step(keys, tuple(planned), plan, plain, base, limit)
         measured = None
         if all(item.measured is not None for item in planned):
             measured = measured_peak(planned, 0)
@@ -231,7 +231,7 @@ class Session(Standing):
         """
         if self._search_kept is None:
             return []
-        step, room = self._step, None
+        step, room = self.step, None
         if step is not None and step.limit is not None:
             room = self.usable(step.limit) - step.base
         with phase("rewriting"):
@@ -243,9 +243,9 @@ class Session(Standing):
 
     def prove(self) -> None:
         """Prove the rewrites in `lowering`, with which the step that was seen last is to run."""
-        if self._step is not None and self._search_kept is not None:
+        if self.step is not None and self._search_kept is not None:
             planned = tuple(self._search_kept[1].proved(self.lowering))
-            self._step = dataclasses.replace(self._step, planned=planned)
+            self.step = dataclasses.replace(self.step, planned=planned)
 
     def emitted(self, program: Program, peaks: GraphPeaks) -> tuple[int, int | None]:
         """Put on record what an engine's own code for a graph takes.
@@ -257,7 +257,7 @@ class Session(Standing):
         Returns:
             As `judged`.
         """
-        step = self._step
+        step = self.step
         assert step is not None
         self._emitted[fingerprint(program)] = peaks
         peak = self.code_peak()
@@ -269,7 +269,7 @@ class Session(Standing):
 
     def forget_plan(self) -> None:
         """Plan the step that was planned last anew when its graphs are seen again."""
-        for key in self._step.keys if self._step else ():
+        for key in self.step.keys if self.step else ():
             self._schedules.pop(self._known(key), None)
 
     def compiled(self, executables: Sequence[ExecutableReport]) -> None:
@@ -290,14 +290,14 @@ class Session(Standing):
 
     def tighten(self, size: int) -> tuple[int, Report | None, Step | None]:
         """Plan for so many bytes less from now on; return what `loosen` takes."""
-        before = self.margin, self.report, self._step
+        before = self.margin, self.report, self.step
         self.margin += size
         self.forget_plan()
         return before
 
     def loosen(self, before: tuple[int, Report | None, Step | None]) -> None:
         """Take back what `tighten` did, with the plan of that time on record."""
-        self.margin, self.report, self._step = before
+        self.margin, self.report, self.step = before
 
     def took(self, size: int) -> None:
         """Put the measured peak of the last step on record: bytes on the device, all that is resident included."""

@@ -44,48 +44,39 @@ class Standing(Account):
     def __init__(self, budget: Budget | None, resident: Resident) -> None:
         """Nothing is planned yet."""
         super().__init__(budget, resident)
-        self._step: Step | None = None
+        self.step: Step | None = None  # planned last; an engine may go back to one that was planned before
         self._emitted: dict[str, GraphPeaks] = {}  # by fingerprint: what the engine's own code takes
-
-    @property
-    def step(self) -> Step | None:
-        """The step that was planned last; set to go back to one that was planned before."""
-        return self._step
-
-    @step.setter
-    def step(self, step: Step | None) -> None:
-        self._step = step
 
     @property
     def limit_bytes(self) -> int:
         """The budget of the step, in bytes; 0 without one."""
-        return (self._step.limit or 0) if self._step else 0
+        return (self.step.limit or 0) if self.step else 0
 
     @property
     def feasible(self) -> bool:
         """Whether the plan of the step keeps the budget, operation by operation."""
-        return self._step is None or self._step.plan.feasible
+        return self.step is None or self.step.plan.feasible
 
     @property
     def one_graph(self) -> bool:
         """Whether the step is a single graph, which may be planned again by itself."""
-        return self._step is not None and len(self._step.keys) == 1
+        return self.step is not None and len(self.step.keys) == 1
 
     @property
     def tight(self) -> bool:
         """Whether the budget leaves less than half of what the step takes as it is."""
-        step = self._step
+        step = self.step
         return step is not None and step.limit is not None and 2 * (self.usable(step.limit) - step.base) < step.plain
 
     @property
     def recomputes(self) -> bool:
         """Whether the step computes anything again."""
-        planned = self._step.planned if self._step else ()
+        planned = self.step.planned if self.step else ()
         return any(item.choice is not None and item.choice.plan.extra_seconds > 0 for item in planned)
 
     def hopeless(self, held: int) -> bool:
         """Whether a step that holds `held` bytes between forward and backward is over the budget already."""
-        step = self._step
+        step = self.step
         return step is not None and step.limit is not None and step.base + held > self.usable(step.limit)
 
     def least_budget(self, taken: int) -> int:
@@ -111,11 +102,11 @@ class Standing(Account):
 
     def code_peak(self) -> int:
         """The step's peak above what is resident, in bytes: of graphs without code yet as their operations take it."""
-        assert self._step is not None
+        assert self.step is not None
         return step_peak(
             [
                 self._emitted.get(key) or peaks_of(item.program, item.timeline)
-                for key, item in zip(self._step.keys, self._step.planned, strict=True)
+                for key, item in zip(self.step.keys, self.step.planned, strict=True)
             ]
         )
 
@@ -128,18 +119,18 @@ class Standing(Account):
 
     def judged_as(self, peak: int) -> tuple[int, int | None]:
         """As `judged`, where the code of the step peaks at so many bytes above what is resident."""
-        step = self._step
+        step = self.step
         assert step is not None
         total = max(step.base + peak, self.optimizer_peak())
         return step.plan.peak_bytes - peak, None if step.limit is None else total - self.usable(step.limit)
 
     def coded(self) -> bool:
         """Whether what the code of every graph of the step takes is known."""
-        return self._step is not None and all(key in self._emitted for key in self._step.keys)
+        return self.step is not None and all(key in self._emitted for key in self.step.keys)
 
     def forget_code(self, keys: Iterable[str] | None = None) -> None:
         """Forget what the code of these graphs takes; of all graphs of the step, where none are named."""
-        for key in (self._step.keys if self._step else ()) if keys is None else keys:
+        for key in (self.step.keys if self.step else ()) if keys is None else keys:
             self._emitted.pop(key, None)
 
     def withdraw(self, program: Program | None) -> None:

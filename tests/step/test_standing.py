@@ -21,7 +21,7 @@ def standing(*programs, limit=None, resident=None):
     peak = predicted_peak(items)
     found = Standing(None, resident or Resident(parameters=BASE))
     plan = StepPlan((), peak, peak, True)
-    found._step = Step(tuple(map(fingerprint, programs)), items, plan, peak, BASE, limit)
+    found.step = Step(tuple(map(fingerprint, programs)), items, plan, peak, BASE, limit)
     return found
 
 
@@ -55,7 +55,7 @@ def test_code_is_judged_with_all_that_is_resident():
     one = program()
     step = standing(one, limit=50_000)
     step._emitted[fingerprint(one)] = GraphPeaks(forward=10, backward=48_000, saved=5, left=5)
-    assert step.judged() == (step._step.plan.peak_bytes - 48_000, BASE + 48_000 - 50_000)
+    assert step.judged() == (step.step.plan.peak_bytes - 48_000, BASE + 48_000 - 50_000)
     assert step.hopeless(49_001) and not step.hopeless(49_000)
     footprint = OptimizerFootprint(state_bytes=60_000, existing_state_bytes=0, step_peak_bytes=0)
     step = standing(one, limit=50_000, resident=Resident(parameters=BASE, optimizer=footprint))
@@ -64,7 +64,7 @@ def test_code_is_judged_with_all_that_is_resident():
 
 
 def test_a_budget_is_tight_below_half_of_what_the_step_adds():
-    peak = standing(program())._step.plain
+    peak = standing(program()).step.plain
     assert standing(program(), limit=BASE + peak // 2 - 1).tight
     assert not standing(program(), limit=BASE + peak // 2 + 1).tight
     assert not standing(program()).tight
