@@ -13,8 +13,8 @@ from memopt.memory.cost.scratch import workspace_bytes
 from memopt.memory.timeline import timeline
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.passes.chunk_batch import bounds, seen_by_the_caller
-from memopt.patterns.batch import Batched, State, Summed
-from memopt.patterns.batch_stretches import CONVOLUTIONS, Span, Spans, batch_of, find_spans
+from memopt.patterns.batch import NO_BATCH, Batched, State, Summed, batch_of
+from memopt.patterns.batch_stretches import CONVOLUTIONS, Span, Spans, find_spans
 from memopt.program import Phase, Program, ProgramError, is_any_view, tensors_of
 from memopt.rewrite import Refused, forget_inplace, storages
 
@@ -82,8 +82,7 @@ class SplitBatch(Pass):
         first = heavy[0].name
         size = batch_of(program)
         if not size:
-            reason = "no input has a first dimension of two or more: there is no batch to divide"
-            return PassResult(program, (), (Refusal(first, reason),))
+            return PassResult(program, (), (Refusal(first, NO_BATCH),))
         own = {node.name: own_bytes(node) for node in program.calls}
         most = max(own[node.name] for node in heavy)
         if most < self.least_bytes * min(self.parts, size):

@@ -74,6 +74,18 @@ class Batch:
     reasons: Mapping[fx.Node, str]
 
 
+NO_BATCH = "no input has a first dimension of two or more: there is no batch to divide"
+
+
+def batch_of(program: Program) -> int:
+    """Samples in the batch: the first dimension of the caller's first tensor that has two or more; 0 without one."""
+    for node, entry in zip(program.placeholders, program.inputs, strict=True):
+        value = node.meta["val"]
+        if entry.kind is InputKind.USER and isinstance(value, torch.Tensor) and value.dim() and value.shape[0] > 1:
+            return int(value.shape[0])
+    return 0
+
+
 def find_batch(program: Program) -> Batch:
     """Take dimension 0 of the caller's tensors as the batch and follow it through an inference program.
 
@@ -86,15 +98,13 @@ def find_batch(program: Program) -> Batch:
     states: dict[fx.Node, State] = {}
     rules: dict[fx.Node, Rule] = {}
     reasons: dict[fx.Node, str] = {}
-    size = 0
+    size = batch_of(program)
+    if not size:
+        raise NotBatched(NO_BATCH)
     for node, entry in zip(program.placeholders, program.inputs, strict=True):
         value = node.meta["val"]
         counted = entry.kind is InputKind.USER and isinstance(value, torch.Tensor) and value.dim() > 0
-        if counted and not size and value.shape[0] > 1:
-            size = int(value.shape[0])
-        states[node] = Batched(0) if counted and size and value.shape[0] == size else None
-    if not size:
-        raise NotBatched("no input has a first dimension of two or more: there is no batch to divide")
+        states[node] = Batched(0) if counted and value.shape[0] == size else None
     for node in program.calls:
         missing = next((operand for operand in node.all_input_nodes if operand not in states), None)
         if missing is not None:

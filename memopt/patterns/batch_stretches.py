@@ -58,15 +58,6 @@ class Spans:
     reasons: Mapping[fx.Node, str]
 
 
-def batch_of(program: Program) -> int:
-    """Samples in the batch: the first dimension of the caller's first tensor that has two or more; 0 without one."""
-    for node, entry in zip(program.placeholders, program.inputs, strict=True):
-        value = node.meta["val"]
-        if entry.kind is InputKind.USER and isinstance(value, torch.Tensor) and value.dim() and value.shape[0] > 1:
-            return int(value.shape[0])
-    return 0
-
-
 def find_spans(program: Program, size: int, own: Mapping[fx.Node, int]) -> Spans:
     """Find the longest stretches around heavy convolutions in which each sample is computed from that sample alone.
 

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from memopt.passes.eliminate_copies import EliminateCopies
 from memopt.passes.split_batch import own_bytes
-from memopt.patterns.batch import Batched, Summed
-from memopt.patterns.batch_stretches import batch_of, find_spans
+from memopt.patterns.batch import Batched, Summed, batch_of
+from memopt.patterns.batch_stretches import find_spans
 from memopt.program import Phase
 from tests.passes.build import capture_joint
 
