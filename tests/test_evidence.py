@@ -98,6 +98,17 @@ def test_rounding_of_exact_results_is_allowed_up_to_a_floor() -> None:
         compare(lambda w: w * 1, lambda w: w * (1 + 9 * EPS), [1.0, 4.0], tolerance=100.0)
 
 
+def test_in_float64_there_is_no_more_exact_reference() -> None:
+    # Where large terms cancel, both sides are off by many units of the small result.
+    def with_rounding(units: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda w: w * (1 + units * 2.0**-52)
+
+    ones = torch.ones(2, dtype=torch.float64)
+    assert compare(lambda w: w * 1, with_rounding(256), ones, tolerance=1.0).max_ulp == 256
+    with pytest.raises(EvidenceError, match="float64 error"):
+        compare(lambda w: w * 1, with_rounding(257), ones, tolerance=100.0)
+
+
 def test_the_error_may_grow_by_the_tolerance() -> None:
     # In float32 (2^-5 + 2^20) - 2^20 is 0: an error of 2^-5. After, 4 * 2^-5 is off by three times as much.
     def before(w: torch.Tensor) -> torch.Tensor:
