@@ -96,6 +96,7 @@ class Session(Standing):
         # Parameters that may be laid out anew, and which outputs were contiguous before they were (`memopt.layout`).
         self.movable: frozenset[str] = frozenset()
         self.contiguous: tuple[bool, ...] = ()
+        self._laid_out: set[str] = set()  # fingerprints of graphs whose weights lie as they should
         self.inferred = Inferred()
         self.frozen = frozen  # whether batch norms may be folded into the model's own weights
         # Whether what runs is the program itself, so that its timeline is the peak.
@@ -131,7 +132,9 @@ class Session(Standing):
         if self.collecting is not None:
             self.collecting.append(program)
             return program
-        program = settle(program, self.movable, self.contiguous)
+        key = fingerprint(program)  # known weights with other values: kernels are not timed again for them
+        program = settle(program, frozenset() if key in self._laid_out else self.movable, self.contiguous)
+        self._laid_out.add(key)
         folded = fold_in_place(program) if self.frozen else []
         if folded:
             self.note(f"frozen by consent: {len(folded)} batch norms were folded into the model's own weights")

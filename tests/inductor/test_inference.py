@@ -117,6 +117,21 @@ def test_weights_that_something_else_refers_to_stay_as_they_are(monkeypatch):
     assert alias.data_ptr() == model[3].weight.data_ptr()
 
 
+@pytest.mark.usefixtures("_compiler")
+def test_weights_that_get_other_values_stay_where_they_lie(monkeypatch):
+    asked = []
+    monkeypatch.setattr(layout, "is_faster_channels_last", lambda program: asked.append(program) is not None)
+    model, x = convolutional(), torch.randn(2, 3, 12, 12)
+    compiled = memopt.compile(model, backend="inductor")
+    with torch.no_grad():
+        compiled(x)
+        model[0].weight.mul_(2)  # folded anew
+        torch.testing.assert_close(compiled(x), model(x))
+        assert len(asked) == 1
+        compiled(x[:1])  # another graph
+        assert len(asked) == 2
+
+
 def test_tied_and_shared_parameters_do_not_move():
     model = nn.ModuleList([nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)])
     model[1].weight = model[0].weight
