@@ -24,6 +24,7 @@ from memopt.backends.cuda_graph import Replay
 from memopt.backends.inputs import UserInputs
 from memopt.backends.watched import WatchedProgram
 from memopt.capture.dynamo import Hooks
+from memopt.early import meet
 from memopt.engine import Engine
 from memopt.memory.allocator import OWN_SEGMENT, own_segment
 from memopt.memory.buffers import BufferPlan, Home
@@ -111,9 +112,10 @@ class Arena:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.memory = torch.empty(0, dtype=torch.uint8, device=device)
         self._stream: torch.cuda.Stream | None = None
+        self._begun: Replay | None = None
 
     def wait(self) -> None:
         """On CUDA, let the current stream begin when the call before, on whatever stream, is done with the arena."""
@@ -122,6 +124,30 @@ class Arena:
             if self._stream is not None and self._stream != stream:
                 stream.wait_stream(self._stream)
             self._stream = stream
+
+    def begin(self, replay: Replay, given: Sequence[torch.Tensor]) -> bool:
+        """Start a graph before its call; whether that was done: then it is this thread's turn until `end`."""
+        if not self.lock.acquire(blocking=False):
+            return False
+        begun = False
+        try:
+            if self._begun is None:
+                self.wait()
+                begun = replay.begin(given)
+        finally:
+            if begun:
+                self._begun = replay
+            else:
+                self.lock.release()
+        return begun
+
+    def end(self) -> bool:
+        """End the turn that began early; whether a call has taken what was begun."""
+        replay, self._begun = self._begun, None
+        assert replay is not None
+        taken = replay.taken()
+        self.lock.release()
+        return taken
 
     def reserve(self, nbytes: int) -> torch.Tensor:
         """The arena's memory, with at least `nbytes` bytes; what was there before it grew is lost."""
@@ -162,6 +188,7 @@ class StaticFunction:
             ValueError: an input has another shape, layout, dtype or device than was planned for.
         """
         values = self._inputs.taken(args)
+        meet(self, values, self._inputs.positions)
         with self._arena.lock:
             memory = self._arena.reserve(self.plan.arena_bytes)
             self._arena.wait()
@@ -174,6 +201,16 @@ class StaticFunction:
                     before, run = self._replay, self._code_run
                     self._run = self._replay = before.renewed(run) if before else Replay(run, self._inputs.positions)
             return self._run(*values)
+
+    def begin(self, given: Sequence[torch.Tensor]) -> bool:
+        """Start the graph before a call on these tensors; whether that was done. `end` must follow."""
+        if self._replay is None or self._bound_to is not self._arena.memory:
+            return False
+        return self._arena.begin(self._replay, given)
+
+    def end(self) -> bool:
+        """Let others in; whether a call has taken what was begun."""
+        return self._arena.end()
 
     def _unbind(self) -> None:
         if self._code_run is not None:

@@ -128,8 +128,12 @@ class CompiledModule(nn.Module):
         gradients = torch.is_grad_enabled()
         steady = None if gradients else self._steady.find(args, kwargs)
         if steady is not None:
-            with contextlib.suppress(LayoutNeeded):  # of weights that were folded anew: the long way lays them out
-                return self._steady_call(steady, args, kwargs)
+            try:
+                return self._steady_call(steady.run, args, kwargs)
+            except LayoutNeeded:  # of weights that were folded anew: the long way lays them out
+                pass
+            finally:
+                steady.end()
         accumulating = self._accumulating()
         session = self._session(accumulating)
         self._last = session

@@ -22,6 +22,8 @@ from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, get_eval_fr
 from torch._dynamo import eval_frame
 from torch.nn.modules import module as torch_module
 
+from memopt.early import EarlyStart
+
 _MOST = 8  # graphs of one model that are tried before a call goes the long way
 _ATTEMPTS = 16  # calls in vain after which no more is looked for
 _GRAPH = "__compiled_fn"  # so begins the name by which Dynamo's code calls a graph
@@ -38,7 +40,7 @@ class SteadyCalls:
     def __init__(self, model: nn.Module) -> None:
         """Nothing is known before the first call."""
         self._model = model
-        self._graphs: tuple[_Graph, ...] = ()
+        self._graphs: tuple[SteadyGraph, ...] = ()
         self._whole: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
         self._left = _ATTEMPTS
 
@@ -55,17 +57,27 @@ class SteadyCalls:
 
         return noted
 
-    def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """What a call of the model with these arguments would run; None where it must go the long way."""
-        if not self._graphs or not _is_plain():
+    def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SteadyGraph | None:
+        """The graph that a call of the model with these arguments would run; None where it must go the long way.
+
+        The device may have begun with it: the graph's `end` must follow, whether it is run or not.
+        """
+        graphs = self._graphs
+        if not graphs or not _is_plain():
             return None
-        for graph in self._graphs:
-            if graph.holds(self._model, args, kwargs):
-                if graph is not self._graphs[0]:
-                    self._graphs = (graph, *(other for other in self._graphs if other is not graph))
-                return graph.call
-        self._graphs = tuple(graph for graph in self._graphs if not graph.gone)
-        return None
+        first, found = graphs[0], None
+        if not first.gone:
+            first.early.begin(args, kwargs)
+        try:
+            found = next((graph for graph in graphs if graph.holds(self._model, args, kwargs)), None)
+        finally:
+            if found is not first:
+                first.end()
+        if found is None:
+            self._graphs = tuple(graph for graph in graphs if not graph.gone)
+        elif found is not first:
+            self._graphs = (found, *(graph for graph in graphs if graph is not found))
+        return found
 
     def learn(self, compiled: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Look for the graph that a call has just run, which went the long way.
@@ -80,7 +92,7 @@ class SteadyCalls:
         for function, owner in _frames(self._model, compiled):
             for entry in _debug_get_cache_entry_list(function.__code__):
                 if self._is_whole(function, entry.code):
-                    graph = _Graph(function, owner, entry, self._model)
+                    graph = SteadyGraph(function, owner, entry, self._model)
                     if graph.holds(self._model, args, kwargs):
                         self._graphs = (graph, *self._graphs)[:_MOST]
                         return
@@ -93,11 +105,12 @@ class SteadyCalls:
         return same_cells and len(graphs) == 1 and eval_frame.innermost_fn(graphs[0]) in self._whole
 
 
-class _Graph:
+class SteadyGraph:
     """One compiled frame: its guards, and what goes without saying where Dynamo evaluates the frame itself.
 
     Attributes:
         call: the function of Dynamo's code.
+        early: starts the device before the guards are asked.
     """
 
     def __init__(self, function: types.FunctionType, owner: type[nn.Module] | None, entry: Any, model: nn.Module):
@@ -108,6 +121,15 @@ class _Graph:
         self._locals = _as_method(_with_defaults(_binder(function.__code__), function), owner, model)
         run = types.FunctionType(entry.code, function.__globals__, function.__name__, None, function.__closure__)
         self.call = _as_method(_with_defaults(run, function), owner, model)
+        self.early = EarlyStart()
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run Dynamo's code, where the guards hold."""
+        return self.early.run(self.call, args, kwargs)
+
+    def end(self) -> None:
+        """The call that the graph was found for has ended, or will not run it."""
+        self.early.end()
 
     @property
     def gone(self) -> bool:

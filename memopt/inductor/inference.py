@@ -22,6 +22,7 @@ from memopt.backends.inputs import UserInputs
 from memopt.backends.joined_products import join_products, read_by_products
 from memopt.backends.static import Arena, device_of
 from memopt.backends.tail import split_tail
+from memopt.early import meet
 from memopt.phases import phase
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.planned import fingerprint
@@ -75,9 +76,18 @@ class InductorFunction:
         values = self._inputs.taken(args)
         if self._replay is None:
             return self._run(*values)
+        meet(self, values, self._inputs.positions)
         with self._turns.lock:
             self._turns.wait()
             return self._replay(*values)
+
+    def begin(self, given: Sequence[torch.Tensor]) -> bool:
+        """Start the graph before a call on these tensors; whether that was done. `end` must follow."""
+        return self._replay is not None and self._turns.begin(self._replay, given)
+
+    def end(self) -> bool:
+        """Let others in; whether a call has taken what was begun."""
+        return self._turns.end()
 
     def _run(self, *values: Any) -> Sequence[Any]:
         if not self._constants:
