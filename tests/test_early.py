@@ -8,6 +8,7 @@ from torch import nn
 
 import memopt
 from memopt.backends import cuda_graph
+from memopt.backends.static import StaticBackend
 from memopt.inductor import inference
 from tests import test_steady
 from tests.test_steady import Plain, image, net, same
@@ -229,7 +230,7 @@ def test_a_new_function_is_found_once_the_old_one_is_gone(replays, early):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["inductor", "static"])
+@pytest.mark.parametrize("backend", ["inductor", StaticBackend(graphs=True)], ids=["inductor", "static"])
 def test_a_graph_on_a_gpu_begins_early(early, backend):
     torch._dynamo.reset()
     model, x = net().float().cuda(), image(4, 2, 32, 32).float().cuda()
