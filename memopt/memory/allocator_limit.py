@@ -8,6 +8,7 @@ within the budget whatever else ran before. Outside of steps the allocator does 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import itertools
@@ -27,13 +28,14 @@ _tokens = itertools.count(1)
 
 @dataclasses.dataclass
 class _Device:
-    """One device's limits in force, in bytes, and the share of it that the process was allowed before the first."""
+    """One device's limits, in bytes, and the share of it that the process was allowed before the first."""
 
     before: float
     limits: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
 _devices: dict[int, _Device] = {}
+_lifted: collections.Counter[int] = collections.Counter()  # how often each device's limits are lifted now
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,18 +98,26 @@ def leave(token: tuple[int, int]) -> None:
 
 @contextlib.contextmanager
 def lifted(device: torch.device) -> Iterator[None]:
-    """Let the allocator take what the process was allowed before, to see what it would take."""
+    """Let the allocator take what the process was allowed before, to see what it would take.
+
+    Blocks may be nested: until the outermost is left, limits that are entered within are not in force either.
+    """
     index = _index(device)
-    with _lock:
-        held = None if index is None else _devices.get(index)
-        if index is not None and held is not None:
-            torch.cuda.set_per_process_memory_fraction(held.before, index)
+    if index is None:
+        yield
+        return
+    _lift(index, 1)
     try:
         yield
     finally:
-        with _lock:
-            if index is not None and index in _devices:
-                _apply(index)
+        _lift(index, -1)
+
+
+def _lift(index: int, more: int) -> None:
+    with _lock:
+        _lifted[index] += more
+        if index in _devices:
+            _apply(index)
 
 
 def grow(device: torch.device, size: int) -> None:
@@ -135,7 +145,9 @@ def held_bytes(device: torch.device) -> int | None:
 def _apply(index: int, before: float = 1.0) -> None:
     held = _devices.get(index)
     share = before
-    if held is not None:
+    if held is not None and _lifted[index]:
+        share = held.before
+    elif held is not None:
         total = torch.cuda.get_device_properties(index).total_memory
         share = min(held.before, max(held.limits.values()) / total)
     torch.cuda.set_per_process_memory_fraction(share, index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 
 import pytest
 import torch
@@ -43,6 +44,7 @@ def cuda(monkeypatch):
         torch.cuda, "set_per_process_memory_fraction", lambda share, index: setattr(device, "fraction", share)
     )
     monkeypatch.setattr(allocator_limit, "_devices", {})
+    monkeypatch.setattr(allocator_limit, "_lifted", Counter())
     return device
 
 
@@ -83,6 +85,21 @@ def test_a_limit_can_be_lifted_for_a_while(cuda):
     leave(token)
     with lifted(GPU):
         assert cuda.limit == TOTAL
+
+
+def test_a_limit_that_is_lifted_twice_is_in_force_once_both_are_left(cuda):
+    token = enter(GPU, 10**9)
+    with lifted(GPU):
+        with lifted(GPU):
+            assert cuda.limit == TOTAL
+        assert cuda.limit == TOTAL
+        second = enter(GPU, 2 * 10**9)
+        assert cuda.limit == TOTAL and held_bytes(GPU) == 2 * 10**9
+    assert cuda.limit == 2 * 10**9
+    leave(second)
+    assert cuda.limit == 10**9
+    leave(token)
+    assert cuda.limit == TOTAL
 
 
 def test_other_devices_have_no_limit(cuda):
