@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -145,6 +146,9 @@ class Replay:
                 self._finish_capture()
                 return
             outputs = self._run(*self._inputs)  # what libraries set up once must not be part of the graph
+            if not outputs:  # all is left to `finish`
+                self._give_up("there is nothing to capture")
+                return
             if not all(isinstance(value, torch.Tensor) and value.is_cuda for value in outputs):
                 self._give_up("a result is not on the device")
                 return
@@ -175,8 +179,12 @@ class Replay:
         """A graph, and what it returns, in a pool of its own that begins with a segment of so many bytes."""
         graph, self._pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         torch.cuda.synchronize()
-        torch._C._cuda_clearCublasWorkspaces()
-        with _own_random_state(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with (
+            _own_workspaces(),
+            _own_random_state(),
+            _no_warning(),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
             if segment:
                 with own_segment():
                     torch.empty(segment, dtype=torch.uint8, device="cuda")  # cut into blocks once it is free
@@ -252,6 +260,17 @@ def _own_random_state() -> Iterator[None]:
         yield
     finally:
         generator.graphsafe_set_state(state)
+
+
+@contextlib.contextmanager
+def _no_warning() -> Iterator[None]:
+    """PyTorch does not warn that a graph is empty.
+
+    It does so where memory runs out before the first kernel, too: as an error, that would hide the one that says so.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+        yield
 
 
 @contextlib.contextmanager

@@ -1,7 +1,10 @@
 """CUDA graphs of bound functions: equal to the function itself, captured anew where they must be, or not at all."""
 
+import contextlib
 import logging
 import os
+import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -167,6 +170,57 @@ def test_a_capture_that_fails_keeps_the_broken_state_to_itself(monkeypatch):
         assert generator.state == "a copy of the caller's"
         raise RuntimeError("the capture failed")
     assert generator.state == "the caller's"
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """Captures that record nothing: PyTorch warns that the graph is empty, also where memory ran out in it."""
+
+    generator = SimpleNamespace(
+        graphsafe_get_state=lambda: None, clone_state=lambda: None, graphsafe_set_state=lambda state: None
+    )
+
+    @contextlib.contextmanager
+    def graph(*args, **options):
+        try:
+            yield
+        finally:
+            warnings.warn("The CUDA Graph is empty. This usually means that ...", UserWarning, stacklevel=1)
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
+    for name in ("synchronize", "graph_pool_handle", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+
+
+def test_memory_that_runs_out_before_the_first_kernel_of_a_capture_is_the_reason_that_is_given(captures):
+    def short():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB")
+
+    replay = Replay(short, [])
+    replay._segment = 0
+    replay._finish_capture()
+    assert replay.impossible == "CUDA out of memory. Tried to allocate 64.00 MiB"
+
+
+def test_buffers_of_cublas_are_small_in_every_capture(captures, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    seen = []
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", list)
+    replay = Replay(lambda: seen.append(os.environ["CUBLAS_WORKSPACE_CONFIG"]) or [], [])
+    assert replay._reserved_with(0) == 0 and seen == [":4096:1"]
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+
+
+def test_what_finish_makes_alone_needs_no_graph(monkeypatch):
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    replay = Replay(lambda x: [], [], finish=lambda outputs, values, copy: [values[0] + 1])
+    for _ in range(2):
+        assert replay(torch.zeros(2))[0].tolist() == [1, 1]
+    assert replay.impossible == "there is nothing to capture"
 
 
 @pytest.mark.gpu
