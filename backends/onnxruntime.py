@@ -4,7 +4,8 @@ Each rewritten program is exported through memopt's ONNX pipeline, handed to a s
 PyTorch on the first call's inputs, beside float64, before its results are used. Inputs and results are bound by
 address: nothing is copied between host and device. Weights are ONNX Runtime's own copy, which it lays out for its
 kernels; under a budget they stay PyTorch's, bound like inputs, so that they exist once, and what a run takes above them
-is measured on the first call and held against the budget. Each shape has a session of its own.
+is measured on the first call and held against the budget: where it is more, less is planned for. Each shape has a
+session of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import fx
 
 from memopt.backends.aten import Boxed, emit, lower_inference
+from memopt.backends.choose import within_budget
 from memopt.backends.foreign import ForeignFunction, ForeignWeights, Run, weights_of
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.engine import Engine
@@ -27,6 +29,8 @@ from memopt.onnxruntime.memory import peak_of
 from memopt.onnxruntime.session import Session, Settings, check_provider
 from memopt.program import Program, draws_numbers
 from memopt.step.inference import settling
+
+Rewrite = Callable[[Mapping[str, torch.Tensor]], Program]
 
 # Weights above this size are not widened to float64 for the comparison on the first call.
 _WIDE_BYTES = 1 << 29
@@ -68,16 +72,24 @@ class OnnxRuntimeBackend(Engine):
             _check(program)
             if _empty(program):  # ONNX Runtime binds no tensor without elements, and there is nothing to save
                 return Watched(program, rewrite, emit)
-            weights = () if self._settings.tight else weights_of(program)
+            if not self._settings.tight:
+                return self._function(program, rewrite, weights_of(program), None)
             session: Any = hooks.session
-            settle = settling(session) if self._settings.tight else None
 
-            def build(module: fx.GraphModule, fixed: frozenset[int]) -> Boxed:
-                return _Function(plain_attention(module), fixed, self._settings, settle)
+            def settled(program: Program) -> ForeignWeights:
+                return self._function(program, rewrite, (), settling(session))
 
-            return ForeignWeights(program, rewrite, weights, build)
+            return _PlannedForLess(session, settled(program), lambda: settled(rewrite({})))
 
         return lower_inference(graph_module, example_inputs, inference)
+
+    def _function(
+        self, program: Program, rewrite: Rewrite, weights: Sequence[str], settle: Callable[[int | None], None] | None
+    ) -> ForeignWeights:
+        def build(module: fx.GraphModule, fixed: frozenset[int]) -> Boxed:
+            return _Function(plain_attention(module), fixed, self._settings, settle)
+
+        return ForeignWeights(program, rewrite, weights, build)
 
 
 def _check(program: Program) -> None:
@@ -93,6 +105,32 @@ def _empty(program: Program) -> bool:
     """Whether an input or a result has no elements."""
     nodes = (*program.placeholders, *(node for node in program.output_nodes if node is not None))
     return any(isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].numel() == 0 for node in nodes)
+
+
+class _PlannedForLess:
+    """An inference function that is made anew, of a plan for less, as long as its first run is over the budget."""
+
+    _boxed_call = True
+
+    def __init__(self, session: Any, first: Boxed, again: Callable[[], Boxed]) -> None:
+        self._session, self._again = session, again
+        self._first: Boxed | None = first
+        self._run: Boxed | None = None
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Run on a list of inputs, which is emptied. Raises BudgetError where no plan's run keeps the budget."""
+        if self._run is not None:
+            return self._run(args)
+        given = list(args)
+        args.clear()
+        self._run, results = within_budget(self._session, lambda patient: self._made(given))
+        return results
+
+    def _made(self, given: Sequence[Any]) -> tuple[Boxed, Sequence[Any]]:
+        run, self._first = self._first, None  # not two of them at a time
+        if run is None:
+            run = self._again()
+        return run, run(list(given))
 
 
 class _Bound(torch.nn.Module):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +10,10 @@ from torch import nn
 
 import memopt
 from memopt.backends.onnxruntime import OnnxRuntimeBackend
+from memopt.memory.timeline import Timeline
+from memopt.program import Program
+from memopt.step.inference_plan import plan_within
+from memopt.step.planned import Planned
 from tests.backends.results import check_results
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -145,6 +151,34 @@ def test_where_a_run_cannot_be_measured_the_prediction_decides(monkeypatch: pyte
     model, x = Wide().eval(), torch.randn(2**12, 64)
     with pytest.raises(memopt.BudgetError):
         memopt.compile(model, "20MB", backend="onnxruntime")(x)
+
+
+@torch.no_grad()
+def test_where_runs_take_more_than_their_plans_less_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans for less than a third of the budget take what they should, all others more than the budget."""
+    rooms: list[int] = []
+
+    def planned(session: Any, program: Program, before: Timeline, room: int, hope: int | None) -> tuple[Planned, str]:
+        rooms.append(room)
+        return plan_within(session, program, before, room, hope)
+
+    monkeypatch.setattr("memopt.step.inference.plan_within", planned)
+    budget = 2**26
+
+    def peak_of(run: Callable[[], object], device: torch.device) -> int:
+        return 2**25 if rooms[-1] < budget // 3 else budget
+
+    monkeypatch.setattr("memopt.backends.onnxruntime.peak_of", peak_of)
+    model, x = Wide().eval(), torch.randn(2**12, 64)
+    compiled = memopt.compile(model, budget, backend="onnxruntime")
+    for _ in range(2):
+        close(compiled(x), model(x))
+    assert len(rooms) > 1 and rooms == sorted(rooms, reverse=True)
+    assert compiled.report.measured_peak_bytes <= budget
+    with pytest.raises(memopt.BudgetError) as found:
+        memopt.compile(model, 2**25, backend="onnxruntime")(x)
+    least = memopt.compile(model, found.value.minimum_bytes, backend="onnxruntime")
+    close(least(x), model(x))
 
 
 @torch.no_grad()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -101,6 +103,8 @@ def test_attention_by_any_kernel(dtype: torch.dtype, units: int, masked: bool) -
 
 @torch.no_grad()
 def test_a_budget_is_kept_and_the_least_is_named() -> None:
+    gc.collect()
+    others = torch.cuda.memory_allocated()
     model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 8, 3, padding=1)).cuda().eval()
     x = torch.randn(16, 3, 256, 256, device="cuda")
     roomy = memopt.compile(model, "8GB", backend="onnxruntime")
@@ -109,14 +113,18 @@ def test_a_budget_is_kept_and_the_least_is_named() -> None:
     assert 2**28 < measured < least
     with pytest.raises(memopt.BudgetError) as found:
         memopt.compile(model, "90MB", backend="onnxruntime")(x)
-    assert found.value.minimum_bytes < least  # in chunks of the batch
-    enough = memopt.compile(model, found.value.minimum_bytes, backend="onnxruntime")
-    for _ in range(3):
-        torch.testing.assert_close(enough(x), model(x), rtol=1e-3, atol=2e-3)  # eager's convolutions use TF32
-        torch.cuda.empty_cache()  # what ONNX Runtime gave back is unmapped, and mapped again within the limit
-    torch.cuda.reset_peak_memory_stats()
-    enough(x)
-    assert torch.cuda.max_memory_allocated() <= found.value.minimum_bytes
+    least_in_chunks = found.value.minimum_bytes
+    assert least_in_chunks < least  # of the batch
+    del roomy
+    for share in (1, 1.02, 1.3):  # plans for more room may take more than they should: then less is planned for
+        budget = int(share * least_in_chunks)
+        enough = memopt.compile(model, budget, backend="onnxruntime")
+        for _ in range(3):
+            torch.testing.assert_close(enough(x), model(x), rtol=1e-3, atol=2e-3)  # eager's convolutions use TF32
+            torch.cuda.empty_cache()  # what ONNX Runtime gave back is unmapped, and mapped again within the limit
+        torch.cuda.reset_peak_memory_stats()
+        enough(x)
+        assert torch.cuda.max_memory_allocated() - others <= budget
 
 
 @torch.no_grad()
