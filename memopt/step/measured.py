@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import logging
 import time
@@ -147,7 +148,7 @@ def lower_within(
         given: the caller's arguments.
 
     Raises:
-        BudgetError: no plan keeps the budget.
+        BudgetError: no plan keeps the budget, or none whose step does not run out of memory within it.
     """
     run, hooks = lower()
     for left in reversed(range(_ROUNDS + 1)):
@@ -165,14 +166,18 @@ def lower_within(
                 session.libraries_keep(taken.kept_bytes - session.resident.libraries)
                 allowed = held_bytes(device) or allowed
             session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
-        over = allowed // _SHORT if taken is None else taken.reserved_bytes - allowed
-        if taken is not None and over <= 0:
-            session.beyond = taken.reserved_bytes - taken.before_bytes
-            grow(device, min(allowed, taken.reserved_bytes + session.resident.coming))
+        coming = session.resident.coming  # what the optimizer's first steps add, within the same limit
+        over = 0 if taken is None else taken.reserved_bytes + coming - allowed
+        held, again = None, functools.partial(take_step, run, given, written, device, held=True)
+        if taken is not None:
+            held = _taken_within(again, device, taken, coming)
+            if held is None and _given_back(device, allowed):
+                held = _taken_within(again, device, taken, coming)
+        if taken is not None and held is not None and (held.full_speed or over <= 0):
+            session.beyond = held.cache_bytes - coming - taken.before_bytes
             return run
-        if taken is not None and taken.allocated_bytes <= allowed and _runs_within(run, given, written, device):
-            session.beyond = allowed - taken.before_bytes
-            return run
+        if held is None:
+            over = max(over, allowed // _SHORT)
         if not left:
             break
         log.info("the allocator holds %d bytes more than the budget in a step: planning again", over)
@@ -182,19 +187,72 @@ def lower_within(
         except BudgetError:
             session.loosen(known)
             break
+    if held is None and not _is_short(
+        device, held_bytes(device) or 0
+    ):  # the caller's own step would run out of memory as well
+        raise session.over(session.limit_bytes + over, session.limit_bytes)
     session.note("the allocator reserves more than the step needs: it is held to the budget, which takes time")
     return run
 
 
-def _runs_within(run: Callable[..., Any], given: Sequence[Any], written: Collection[int], device: torch.device) -> bool:
-    """Whether the step runs at full speed though the allocator would reserve more, were it let.
+@dataclasses.dataclass(frozen=True)
+class _Held:
+    """How the step runs where the allocator is held to the budget.
 
-    Held to its limit it hands back what it caches, once, and may come to terms with what is left.
+    Attributes:
+        cache_bytes: what the allocator holds when the step begins, the optimizer's state included.
+        full_speed: whether it never has to hand back what it caches.
     """
-    with phase("trial steps"):
-        grow(device, held_bytes(device) or 0)
-        taken = take_step(run, given, written, device, held=True)
-    return taken is not None and not taken.retries
+
+    cache_bytes: int
+    full_speed: bool
+
+
+def _taken_within(step: Callable[[], Taken | None], device: torch.device, free: Taken, coming: int) -> _Held | None:
+    """How the step runs under the limit, taken as the caller's will be; None where memory runs out in it.
+
+    Where blocks lie decides whether the next one fits: a step that is let reserve less than the limit may run out of
+    memory under it all the same, and one that would reserve more may come to terms with what there is. So the steps
+    begin as the caller's will: nothing of an earlier one in the way, and the cache taken in one piece.
+
+    Args:
+        step: takes it, held to the limit.
+        device: the CUDA device.
+        free: what the step took without the limit.
+        coming: bytes of the optimizer's state that is not there yet.
+    """
+    allowed, slow = held_bytes(device) or 0, None
+    if free.allocated_bytes + coming > allowed:
+        return None
+    for size in dict.fromkeys((min(allowed, free.reserved_bytes + coming), allowed)):
+        with phase("trial steps"):
+            taken = _beside(coming, size, device, step)
+            _begin_anew(device, size)
+        if taken is not None and not taken.retries:
+            return _Held(size, True)
+        slow = slow or (None if taken is None else _Held(size, False))
+    return slow
+
+
+def _beside(coming: int, size: int, device: torch.device, step: Callable[[], Taken | None]) -> Taken | None:
+    try:
+        state = torch.empty(coming, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError:
+        return None
+    _begin_anew(device, size)
+    taken = step()
+    del state
+    return taken
+
+
+def _begin_anew(device: torch.device, size: int) -> None:
+    """Let the allocator hold `size` bytes: what is in use, and the rest in one piece.
+
+    Buffers of libraries would lie between pages that are handed back, and keep parts of them.
+    """
+    settled_bytes(device)
+    torch.cuda.empty_cache()
+    grow(device, size)
 
 
 def _given_back(device: torch.device, allowed: int) -> bool:
@@ -203,16 +261,21 @@ def _given_back(device: torch.device, allowed: int) -> bool:
     Several processes that compile side by side take their steps one after the other: what one of them holds for a
     moment says nothing of another one's plan.
     """
-    if device.type != "cuda":
-        return False
     until = time.monotonic() + _WAIT
     short = False
-    while torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) < allowed:
+    while _is_short(device, allowed):
         if time.monotonic() > until:
             return False
         short = True
         time.sleep(_LOOK)
     return short
+
+
+def _is_short(device: torch.device, allowed: int) -> bool:
+    """Whether other processes hold so much that the device has less than may be held here."""
+    if device.type != "cuda":
+        return False
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) < allowed
 
 
 def step_decides(session: Session, hooks: Hooks, excess: int) -> bool:

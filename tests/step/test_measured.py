@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 import pytest
 import torch
@@ -134,8 +135,18 @@ def test_a_step_that_fails_changes_nothing_either(device, error):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """Take steps on CPU as if a device were there; each reserves what `figures` says next."""
-    figures = []
+    """Take steps on CPU as if a device were there; each reserves what `figures` says next.
+
+    Held to the budget it hands blocks back where it would reserve more.
+    """
+    figures, last = [], []
+
+    def take(*args, held=False):
+        if not held:
+            last[:] = [figures.pop(0)]
+        elif last[0].reserved_bytes > measured_step.held_bytes(CPU):
+            return dataclasses.replace(last[0], retries=1)
+        return last[0]
 
     def choose(*taken):
         figures.extend(taken)
@@ -151,7 +162,8 @@ def steps(monkeypatch):
 
         assert real is not None
         monkeypatch.setattr(measured_step, "_measurable", measurable)
-        monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False: None if held else figures.pop(0))
+        monkeypatch.setattr(measured_step, "take_step", take)
+        monkeypatch.setattr(measured_step, "settled_bytes", lambda device: 0)
         return figures
 
     return choose
@@ -186,7 +198,8 @@ def test_a_step_that_reserves_more_is_planned_for_less(monkeypatch, steps):
     assert not left
     assert run.report.peak_bytes <= budget - 20_000
     assert run.report.measured_peak_bytes == budget - 30_000
-    assert grown == [budget, budget - 100] and run._sessions[False].beyond == budget - 150
+    assert grown == [budget] * 2 + [budget - 100] * 2  # before each step and after it
+    assert run._sessions[False].beyond == budget - 150
     assert not run.report.notes
 
 
@@ -227,15 +240,54 @@ def test_a_step_that_would_reserve_more_and_runs_within_the_limit_is_taken(monke
 
 
 @pytest.mark.parametrize("held", [Taken(100, 100, 0, retries=1), None], ids=["hands back", "runs out"])
-def test_a_step_that_is_slow_within_the_limit_is_planned_for_less(monkeypatch, steps, held):
+@pytest.mark.parametrize("over", [20_000, -1], ids=["more", "no more"])
+def test_a_step_that_is_slow_within_the_limit_or_runs_out_is_planned_for_less(monkeypatch, steps, over, held):
     model, x, budget = budget_and_session(monkeypatch)
-    left = steps(Taken(budget - 10, budget + 20_000, 0), Taken(budget - 30_000, budget - 100, 50))
-    monkeypatch.setattr(
-        measured_step, "take_step", lambda *args, **options: held if options.get("held") else left.pop(0)
-    )
+    first, second = Taken(budget - 10, budget + over, 0), Taken(budget - 30_000, budget - 100, 50)
+    left, now = steps(first, second), []
+
+    def take(*args, **options):
+        if not options.get("held"):
+            now[:] = [left.pop(0)]
+            return now[0]
+        return held if now[0] is first else second
+
+    monkeypatch.setattr(measured_step, "take_step", take)
     run = memopt.compile(model, budget, backend="aten")
     trained(run, x)
-    assert not left and run.report.peak_bytes <= budget - 20_000
+    if held is not None and over < 0:
+        assert left == [second], "it fits, if not at full speed"
+    else:
+        assert not left and run.report.peak_bytes <= budget - max(over, 0 if held else budget // 16)
+
+
+def test_a_step_that_runs_out_of_memory_however_little_is_planned_is_refused(monkeypatch, steps):
+    model, x, budget = budget_and_session(monkeypatch)
+    steps()
+    taken = Taken(budget - 10, budget - 5, 50)
+    monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False: None if held else taken)
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(memopt.BudgetError) as found:
+        memopt.compile(model, budget, backend="aten")(x)
+    assert found.value.minimum_bytes > budget == found.value.budget_bytes
+    assert all(torch.equal(value, start[key]) for key, value in model.state_dict().items())
+
+
+def test_the_optimizer_s_state_that_is_to_come_has_its_place_in_the_step_that_is_taken(monkeypatch, steps):
+    model, x, _ = budget_and_session(monkeypatch)
+    optimizer = torch.optim.Adam(model.parameters())
+    monkeypatch.setattr(measured_step, "held_bytes", lambda device: 10**9)
+    asked, plain = [], torch.empty
+    monkeypatch.setattr(torch, "empty", lambda size, **options: asked.append(size) or plain(size, **options))
+    steps(Taken(5 * 10**8, 6 * 10**8, 100))
+    grown = []
+    monkeypatch.setattr(measured_step, "grow", lambda device, size: grown.append(size))
+    run = memopt.compile(model, 10**9, backend="aten", optimizer=optimizer)
+    trained(run, x)
+    session = run._sessions[False]
+    coming = session.resident.coming
+    assert coming > 0 and coming in asked
+    assert grown == [6 * 10**8 + coming] * 2 and session.beyond == 6 * 10**8 - 100
 
 
 def test_what_a_step_leaves_to_libraries_is_theirs_and_counts(monkeypatch, steps):
