@@ -336,9 +336,10 @@ class CompiledModule(nn.Module):
         here = storage_bytes([*parameters, *self._model.buffers(), *gradients]) + buckets_of(self._model).nbytes
         own = here + state + session.resident.inputs + session.resident.libraries
         coming = max(0, session.resident.optimizer_state - state)
-        allocated = torch.cuda.memory_allocated(device)
-        if allocated > own:  # others' tensors, or what planning has left and will not be there in a step
+        allocated, libraries = torch.cuda.memory_allocated(device), session.resident.libraries
+        if allocated > own - libraries:  # others' tensors, or what planning has left and will not be there in a step
             allocated = settled_bytes(device)
+            own, coming = own - libraries, coming + libraries  # their buffers are given back, and come again
         allowance = Allowance(device, limit_bytes, allocated, own, coming)
         guard = self._guards.setdefault(session, StepGuard())
         guard.allow(allowance)

@@ -47,7 +47,7 @@ class Allowance:
         limit_bytes: the budget.
         allocated_bytes: what was allocated when the step was planned.
         own_bytes: what of that the budget counts.
-        coming_bytes: what the budget counts and comes to stay later: the optimizer's state.
+        coming_bytes: what the budget counts and comes to stay later: the optimizer's state, libraries' buffers.
     """
 
     device: torch.device

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -111,6 +112,8 @@ class _Held:
 def short_of_memory(report: Report | None, error: torch.OutOfMemoryError) -> str:
     """One line that says what ran out, what was promised, and what would help."""
     reason = str(error).splitlines()[0].split(". GPU")[0] if str(error) else "out of memory"
+    free = re.search(r"of which (\S+ \w+) is free", str(error))  # where it is much, the budget is what was short
+    reason += f", {free[1]} free on the device" if free else ""
     if report is None:
         return f"memory ran out before the step was planned ({reason}): free memory on the device"
     budget, peak = report.budget_bytes, format_bytes(report.peak_bytes, short=True)
