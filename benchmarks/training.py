@@ -57,6 +57,7 @@ class Table:
 
     def __init__(self, given: argparse.Namespace, model: str, reference: int | None) -> None:
         self.given, self.model, self.reference = given, model, reference
+        self.wanted = [row for name, row in given.only if name == model] or given.rows
         self.inputs = {"batch": 4} if given.tiny else dict(SIZES[model])
         if given.batch:
             self.inputs["batch"] = given.batch
@@ -64,7 +65,7 @@ class Table:
 
     def jobs(self) -> dict[str, Job]:
         """Those that can begin: a budget is known once its reference is. By row."""
-        return {row: self._job(row) for row in self.given.rows if self.reference is not None or not share_of(row)}
+        return {row: self._job(row) for row in self.wanted if self.reference is not None or not share_of(row)}
 
     def _job(self, row: str) -> Job:
         given, share = self.given, share_of(row)
@@ -80,7 +81,7 @@ class Table:
             repeats=given.repeats,
             path=(str(HERE), *(str(Path(entry).resolve()) for entry in sys.path)),
             program=(str(HERE / "training_row.py"),),
-            more={"budget_bytes": budget, "backend": given.backend, "profile": given.profile},
+            more={"budget_bytes": budget, "backend": given.backend, "profile": profiled(given, self.model, row)},
         )
 
     def take(self, row: str, said: dict[str, Any]) -> None:
@@ -98,7 +99,7 @@ class Table:
         self.write()
 
     def in_order(self) -> list[dict[str, Any]]:
-        return [self.rows[row] for row in self.given.rows if row in self.rows]
+        return [self.rows[row] for row in self.wanted if row in self.rows]
 
     def write(self) -> None:
         if self.given.json:
@@ -130,6 +131,11 @@ def share_of(row: str) -> float | None:
     return float(share) if kind == "memopt" and share != "least" else None
 
 
+def profiled(given: argparse.Namespace, model: str, row: str) -> bool:
+    """Whether a row's step is looked into."""
+    return given.profile == "all" or f"{model}:{row}" in given.profile.split(",")
+
+
 def run(given: argparse.Namespace, tables: Sequence[Table], folder: Path) -> None:
     """Prepare and time all rows of all models."""
     started = time.perf_counter()
@@ -152,7 +158,7 @@ def run(given: argparse.Namespace, tables: Sequence[Table], folder: Path) -> Non
         take(table, row, said)
         add(table, ahead=True)
     for table in tables:
-        for row in given.rows:
+        for row in table.wanted:
             if row not in table.rows:
                 take(table, row, {"reason": "its budget is a share of the row `compile`, which has no figures"})
 
@@ -188,7 +194,7 @@ def main() -> int:
     parser.add_argument("--backend", default="inductor")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--layers", type=int, help="fewer blocks than the model has")
-    parser.add_argument("--profile", action="store_true", help="where each step's time goes (see kernels.py)")
+    parser.add_argument("--profile", default="", help="where a step's time goes (see kernels.py): MODEL:ROW,… or all")
     parser.add_argument("--jobs", type=int, default=1, help="rows prepared at a time")
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds in which a row is prepared")
     parser.add_argument("--seconds", type=float, help="for everything together")
@@ -199,9 +205,11 @@ def main() -> int:
         help="rows find the kernels and the measured costs that other rows of this run left: first steps are not cold",
     )
     parser.add_argument("--rows", default=ROWS)
+    parser.add_argument("--only", default="", help="MODEL:ROW,…: of a model that is named here, these rows alone")
     parser.add_argument("--json", help="a file; with several models, one for each {model}")
     given = parser.parse_args()
     given.rows, models = given.rows.split(","), given.model.split(",")
+    given.only = [tuple(item.split(":", 1)) for item in given.only.split(",") if item]
     if unknown := [name for name in models if name not in SIZES]:
         parser.error(f"unknown model {unknown[0]}")
     if given.json and len(models) > 1 and "{model}" not in given.json:

@@ -56,6 +56,7 @@ def work(job: Job, seat: Seat) -> dict[str, Any]:
     if report is not None:
         found.update(predicted_bytes=report.peak_bytes, minimum_bytes=report.minimum_bytes, notes=list(report.notes))
         found.update(budget_bytes=report.budget_bytes, phases=dict(report.seconds))
+        found["changes"] = {record.name: len(record.changes) for record in report.passes if record.changes}
         found["compile_seconds"] = sum(report.seconds.get(phase, 0.0) for phase in COMPILING)
         found["planning_seconds"] = sum(report.seconds.values()) - found["compile_seconds"]
     if job.more["profile"]:

@@ -63,3 +63,13 @@ def test_references_are_for_all_models_or_by_name():
     assert training.references("2e9", ["a", "b"]) == {"a": 2 * 10**9, "b": 2 * 10**9}
     assert training.references("a=1,b=2", ["a", "b", "c"]) == {"a": 1, "b": 2}
     assert training.references("", ["a"]) == {}
+
+
+def test_rows_of_one_model_may_be_named_alone_and_looked_into(table):
+    only = ("--only", "unet:eager,unet:memopt:0.9", "--profile", "unet:eager")
+    (bert, unet), said = table("--model", "unet,bert_large", "--rows", "eager", "--reference-bytes", "unet=3e6", *only)
+    assert [row["row"] for row in bert["rows"]] == ["eager"]
+    eager, planned = unet["rows"]
+    assert planned["row"] == "memopt:0.9" and planned["budget_bytes"] == 2_700_000 and planned["changes"]
+    assert eager["profile"]["busy"] > 0 and "profile" not in planned and "profile" not in bert["rows"][0]
+    assert "-- eager" in said
