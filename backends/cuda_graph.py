@@ -179,6 +179,7 @@ class Replay:
         """A graph, and what it returns, in a pool of its own that begins with a segment of so many bytes."""
         graph, self._pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # within a capture nothing is given back, so that a limit would be met early
         with (
             _own_workspaces(),
             _own_random_state(),

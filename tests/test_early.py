@@ -230,6 +230,7 @@ def test_a_new_function_is_found_once_the_old_one_is_gone(replays, early):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32")
 @pytest.mark.parametrize("backend", ["inductor", StaticBackend(graphs=True)], ids=["inductor", "static"])
 def test_a_graph_on_a_gpu_begins_early(early, backend):
     torch._dynamo.reset()
@@ -263,6 +264,7 @@ def test_a_graph_on_a_gpu_begins_early(early, backend):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32")
 def test_other_streams_and_threads_on_a_gpu():
     torch._dynamo.reset()
     model, x = net().float().cuda(), image(4, 2, 32, 32).float().cuda()

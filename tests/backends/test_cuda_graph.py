@@ -190,7 +190,7 @@ def captures(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph", graph)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
     monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
-    for name in ("synchronize", "graph_pool_handle", "current_stream"):
+    for name in ("synchronize", "empty_cache", "graph_pool_handle", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
