@@ -40,9 +40,6 @@ class InductorFunction:
 
     Parameters and buffers are arguments, read where the model keeps them: nothing is held twice. On CUDA all kernels
     are one graph, but for large results (see `memopt.backends.tail`). Calls from several threads take turns.
-
-    Attributes:
-        no_graph: why no CUDA graph is used; empty where one is.
     """
 
     def __init__(self, program: Program, turns: Arena, *, graphs: bool = True, tune: bool = False) -> None:
@@ -56,13 +53,13 @@ class InductorFunction:
         """
         self._turns, self._inputs, self._boxed_call = turns, UserInputs(program), True
         self._replay: Replay | None = None
-        self.no_graph = _reason_against(program, turns.device, graphs)
-        self._split = None if self.no_graph else split_tail(program, _compiled_module)
+        self._reason = _reason_against(program, turns.device, graphs)
+        self._split = None if self._reason else split_tail(program, _compiled_module)
         self._head = program if self._split is None else self._split.head
         self._constants = _constants_of(self._head)
         with phase("compiling kernels"):
             self._code = _code_of(self._head)
-        if not self.no_graph:
+        if not self._reason:
             finish = None if self._split is None else self._split.finish
             self._replay = Replay(self._run, self._inputs.positions, finish=finish, tune=tune)
 
@@ -80,6 +77,11 @@ class InductorFunction:
         with self._turns.lock:
             self._turns.wait()
             return self._replay(*values)
+
+    @property
+    def no_graph(self) -> str:
+        """Why no CUDA graph is used; empty where one is, or may be."""
+        return self._reason if self._replay is None else self._replay.impossible
 
     def begin(self, given: Sequence[torch.Tensor]) -> bool:
         """Start the graph before a call on these tensors; whether that was done. `end` must follow."""

@@ -232,6 +232,32 @@ def test_an_engine_that_cannot_run_is_replaced_and_memory_that_ran_out_is_said()
     assert settled[-1] == (None, True)
 
 
+@pytest.mark.parametrize("fails", ["runs out", "loses its graph"])
+def test_what_does_not_run_under_the_limit_is_over_the_budget(monkeypatch, fails):
+    from tests.passes.build import trace
+
+    program, told, limit = trace(lambda x: (x.exp(),), torch.randn(8)), Told(), []
+    monkeypatch.setattr("memopt.backends.choose.held_bytes", lambda device: 1)
+
+    class Function:
+        no_graph = ""
+
+        def __call__(self, args):
+            if limit and fails == "runs out":
+                raise torch.OutOfMemoryError("no memory")
+            self.no_graph = "no memory" if limit else ""
+            return [args[0].exp()]
+
+    def settle(peak, short=False):
+        limit.append(short)  # from now on, as the trial is over
+        if short:
+            raise BudgetError(minimum_bytes=2, budget_bytes=1)
+
+    with pytest.raises(BudgetError):
+        Chooser(told, {"large": lambda program: Function()}, settle).bind(program)
+    assert limit == [False, True]
+
+
 def test_what_was_measured_over_the_budget_is_planned_for_less():
     told, made = Told(), []
     told.inferred.room = 100

@@ -232,7 +232,7 @@ def test_a_graph_s_pool_is_no_larger_than_its_blocks_need(expand):
         wide = torch.cat([x, x])
         narrow = wide[: len(x)] * 2
         del wide
-        return [torch.cat([narrow, x]).sum(0), x[:16] @ w]
+        return [torch.cat([narrow, x])[::64] * 2, x[:16] @ w]  # sums would take buffers of their own
 
     def near(found, expected):  # cuBLAS adds up in another order where its buffer is small
         for a, b in zip(found, expected, strict=True):
