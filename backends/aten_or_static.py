@@ -41,7 +41,7 @@ class AtenOrStaticBackend(AtenBackend):
                 program, rewrite = hooks.inference(module)
                 engines: dict[str, Bind] = {"static": self._static.bind, "aten": _emit_program}
                 choose = Chooser(session, engines, settling(session), patient=patient).bind
-                return WatchedProgram(program, rewrite, choose)
+                return hooks.held(WatchedProgram(program, rewrite, choose))
 
             return within_budget(session, make)
 

@@ -138,6 +138,8 @@ class Replay:
     def _capture(self, values: Sequence[Any]) -> None:
         try:
             self._inputs = [_copy(value) if index in self._copied else value for index, value in enumerate(values)]
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError:
             self._give_up("an input overlaps itself")
             return

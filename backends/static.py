@@ -70,7 +70,7 @@ class StaticBackend(Engine):
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
             program, rewrite = hooks.inference(module)
-            return emit(module) if hooks.dry else WatchedProgram(program, rewrite, self.bind)
+            return emit(module) if hooks.dry else hooks.held(WatchedProgram(program, rewrite, self.bind))
 
         lower = aot_autograd(
             fw_compiler=half, bw_compiler=half, inference_compiler=inference, partition_fn=hooks.partition

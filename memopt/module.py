@@ -21,7 +21,7 @@ from memopt.capture.shadow import model_names
 from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.layout import LayoutNeeded, lay_out, movable_parameters
-from memopt.memory.allocator import settled_bytes
+from memopt.memory.allocator import pooled_bytes, settled_bytes
 from memopt.memory.allocator_limit import Allowance
 from memopt.memory.cost.devices import Device
 from memopt.memory.cost.elsewhere import first_of
@@ -98,6 +98,7 @@ class CompiledModule(nn.Module):
         self._steady = SteadyCalls(model)
         self._sizes = Sizes()
         self._last: Session | None = None
+        weakref.finalize(self, _release, self._sessions).atexit = False
 
     # -- the user's surface --------------------------------------------------------------------------------------
 
@@ -217,6 +218,7 @@ class CompiledModule(nn.Module):
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
+        _release(self._sessions)
         self._sessions.clear()
         self._compiled.clear()
         self._guards.clear()
@@ -340,10 +342,18 @@ class CompiledModule(nn.Module):
         if allocated > own - libraries:  # others' tensors, or what planning has left and will not be there in a step
             allocated = settled_bytes(device)
             own, coming = own - libraries, coming + libraries  # their buffers are given back, and come again
-        allowance = Allowance(device, limit_bytes, allocated, own, coming)
         guard = self._guards.setdefault(session, StepGuard())
+        pooled = pooled_bytes(device) if guard.allowance is None else guard.allowance.pooled_bytes
+        allowance = Allowance(device, limit_bytes, allocated, own, coming, pooled)
         guard.allow(allowance)
         guard.during(optimizer)
+
+
+def _release(sessions: Mapping[bool, Session]) -> None:
+    """Give back what a model's compiled functions hold between calls: Dynamo keeps them as long as the model itself."""
+    for session in sessions.values():
+        for function in list(session.functions):
+            function.release()
 
 
 def _container(model: type[nn.Module]) -> type[CompiledModule]:

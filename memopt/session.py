@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import weakref
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from memopt.budget import Budget, BudgetError
-from memopt.capture.dynamo import Names
+from memopt.capture.dynamo import Names, Watched
 from memopt.capture.outside import Outside
 from memopt.engine import Engine
 from memopt.evidence import Verification
@@ -96,6 +97,7 @@ class Session(Standing):
         # Parameters that may be laid out anew, and which outputs were contiguous before they were (`memopt.layout`).
         self.movable: frozenset[str] = frozenset()
         self.contiguous: tuple[bool, ...] = ()
+        self.functions: weakref.WeakSet[Watched] = weakref.WeakSet()
         self._laid_out: set[str] = set()  # fingerprints of graphs whose weights lie as they should
         self.inferred = Inferred()
         self.frozen = frozen  # whether batch norms may be folded into the model's own weights

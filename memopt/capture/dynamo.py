@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSet, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -59,6 +59,10 @@ class Session(Protocol):
 
     def short_of_memory(self, error: torch.OutOfMemoryError) -> str:
         """What the user reads when memory runs out in a step."""
+
+    @property
+    def functions(self) -> MutableSet[Watched]:
+        """Inference functions that hold memory between calls, weakly."""
 
 
 class Hooks:
@@ -158,6 +162,14 @@ class Hooks:
 
         return rewrite({}), rewrite
 
+    def held(self, function: Watched) -> Watched:
+        """The same function, which gives back what it holds between calls once its model's stand-in is gone.
+
+        Dynamo keeps it as long as the model itself.
+        """
+        self.session.functions.add(function)
+        return function
+
 
 class Watched:
     """An inference function that notices when a weight folded into its program has changed, and folds anew.
@@ -201,6 +213,12 @@ class Watched:
             return self._run(args)
         results = self._run(args)
         return self._run(given) if self._follow(given) else results
+
+    def release(self) -> None:
+        """Give back what is held between calls; the next call takes it again."""
+        release = getattr(self._run, "release", None)
+        if release is not None:
+            release()
 
     def _follow(self, given: Sequence[Any]) -> bool:
         """Fold anew where a weight has changed; whether that was so."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableSet, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +55,7 @@ class _Recorder:
     def __init__(self, names: Names) -> None:
         self._names = names
         self.found: list[tuple[Program, list[Any]]] = []
+        self.functions: MutableSet[Any] = set()
 
     def names(self) -> Names:
         return self._names

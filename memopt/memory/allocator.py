@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -74,6 +75,18 @@ def settled_bytes(device: torch.device) -> int:
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     return torch.cuda.memory_allocated(device)
+
+
+def pooled_bytes(device: torch.device) -> int:
+    """Bytes that a CUDA device's allocator keeps for CUDA graphs that were captured, beside what tensors have of them.
+
+    Such a graph's kernels write there at each replay, though nothing is allocated: they are never given back.
+    """
+    torch.cuda.empty_cache()
+    snapshot: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    index = index_of(device)
+    pools = [item for item in snapshot if item["device"] == index and tuple(item["segment_pool_id"]) != (0, 0)]
+    return sum(item["total_size"] - item["allocated_size"] for item in pools)
 
 
 def slack_bytes(limit: int, device: torch.device) -> int:

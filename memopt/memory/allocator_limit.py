@@ -48,6 +48,7 @@ class Allowance:
         allocated_bytes: what was allocated when the step was planned.
         own_bytes: what of that the budget counts.
         coming_bytes: what the budget counts and comes to stay later: the optimizer's state, libraries' buffers.
+        pooled_bytes: what others' CUDA graphs keep beside tensors (see `memopt.memory.allocator.pooled_bytes`).
     """
 
     device: torch.device
@@ -55,12 +56,14 @@ class Allowance:
     allocated_bytes: int
     own_bytes: int
     coming_bytes: int = 0
+    pooled_bytes: int = 0
 
     def now(self) -> int:
         """The bytes that the allocator may hold in a step that begins now."""
         missing = max(0, self.own_bytes - self.allocated_bytes)  # counted, but not there yet: libraries' buffers, say
         grown = torch.cuda.memory_allocated(self.device) - self.allocated_bytes - self.coming_bytes - missing
-        return self.limit_bytes + max(0, self.allocated_bytes - self.own_bytes) + max(0, grown)
+        others = max(0, self.allocated_bytes - self.own_bytes) + self.pooled_bytes
+        return self.limit_bytes + others + max(0, grown)
 
     def expected(self, beyond: int) -> int:
         """The bytes that it will hold, where a step takes `beyond` bytes more than what is there when it begins."""

@@ -11,6 +11,7 @@ from torch import nn
 
 import memopt
 from memopt.memory import allocator_limit
+from memopt.memory.allocator import pooled_bytes
 from memopt.memory.allocator_limit import Allowance, enter, grow, held_bytes, leave, lifted
 
 GPU = torch.device("cuda", 0)
@@ -118,6 +119,18 @@ def test_what_belongs_to_others_is_allowed_on_top(cuda):
     assert allowance.now() == 11 * 10**9
     cuda.allocated = 3 * 10**9
     assert allowance.now() == 10 * 10**9
+
+
+def test_what_others_graphs_keep_is_allowed_on_top(cuda, monkeypatch):
+    def segment(device, pool, total, allocated):
+        return {"device": device, "segment_pool_id": pool, "total_size": total, "allocated_size": allocated}
+
+    there = [segment(0, (0, 0), 900, 500), segment(0, (0, 3), 400, 30), segment(0, [1, 0], 20, 0)]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [*there, segment(1, (0, 4), 7, 0)])
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    assert pooled_bytes(GPU) == 390
+    cuda.allocated = 5000
+    assert Allowance(GPU, 8000, 5000, 5000, pooled_bytes=390).now() == 8390
 
 
 def test_what_the_budget_counts_and_was_not_there_yet_does_not_raise_the_limit(cuda):
