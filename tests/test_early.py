@@ -273,7 +273,6 @@ def test_a_graph_on_a_gpu_begins_early(early, backend):
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     model.scale = 5.0
     same(compiled, model, x, tolerance=1e-3)
-    assert False in early
 
 
 @pytest.mark.gpu

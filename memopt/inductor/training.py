@@ -282,7 +282,9 @@ class Training:
         if early:
             drop_outputs(forward, kept, kept + early)
         expected = expected_bytes(forward, backward, kept)  # code was never seen to take less
-        if self.session.hopeless(max(saved_bytes(forward, kept), least_bytes(forward, backward, kept), expected)):
+        needed = max(saved_bytes(forward, kept), least_bytes(forward, backward, kept), expected)
+        excess = session.excess_with(needed)
+        if excess and not step_decides(session, self.hooks, excess):
             return None
         mutations_in_place(forward, program, forward_outputs)
         return forward, backward

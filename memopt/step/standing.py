@@ -74,10 +74,12 @@ class Standing(Account):
         planned = self.step.planned if self.step else ()
         return any(item.choice is not None and item.choice.plan.extra_seconds > 0 for item in planned)
 
-    def hopeless(self, held: int) -> bool:
-        """Whether a step that holds `held` bytes between forward and backward is over the budget already."""
+    def excess_with(self, held: int) -> int:
+        """Bytes by which a step that holds `held` bytes at some time is over what a budget leaves to tensors, or 0."""
         step = self.step
-        return step is not None and step.limit is not None and step.base + held > self.usable(step.limit)
+        if step is None or step.limit is None:
+            return 0
+        return max(0, step.base + held - self.usable(step.limit))
 
     def least_budget(self, taken: int) -> int:
         """The least budget for code whose tensors take `taken` bytes with all that is resident."""

@@ -11,6 +11,7 @@ from memopt.backends.chunked import ChunkedCode, NotInPieces, is_chunked
 from memopt.backends.inductor import InductorBackend
 from memopt.backends.static import StaticBackend, least_timeline
 from memopt.inductor.inference import InductorInference, _lowered_boxed
+from memopt.memory.allocator import pooled_bytes
 from memopt.memory.measure import measure
 from memopt.memory.timeline import timeline
 from memopt.pass_manager import PassManager
@@ -244,12 +245,12 @@ def test_chunks_of_convolutions_in_one_cuda_graph_keep_a_budget():
     with torch.no_grad():
         expected = model.double()(x.double())
         model.half()
-        budget = 2 * x.nbytes + one
+        budget, others = 2 * x.nbytes + one, pooled_bytes(x.device)  # graphs of other tests, where some are there still
         compiled = memopt.compile(model, budget)
         compiled(x)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         found = compiled(x)
-        assert torch.cuda.max_memory_reserved() <= budget
+        assert torch.cuda.max_memory_reserved() - others <= budget
     assert any("chunks of the batch of 64" in note for note in compiled.report.notes)
     torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))

@@ -28,7 +28,9 @@ def standing(*programs, limit=None, resident=None):
 def test_before_a_step_is_planned_there_is_no_budget_to_exceed():
     nothing = Standing(None, Resident())
     assert nothing.limit_bytes == 0 and nothing.feasible
-    assert not (nothing.one_graph or nothing.tight or nothing.recomputes or nothing.coded() or nothing.hopeless(10**9))
+    assert not (
+        nothing.one_graph or nothing.tight or nothing.recomputes or nothing.coded() or nothing.excess_with(10**9)
+    )
 
 
 def test_code_takes_the_place_of_a_graph_s_own_operations():
@@ -56,7 +58,7 @@ def test_code_is_judged_with_all_that_is_resident():
     step = standing(one, limit=50_000)
     step._emitted[fingerprint(one)] = GraphPeaks(forward=10, backward=48_000, saved=5, left=5)
     assert step.judged() == (step.step.plan.peak_bytes - 48_000, BASE + 48_000 - 50_000)
-    assert step.hopeless(49_001) and not step.hopeless(49_000)
+    assert (step.excess_with(49_001), step.excess_with(49_000)) == (1, 0)
     footprint = OptimizerFootprint(state_bytes=60_000, existing_state_bytes=0, step_peak_bytes=0)
     step = standing(one, limit=50_000, resident=Resident(parameters=BASE, optimizer=footprint))
     assert step.judged()[1] == step.optimizer_peak() - 50_000 > 0
