@@ -106,6 +106,31 @@ def test_what_a_model_writes_to_itself_is_written(replays):
             torch.testing.assert_close(found["total"], model.total)
 
 
+class Adds(test_steady.Counts):
+    """Writes to itself, by a factor that guards look at."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = 1.0
+
+    def forward(self, x):
+        return super().forward(x * self.factor)
+
+
+def test_what_was_begun_in_vain_has_written_nothing(replays, early):
+    model, x, total = Adds(), torch.randn(2, 4), torch.zeros(4)
+    compiled = memopt.compile(model, backend="inductor")
+    with torch.no_grad():
+        for factor in (1.0, 1.0, 1.0, 1.0, 2.0, 1.0, 2.0):
+            model.factor = factor
+            found = compiled(x)
+            total += factor * x.sum(0)
+            torch.testing.assert_close(model.total, total)
+            torch.testing.assert_close(found["total"], total)
+            model.last = None
+    assert True in early and False in early
+
+
 def test_a_call_that_goes_another_way_drops_what_was_begun(replays, early):
     model, x = net(), image()
     compiled = steady(model, x)
