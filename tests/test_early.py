@@ -12,7 +12,7 @@ from memopt.backends import cuda_graph
 from memopt.backends.static import StaticBackend
 from memopt.inductor import inference
 from tests import test_steady
-from tests.test_steady import Plain, image, net, same
+from tests.test_steady import Plain, image, in_threads, net, same
 
 
 class Graph:
@@ -223,21 +223,12 @@ def test_threads_may_call_together(replays):
     compiled = memopt.compile(model, backend="inductor")
     for x in inputs:
         same(compiled, model, x)
-    failures = []
 
     def work(x):
-        try:
-            for _ in range(50):
-                same(compiled, model, x + torch.rand(()).double())
-        except Exception as error:
-            failures.append(error)
+        for _ in range(50):
+            same(compiled, model, x + torch.rand(()).double())
 
-    threads = [threading.Thread(target=work, args=(inputs[index % 2],)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert failures == [] and not any(thread.is_alive() for thread in threads)
+    assert in_threads(work, inputs * 2) == []
 
 
 @pytest.mark.parametrize("moved", [True, False])
@@ -307,19 +298,10 @@ def test_other_streams_and_threads_on_a_gpu():
     model, x = net().float().cuda(), image(4, 2, 32, 32).float().cuda()
     compiled = memopt.compile(model, backend="inductor")
     same(compiled, model, x, tolerance=1e-3)
-    failures = []
 
-    def work():
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for _ in range(50):
-                    same(compiled, model, torch.randn_like(x), tolerance=1e-3)
-        except Exception as error:
-            failures.append(error)
+    def work(x):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                same(compiled, model, torch.randn_like(x), tolerance=1e-3)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert failures == [] and not any(thread.is_alive() for thread in threads)
+    assert in_threads(work, [x] * 4) == []

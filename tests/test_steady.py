@@ -410,27 +410,36 @@ def test_a_mode_that_looks_at_operators_goes_the_long_way():
     assert taken == ["long"]
 
 
+def in_threads(work, given):
+    """Run `work` on each of `given`, all at once; returns what failed, and a line for each thread that hangs."""
+    failures = []
+
+    def run(x):
+        try:
+            work(x)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(x,), daemon=True) for x in given]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return failures + ["a thread hangs" for thread in threads if thread.is_alive()]
+
+
 def test_threads_may_call_together():
     model = net()
     inputs = [image(), image(1, 2, 6, 6)]
     compiled = memopt.compile(model, backend="static")
     for x in inputs:
         same(compiled, model, x)
-    failures = []
 
     def work(x):
-        try:
-            for _ in range(20):
-                same(compiled, model, x)
-        except Exception as error:
-            failures.append(error)
+        for _ in range(20):
+            same(compiled, model, x)
 
-    threads = [threading.Thread(target=work, args=(inputs[index % 2],)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    assert in_threads(work, inputs * 2) == []
 
 
 def test_frozen_weights_stay_frozen():
