@@ -187,9 +187,8 @@ def lower_within(
         except BudgetError:
             session.loosen(known)
             break
-    if held is None and not _is_short(
-        device, held_bytes(device) or 0
-    ):  # the caller's own step would run out of memory as well
+    # The caller's own step would run out of memory as well.
+    if held is None and not _is_short(device, held_bytes(device) or 0):
         raise session.over(session.limit_bytes + over, session.limit_bytes)
     session.note("the allocator reserves more than the step needs: it is held to the budget, which takes time")
     return run
