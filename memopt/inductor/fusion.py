@@ -146,8 +146,11 @@ class _Marker:
         self.inlined = {node: node.op == "call_function" and _is_inlined(node) for node in self.graph.nodes}
         self.settles = {node: self.inlined[node] and _settles_draws(node) for node in self.graph.nodes}
         self.reads: dict[fx.Node, frozenset[fx.Node]] = {}
+        # As Inductor counts for its thresholds, by which a value may be a buffer of its own that lives in one kernel.
+        self.counted: dict[fx.Node, frozenset[fx.Node]] = {}
         self.work: dict[fx.Node, frozenset[fx.Node]] = {}  # fused values and itself: what one element takes to compute
         self.inlining: dict[fx.Node, bool] = {}
+        self.ends: dict[fx.Node, bool] = {}  # whether one kernel reads it, which stores a value of the same size
         self.stored: set[fx.Node] = set()  # what is stored only for the sake of kernels after a library call
         self.window: dict[fx.Node, int] = {}  # library calls before it: kernels are fused between two such calls only
         self.last: dict[fx.Node, int] = {}  # the last window in which a kernel reads it, or what is computed from it
@@ -160,6 +163,7 @@ class _Marker:
             calls += _is_library_call(node)
         for node in reversed(self.graph.nodes):
             self.inlining[node] = self._readers_inline(node)
+            self.ends[node] = self._ends_in_one_kernel(node)
         self._find_last_windows()
         in_vain = set() if store else set(self.graph.nodes)
         while True:
@@ -183,12 +187,16 @@ class _Marker:
                 fused = node.all_input_nodes[0] in found
             else:
                 fused = self.inlined[node] and self.inlining[node]
-                fused = fused and self._is_cheap(node) and not self.settles[node]
+                fused = fused and not self._is_fragile(node) and not self.settles[node]
+                cheap = fused and self._is_cheap(node)
+                fused = cheap or (fused and self.ends[node])
                 if fused and node not in in_vain and self._is_worth_storing(node):
                     self.stored.add(node)
-                    fused = False
+                    fused = cheap = False
             self.reads[node] = _reads(node, self.reads, fused)
-            self.work[node] = self._work_of(node) if fused else frozenset()
+            inlined = fused if self.view[node] else cheap
+            self.counted[node] = _reads(node, self.counted, inlined)
+            self.work[node] = self._work_of(node) if inlined else frozenset()
             if fused:
                 found[node] = None
         return found
@@ -207,10 +215,37 @@ class _Marker:
                 return False
         return True
 
+    def _ends_in_one_kernel(self, node: fx.Node) -> bool:
+        """Whether all that reads the node, views looked through, can be part of its own kernel.
+
+        However much it takes to compute, it is in no memory then: Inductor's scheduler makes one kernel of what is
+        computed element by element, of as many elements, between the same two library calls, and drops a buffer that
+        this kernel alone reads.
+        """
+        if not node.users or not self._has_elements(node):
+            return False
+        for user in node.users:
+            if self.window[user] != self.window[node] or user.op != "call_function":
+                return False
+            if self.view[user]:
+                if not self.ends[user]:
+                    return False
+                continue
+            stores = self.inlined[user] and (not self.inlining[user] or self.ends[user])
+            if not stores or user.meta["val"].numel() != node.meta["val"].numel():
+                return False
+        return True
+
+    def _has_elements(self, node: fx.Node) -> bool:
+        return isinstance(node.meta.get("val"), torch.Tensor) and (self.view[node] or self.inlined[node])
+
+    def _is_fragile(self, node: fx.Node) -> bool:
+        """Whether it reads what the program overwrites: computed later it would see what is written there."""
+        return bool(self._operands(node, self.reads) & self.fragile)
+
     def _is_cheap(self, node: fx.Node) -> bool:
-        operands = self._operands(node)
-        if operands & self.fragile:
-            return False  # computed later it would see what the program has written there
+        """Whether Inductor computes the node in each kernel that reads it, by its thresholds."""
+        operands = self._operands(node, self.counted)
         on_cpu = tensors_of(node)[0].device.type == "cpu"
         work = self._work_of(node)
         large, most = _threshold("opcount", on_cpu), _threshold("acc_reads", on_cpu)
@@ -239,13 +274,14 @@ class _Marker:
         own = sum(touched_bytes(tensor) for tensor in tensors_of(node))
         read = sum(
             min(touched_bytes(tensor), tensor.element_size() * node.meta["val"].numel())
-            for operand in self._operands(node)
+            for operand in self._operands(node, self.reads)
             for tensor in tensors_of(operand)
         )
         return bool(own <= self.small or read >= _MUCH * own)
 
-    def _operands(self, node: fx.Node) -> frozenset[fx.Node]:
-        return frozenset[fx.Node]().union(*(self.reads[argument] for argument in node.all_input_nodes))
+    @staticmethod
+    def _operands(node: fx.Node, reads: Mapping[fx.Node, frozenset[fx.Node]]) -> frozenset[fx.Node]:
+        return frozenset[fx.Node]().union(*(reads[argument] for argument in node.all_input_nodes))
 
     def _work_of(self, node: fx.Node) -> frozenset[fx.Node]:
         own: frozenset[fx.Node] = frozenset() if self.view[node] else frozenset((node,))

@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._inductor import config
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.utils import run_and_get_code
 
 from memopt.inductor.fusion import InductorFusion, realize
 from memopt.memory.aliasing import analyse
@@ -18,6 +20,7 @@ from memopt.passes.inplace import Inplace
 from memopt.program import Phase
 from memopt.solve.recompute import plan
 from memopt.step.recompute import lower
+from tests.inductor.test_least import needs_compiler
 from tests.passes.build import arguments, capture_joint, trace
 from tests.support import assert_same
 
@@ -63,6 +66,70 @@ def test_a_value_with_several_readers_that_reads_much_is_stored():
     assert {"add_2"} <= fused(marked(trace(few, *tensors)))
     assert "add_5" not in fused(marked(trace(many, *tensors)))
     assert "add_5" in fused(marked(trace(once, *tensors)))
+
+
+def much(x):
+    """A value that takes more to compute than Inductor computes in each reader."""
+    for number in range(20):
+        x = x.sin() + number
+    return x
+
+
+@config.patch(realize_opcount_threshold=30)
+def test_a_value_that_takes_much_is_in_no_memory_where_one_kernel_reads_it():
+    """Inductor makes a buffer of it, and its scheduler one kernel, in which the buffer lives: the loss's gradient."""
+    x, w, bias = torch.randn(8, 8), torch.randn(8, 8), torch.randn(64)
+
+    def narrowed(x, w):
+        return (torch.mm((much(x) * 2).to(torch.bfloat16), w.to(torch.bfloat16)),)
+
+    program = marked(trace(narrowed, x, w))
+    kernels = [node.name for node in program.calls if node.meta.get("kernel")]
+    assert len(kernels) == 2, "both operands of the product, and nothing else"
+    costs = InductorFusion(CostTable()).costs(program, CostTable().measure_all(program))
+    assert [name for name, cost in costs.items() if cost.seconds and name in kernels] == kernels
+
+    def reader(x, w, bias):
+        return (much(x).view(64) * bias).sin(), torch.mm(x, w)
+
+    assert "add_19" in fused(marked(trace(reader, x, w, bias)))
+
+
+@needs_compiler
+@config.patch(realize_opcount_threshold=10)
+def test_the_code_has_no_buffer_for_what_takes_much():
+    def narrowed(x, w):
+        product = torch.mm(x, w)
+        return torch.mm((much(product) * product).to(torch.bfloat16), w.to(torch.bfloat16))
+
+    x, w = torch.randn(64, 64), torch.randn(64, 64)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        _, (code, *_) = run_and_get_code(torch.compile(narrowed), x, w)
+    program = marked(trace(lambda x, w: (narrowed(x, w),), x, w))
+    stored = [node for node in program.calls if not node.meta.get("fused")]
+    assert code.count(" = empty_strided_cpu((") == len(stored) == 4, "two products, and the operands of the second"
+
+
+@config.patch(realize_opcount_threshold=30)
+def test_a_value_that_takes_much_is_stored_where_several_kernels_read_it():
+    x, w = torch.randn(8, 8), torch.randn(8, 8)
+
+    def after_a_call(x, w):
+        value = much(x)
+        return (value * torch.mm(x, w),)
+
+    def reduced(x, w):
+        value = much(x)
+        return (value.sum(0),)
+
+    def of_another_size(x, w):
+        return (much(x).unsqueeze(0) * torch.mm(x, w).unsqueeze(1).clone(),)
+
+    for function in (after_a_call, reduced, of_another_size):
+        program = marked(trace(function, x, w))
+        last = [node.name for node in program.calls if node.target is torch.ops.aten.add.Tensor][-1]
+        assert last not in fused(program), function.__name__
 
 
 def test_what_is_written_over_is_computed_where_it_is_written():
