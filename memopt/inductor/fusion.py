@@ -298,6 +298,8 @@ def _reads(node: fx.Node, reads: Mapping[fx.Node, frozenset[fx.Node]], fused: bo
 def _continues_a_sum(node: fx.Node) -> bool:
     """Whether the node adds to a running sum that is in memory, and read by nothing else: its kernel writes over it."""
     running = node.args[0] if node.target is aten.add.Tensor else None
+    while isinstance(running, fx.Node) and running.target is aten.add.Tensor and running.meta.get("fused"):
+        running = running.args[0] if len(running.users) == 1 else None  # several are added to it by one kernel
     if not isinstance(running, fx.Node) or running.target is not aten.as_strided.default or node.meta.get("fused"):
         return False
     (total,) = running.all_input_nodes

@@ -19,13 +19,14 @@ from memopt.rewrite import erase_unused
 
 aten = torch.ops.aten
 _CONVERT = torch.ops.prims.convert_element_type.default
+_MOST_WAITING = 4  # Inductor reads so many values, and more, in one kernel
 
 
 def run_in_chunks(region: RowRegion, chunk: int, ahead: Ahead | None = None) -> list[str]:
     """Edit the graph so that the region runs in chunks of rows; the last chunk may be smaller.
 
-    Narrow values are put together again from the chunks' rows, sums over rows are added up chunk by chunk (those of
-    half precision in float32, rounded once at the end), and what backward needs of the wide values of forward is
+    Narrow values are put together again from the chunks' rows, sums over rows are added up (those of half precision in
+    float32, rounded once at the end; `waiting_products` of them at a time, where they are matrices), and what backward needs of the wide values of forward is
     computed again for each chunk; with `ahead` backward's values are computed in forward, next to those.
 
     Args:
@@ -45,6 +46,19 @@ def run_in_chunks(region: RowRegion, chunk: int, ahead: Ahead | None = None) -> 
     old = [node for phase in Phase for node in region.nodes[phase]]
     erase_unused(region.product.graph, [user for node in old for user in node.users] + old)
     return after
+
+
+def waiting_products(chunk: int, width: int) -> int:
+    """How many chunks' shares in a weight's gradient wait to be added up at once, where they are of half precision.
+
+    Each time the sum so far is read and written in float32, twice as wide as a share: of all that chunks add this takes
+    the most time. Together the shares take no more memory than a chunk of logits.
+
+    Args:
+        chunk: rows of a chunk.
+        width: rows of the weight as it is multiplied: the width of the product's left operand.
+    """
+    return min(max(chunk // width, 1), _MOST_WAITING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +104,7 @@ class _Half:
         self.views: dict[fx.Node, fx.Node] = {}
         self.chunks: dict[fx.Node, fx.Node] = {}
         self.start, self.stop = 0, 0
+        self.waiting = 1
 
     def build(self, bounds: Sequence[tuple[int, int]]) -> list[str]:
         wanted = [node for node in self.nodes if node not in self.region.wide]
@@ -99,12 +114,15 @@ class _Half:
         with self.graph.inserting_before(self.anchor):
             if self.ahead is not None:
                 self._prepare(self.ahead)
+            first, last = bounds[0], bounds[-1]
+            width = self.region.product.args[-2].meta["val"].shape[1]  # type: ignore[union-attr]
+            self.waiting = waiting_products(first[1] - first[0], int(width))
             for self.start, self.stop in bounds:
                 self.chunks = {}
                 for node in self.nodes:
                     made = self._compute(node)
                     if node in pieces and self.region.recipes[node].summed:
-                        pieces[node] = [self._added(node, pieces[node], made)]
+                        pieces[node] = self._added(node, pieces[node], made, last=(self.start, self.stop) == last)
                     elif node in pieces:
                         pieces[node].append(self._stored(node, made))
             return [self._put_together(node, pieces[node]).name for node in wanted if self._is_read(node)]
@@ -205,25 +223,40 @@ class _Half:
 
     # -- all chunks ----------------------------------------------------------------------------------------------
 
-    def _added(self, node: fx.Node, before: list[fx.Node], made: fx.Node) -> fx.Node:
-        """The sum over the chunks so far; in float32 where the value is of half precision.
+    def _added(self, node: fx.Node, before: list[fx.Node], made: fx.Node, *, last: bool) -> list[fx.Node]:
+        """The sum over the chunks so far, and what waits to be added to it.
 
         A weight's gradient is in memory before the next chunk: else Inductor keeps the products of all chunks, and adds
         them up where the sum is read.
         """
         product, half = made.target is aten.mm.default, node.meta["val"].dtype in HALVES
+        if product and half:
+            return self._added_together(node, [*before, made], last=last)
         if not before:
-            wide = self._call(node, _CONVERT, (made, torch.float32), {}, "wide") if product and half else None
-            return made if wide is None else self._running(node, wide)
-        if product and not half:
+            return [made]
+        if product:
             operands = made.args
             self.graph.erase_node(made)
-            return self._call(node, aten.addmm.default, (before[0], *operands), {}, "sum")
-        added = self._call(node, aten.add.Tensor, (before[0], made), {}, "sum")
-        return self._running(node, added) if product else added
+            return [self._call(node, aten.addmm.default, (before[0], *operands), {}, "sum")]
+        return [self._call(node, aten.add.Tensor, (before[0], made), {}, "sum")]
+
+    def _added_together(self, node: fx.Node, parts: list[fx.Node], *, last: bool) -> list[fx.Node]:
+        """Matrices of half precision, and before them the sum so far if there is one, added up where there are enough.
+
+        The last sum of all is the value itself: it is rounded by the kernel that makes it.
+        """
+        begun = parts[0].target is aten.as_strided.default
+        if not last and len(parts) - begun < self.waiting:
+            return parts
+        total = parts[0] if begun else self._call(node, _CONVERT, (parts[0], torch.float32), {}, "wide")
+        for part in parts[1:]:
+            total = self._call(node, aten.add.Tensor, (total, part), {}, "sum")
+        if last:
+            total = self._call(node, _CONVERT, (total, node.meta["val"].dtype), {}, "rounded")
+        return [self._running(node, total)]
 
     def _running(self, node: fx.Node, total: fx.Node) -> fx.Node:
-        """The sum so far of a matrix, as it stands in memory: a view that Inductor cannot look through."""
+        """A matrix, a sum so far say, as it stands in memory: a view that Inductor cannot look through."""
         shape = list(node.meta["val"].shape)
         return self._call(node, aten.as_strided.default, (total, shape, [shape[1], 1]), {}, "running")
 
@@ -233,7 +266,7 @@ class _Half:
             return self._loss(node, self._joined(node, pieces))
         if recipe.summed:
             result = pieces[0]
-            if value.dtype in HALVES:
+            if value.dtype in HALVES and result.target is not aten.as_strided.default:  # a matrix is rounded already
                 result = self._call(node, _CONVERT, (result, value.dtype), {}, "rounded")
             shaped = value.ndim > 2
         else:
