@@ -65,6 +65,16 @@ class Pass(abc.ABC):
     tolerance: ClassVar[float] = 0.0
     lowers_floor: ClassVar[bool] = False
 
+    @property
+    def key(self) -> str:
+        """What plans name the pass by: its name, and how it is set where that is not as usual."""
+        return self.name
+
+    @property
+    def others(self) -> tuple[Pass, ...]:
+        """The same rewrite set otherwise, for less time and more memory, say: a search may take one in its place."""
+        return ()
+
     @abc.abstractmethod
     def run(self, program: Program) -> PassResult:
         """Return the rewritten program. The one given is never edited: edit `program.copy()`, return its `finish()`."""

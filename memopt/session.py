@@ -351,7 +351,7 @@ class Session(Standing):
         found = search.plan(room, self.sizes.proposal(programs, plain))
         searched = first and search.searches > 0  # not taken over from another size, nor found on disk
         if found.plan.feasible:
-            names = [item.name for item in found.lowering]
+            names = [item.key for item in found.lowering]
             self.sizes.keep(programs, carried_from(names, found.plan.choices, plain), searched=searched)
         return found
 
@@ -382,10 +382,9 @@ class Session(Standing):
 
         return TRAINING if self.passes is None else tuple(self.passes)
 
-    def lowering_called(self, names: Sequence[str]) -> tuple[Pass, ...] | None:
-        """The rewrites that lower the floor with these names, in their order; None where there are no such ones."""
-        found = tuple(item for item in self._stages().lowering if item.name in names)
-        return found if tuple(item.name for item in found) == tuple(names) else None
+    def lowering_called(self, keys: Sequence[str]) -> tuple[Pass, ...] | None:
+        """The rewrites that lower the floor with these keys, in their order; None where there are no such ones."""
+        return self._stages().called(keys)
 
     def _stages(self) -> Stages:
         # A program that runs operator by operator stores every value.

@@ -10,13 +10,14 @@ from torch import fx
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.patterns.ahead import find_ahead
 from memopt.patterns.column_padding import Aligned, turn_after_padding
-from memopt.patterns.row_chunks import run_in_chunks
+from memopt.patterns.row_chunks import run_in_chunks, waiting_products
 from memopt.patterns.rows import HALVES, PRODUCTS, RowRefused, RowRegion, find_rows, products_before_losses
 from memopt.program import Phase, Program
 from memopt.rewrite import Refused, forget_inplace
 
 _LEAST_CHUNKS, _MOST_CHUNKS = 4, 16
 _ALIGNED_BYTES = 16  # rows of matrices begin at multiples of this where tensor cores are to read them
+_LARGER = 2
 _ALIGNED = 64  # rows of a chunk are a multiple of this where there are more
 
 
@@ -56,20 +57,36 @@ class ChunkLoss(Pass):
     tolerance: ClassVar[float] = 2.0
     lowers_floor: ClassVar[bool] = True
 
-    def __init__(self, chunks: int | None = None, multiple: int | None = None) -> None:
+    def __init__(self, chunks: int | None = None, multiple: int | None = None, *, larger: int = 1) -> None:
         """Set the number of chunks.
 
         Args:
             chunks: how many; None: so many that a chunk of logits is about twice as large as the weight, at least 4 and
                 at most 16.
+            larger: where `chunks` is None, how many times as many rows a chunk has. Fewer products and sums take less
+                time: products of few rows leave part of a GPU idle.
             multiple: columns of logits are padded to a multiple of this; None: on CUDA to 16 bytes, else not at all.
 
         Raises:
-            ValueError: fewer than two chunks.
+            ValueError: fewer than two chunks, or chunks less than once as large.
         """
         if chunks is not None and chunks < 2:
             raise ValueError(f"chunks is {chunks}: at least 2 are needed")
-        self.chunks, self.multiple = chunks, multiple
+        if larger < 1:
+            raise ValueError(f"chunks {larger} times as large: at least once is needed")
+        self.chunks, self.multiple, self.larger = chunks, multiple, larger
+
+    @property
+    def key(self) -> str:
+        """The name, and how many times as large chunks are."""
+        return self.name if self.larger == 1 else f"{self.name}*{self.larger}"
+
+    @property
+    def others(self) -> tuple[Pass, ...]:
+        """Chunks of twice as many rows, where their number is not given."""
+        if self.chunks is not None or self.larger > 1:
+            return ()
+        return (ChunkLoss(multiple=self.multiple, larger=_LARGER),)
 
     def run(self, program: Program) -> PassResult:
         """Return the program with each loss chunked that can be; one change per loss."""
@@ -117,14 +134,17 @@ class ChunkLoss(Pass):
         if self.chunks is not None:
             return math.ceil(rows / self.chunks)
         chunks = min(_MOST_CHUNKS, max(_LEAST_CHUNKS, math.ceil(rows / (2 * width))))
-        chunk = math.ceil(rows / chunks)
+        chunk = math.ceil(rows / chunks) * self.larger
         if chunk > _ALIGNED:
             chunk = math.ceil(chunk / _ALIGNED) * _ALIGNED
+        if chunk >= rows:
+            raise Refused(f"its {rows} rows are one chunk")
         # Without chunks at least two tensors as large as the logits are alive at once; with them two chunks of these,
         # the sum of the weight's gradient beside what is added to it, and the rows of the input's gradient twice.
         size = int(logits.element_size())
         saved = 2 * size * columns * (rows - chunk)
-        added = (6 if logits.dtype in HALVES else size) * columns * width + size * rows * width
+        shares = min(waiting_products(chunk, width), math.ceil(rows / chunk))
+        added = (4 + 2 * shares if logits.dtype in HALVES else size) * columns * width + size * rows * width
         if saved <= added:
             raise Refused(f"chunks of its {rows} rows would save {saved} bytes and take {added}")
         return chunk

@@ -188,7 +188,7 @@ class Training:
                 return self._again()
         captured = self.hooks.captured
         assert captured is not None
-        settled = Settled(session.search, tuple(item.name for item in session.lowering), session.correction)
+        settled = Settled(session.search, tuple(item.key for item in session.lowering), session.correction)
         try:
             with phase("replaying code"):
                 peaks = halves.peaks(captured, measured_workspace(session.table))
@@ -266,7 +266,7 @@ class Training:
         program = self.hooks.rewrite(joint, forward_outputs)
         assert self.hooks.captured is not None
         session = self.session
-        known = self._cuts.get(tuple(item.name for item in session.lowering), 0)
+        known = self._cuts.get(tuple(item.key for item in session.lowering), 0)
         if session.limit_bytes and known > session.usable(session.limit_bytes):
             return None  # as was seen under a larger limit
         module = constants_to_attributes(program)

@@ -26,8 +26,8 @@ def run_in_chunks(region: RowRegion, chunk: int, ahead: Ahead | None = None) -> 
     """Edit the graph so that the region runs in chunks of rows; the last chunk may be smaller.
 
     Narrow values are put together again from the chunks' rows, sums over rows are added up (those of half precision in
-    float32, rounded once at the end; `waiting_products` of them at a time, where they are matrices), and what backward needs of the wide values of forward is
-    computed again for each chunk; with `ahead` backward's values are computed in forward, next to those.
+    float32, rounded once at the end; matrices `waiting_products` at a time), and what backward needs of the wide values
+    of forward is computed again for each chunk; with `ahead` backward's values are computed in forward, next to those.
 
     Args:
         region: of a program that is being edited.

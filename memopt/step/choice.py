@@ -5,17 +5,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from memopt.pass_manager import PassRecord, Refusal
+from memopt.pass_manager import Pass, PassRecord, Refusal
 from memopt.step.curve import CurvePoint, monotone
 from memopt.step.planner import StepPlan
 
 # A plan without them that recomputes for no more than this share of the step's time is taken as it is.
 WORTH = 0.03
+# An engine's own cut of a step with such rewrites is taken where it takes at most this share longer than a plan.
+WORTH_OF_CUT = 0.01
 
 
 def acceptable(without: StepPlan) -> bool:
     """Whether a plan without the rewrites needs no other: it keeps the limit, for next to no time."""
     return without.feasible and _extra_share(without) <= WORTH
+
+
+def beside(used: Sequence[Pass]) -> list[tuple[Pass, ...]]:
+    """What to use of rewrites beside all of them: all but each, each alone, and all with one of them set otherwise."""
+    without = [tuple(other for other in used if other is not item) for item in used] if len(used) > 1 else []
+    alone = [(item,) for item in used] if len(used) > 2 else []  # of two, each is all but the other
+    otherwise = [tuple(other if entry is item else entry for entry in used) for item in used for other in item.others]
+    return [*without, *alone, *otherwise]
 
 
 def cheapest(plans: Sequence[StepPlan]) -> int:

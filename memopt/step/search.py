@@ -15,7 +15,7 @@ from memopt.progress import stage
 from memopt.solve.recompute import Curve
 from memopt.solve.schedule import ScheduleError
 from memopt.step.carry import Carried, carried_curve
-from memopt.step.choice import WORTH, acceptable, cheapest, joined
+from memopt.step.choice import WORTH_OF_CUT, acceptable, beside, cheapest, joined
 from memopt.step.graphs import StepGraphs
 from memopt.step.plan_store import PlanStore, StoredPlan, key_of
 from memopt.step.planned import Planned, fingerprint, measured_peak, predicted_peak
@@ -64,7 +64,7 @@ def stored_plan(found: Found) -> StoredPlan:
     """What is kept of a choice for the next process."""
     plans = [choice.plan for choice in found.plan.choices]
     return StoredPlan(
-        lowering=tuple(item.name for item in found.lowering),
+        lowering=tuple(item.key for item in found.lowering),
         schedules=tuple(plan.schedule for plan in plans),
         peaks=tuple(plan.peak_bytes for plan in plans),
         peak_bytes=found.plan.peak_bytes,
@@ -153,24 +153,23 @@ class StepSearch:
         return found
 
     def lowerings(self, room: int | None = None) -> list[tuple[Pass, ...]]:
-        """What of the rewrites that lower the floor may be used: each, all but each, all; by the step's time with them.
+        """What of the rewrites that lower the floor may be used: all, or as `beside` has it; in order of time.
 
-        That time is without recomputation, and what changes nothing is left out.
+        That is the step's time without recomputation, and what changes nothing is left out.
 
         Args:
             room: bytes above what is resident; what takes clearly longer than a plan within them is left out.
         """
         every = self._option(self.stages.lowering)
         used = every.passes
-        sets = [(item,) for item in used] + [tuple(other for other in used if other is not item) for item in used]
-        found = sorted({chosen: None for chosen in (*sets, used) if chosen}, key=self._base_seconds)
+        found = sorted(filter(None, [used, *beside(used)]), key=self._base_seconds)
         if room is None or not found:
             return found
         with Searches() as searches:
             planners = self._planners(searches, [self._option(()), every], _FIRST)
         plans = [planner.outlook(room) for planner in planners]
         most = min((plan.seconds for plan in plans if plan.feasible), default=math.inf)
-        return [chosen for chosen in found if self._base_seconds(chosen) <= most * (1 + WORTH)]
+        return [chosen for chosen in found if self._base_seconds(chosen) <= most * (1 + WORTH_OF_CUT)]
 
     def all_lowering(self) -> tuple[Pass, ...]:
         """Every rewrite that lowers the floor, and changes something."""
@@ -192,8 +191,8 @@ class StepSearch:
 
     def settled(self, stored: StoredPlan, room: int | None) -> Found | None:
         """The step with a plan that was found before; None where it is not one for these graphs, or not within room."""
-        chosen = tuple(item for item in self.stages.lowering if item.name in stored.lowering)
-        if tuple(item.name for item in chosen) != stored.lowering or len(stored.schedules) != len(self.captured):
+        chosen = self.stages.called(stored.lowering)
+        if chosen is None or len(stored.schedules) != len(self.captured):
             return None
         rest = self._option(self.stages.lowering).items if chosen != self.stages.lowering else self.captured
         planned = []
@@ -227,8 +226,8 @@ class StepSearch:
 
     def _carried_over(self, carried: Carried, room: int | None) -> Found | None:
         """The step with a plan of another size; None where that is none of this size, or not within room."""
-        chosen = tuple(item for item in self.stages.lowering if item.name in carried.lowering)
-        if tuple(item.name for item in chosen) != carried.lowering or len(carried.schedules) != len(self.captured):
+        chosen = self.stages.called(carried.lowering)
+        if chosen is None or len(carried.schedules) != len(self.captured):
             return None
         option = self._option(chosen)
         known = iter(zip(carried.operations, carried.schedules, strict=True))
@@ -261,8 +260,7 @@ class StepSearch:
         if not used:
             planned, step = self._plan_within(options[0], room)
             return Found(self._graphs.recorded(planned, lowered, ()), step, ())
-        without = [[other for other in used if other is not item] for item in used] if len(used) > 1 else []
-        without += [[item] for item in used] if len(used) > 2 else []  # of two, each is all but the other
+        without = beside(used)
         with Searches() as searches:
             self._begin(searches, options, _FIRST)
             if searches.more(len(without)):  # begun now, they take no time of their own
@@ -335,7 +333,7 @@ class StepSearch:
 
     def _option(self, passes: Sequence[Pass]) -> _Option:
         """The graphs after more rewrites, and those of the rewrites that changed something."""
-        names = tuple(item.name for item in passes)
+        names = tuple(item.key for item in passes)
         if names not in self._options:
             with phase("rewriting"):
                 items = [self._graphs.rewritten(item, passes) for item in self.captured] if passes else self.captured
@@ -343,7 +341,7 @@ class StepSearch:
             used = tuple(item for item in passes if item.name in changed)
             self._options[names] = option = _Option(items, used)
             if used:  # asked for without those that change nothing, it is the same
-                self._options.setdefault(tuple(item.name for item in used), option)
+                self._options.setdefault(tuple(item.key for item in used), option)
         return self._options[names]
 
     def _planner(self, option: _Option) -> StepPlanner:

@@ -31,6 +31,12 @@ class Stages:
     searched: bool
     fusion: Fusion | None = None
 
+    def called(self, keys: Sequence[str]) -> tuple[Pass, ...] | None:
+        """The rewrites of `lowering` with these keys, or what may take their place; None where there are no such."""
+        every = (other for item in self.lowering for other in (item, *item.others))
+        found = tuple(item for item in every if item.key in keys)
+        return found if tuple(item.key for item in found) == tuple(keys) else None
+
     def marked(self, program: Program) -> Program:
         """The program, rewritten as far as the plan, with marks on what the engine does not store."""
         return program if self.fusion is None else self.fusion.mark(program)

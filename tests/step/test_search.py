@@ -11,7 +11,7 @@ from memopt.passes.chunk_loss import ChunkLoss
 from memopt.passes.eliminate_dead import EliminateDead
 from memopt.step.graphs import StepGraphs
 from memopt.step.planned import measured_peak, predicted_peak
-from memopt.step.search import StepSearch
+from memopt.step.search import StepSearch, stored_plan
 from memopt.step.stages import replay, stages_of
 from tests.passes.build import capture_joint
 
@@ -75,14 +75,54 @@ def test_of_rewrites_those_that_take_longer_than_a_plan_within_the_room_are_left
 
     tensors = torch.randn(512, 32), W.clone().requires_grad_(), torch.randn(32, 256, requires_grad=True)
     search = make(programs=[capture_joint(loss, *tensors, torch.randint(0, 256, (512,)))])
-    (chosen,) = search.lowerings()
-    assert [item.name for item in chosen] == ["chunk_loss"]
+
+    def found(room=None):
+        return [item.key for (item,) in search.lowerings(room)]
+
+    every = found()
+    assert sorted(every) == ["chunk_loss", "chunk_loss*2"]
+    chosen = search.stages.called(every[:1])
     plain = predicted_peak(search.captured)
-    assert search.lowerings(1) == [chosen]  # no plan keeps that
+    assert found(1) == every  # no plan keeps that
     assert search._planner(search._option(())).outlook(plain).seconds < search._base_seconds(chosen)
-    assert search.lowerings(plain) == []
+    assert found(plain) == []
     monkeypatch.setattr(StepSearch, "_base_seconds", lambda self, chosen: 0.0)
-    assert search.lowerings(plain) == [chosen]
+    assert sorted(found(plain)) == sorted(every)
+
+
+def test_rewrites_go_by_their_keys():
+    stages = stages_of(memopt.TRAINING)
+    for keys in ((), ("chunk_loss",), ("chunk_loss*2",), ("compress_masks", "chunk_loss*2")):
+        assert tuple(item.key for item in stages.called(keys)) == keys
+    assert stages.called(("chunk_loss*3",)) is None
+    assert stages.called(("chunk_loss", "compress_masks")) is None, "not their order"
+
+
+@pytest.mark.parametrize("share", [0.6, 0.75])
+def test_chunks_are_as_large_as_the_limit_allows(monkeypatch, share):
+    """Fewer chunks take less time; where their memory is not there, or is worth more, there are more of them."""
+
+    def loss(x, w, head, labels):
+        for _ in range(3):
+            x = torch.nn.functional.gelu(x @ w)
+        return torch.nn.functional.cross_entropy(x @ head, labels)
+
+    tensors = torch.randn(512, 32), W.clone().requires_grad_(), torch.randn(32, 512, requires_grad=True)
+    search = make(programs=[capture_joint(loss, *tensors, torch.randint(0, 512, (512,)))])
+    monkeypatch.setattr("memopt.step.search.acceptable", lambda plan: False)
+    room = int(share * predicted_peak(search.captured))
+    found = search.plan(room)
+    assert found.plan.feasible
+    (chosen,) = found.lowering
+    others = [search._planner(search._option((item,))).outlook(room) for item in (ChunkLoss(), *ChunkLoss().others)]
+    least = min(plan.seconds for plan in others if plan.feasible)
+    assert found.plan.seconds == pytest.approx(least)
+    stored = stored_plan(found)
+    assert stored.lowering == (chosen.key,)
+    again = search.settled(stored, room)
+    assert again is not None and [item.key for item in again.lowering] == [chosen.key]
+    records = [record for record in again.planned[0].records if record.name == "chunk_loss"]
+    assert len(records) == 1 and records[0].changes
 
 
 def test_a_step_that_takes_more_than_predicted_is_planned_for_less():
