@@ -8,38 +8,25 @@ bytes, and computing them again in backward takes no pass over memory of its own
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import torch
 from torch import fx
 from torch._inductor import config
 
-from memopt.memory.cost.roofline import is_light, moving_seconds, touched_bytes
+from memopt.inductor.kinds import REDUCTIONS, is_inlined, is_library_call
+from memopt.inductor.windows import arrange
+from memopt.memory.cost.roofline import moving_seconds, touched_bytes
 from memopt.memory.cost.table import CostTable, OperatorCost
-from memopt.program import Program, is_any_view, is_effectful, is_random, tensors_of
+from memopt.program import Program, is_any_view, tensors_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-# Computed element by element, though torch does not call them pointwise.
-_INLINED = {
-    aten.gather.default, aten.index.Tensor, aten.embedding.default, aten.constant_pad_nd.default,
-    aten.slice_scatter.default, aten.select_scatter.default, aten.flip.default, prims.iota.default,
-    prims.inductor_lookup_seed.default, prims.inductor_random.default,
-}  # fmt: skip
-# One kernel each, whose operands may be computed inside it.
-_REDUCTIONS = {
-    aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default, aten.amax.default, aten.amin.default,
-    aten.var.correction, aten.var_mean.correction, aten.prod.default, aten.prod.dim_int, aten.any.default,
-    aten.any.dim, aten.argmax.default, aten.argmin.default, aten.logsumexp.default,
-}  # fmt: skip
 # These write into a copy of their first operand, which is computed there.
 _OVERWRITES = {
     aten.index_put.default, aten._unsafe_index_put.default, aten._unsafe_masked_index_put_accumulate.default,
     aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two,
 }  # fmt: skip
-_MOST_CAT_OPERANDS = 8
 # A value that is read again later is stored where computing it then would read so many times its size.
 _MUCH = 2
 # A value is stored wherever it is read again later if it has at most so many bytes, and is so much smaller than the
@@ -60,6 +47,10 @@ class InductorFusion:
     def __init__(self, table: CostTable) -> None:
         """Take the table that knows the device's speed."""
         self._table = table
+
+    def arrange(self, program: Program) -> Program:
+        """Return the program with its backward half in an order in which kernels fuse well."""
+        return arrange(program)
 
     def mark(self, program: Program) -> Program:
         """Return the program with `meta["fused"]` on the values that are computed inside the kernels of their readers.
@@ -82,7 +73,7 @@ class InductorFusion:
         for node in new.calls:
             if node in fused:
                 node.meta["fused"] = True
-            elif _is_inlined(node) or node.target in _REDUCTIONS:
+            elif is_inlined(node) or node.target in REDUCTIONS:
                 node.meta["kernel"] = True
             if node in marker.stored:
                 node.meta["stored"] = True
@@ -134,7 +125,7 @@ def stored_reads(
     """
     marker = _Marker(graph, ())
     fused = marker.fused(store=False)
-    return marker.reads, fused, {node for node in graph.nodes if _is_library_call(node)}
+    return marker.reads, fused, {node for node in graph.nodes if is_library_call(node)}
 
 
 class _Marker:
@@ -143,7 +134,7 @@ class _Marker:
         sizes = (touched_bytes(tensor) for node in self.graph.nodes for tensor in tensors_of(node))
         self.small = min(_SMALL, max(sizes, default=0) // _SMALLER)
         self.view = {node: is_any_view(node) for node in self.graph.nodes}
-        self.inlined = {node: node.op == "call_function" and _is_inlined(node) for node in self.graph.nodes}
+        self.inlined = {node: node.op == "call_function" and is_inlined(node) for node in self.graph.nodes}
         self.settles = {node: self.inlined[node] and _settles_draws(node) for node in self.graph.nodes}
         self.reads: dict[fx.Node, frozenset[fx.Node]] = {}
         # As Inductor counts for its thresholds, by which a value may be a buffer of its own that lives in one kernel.
@@ -151,6 +142,7 @@ class _Marker:
         self.work: dict[fx.Node, frozenset[fx.Node]] = {}  # fused values and itself: what one element takes to compute
         self.inlining: dict[fx.Node, bool] = {}
         self.ends: dict[fx.Node, bool] = {}  # whether one kernel reads it, which stores a value of the same size
+        self.found: dict[fx.Node, None] | None = None  # what the last round found not to be stored
         self.stored: set[fx.Node] = set()  # what is stored only for the sake of kernels after a library call
         self.window: dict[fx.Node, int] = {}  # library calls before it: kernels are fused between two such calls only
         self.last: dict[fx.Node, int] = {}  # the last window in which a kernel reads it, or what is computed from it
@@ -160,7 +152,7 @@ class _Marker:
         calls = 0
         for node in self.graph.nodes:
             self.window[node] = calls
-            calls += _is_library_call(node)
+            calls += is_library_call(node)
         for node in reversed(self.graph.nodes):
             self.inlining[node] = self._readers_inline(node)
             self.ends[node] = self._ends_in_one_kernel(node)
@@ -199,6 +191,7 @@ class _Marker:
             self.work[node] = self._work_of(node) if inlined else frozenset()
             if fused:
                 found[node] = None
+        self.found = found
         return found
 
     def _readers_inline(self, node: fx.Node) -> bool:
@@ -211,7 +204,7 @@ class _Marker:
             if self.view[user]:
                 if not self.inlining[user] and user.users:
                     return False
-            elif not self.inlined[user] and user.target not in _REDUCTIONS and not _is_overwritten(node, user):
+            elif not self.inlined[user] and user.target not in REDUCTIONS and not _is_overwritten(node, user):
                 return False
         return True
 
@@ -258,8 +251,12 @@ class _Marker:
         return not dear and len(operands) <= config.realize_reads_threshold
 
     def _last_window(self, reader: fx.Node) -> int:
-        inside = self.view[reader] or (self.inlined[reader] and reader not in self.stored and self.inlining[reader])
+        inside = self.view[reader] or self._may_be_inside(reader)
         return max(self.window[reader], self.last[reader]) if inside else self.window[reader]
+
+    def _may_be_inside(self, reader: fx.Node) -> bool:
+        """Whether the reader is computed inside of its own readers, as far as is known."""
+        return self.inlined[reader] and self.inlining[reader] if self.found is None else reader in self.found
 
     def _is_worth_storing(self, node: fx.Node) -> bool:
         """Whether a kernel after a library call had better read the node than compute it.
@@ -318,28 +315,6 @@ def _is_overwritten(node: fx.Node, user: fx.Node) -> bool:
     return user.target in _OVERWRITES and user.args[:1] == (node,) and node not in rest
 
 
-def _is_inlined(node: fx.Node) -> bool:
-    """Whether Inductor can compute the node inside the kernel of its reader."""
-    if is_random(node) or is_effectful(node) or is_any_view(node) or len(tensors_of(node)) != 1:
-        return False
-    tensor = tensors_of(node)[0]
-    if tensor.layout is not torch.strided or not isinstance(node.meta["val"], torch.Tensor):
-        return False
-    return is_light(node) or node.target in _INLINED or _is_pointwise_cat(node)
-
-
-def _is_pointwise_cat(node: fx.Node) -> bool:
-    """Whether a concatenation is computed element by element: on a GPU, of few tensors, for kernels that read it so.
-
-    Else every operand is in memory, and is copied, before or as part of the result.
-    """
-    if node.target is not aten.cat.default or tensors_of(node)[0].device.type == "cpu":
-        return False
-    operands: Any = node.args[0]
-    few = len(operands) <= _MOST_CAT_OPERANDS
-    return few and all(is_light(user) or user.target is aten.constant_pad_nd.default for user in node.users)
-
-
 def _settles_draws(node: fx.Node) -> bool:
     """Whether the node makes something else of random numbers: a mask, say, which is smaller than what was drawn.
 
@@ -359,16 +334,11 @@ def _drawn_for(node: fx.Node) -> list[fx.Node]:
     return found
 
 
-def _is_library_call(node: fx.Node) -> bool:
-    kernel = _is_inlined(node) or is_any_view(node) or node.target in _REDUCTIONS or node.target is operator.getitem
-    return bool(node.op == "call_function" and not kernel)
-
-
 def _passes_on(node: fx.Node) -> bool:
     return (
         len(node.all_input_nodes) == 1
         and node.meta["val"].dtype is not torch.bool
-        and (is_any_view(node) or _is_inlined(node))
+        and (is_any_view(node) or is_inlined(node))
     )
 
 

@@ -84,7 +84,7 @@ class StepGraphs:
         """A training program after the rewrites that come before the plan."""
         stage("rewriting the step, measuring its operators")
         program, records = PassManager(self.stages.early, self._verify, record=True, room=self._room).run(source)
-        program = self.stages.marked(self._table.placed(program))
+        program = self.stages.marked(self.stages.arranged(self._table.placed(program)))
         costs, line = self.memory(program)
         return Planned(source, program, program, line, line, records, costs)
 

@@ -37,6 +37,10 @@ class Stages:
         found = tuple(item for item in every if item.key in keys)
         return found if tuple(item.key for item in found) == tuple(keys) else None
 
+    def arranged(self, program: Program) -> Program:
+        """The program after the early rewrites, in the order of operations that suits the engine."""
+        return program if self.fusion is None else self.fusion.arrange(program)
+
     def marked(self, program: Program) -> Program:
         """The program, rewritten as far as the plan, with marks on what the engine does not store."""
         return program if self.fusion is None else self.fusion.mark(program)
@@ -44,6 +48,9 @@ class Stages:
 
 class Fusion(Protocol):
     """What an engine's kernels fuse away, and what is left of the costs."""
+
+    def arrange(self, program: Program) -> Program:
+        """Return the program in an order in which kernels fuse well, each operation after what it reads."""
 
     def mark(self, program: Program) -> Program:
         """Return the program with `meta["fused"]` on the values that are never stored."""
@@ -69,6 +76,7 @@ def stages_of(passes: Sequence[Pass], fusion: Fusion | None = None) -> Stages:
 def replay(program: Program, stages: Stages, lowering: Sequence[Pass], schedule: Schedule | None) -> Program:
     """Apply a plan that was found for an equal program; without a schedule nothing is recomputed."""
     planned = [] if schedule is None else [Checkpoint(schedule=schedule)]
-    before, _ = PassManager([*stages.early, *lowering], False).run(program)
+    early, _ = PassManager(stages.early, False).run(program)
+    before, _ = PassManager(lowering, False).run(stages.arranged(early))
     result, _ = PassManager([*planned, *stages.late], False).run(stages.marked(before))
     return result

@@ -1,0 +1,56 @@
+"""How Inductor runs an operation: inside the kernels of its readers, as a kernel of its own making, or by a library."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from memopt.memory.cost.roofline import is_light
+from memopt.program import is_any_view, is_effectful, is_random, tensors_of
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+# Computed element by element, though torch does not call them pointwise.
+_INLINED = {
+    aten.gather.default, aten.index.Tensor, aten.embedding.default, aten.constant_pad_nd.default,
+    aten.slice_scatter.default, aten.select_scatter.default, aten.flip.default, prims.iota.default,
+    prims.inductor_lookup_seed.default, prims.inductor_random.default,
+}  # fmt: skip
+# One kernel each, whose operands may be computed inside it.
+REDUCTIONS = {
+    aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default, aten.amax.default, aten.amin.default,
+    aten.var.correction, aten.var_mean.correction, aten.prod.default, aten.prod.dim_int, aten.any.default,
+    aten.any.dim, aten.argmax.default, aten.argmin.default, aten.logsumexp.default,
+}  # fmt: skip
+_MOST_CAT_OPERANDS = 8
+
+
+def is_inlined(node: fx.Node) -> bool:
+    """Whether Inductor can compute the node inside the kernel of its reader."""
+    if is_random(node) or is_effectful(node) or is_any_view(node) or len(tensors_of(node)) != 1:
+        return False
+    tensor = tensors_of(node)[0]
+    if tensor.layout is not torch.strided or not isinstance(node.meta["val"], torch.Tensor):
+        return False
+    return is_light(node) or node.target in _INLINED or _is_pointwise_cat(node)
+
+
+def _is_pointwise_cat(node: fx.Node) -> bool:
+    """Whether a concatenation is computed element by element: on a GPU, of few tensors, for kernels that read it so.
+
+    Else every operand is in memory, and is copied, before or as part of the result.
+    """
+    if node.target is not aten.cat.default or tensors_of(node)[0].device.type == "cpu":
+        return False
+    operands: Any = node.args[0]
+    few = len(operands) <= _MOST_CAT_OPERANDS
+    return few and all(is_light(user) or user.target is aten.constant_pad_nd.default for user in node.users)
+
+
+def is_library_call(node: fx.Node) -> bool:
+    """Whether the node is neither computed by a kernel of Inductor's own, nor a view of something."""
+    kernel = is_inlined(node) or is_any_view(node) or node.target in REDUCTIONS or node.target is operator.getitem
+    return bool(node.op == "call_function" and not kernel)
