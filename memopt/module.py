@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import gc
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -292,7 +292,7 @@ class CompiledModule(nn.Module):
         """Whether gradients exist already, so that backward adds to them: that takes a plan of its own."""
         if self._options.budget is None or not torch.is_grad_enabled():
             return False
-        return any(parameter.grad is not None for parameter in self._model.parameters())
+        return any(parameter.grad is not None for parameter in _parameters(self._model))
 
     def _session(self, accumulating: bool) -> Session:
         if accumulating not in self._sessions:
@@ -347,6 +347,15 @@ class CompiledModule(nn.Module):
         allowance = Allowance(device, limit_bytes, allocated, own, coming, pooled)
         guard.allow(allowance)
         guard.during(optimizer)
+
+
+def _parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    """The model's parameters, without what `parameters` does for names: this is asked in every step."""
+    work: list[nn.Module | None] = [model]
+    for module in work:
+        if module is not None:
+            yield from (parameter for parameter in module._parameters.values() if parameter is not None)
+            work.extend(module._modules.values())
 
 
 def _release(sessions: Mapping[bool, Session]) -> None:

@@ -84,9 +84,10 @@ class Session(Standing):
         self.whole_step = False  # whether a graph break may be answered by collecting all graphs first
         self.foreseen = False  # whether graphs were collected, and none but those may come
         self.rehearsing = False  # whether graphs are collected as planned, for the code that they become
-        # By `_known`: schedules, None where nothing is recomputed, and the rewrites that lower the floor, as chosen.
+        # By `_known`: schedules, None where nothing is recomputed, and the stages and rewrites that they are made with.
         self._schedules: dict[tuple[bool, str], Schedule | None] = {}
-        self._lowered: dict[tuple[bool, str], tuple[Pass, ...]] = {}
+        self._lowered: dict[tuple[bool, str], tuple[Stages, tuple[Pass, ...]]] = {}
+        self._arranges = True  # whether graphs are put in the order that suits the engine: the given one may need less
         self._search_kept: tuple[tuple[str, ...], StepSearch] | None = None  # with the fingerprints of its graphs
         # Set by an engine that runs its own code: whether to search for a plan, and bytes that its code takes less
         # than the program's own operations would.
@@ -192,13 +193,16 @@ class Session(Standing):
         if search.stages.searched and self.search:
             with phase("rewriting"):
                 found = self._found(search, programs, plain, room)
+            if not found.plan.feasible and search.stages.arranges:
+                self._arranges = False
+                return self.plan_training(programs, settled=settled)
             planned, plan = found.planned, found.plan
-            self._lowered.update(dict.fromkeys(map(self._known, keys), found.lowering))
+            self._lowered.update(dict.fromkeys(map(self._known, keys), (search.stages, found.lowering)))
         else:
             planned = [self.with_trial(item) for item in search.unplanned(self.lowering)]
             peak = predicted_peak(planned)
             plan = StepPlan((), peak, peak, room is None or peak <= room)
-            self._lowered.update(dict.fromkeys(map(self._known, keys), self.lowering))
+            self._lowered.update(dict.fromkeys(map(self._known, keys), (search.stages, self.lowering)))
         self.note_failures(planned)
         self.step = Step(keys, tuple(planned), plan, plain, base, limit)
         measured = None
@@ -334,7 +338,7 @@ class Session(Standing):
 
     def _search_of(self, keys: tuple[str, ...], programs: Sequence[Program]) -> StepSearch:
         """The search for these graphs: what is kept of them between two attempts to plan them."""
-        kept = (str(self.exact), *keys)  # nothing is fused in what runs operator by operator
+        kept = (f"{self.exact} {self._arranges}", *keys)  # nothing is fused in what runs operator by operator
         if self._search_kept is None or self._search_kept[0] != kept:
             graphs = StepGraphs(programs, self._stages(), verify=self.verify, table=self.table, room=self.room)
             self._search_kept = kept, StepSearch(graphs, attempt=self.with_trial, seconds=self.plan_seconds)
@@ -356,8 +360,8 @@ class Session(Standing):
         return found
 
     def _replayed(self, program: Program, schedule: Schedule | None) -> Program:
-        lowering = self._lowered.get(self._known(fingerprint(program)), ())
-        return replay(program, self._stages(), lowering, schedule)
+        stages, lowering = self._lowered.get(self._known(fingerprint(program)), (self._stages(), ()))
+        return replay(program, stages, lowering, schedule)
 
     def _known(self, key: str) -> tuple[bool, str]:
         """What a graph's plan goes by: its fingerprint, and whether it runs operator by operator, or as code."""
@@ -389,7 +393,7 @@ class Session(Standing):
     def _stages(self) -> Stages:
         # A program that runs operator by operator stores every value.
         fusion = None if self.exact else self._engine.fusion(self.table)
-        return stages_of(self.training_passes, fusion)
+        return dataclasses.replace(stages_of(self.training_passes, fusion), arranges=self._arranges and not self.exact)
 
     # -- measuring -----------------------------------------------------------------------------------------------
 

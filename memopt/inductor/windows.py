@@ -74,12 +74,10 @@ class _Arrangement:
             if not self.call[node]:
                 if not self._is_put_off(node):
                     self._run(node)
-            elif self.feeds[node] or is_effectful(node) or is_random(node):
+            elif self.feeds[node] or is_effectful(node) or is_random(node) or not self._waits(node):
                 self._run_call(node)
-            elif self._waits(node):
-                self.waiting.append(node)
             else:
-                self._run(node)
+                self.waiting.append(node)
         for node in self.given:
             self._run(node)
         return self.done
@@ -137,12 +135,13 @@ class _Arrangement:
         return self.needed[node] - self.before[node] <= _FAR and _nbytes(node) * _SHRINKS >= read
 
     def _waits(self, node: fx.Node) -> bool:
-        held = sum(_nbytes(operand) for operand in node.all_input_nodes if operand in self.place)
-        shared = 0
+        held = shared = 0
         for operand in node.all_input_nodes:
             while operand.op == "call_function" and is_any_view(operand):
                 operand = operand.all_input_nodes[0]
-            if operand.op == "call_function" and operand not in self.place and is_inlined(operand):
+            if operand in self.place:
+                held += _nbytes(operand)
+            elif operand.op == "call_function" and is_inlined(operand):
                 shared += max(_nbytes(item) for item in (operand, *operand.all_input_nodes))
         return shared >= held > 0
 

@@ -61,13 +61,13 @@ class Allowance:
     def now(self) -> int:
         """The bytes that the allocator may hold in a step that begins now."""
         missing = max(0, self.own_bytes - self.allocated_bytes)  # counted, but not there yet: libraries' buffers, say
-        grown = torch.cuda.memory_allocated(self.device) - self.allocated_bytes - self.coming_bytes - missing
+        grown = _now("allocated_bytes", self.device) - self.allocated_bytes - self.coming_bytes - missing
         others = max(0, self.allocated_bytes - self.own_bytes) + self.pooled_bytes
         return self.limit_bytes + others + max(0, grown)
 
     def expected(self, beyond: int) -> int:
         """The bytes that it will hold, where a step takes `beyond` bytes more than what is there when it begins."""
-        allocated = torch.cuda.memory_allocated(self.device)
+        allocated = _now("allocated_bytes", self.device)
         return max(allocated, self.allocated_bytes + self.coming_bytes) + beyond
 
 
@@ -130,9 +130,9 @@ def grow(device: torch.device, size: int) -> None:
     that would grow: taken piece by piece, a step near its limit would have the cache handed back again and again.
     Only where segments expand, which are handed back page by page: another one that is so large could not be.
     """
-    reserved = torch.cuda.memory_reserved(device)
+    reserved = _now("reserved_bytes", device)
     missing = (size - reserved) // _PAGE * _PAGE
-    if missing > 0 and segments_expand() and reserved - torch.cuda.memory_allocated(device) <= _LITTLE:
+    if missing > 0 and segments_expand() and reserved - _now("allocated_bytes", device) <= _LITTLE:
         with contextlib.suppress(torch.OutOfMemoryError):  # the step itself will tell
             torch.empty(missing, dtype=torch.uint8, device=device)
 
@@ -143,6 +143,11 @@ def held_bytes(device: torch.device) -> int | None:
     with _lock:
         held = None if index is None else _devices.get(index)
         return None if held is None else max(held.limits.values())
+
+
+def _now(what: str, device: torch.device) -> int:
+    """The allocator's present count; torch's own functions for it sort all of its statistics first."""
+    return int(torch.cuda.memory_stats_as_nested_dict(device)[what]["all"]["current"])
 
 
 def _apply(index: int, before: float = 1.0) -> None:

@@ -23,6 +23,7 @@ class Stages:
         late: after the plan.
         searched: whether there is a plan: whether `checkpoint` is among the passes.
         fusion: what the engine does not store; None where it stores every value.
+        arranges: whether graphs are put in the order that suits the engine.
     """
 
     early: tuple[Pass, ...]
@@ -30,6 +31,7 @@ class Stages:
     late: tuple[Pass, ...]
     searched: bool
     fusion: Fusion | None = None
+    arranges: bool = False
 
     def called(self, keys: Sequence[str]) -> tuple[Pass, ...] | None:
         """The rewrites of `lowering` with these keys, or what may take their place; None where there are no such."""
@@ -39,7 +41,7 @@ class Stages:
 
     def arranged(self, program: Program) -> Program:
         """The program after the early rewrites, in the order of operations that suits the engine."""
-        return program if self.fusion is None else self.fusion.arrange(program)
+        return self.fusion.arrange(program) if self.fusion is not None and self.arranges else program
 
     def marked(self, program: Program) -> Program:
         """The program, rewritten as far as the plan, with marks on what the engine does not store."""

@@ -37,8 +37,12 @@ def cuda(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: device.allocated)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: device.reserved)
+
+    def counts(index):
+        held = {"allocated_bytes": device.allocated, "reserved_bytes": device.reserved}
+        return {name: {"all": {"current": size}} for name, size in held.items()}
+
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", counts)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda index: device.fraction)
     monkeypatch.setattr(
