@@ -33,6 +33,8 @@ log = logging.getLogger("memopt")
 _ROUNDS = 2
 # A step during which memory ran out is planned again for less by one part in so many of the budget.
 _SHORT = 16
+# One that keeps the budget only where the allocator hands back its cache each time, by one part in so many.
+_SLOW = 50
 # Seconds for which memory that other processes hold is waited for, and between two looks.
 _WAIT, _LOOK = 20.0, 0.5
 # Steps that are taken: the first one chooses kernels, and takes more for it than later ones.
@@ -173,11 +175,15 @@ def lower_within(
             held = _taken_within(again, device, taken, coming)
             if held is None and _given_back(device, allowed):
                 held = _taken_within(again, device, taken, coming)
-        if taken is not None and held is not None and (held.full_speed or over <= 0):
+        if taken is not None and held is not None:
             session.beyond = held.cache_bytes - coming - taken.before_bytes
-            return run
+            if held.full_speed or (over <= 0 and not left):
+                return run
+        within = held is not None and over <= 0
         if held is None:
             over = max(over, allowed // _SHORT)
+        elif within:
+            over = allowed // _SLOW
         if not left:
             break
         log.info("the allocator holds %d bytes more than the budget in a step: planning again", over)
@@ -186,6 +192,8 @@ def lower_within(
             run, hooks = lower()
         except BudgetError:
             session.loosen(known)
+            if within:
+                return run
             break
     # The caller's own step would run out of memory as well.
     if held is None and not _is_short(device, held_bytes(device) or 0):

@@ -255,10 +255,7 @@ def test_a_step_that_is_slow_within_the_limit_or_runs_out_is_planned_for_less(mo
     monkeypatch.setattr(measured_step, "take_step", take)
     run = memopt.compile(model, budget, backend="aten")
     trained(run, x)
-    if held is not None and over < 0:
-        assert left == [second], "it fits, if not at full speed"
-    else:
-        assert not left and run.report.peak_bytes <= budget - max(over, 0 if held else budget // 16)
+    assert not left and run.report.peak_bytes <= budget - max(over, budget // (50 if held else 16))
 
 
 def test_a_step_that_runs_out_of_memory_however_little_is_planned_is_refused(monkeypatch, steps):
