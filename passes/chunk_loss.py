@@ -10,14 +10,14 @@ from torch import fx
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.patterns.ahead import find_ahead
 from memopt.patterns.column_padding import Aligned, turn_after_padding
-from memopt.patterns.row_chunks import run_in_chunks, waiting_products
+from memopt.patterns.row_chunks import run_in_chunks
 from memopt.patterns.rows import HALVES, PRODUCTS, RowRefused, RowRegion, find_rows, products_before_losses
 from memopt.program import Phase, Program
 from memopt.rewrite import Refused, forget_inplace
 
 _LEAST_CHUNKS, _MOST_CHUNKS = 4, 16
 _ALIGNED_BYTES = 16  # rows of matrices begin at multiples of this where tensor cores are to read them
-_LARGER = 2
+_LARGER, _WAITING = 2, 4
 _ALIGNED = 64  # rows of a chunk are a multiple of this where there are more
 
 
@@ -57,24 +57,30 @@ class ChunkLoss(Pass):
     tolerance: ClassVar[float] = 2.0
     lowers_floor: ClassVar[bool] = True
 
-    def __init__(self, chunks: int | None = None, multiple: int | None = None, *, larger: int = 1) -> None:
+    def __init__(
+        self, chunks: int | None = None, multiple: int | None = None, *, larger: int = 1, waiting: int = 1
+    ) -> None:
         """Set the number of chunks.
 
         Args:
             chunks: how many; None: so many that a chunk of logits is about twice as large as the weight, at least 4 and
                 at most 16.
             larger: where `chunks` is None, how many times as many rows a chunk has. Fewer products and sums take less
-                time: products of few rows leave part of a GPU idle.
+                time: products of few rows leave part of a GPU idle. Where so large chunks would not save memory, as
+                many rows.
+            waiting: at most so many chunks' shares in the weight's gradient wait to be added up at once, and two or as
+                many as take no more memory than a chunk of logits. Each time the sum so far is read and written in
+                float32, twice as wide as a share: of all that chunks add this takes the most time.
             multiple: columns of logits are padded to a multiple of this; None: on CUDA to 16 bytes, else not at all.
 
         Raises:
-            ValueError: fewer than two chunks, or chunks less than once as large.
+            ValueError: fewer than two chunks, chunks less than once as large, or less than one share at once.
         """
         if chunks is not None and chunks < 2:
             raise ValueError(f"chunks is {chunks}: at least 2 are needed")
-        if larger < 1:
-            raise ValueError(f"chunks {larger} times as large: at least once is needed")
-        self.chunks, self.multiple, self.larger = chunks, multiple, larger
+        if larger < 1 or waiting < 1:
+            raise ValueError(f"chunks {larger} times as large, {waiting} shares at once: at least one is needed")
+        self.chunks, self.multiple, self.larger, self.waiting = chunks, multiple, larger, waiting
 
     @property
     def key(self) -> str:
@@ -83,10 +89,10 @@ class ChunkLoss(Pass):
 
     @property
     def others(self) -> tuple[Pass, ...]:
-        """Chunks of twice as many rows, where their number is not given."""
+        """Chunks of twice as many rows, and sums of several, where the number of chunks is not given."""
         if self.chunks is not None or self.larger > 1:
             return ()
-        return (ChunkLoss(multiple=self.multiple, larger=_LARGER),)
+        return (ChunkLoss(multiple=self.multiple, larger=_LARGER, waiting=_WAITING),)
 
     def run(self, program: Program) -> PassResult:
         """Return the program with each loss chunked that can be; one change per loss."""
@@ -105,7 +111,7 @@ class ChunkLoss(Pass):
             except Refused as reason:
                 refusals.append(Refusal(node.name, str(reason)))
             else:
-                changes.append(_change(new, region, chunk))
+                changes.append(self._change(new, region, chunk))
         if not changes:
             return PassResult(program, (), tuple(refusals))
         forget_inplace(new.graph)
@@ -126,32 +132,45 @@ class ChunkLoss(Pass):
 
     def _rows_per_chunk(self, product: fx.Node) -> int:
         """Raises Refused where chunks would take more memory than they save."""
-        logits = product.meta["val"]
-        rows, columns = (int(size) for size in logits.shape)
-        width = int(product.args[-2].meta["val"].shape[1])  # type: ignore[union-attr]
+        rows, width = int(product.meta["val"].shape[0]), _width(product)
         if rows < 2:
             raise Refused("it has one row")
         if self.chunks is not None:
             return math.ceil(rows / self.chunks)
         chunks = min(_MOST_CHUNKS, max(_LEAST_CHUNKS, math.ceil(rows / (2 * width))))
-        chunk = math.ceil(rows / chunks) * self.larger
-        if chunk > _ALIGNED:
-            chunk = math.ceil(chunk / _ALIGNED) * _ALIGNED
-        if chunk >= rows:
-            raise Refused(f"its {rows} rows are one chunk")
-        # Without chunks at least two tensors as large as the logits are alive at once; with them two chunks of these,
-        # the sum of the weight's gradient beside what is added to it, and the rows of the input's gradient twice.
+        for larger in range(self.larger, 0, -1):
+            chunk = math.ceil(rows / chunks) * larger
+            if chunk > _ALIGNED:
+                chunk = math.ceil(chunk / _ALIGNED) * _ALIGNED
+            saved, added = self._saved_and_added(product, chunk)
+            if saved > added:
+                return chunk
+        raise Refused(f"chunks of its {rows} rows would save {saved} bytes and take {added}")
+
+    def _saved_and_added(self, product: fx.Node, chunk: int) -> tuple[int, int]:
+        """Bytes that chunks of so many rows save and take.
+
+        Without chunks at least two tensors as large as the logits are alive at once; with them two chunks of these, the
+        sum of the weight's gradient beside what is added to it, and the rows of the input's gradient twice.
+        """
+        logits, width = product.meta["val"], _width(product)
+        rows, columns = (int(length) for length in logits.shape)
         size = int(logits.element_size())
-        saved = 2 * size * columns * (rows - chunk)
-        shares = min(waiting_products(chunk, width), math.ceil(rows / chunk))
+        shares = min(self._shares(product, chunk), math.ceil(rows / chunk))
         added = (4 + 2 * shares if logits.dtype in HALVES else size) * columns * width + size * rows * width
-        if saved <= added:
-            raise Refused(f"chunks of its {rows} rows would save {saved} bytes and take {added}")
-        return chunk
+        return 2 * size * columns * (rows - chunk), added
+
+    def _shares(self, product: fx.Node, chunk: int) -> int:
+        """How many chunks' shares in the weight's gradient are added up at once."""
+        return min(self.waiting, max(2, chunk // _width(product)))
+
+    def _change(self, program: Program, region: RowRegion, chunk: int) -> Change:
+        before = tuple(node.name for phase in Phase for node in region.nodes[phase])
+        count, shares = math.ceil(region.rows / chunk), self._shares(region.product, chunk)
+        summary = f"{region.product.name} and its loss in {count} chunks of {chunk} rows"
+        return Change(summary, before, tuple(run_in_chunks(region, chunk, find_ahead(program, region), shares)))
 
 
-def _change(program: Program, region: RowRegion, chunk: int) -> Change:
-    before = tuple(node.name for phase in Phase for node in region.nodes[phase])
-    count = math.ceil(region.rows / chunk)
-    summary = f"{region.product.name} and its loss in {count} chunks of {chunk} rows"
-    return Change(summary, before, tuple(run_in_chunks(region, chunk, find_ahead(program, region))))
+def _width(product: fx.Node) -> int:
+    """Columns of the product's left operand."""
+    return int(product.args[-2].meta["val"].shape[1])  # type: ignore[union-attr]

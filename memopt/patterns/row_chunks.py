@@ -19,20 +19,20 @@ from memopt.rewrite import erase_unused
 
 aten = torch.ops.aten
 _CONVERT = torch.ops.prims.convert_element_type.default
-_MOST_WAITING = 4  # Inductor reads so many values, and more, in one kernel
 
 
-def run_in_chunks(region: RowRegion, chunk: int, ahead: Ahead | None = None) -> list[str]:
+def run_in_chunks(region: RowRegion, chunk: int, ahead: Ahead | None = None, waiting: int = 1) -> list[str]:
     """Edit the graph so that the region runs in chunks of rows; the last chunk may be smaller.
 
     Narrow values are put together again from the chunks' rows, sums over rows are added up (those of half precision in
-    float32, rounded once at the end; matrices `waiting_products` at a time), and what backward needs of the wide values
+    float32, rounded once at the end; matrices `waiting` at a time), and what backward needs of the wide values
     of forward is computed again for each chunk; with `ahead` backward's values are computed in forward, next to those.
 
     Args:
         region: of a program that is being edited.
         chunk: rows of one chunk.
         ahead: how backward's values are computed in forward; None: they are computed in backward.
+        waiting: how many chunks' shares in a weight's gradient wait to be added up at once.
 
     Returns:
         Names of the new nodes that stand for a value of the old graph.
@@ -42,23 +42,10 @@ def run_in_chunks(region: RowRegion, chunk: int, ahead: Ahead | None = None) -> 
     after: list[str] = []
     for phase in (Phase.FORWARD, Phase.BACKWARD) if ahead is None else (Phase.FORWARD,):
         if region.nodes[phase]:
-            after += _Half(region, phase, known, ahead).build(bounds)
+            after += _Half(region, phase, known, ahead, waiting).build(bounds)
     old = [node for phase in Phase for node in region.nodes[phase]]
     erase_unused(region.product.graph, [user for node in old for user in node.users] + old)
     return after
-
-
-def waiting_products(chunk: int, width: int) -> int:
-    """How many chunks' shares in a weight's gradient wait to be added up at once, where they are of half precision.
-
-    Each time the sum so far is read and written in float32, twice as wide as a share: of all that chunks add this takes
-    the most time. Together the shares take no more memory than a chunk of logits.
-
-    Args:
-        chunk: rows of a chunk.
-        width: rows of the weight as it is multiplied: the width of the product's left operand.
-    """
-    return min(max(chunk // width, 1), _MOST_WAITING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +81,7 @@ def _read_by_backward(region: RowRegion) -> frozenset[fx.Node]:
 class _Half:
     """The chunks of one half of the step; of both, where backward's values are computed ahead."""
 
-    def __init__(self, region: RowRegion, phase: Phase, known: _Known, ahead: Ahead | None) -> None:
+    def __init__(self, region: RowRegion, phase: Phase, known: _Known, ahead: Ahead | None, waiting: int) -> None:
         self.region, self.phase, self.graph, self.known = region, phase, region.product.graph, known
         self.ahead = ahead
         self.nodes = region.nodes[phase] if ahead is None else (*region.nodes[phase], *region.nodes[Phase.BACKWARD])
@@ -104,7 +91,7 @@ class _Half:
         self.views: dict[fx.Node, fx.Node] = {}
         self.chunks: dict[fx.Node, fx.Node] = {}
         self.start, self.stop = 0, 0
-        self.waiting = 1
+        self.waiting = waiting
 
     def build(self, bounds: Sequence[tuple[int, int]]) -> list[str]:
         wanted = [node for node in self.nodes if node not in self.region.wide]
@@ -114,15 +101,12 @@ class _Half:
         with self.graph.inserting_before(self.anchor):
             if self.ahead is not None:
                 self._prepare(self.ahead)
-            first, last = bounds[0], bounds[-1]
-            width = self.region.product.args[-2].meta["val"].shape[1]  # type: ignore[union-attr]
-            self.waiting = waiting_products(first[1] - first[0], int(width))
             for self.start, self.stop in bounds:
                 self.chunks = {}
                 for node in self.nodes:
                     made = self._compute(node)
                     if node in pieces and self.region.recipes[node].summed:
-                        pieces[node] = self._added(node, pieces[node], made, last=(self.start, self.stop) == last)
+                        pieces[node] = self._added(node, pieces[node], made, last=self.stop == self.region.rows)
                     elif node in pieces:
                         pieces[node].append(self._stored(node, made))
             return [self._put_together(node, pieces[node]).name for node in wanted if self._is_read(node)]
