@@ -43,11 +43,15 @@ class Refusal:
 
 @dataclasses.dataclass(frozen=True)
 class PassResult:
-    """What a pass returns: a program (the one it was given when nothing changed), and what it did and did not do."""
+    """What a pass returns: a program (the one it was given when nothing changed), and what it did and did not do.
+
+    `seconds` is what that took, where it was done before; None: it was done now.
+    """
 
     program: Program
     changes: tuple[Change, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    seconds: float | None = None
 
 
 class Pass(abc.ABC):
@@ -209,7 +213,7 @@ class PassManager:
             records.append(
                 PassRecord(
                     item.name,
-                    seconds,
+                    seconds if result.seconds is None else result.seconds,
                     len(program.calls),
                     len(result.program.calls),
                     result.changes,

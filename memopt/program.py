@@ -139,7 +139,7 @@ class Program:
             mapping[node].meta = dict(node.meta)
         result = graph.output(fx.map_arg(self.graph.output_node().args[0], lambda n: mapping[n]))
         result.meta = dict(self.graph.output_node().meta)
-        return dataclasses.replace(self, graph_module=_module_of(self.graph_module, graph))
+        return dataclasses.replace(self, graph_module=module_of(self.graph_module, graph))
 
     def finish(self, **changes: Any) -> Program:
         """Return this (edited) program with `changes` applied and the metadata of new nodes filled in.
@@ -202,7 +202,7 @@ class Program:
         return list(fx.Interpreter(self.graph_module).run(*values, enable_io_processing=False))
 
 
-def _module_of(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
+def module_of(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
     """A module of a graph whose Python code is written when it is first called or looked at: most never are."""
     with _use_lazy_graph_module(True):
         return _make_graph_module(root, graph)

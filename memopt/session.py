@@ -28,12 +28,13 @@ from memopt.report.build import build_report
 from memopt.report.record import ExecutableReport, Report
 from memopt.solve.schedule import Schedule
 from memopt.step.carry import SEARCHES, Sizes, carried_from
+from memopt.step.found import Found
 from memopt.step.graphs import StepGraphs
 from memopt.step.guard import short_of_memory
 from memopt.step.inference import Inferred, plan_inference
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
 from memopt.step.planner import GraphPeaks, StepPlan
-from memopt.step.search import Found, StepSearch
+from memopt.step.search import StepSearch
 from memopt.step.stages import Stages, replay, stages_of
 from memopt.step.standing import Standing, Step
 from memopt.step.trial import TrialError, TrialMemoryError, trial
@@ -92,6 +93,7 @@ class Session(Standing):
         # Set by an engine that runs its own code: whether to search for a plan, and bytes that its code takes less
         # than the program's own operations would.
         self.search, self.correction = True, 0
+        self.proving = True  # whether a plan is proved and put on record at once; else `conclude` is called in the end
         self.lowering: tuple[Pass, ...] = ()  # without a search, the rewrites that lower the floor to use
         self.sizes = Sizes() if sizes is None else sizes
         self.beyond: int | None = None  # bytes that a step was seen to make the allocator hold
@@ -196,20 +198,20 @@ class Session(Standing):
             if not found.plan.feasible and search.stages.arranges:
                 self._arranges = False
                 return self.plan_training(programs, settled=settled)
-            planned, plan = found.planned, found.plan
-            self._lowered.update(dict.fromkeys(map(self._known, keys), (search.stages, found.lowering)))
+            planned, plan, lowering = found.planned, found.plan, found.lowering
+            unproved = None if found.proved else search
         else:
             planned = [self.with_trial(item) for item in search.unplanned(self.lowering)]
             peak = predicted_peak(planned)
-            plan = StepPlan((), peak, peak, room is None or peak <= room)
-            self._lowered.update(dict.fromkeys(map(self._known, keys), (search.stages, self.lowering)))
+            plan, lowering, unproved = StepPlan((), peak, peak, room is None or peak <= room), self.lowering, None
+        self._lowered.update(dict.fromkeys(map(self._known, keys), (search.stages, lowering)))
         self.note_failures(planned)
-        self.step = Step(keys, tuple(planned), plan, plain, base, limit)
+        self.step = Step(keys, tuple(planned), plan, plain, base, limit, lowering, unproved)
         measured = None
         if all(item.measured is not None for item in planned):
             measured = measured_peak(planned, 0)
-        with phase("recording"):
-            self.report = build_report(self, planned, plan.peak_bytes, plan.minimum_bytes, measured, plain, plan.curve)
+        if self.proving:
+            self._report(plan.peak_bytes, plan.minimum_bytes, measured)
         if settled and limit is not None:
             fits = plan.feasible and base + max(plan.peak_bytes, measured or 0) <= self.usable(limit)
             needed = base + (max(plan.peak_bytes, measured or 0) if plan.feasible and not fits else plan.minimum_bytes)
@@ -269,12 +271,33 @@ class Session(Standing):
         step = self.step
         assert step is not None
         self._emitted[fingerprint(program)] = peaks
-        peak = self.code_peak()
-        with phase("recording"):  # the least of a plan is no promise: what its code takes is known once there is code
-            self.report = build_report(self, step.planned, peak, peak, None, step.plain, step.plan.curve)
+        if self.proving:
+            self._report_code()
         if len(step.keys) == 1:
             self.forget_plan()  # another attempt may want another one
         return self.judged()
+
+    def conclude(self) -> None:
+        """Prove the plan of the step that was seen last, and put it on record, where that was left until now."""
+        step = self.step
+        if step is not None and step.search is not None:
+            with phase("rewriting"):
+                found = step.search.prove(Found(list(step.planned), step.plan, step.lowering, proved=False))
+            self.step = dataclasses.replace(step, planned=tuple(found.planned), search=None)
+        if step is not None and any(key in self._emitted for key in step.keys):
+            self._report_code()
+        elif step is not None:
+            self._report(step.plan.peak_bytes, step.plan.minimum_bytes)
+
+    def _report_code(self) -> None:
+        peak = self.code_peak()
+        self._report(peak, peak)  # the least of a plan is no promise: what its code takes is known once there is code
+
+    def _report(self, peak: int, minimum: int, measured: int | None = None) -> None:
+        assert self.step is not None
+        with phase("recording"):
+            planned, curve = self.step.planned, self.step.plan.curve
+            self.report = build_report(self, planned, peak, minimum, measured, self.step.plain, curve)
 
     def forget_plan(self) -> None:
         """Plan the step that was planned last anew when its graphs are seen again."""
@@ -352,7 +375,7 @@ class Session(Standing):
             if _ADVICE not in self.notes:
                 log.warning("memopt: %s", _ADVICE)
                 self.note(_ADVICE)
-        found = search.plan(room, self.sizes.proposal(programs, plain))
+        found = search.plan(room, self.sizes.proposal(programs, plain), prove=self.proving)
         searched = first and search.searches > 0  # not taken over from another size, nor found on disk
         if found.plan.feasible:
             names = [item.key for item in found.lowering]

@@ -10,7 +10,7 @@ from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.program import Phase, Program, is_random, source_line
 from memopt.solve.schedule import Schedule
 from memopt.step.planner import plan_step
-from memopt.step.recompute import Cost, apply_schedule, lower
+from memopt.step.recompute import Cost, followed
 
 
 class Checkpoint(Pass):
@@ -57,7 +57,7 @@ class Checkpoint(Pass):
         if not program.training:
             return PassResult(program)
         if self.schedule is not None:
-            planned = apply_schedule(program, lower(program, self.costs), self.schedule)
+            planned = followed(program, self.costs, self.schedule)
         else:
             step = plan_step(
                 [program],

@@ -22,6 +22,7 @@ from memopt.program import (
     fake_mode,
     is_effectful,
     is_random,
+    module_of,
 )
 from memopt.rewrite import ancestors
 
@@ -80,7 +81,7 @@ def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Or
         place = forward_outputs - len(updates)
         descs[place:place] = [roles.InputMutationAOTOutput(node.args[0].meta["desc"]) for node in updates]
         result.meta["desc"] = descs
-    module = fx.GraphModule(joint, graph)
+    module = module_of(joint, graph)
     return program_of_graph(module, origins, training=True, forward_outputs=forward_outputs)
 
 

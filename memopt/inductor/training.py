@@ -79,7 +79,7 @@ class Training:
         before = self._before or Settled(planned=False)
         attempt: _Attempt | None = None
         try:
-            session.correction = before.correction
+            session.correction, session.proving = before.correction, False
             if not before.planned and session.may_leave(self.hooks.graph_break):
                 session.search, session.lowering = False, session.lowering_called(before.lowering) or ()
                 attempt = self._unplanned()
@@ -87,8 +87,10 @@ class Training:
                 session.search, session.lowering = True, ()
                 attempt = self._search()
         finally:
-            session.search, session.correction, session.lowering = True, 0, ()
+            session.search, session.correction, session.lowering, session.proving = True, 0, (), True
             self._plans = Plans(self.hooks)
+        if attempt is not None or not session.one_graph:
+            session.conclude()
         self._before = None if attempt is None else attempt.settled
         if attempt is None:
             return self._operator_by_operator()
@@ -154,6 +156,8 @@ class Training:
             return found
 
         best, last = corrected(session, attempt, lambda: session.one_graph)
+        if best is not None:
+            session.step = best.step
         if best is not None and not last and best.peaks is not None:
             session.emitted(self.hooks.captured, best.peaks)
         return best

@@ -14,6 +14,7 @@ from memopt.program import Program
 from memopt.progress import stage
 from memopt.solve.schedule import Schedule
 from memopt.step.choice import unused
+from memopt.step.kept import KeptPasses
 from memopt.step.planned import Planned
 from memopt.step.planner import choice_of
 from memopt.step.stages import Stages
@@ -46,6 +47,7 @@ class StepGraphs:
             room: the most bytes that the proof of a pass may take; None: as `PassManager` has it.
         """
         self.stages, self._verify, self._table, self._room = stages, verify, table, room
+        self._kept = KeptPasses()
         once = {program: self._captured(program) for program in dict.fromkeys(programs)}  # blocks may share a graph
         self.captured = [once[program] for program in programs]
 
@@ -90,10 +92,15 @@ class StepGraphs:
 
     def rewritten(self, item: Planned, passes: Sequence[Pass]) -> Planned:
         """A captured program after more rewrites, not proved yet; its records are those of these alone."""
-        program, records = PassManager(passes, False).run(item.program)
+        program, records = PassManager(self._kept.of(passes), False).run(item.program)
         program = self.stages.marked(program)
         costs, line = self.memory(program)
         return dataclasses.replace(item, before=program, program=program, timeline=line, records=records, costs=costs)
+
+    def finished(self, program: Program) -> tuple[Program, Timeline]:
+        """A planned program after the passes that come after the plan, not proved yet, and its memory over time."""
+        finished, _ = PassManager(self._kept.of(self.stages.late), False).run(program)
+        return finished, self.memory(finished)[1]
 
     def memory(self, program: Program) -> tuple[Mapping[str, OperatorCost], Timeline]:
         """What its operators take, and its memory over time."""
@@ -116,7 +123,7 @@ class StepGraphs:
         result = []
         names = {item.name for item in chosen}
         for before, after in zip(self.captured, lowered, strict=True):
-            manager = PassManager(chosen, self._verify, record=True, room=self._room)
+            manager = PassManager(self._kept.of(chosen), self._verify, record=True, room=self._room)
             proved = manager.run(before.program, before.records)[1]
             rest = unused([record for record in after.records if record.name not in names])
             result.append((*before.records, *rest, *proved))
@@ -126,6 +133,7 @@ class StepGraphs:
         """Run the chosen plan once more through the pass manager, for its records and its evidence."""
         assert planned.choice is not None
         checkpoint = Checkpoint(costs=planned.costs, schedule=planned.choice.plan.schedule)
-        manager = PassManager([checkpoint, *self.stages.late], self._verify, record=True, room=self._room)
+        late = self._kept.of(self.stages.late)
+        manager = PassManager([checkpoint, *late], self._verify, record=True, room=self._room)
         program, records = manager.run(planned.before, planned.records)
         return dataclasses.replace(planned, program=program, records=(*planned.records, *records))

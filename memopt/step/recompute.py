@@ -6,12 +6,13 @@ import dataclasses
 import operator
 from collections.abc import Mapping
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
 
 from memopt.memory.aliasing import Aliasing, analyse, owner
-from memopt.program import InputKind, Phase, Program, is_effectful, is_random
+from memopt.program import InputKind, Phase, Program, is_effectful, is_random, module_of
 from memopt.solve.problem import StepProblem
 from memopt.solve.schedule import Schedule
 
@@ -19,6 +20,8 @@ _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 _BATCH_NORM_AGAIN = torch.ops.aten._native_batch_norm_legit.no_stats
 # A batch norm that runs again gives its result and the batch's statistics, but no new running statistics.
 OTHER_FORM_RESULTS = 3
+# What came of schedules of a program: one that was applied to be counted is not applied again to be proved.
+_APPLIED: WeakKeyDictionary[Program, dict[Schedule, Program]] = WeakKeyDictionary()
 
 
 class Cost(Protocol):
@@ -113,7 +116,16 @@ def apply_schedule(program: Program, lowering: Lowering, schedule: Schedule) -> 
     recomputed node stands where the schedule runs it, and views are rebuilt next to their first use from the tensor
     that owns the storage, so that only whole storages cross from forward to backward.
     """
-    return _Emitter(program, lowering).emit(schedule)
+    known = _APPLIED.setdefault(program, {})
+    if schedule not in known:
+        known[schedule] = _Emitter(program, lowering).emit(schedule)
+    return known[schedule]
+
+
+def followed(program: Program, costs: Mapping[str, Cost], schedule: Schedule) -> Program:
+    """The same for a program whose numbers are not at hand: `costs` as `lower` takes them."""
+    known = _APPLIED.get(program, {}).get(schedule)
+    return known or apply_schedule(program, lower(program, costs), schedule)
 
 
 class _Emitter:
@@ -148,7 +160,7 @@ class _Emitter:
         result = self.graph.output(outputs)
         result.meta = dict(program.graph.output_node().meta)
         self._drop_unused()
-        module = fx.GraphModule(program.graph_module, self.graph)
+        module = module_of(program.graph_module, self.graph)
         return dataclasses.replace(program, graph_module=module).finish()
 
     def _copy(self, node: fx.Node, resolve: Any) -> fx.Node:

@@ -7,15 +7,14 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
-from memopt.memory.timeline import Timeline
-from memopt.pass_manager import Pass, PassManager
+from memopt.pass_manager import Pass
 from memopt.phases import phase
-from memopt.program import Program
 from memopt.progress import stage
 from memopt.solve.recompute import Curve
 from memopt.solve.schedule import ScheduleError
 from memopt.step.carry import Carried, carried_curve
 from memopt.step.choice import WORTH_OF_CUT, acceptable, beside, cheapest, joined
+from memopt.step.found import Found, stored_plan
 from memopt.step.graphs import StepGraphs
 from memopt.step.plan_store import PlanStore, StoredPlan, key_of
 from memopt.step.planned import Planned, fingerprint, measured_peak, predicted_peak
@@ -43,34 +42,6 @@ _STARVED = 8
 _BRIEF, _BRIEFEST = 0.002, 0.5
 # Parts of a search's time: for the first two options, and for each further one.
 _FIRST, _FURTHER = 0.5, 0.25
-
-
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """What a search settled on.
-
-    Attributes:
-        planned: the graphs, with the records of all their passes.
-        plan: the step's plan, in bytes above what is resident.
-        lowering: the rewrites that lower the floor, those that are used.
-    """
-
-    planned: list[Planned]
-    plan: StepPlan
-    lowering: tuple[Pass, ...]
-
-
-def stored_plan(found: Found) -> StoredPlan:
-    """What is kept of a choice for the next process."""
-    plans = [choice.plan for choice in found.plan.choices]
-    return StoredPlan(
-        lowering=tuple(item.key for item in found.lowering),
-        schedules=tuple(plan.schedule for plan in plans),
-        peaks=tuple(plan.peak_bytes for plan in plans),
-        peak_bytes=found.plan.peak_bytes,
-        minimum_bytes=found.plan.minimum_bytes,
-        curve=found.plan.curve,
-    )
 
 
 @dataclasses.dataclass
@@ -109,7 +80,7 @@ class StepSearch:
         self._options: dict[tuple[str, ...], _Option] = {}
         self._graphs = graphs
 
-    def plan(self, room: int | None, carried: Carried | None = None) -> Found:
+    def plan(self, room: int | None, carried: Carried | None = None, *, prove: bool = True) -> Found:
         """Choose what to recompute in all graphs, and which of the rewrites that lower the floor to use: the last.
 
         A choice that was made before for an equal step is found again on disk, and judged anew.
@@ -117,7 +88,21 @@ class StepSearch:
         Args:
             room: bytes above what is resident; None: recompute only what costs no time.
             carried: what was found for the same step at another size: taken over where it keeps the room.
+            prove: whether to prove what was chosen; else that is left to `prove`.
         """
+        found = self._planned(room, carried)
+        return self.prove(found) if prove else found
+
+    def prove(self, found: Found) -> Found:
+        """What was chosen, with the records of all its passes, proved."""
+        if found.proved:
+            return found
+        every = self._option(self.stages.lowering).items
+        return dataclasses.replace(
+            found, planned=self._graphs.recorded(found.planned, every, found.lowering), proved=True
+        )
+
+    def _planned(self, room: int | None, carried: Carried | None) -> Found:
         passes = (*self.stages.early, *self.stages.lowering, *self.stages.late)
         key = key_of(self.captured, passes, room, self.seconds)
         stored = self._store.get(key)
@@ -176,7 +161,12 @@ class StepSearch:
         return self._option(self.stages.lowering).passes
 
     def _base_seconds(self, chosen: Sequence[Pass]) -> float:
-        return sum(cost.seconds for item in self._option(chosen).items for cost in item.costs.values())
+        """The step's time without recomputation; of several rewrites together, about: as each by itself changes it."""
+        names = tuple(item.key for item in chosen)
+        if len(chosen) < 2 or names in self._options:
+            return sum(cost.seconds for item in self._option(chosen).items for cost in item.costs.values())
+        plain = self._base_seconds(())
+        return plain + sum(self._base_seconds((item,)) - plain for item in chosen)
 
     def unplanned(self, chosen: Sequence[Pass]) -> list[Planned]:
         """The graphs with these of the rewrites that lower the floor, not proved yet, and with nothing recomputed."""
@@ -240,7 +230,7 @@ class StepSearch:
         planned, step = self._plan_within(_Option(option.items, chosen, planner), room)
         if not step.feasible or (room is not None and measured_peak(planned, 0) > room):
             return None
-        return Found(self._graphs.recorded(planned, self._option(self.stages.lowering).items, chosen), step, chosen)
+        return Found(planned, step, chosen, proved=False)
 
     def _searched(self, room: int | None) -> Found:
         self.searches += 1
@@ -256,10 +246,10 @@ class StepSearch:
     def _chosen(self, room: int | None) -> Found | None:
         """The best plan of all options; None where a brief search finds none."""
         options = [self._option(()), self._option(self.stages.lowering)]
-        lowered, used = options[1].items, options[1].passes
+        used = options[1].passes
         if not used:
             planned, step = self._plan_within(options[0], room)
-            return Found(self._graphs.recorded(planned, lowered, ()), step, ())
+            return Found(planned, step, (), proved=False)
         without = beside(used)
         with Searches() as searches:
             self._begin(searches, options, _FIRST)
@@ -283,7 +273,7 @@ class StepSearch:
             planned, step = self._plan_within(options[index], room)
         chosen = options[index].passes
         others = [plan for number, plan in enumerate(plans) if number != index]
-        return Found(self._graphs.recorded(planned, lowered, chosen), joined(step, others), chosen)
+        return Found(planned, joined(step, others), chosen, proved=False)
 
     # -- one option ----------------------------------------------------------------------------------------------
 
@@ -384,15 +374,16 @@ class StepSearch:
         lowerings: Sequence[Lowering] | None = None,
         curves: Sequence[Curve] | None = None,
     ) -> StepPlanner:
-        after = PassManager(self.stages.late, False)
-
-        def finish(program: Program) -> tuple[Program, Timeline]:
-            finished, _ = after.run(program)
-            return finished, self._graphs.memory(finished)[1]
-
         befores, costs = [item.before for item in option.items], [item.costs for item in option.items]
         exact = self.stages.fusion is None
         alike = [fingerprint(item.source) for item in option.items]
         return StepPlanner(
-            befores, costs, finish, exact=exact, search=search, lowerings=lowerings, curves=curves, alike=alike
+            befores,
+            costs,
+            self._graphs.finished,
+            exact=exact,
+            search=search,
+            lowerings=lowerings,
+            curves=curves,
+            alike=alike,
         )

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from memopt.budget import Budget, BudgetError
 from memopt.memory.allocator import with_slack
 from memopt.memory.resident import Resident
+from memopt.pass_manager import Pass
 from memopt.program import Program
 from memopt.step.account import Account
 from memopt.step.planned import Planned, fingerprint
 from memopt.step.planner import GraphPeaks, StepPlan, peaks_of, step_peak
+
+if TYPE_CHECKING:
+    from memopt.step.search import StepSearch
 
 T = TypeVar("T")
 
@@ -28,6 +32,8 @@ class Step:
         plain: the same peak without a plan.
         base: bytes of what is resident.
         limit: the budget in bytes; None without one.
+        lowering: the rewrites that lower the floor, as a plan uses them.
+        search: what found the plan, as long as that is not proved.
     """
 
     keys: tuple[str, ...]
@@ -36,6 +42,8 @@ class Step:
     plain: int
     base: int
     limit: int | None
+    lowering: tuple[Pass, ...] = ()
+    search: StepSearch | None = None
 
 
 class Standing(Account):

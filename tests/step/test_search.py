@@ -67,6 +67,17 @@ def test_one_search_serves_any_number_of_limits(monkeypatch):
     assert not search.plan(1).plan.feasible
 
 
+def test_a_plan_is_proved_when_that_is_asked_for():
+    search = make()
+    room = int(predicted_peak(search.captured) * 0.7)
+    found = search.plan(room, prove=False)
+    assert not found.proved and "checkpoint" not in [record.name for record in found.planned[0].records]
+    proved = search.prove(found)
+    assert proved.proved and [record.name for record in proved.planned[0].records][-2:] == ["checkpoint", "inplace"]
+    assert proved.planned[0].program is found.planned[0].program, "what was counted is what was proved"
+    assert search.prove(proved) is proved
+
+
 def test_of_rewrites_those_that_take_longer_than_a_plan_within_the_room_are_left_out(monkeypatch):
     def loss(x, w, head, labels):
         for _ in range(3):

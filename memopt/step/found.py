@@ -1,0 +1,40 @@
+"""What a search settled on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from memopt.pass_manager import Pass
+from memopt.step.plan_store import StoredPlan
+from memopt.step.planned import Planned
+from memopt.step.planner import StepPlan
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a search settled on.
+
+    Attributes:
+        planned: the graphs, with the records of all their passes.
+        plan: the step's plan, in bytes above what is resident.
+        lowering: the rewrites that lower the floor, those that are used.
+        proved: whether the records are there; see `StepSearch.prove`.
+    """
+
+    planned: list[Planned]
+    plan: StepPlan
+    lowering: tuple[Pass, ...]
+    proved: bool = True
+
+
+def stored_plan(found: Found) -> StoredPlan:
+    """What is kept of a choice for the next process."""
+    plans = [choice.plan for choice in found.plan.choices]
+    return StoredPlan(
+        lowering=tuple(item.key for item in found.lowering),
+        schedules=tuple(plan.schedule for plan in plans),
+        peaks=tuple(plan.peak_bytes for plan in plans),
+        peak_bytes=found.plan.peak_bytes,
+        minimum_bytes=found.plan.minimum_bytes,
+        curve=found.plan.curve,
+    )
