@@ -10,7 +10,7 @@ from memopt.capture.dynamo import Hooks
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.partition import cut_as_planned
 from memopt.program import Program
-from memopt.step.corrections import leaves_much
+from memopt.step.corrections import corrected_by, leaves_much
 from memopt.step.planned import fingerprint
 
 # Code of a plan took 0 to 6 % more than is expected of its halves, for transformers.
@@ -40,6 +40,8 @@ class Plans(Generic[T]):
         self._known: dict[str, T] = {}
         self._last = ""
         self._room: dict[str, tuple[int, int]] = {}  # what plans were corrected by, and their bytes
+        self._expected = 0  # bytes that the halves of the last cut are expected to take
+        self._factor: float | None = None  # what code took of that, at most
 
     @property
     def code(self) -> T | None:
@@ -50,11 +52,16 @@ class Plans(Generic[T]):
     def code(self, made: T) -> None:
         self._known[self._last] = made
 
+    def took(self, size: int) -> None:
+        """Learn that the code of the last cut takes so many bytes."""
+        if self._expected:
+            self._factor = max(self._factor or 1.0, size / self._expected)
+
     def cut(self, joint: fx.GraphModule, *, foresee: bool, num_fwd_outputs: int, **options: Any) -> Any:
         """Both halves by the session's plan.
 
-        The first plan is made for more room as long as what its code is expected to take leaves much of the budget:
-        the code itself would tell no more, but later.
+        A plan is made for less room as long as its code is expected to take more than the budget, and the first one
+        for more room as long as that leaves much of it: the code itself would tell no more, but later.
 
         Args:
             joint: the graph as a partitioner receives it.
@@ -66,7 +73,7 @@ class Plans(Generic[T]):
             KnownPlan: `code` is what came of the same plan, or is as good.
         """
         session: Any = self._hooks.session
-        foresee = foresee and not self._known and session.correction == 0
+        more = not self._known and session.correction == 0
         self._last, halves = "", None
         for left in reversed(range(_PLANS)):
             program = self._hooks.rewrite(joint, num_fwd_outputs)
@@ -81,14 +88,21 @@ class Plans(Generic[T]):
                 break
             self._last = key
             halves = cut_as_planned(self._hooks, program, num_fwd_outputs, **options)
+            forward, backward = halves
+            self._expected = expected = expected_bytes(forward, backward, num_fwd_outputs)
             if not (left and foresee and session.one_graph):
                 break
-            forward, backward = halves
-            expected = expected_bytes(forward, backward, num_fwd_outputs)
-            saving, excess = session.judged_as(int(expected / _EXPECTED))
-            if excess is None or saving <= session.correction or not leaves_much(session, excess):
-                break
-            session.correction = saving
+            saving, excess = session.judged_as(int(expected * (self._factor or 1.0)))
+            if excess is not None and excess > 0 and session.feasible:
+                more, correction = False, corrected_by(saving, excess)
+                if correction >= session.correction:
+                    break
+            else:
+                saving, excess = session.judged_as(int(expected / _EXPECTED))
+                if not more or excess is None or saving <= session.correction or not leaves_much(session, excess):
+                    break
+                correction = saving
+            session.correction = correction
             session.forget_plan()
         return halves
 

@@ -208,6 +208,7 @@ class Training:
         attempt = _Attempt(run, halves, peaks, settled, saving, excess, session.step)
         if settled.planned:
             self._plans.code = attempt
+            self._plans.took(session.code_peak())
         return attempt
 
     def _again(self) -> _Attempt:

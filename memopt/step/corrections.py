@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 _PLANS = 4
 # A plan that leaves more than this share of the budget unused, and recomputes, is tried once more with more room.
 _SLACK = 0.04
+# Where such a plan has code already, another one must be foreseen to take less of the step's time by this share: it
+# costs as much as hundreds of steps to make.
+_GAIN = 0.01
 
 
 class Judged(Protocol):
@@ -39,6 +42,11 @@ def leaves_much(session: Session, excess: int) -> bool:
     return -excess > _SLACK * session.limit_bytes and session.recomputes
 
 
+def corrected_by(saving: int, excess: int) -> int:
+    """What the next plan is corrected by, in bytes: what code takes less than its plan, and where it is over, less."""
+    return saving - max(0, excess) // 8
+
+
 def corrected(
     session: Session, attempt: Callable[[], T | None], may_correct: Callable[[], bool]
 ) -> tuple[T | None, bool]:
@@ -63,11 +71,12 @@ def corrected(
         if found.excess <= 0:
             if best is None or found.excess > (best.excess or 0):
                 best = found
-            if not leaves_much(session, found.excess) or not may_correct():
+            more = leaves_much(session, found.excess) and session.gain(-found.excess) >= _GAIN
+            if not more or not may_correct():
                 break
         elif best is not None or not may_correct() or not session.feasible:
             break
-        correction = found.saving - max(0, found.excess) // 8
+        correction = corrected_by(found.saving, found.excess)
         if correction == session.correction or (left == 1 and best is not None):
             break  # the plan would be the same, or will do
         session.correction = correction if left > 1 else -session.limit_bytes  # the deepest plan of all

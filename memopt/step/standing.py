@@ -82,6 +82,14 @@ class Standing(Account):
         planned = self.step.planned if self.step else ()
         return any(item.choice is not None and item.choice.plan.extra_seconds > 0 for item in planned)
 
+    def gain(self, more: int) -> float:
+        """The share of the step's time that a plan with so many bytes more would save, by the search's own figures."""
+        curve = self.step.plan.curve if self.step else ()
+        chosen = next((point for point in curve if point.chosen), None)
+        if chosen is None or chosen.seconds <= 0:
+            return 1.0  # nothing is known
+        return 1 - min(point.seconds for point in curve if point.bytes <= chosen.bytes + more) / chosen.seconds
+
     def excess_with(self, held: int) -> int:
         """Bytes by which a step that holds `held` bytes at some time is over what a budget leaves to tensors, or 0."""
         step = self.step

@@ -62,13 +62,32 @@ def test_a_plan_whose_code_will_leave_much_is_made_for_more_before_there_is_any(
 
 def test_the_first_plan_stays_where_its_code_will_use_the_budget_or_nothing_else_comes_out():
     assert _planned(Hooks(0.98)) == [1000]
-    assert _planned(Hooks(1.1)) == [1000], "code says how much too much it is"
+    assert _planned(Hooks(1.04)) == [1000], "code may take what is expected, and says if it is more"
     assert _planned(Hooks(0.8), foresee=False) == [1000], "it was settled with before"
     assert _planned(Hooks(0.8, least=1400)) == [1400]
     assert _planned(Hooks(0.5, most=1000)) == [1000, 1000], "with more room it is the same plan"
     several = Hooks(0.8)
     several.session.one_graph = False
     assert _planned(several) == [1000]
+
+
+def test_a_plan_whose_code_would_take_too_much_is_made_for_less_before_there_is_any():
+    assert _planned(Hooks(1.1)) == [1000, 950]
+    assert _planned(Hooks(1.1), foresee=False) == [1000], "it was settled with before"
+    hooks = Hooks(1.1, least=1000)
+    hooks.session.feasible = False
+    assert _planned(hooks) == [1000], "there is no deeper plan"
+
+
+def test_what_code_took_more_than_was_expected_is_expected_of_the_next_plans():
+    hooks = Hooks(1.0)
+    plans = Plans(hooks)
+    plans.cut("joint", foresee=True, num_fwd_outputs=1)
+    plans.code = "first"
+    plans.took(1140)
+    hooks.session.correction = -50
+    plans.cut("joint", foresee=True, num_fwd_outputs=1)
+    assert hooks.planned == [1000, 950, 850], "950 * 1.14 are too much"
 
 
 def test_it_is_foreseen_before_the_first_code_only():

@@ -15,8 +15,10 @@ class Attempt:
     excess: int | None
 
 
-def session(*, feasible=True, recomputes=True):
-    return SimpleNamespace(correction=0, limit_bytes=1000, feasible=feasible, recomputes=recomputes)
+def session(*, feasible=True, recomputes=True, gain=0.05):
+    return SimpleNamespace(
+        correction=0, limit_bytes=1000, feasible=feasible, recomputes=recomputes, gain=lambda more: gain
+    )
 
 
 def attempts(step, gap, least=0, room=1000):
@@ -44,8 +46,8 @@ def test_a_plan_whose_code_takes_much_less_is_made_for_more():
     attempt, made = attempts(step, -100)
     best, last = corrected(step, attempt, lambda: True)
     assert [one.excess for one in made] == [-100, 0] and best is made[1] and last
-    step = session(recomputes=False)
-    assert corrected(step, attempts(step, -100)[0], lambda: True)[0].excess == -100, "there is nothing to gain"
+    for step in (session(recomputes=False), session(gain=0.002)):
+        assert corrected(step, attempts(step, -100)[0], lambda: True)[0].excess == -100, "there is nothing to gain"
 
 
 def test_with_more_room_too_much_is_taken_and_the_first_plan_stays():

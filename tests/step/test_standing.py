@@ -7,6 +7,7 @@ import pytest
 from memopt.budget import BudgetError
 from memopt.memory.optimizer import OptimizerFootprint
 from memopt.memory.resident import Resident
+from memopt.step.curve import CurvePoint
 from memopt.step.planned import fingerprint, predicted_peak
 from memopt.step.planner import GraphPeaks, StepPlan, peaks_of, step_peak
 from memopt.step.standing import Standing, Step
@@ -81,3 +82,11 @@ def test_a_refusal_names_no_more_than_known_code_takes(taken, named):
         standing(program()).refused_at_most(refuse, taken)
     assert (found.value.minimum_bytes, found.value.budget_bytes) == (named, 100)
     assert standing(program()).refused_at_most(lambda: "run", taken) == "run"
+
+
+def test_what_more_room_would_gain_is_read_off_the_curve():
+    step = standing(program(), limit=50_000)
+    assert step.gain(1000) == 1.0, "without a curve nothing is known"
+    points = [CurvePoint(9000, 1.0, 0.0), CurvePoint(8000, 1.25, 0.25), CurvePoint(5000, 2.0, 1.0, chosen=True)]
+    step.step = dataclasses.replace(step.step, plan=dataclasses.replace(step.step.plan, curve=tuple(points)))
+    assert [step.gain(more) for more in (0, 2999, 3000, 4000, 10**6)] == [0.0, 0.0, 0.375, 0.5, 0.5]
