@@ -62,7 +62,7 @@ def differing_regions(before: Program, after: Program, *, cut: bool = True, cont
     old = {node.name: node for node in before.graph.nodes if node.op != "output"}
     new = {node.name: node for node in after.graph.nodes if node.op != "output"}
     old_number = numbering.number(old, {})
-    same = {name: old_number[name] for name, node in new.items() if name in old and not _differs(node, old[name])}
+    same = {name: old_number[name] for name, node in new.items() if _is_same(node, old.get(name))}
     twin = {number: name for name, number in reversed(old_number.items())}
     new_number = numbering.number(new, same)
     unproved = {
@@ -157,11 +157,15 @@ class _Growth:
     def region(self, members: set[str], results: list[tuple[fx.Node, fx.Node]]) -> Region:
         """Grow both sides of a region until they read the same values."""
         after = _whole_results(set(members), self.new)
-        before = _whole_results({a.name for a, _ in results}, self.old)
+        given = _reads(
+            after, self.new, self.new_number
+        )  # a copy's result is what it reads: nothing before needs to run
+        before = _whole_results({a.name for a, _ in results if self.old_number[a.name] not in given}, self.old)
         layers = self.context
         while True:
             read_after = _reads(after, self.new, self.new_number)
             read_before = _reads(before, self.old, self.old_number)
+            read_before.update({self.old_number[a.name]: a.name for a, _ in results if a.name not in before})
             grow_before = {n for v, n in read_before.items() if v not in read_after and _is_call(self.old[n])}
             grow_after = {n for v, n in read_after.items() if v not in read_before and _is_call(self.new[n])}
             if not grow_before and not grow_after:
@@ -247,6 +251,14 @@ def _is_index(node: fx.Node) -> bool:
 
 def _is_call(node: fx.Node) -> bool:
     return node.op == "call_function"
+
+
+def _is_same(node: fx.Node, other: fx.Node | None) -> bool:
+    """Whether both are one call by name, an item of one such call too."""
+    if other is None or _differs(node, other):
+        return False
+    top, before = owner(node), owner(other)
+    return (top is node and before is other) or not _differs(top, before)
 
 
 def _differs(node: fx.Node, other: fx.Node | None) -> bool:

@@ -12,6 +12,7 @@ import torch
 from memopt import evidence
 from memopt.evidence import Evidence, EvidenceError, prove
 from memopt.program import InputKind, Program
+from memopt.regions import differing_regions
 from tests.passes.build import trace
 
 aten = torch.ops.aten
@@ -265,3 +266,25 @@ def test_the_users_random_numbers_are_left_alone() -> None:
     prove(*noisy(1.0), 0.0, "full")
     prove(user(lambda x: x * 2, torch.ones(3)), user(lambda x: x + x, torch.ones(3)), 0.0, True)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_items_of_a_changed_result_are_proved():
+    program = trace(lambda x: (aten.native_layer_norm(x, [6], None, None, 1e-5)[0].relu(),), torch.randn(4, 6))
+    new = program.copy()
+    (norm,) = [node for node in new.calls if node.target is aten.native_layer_norm.default]
+    norm.args = (*norm.args[:-1], 1.0)
+    with pytest.raises(EvidenceError):
+        prove(program, new.finish(), 4.0, True)
+
+
+def test_a_result_that_is_copied_is_compared_without_what_made_it():
+    program = trace(lambda x: (x.tanh().sin(),), torch.randn(4, 6))
+    new = program.copy()
+    output = new.graph.output_node()
+    with new.graph.inserting_before(output):
+        copy = new.graph.call_function(aten.clone.default, (output.args[0][0],))
+    output.args = ((copy,),)
+    new = new.finish()
+    (region,) = differing_regions(program, new)
+    assert region.before == () and [node.name for node in region.after] == [copy.name]
+    assert prove(program, new, 0.0, True).proved == 1
