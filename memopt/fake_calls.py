@@ -16,8 +16,12 @@ MARK = "fake_call"
 
 # Arguments that are what their type and value say.
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, complex)
+_BACKWARD = torch.ops.aten.convolution_backward.default
 # A convolution's layout depends on settings of oneDNN and cuDNN, which are no arguments.
 _NEVER = {torch.ops.aten.convolution.default}
+# The image and the weight among a convolution's operands: where one lies channels last, cuDNN gives results that do.
+_LAYING_OUT = {torch.ops.aten.convolution.default: (0, 1), _BACKWARD: (1, 2)}
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 # Their rules for fake tensors make operands contiguous in a way that PyTorch without CUDA refuses for tensors of a GPU.
 _CONTIGUOUS = {torch.ops.aten._log_softmax.default, torch.ops.aten._softmax.default}
 
@@ -63,7 +67,26 @@ def run(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The fake result of an operator; a device that is not here does not matter."""
     if target in _CONTIGUOUS and not args[0].is_contiguous():
         args = (torch.ops.aten.clone.default(args[0], memory_format=torch.contiguous_format), *args[1:])
-    return target(*args, **kwargs)
+    result = target(*args, **kwargs)
+    return _as_on_cuda(target, args, result) if target in _LAYING_OUT and not _has_cudnn() else result
+
+
+def _has_cudnn() -> bool:
+    return bool(torch.backends.cudnn.is_available())  # type: ignore[no-untyped-call]
+
+
+def _as_on_cuda(target: Any, args: tuple[Any, ...], result: Any) -> Any:
+    """Images and weights of a GPU as cuDNN lays them out, where this PyTorch has none to ask."""
+    operands = [args[index] for index in _LAYING_OUT[target]]
+    form = _FORMATS.get(operands[0].dim())
+    strict = [item for item in operands if form is not None and item.is_contiguous(memory_format=form)]
+    if form is None or not operands[0].is_cuda or all(item.is_contiguous() for item in strict):
+        return result
+    laid_out = [
+        item if item is None else torch.ops.aten.clone.default(item, memory_format=form)
+        for item in ((result,) if target is not _BACKWARD else result[:2])
+    ]
+    return laid_out[0] if target is not _BACKWARD else (*laid_out, *result[2:])
 
 
 def known(node: fx.Node, call: Call) -> tuple[bool, Any]:
