@@ -25,6 +25,7 @@ class AtenBackend(Engine):
 
     name = "aten"
     exact = True
+    strided = True
 
     def compile_captured(
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks

@@ -38,6 +38,7 @@ class InductorBackend(Engine):
     exact = False
     measures = True
     lays_out = True
+    strided = True
     fuses = True
     rehearses = True
 

@@ -26,6 +26,7 @@ class Engine(abc.ABC):
         exact: whether what runs is the program itself, operator by operator, so that its timeline is the peak.
         measures: whether inference is held to what a run takes, not to the program's timeline.
         lays_out: whether weights of convolutions are laid out anew as its kernels want them.
+        strided: whether training runs PyTorch's own convolutions, on operands that lie as the program says.
         fuses: whether a batch norm goes into the kernel after its convolution, weights left as they are.
         rehearses: whether it makes the code of graphs that are only collected, where the session is rehearsing, and
             leaves to operators what is lowered while the session is exact.
@@ -35,6 +36,7 @@ class Engine(abc.ABC):
     exact: bool
     measures = False
     lays_out = False
+    strided = False
     fuses = False
     rehearses = False
 

@@ -16,11 +16,17 @@ import torch
 from torch import fx, nn
 
 from memopt.backends.timing import made_like, seconds_of
+from memopt.memory.cost.key import key_of
+from memopt.memory.cost.roofline import moving_seconds, operands_of, seconds
+from memopt.memory.cost.scratch import workspace_bytes
+from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.patterns.products import products_of_one
 from memopt.program import InputKind, Program
 from memopt.synthesis import same_random_state
 
 aten = torch.ops.aten
+_BOTH_WAYS = (aten.convolution.default, aten.convolution_backward.default)
+_HALVES = (torch.float16, torch.bfloat16)
 
 # Channels-last must win this share of the time: the difference must be more than noise.
 _WORTH = 0.05
@@ -200,3 +206,63 @@ def _seconds(node: fx.Node, layout: torch.memory_format) -> float:
     args = fx.map_arg(node.args, lambda operand: values[operand])
     device = next(iter(values.values())).device
     return seconds_of(lambda: aten.convolution.default(*args), device)
+
+
+class JudgedByCost:
+    """Decides by the costs of operators whether a training step is faster with its images channels last.
+
+    Costs are those that plans are made of: measured once on the device, kept on disk, or estimated where a plan is made
+    for a device that is not here. An operator that only one of both layouts was measured of is estimated in both.
+    """
+
+    def __init__(self, table: CostTable) -> None:
+        """Take what knows the costs, and on which device."""
+        self._table = table
+
+    def __repr__(self) -> str:
+        return "costs of operators"  # part of keys that other processes look for
+
+    def may_gain(self, program: Program) -> bool:
+        """Whether some convolution runs on CUDA in half precision, or in float32 with TF32 allowed."""
+        target = self._table.target
+        for node in program.calls:
+            if node.target in _BOTH_WAYS:
+                image = operands_of(node)[0]
+                on_cuda = image.is_cuda if target is None else target.type == "cuda"
+                if on_cuda and (image.dtype in _HALVES or (image.dtype is torch.float32 and _allows_tf32())):
+                    return True
+        return False
+
+    def __call__(self, before: Program, after: Program) -> str | None:
+        """Return None where `after`, the same program laid out channels last, takes clearly less time; else why not."""
+        old, new = ({node.name: node for node in self._table.placed(item).calls} for item in (before, after))
+        changed = [name for name, node in new.items() if name not in old or key_of(node) != key_of(old[name])]
+        nodes = [(old.get(name), new[name]) for name in changed]
+        taken = [sum(times) for times in zip(*(self._seconds(*pair) for pair in nodes), strict=True)] or [0.0, 0.0]
+        if taken[1] < (1 - _WORTH) * taken[0]:
+            return None
+        return f"channels last they take {1000 * taken[1]:.3g} ms with all copies, {1000 * taken[0]:.3g} ms as they are"
+
+    def _seconds(self, old: fx.Node | None, new: fx.Node) -> tuple[float, float]:
+        """What an operator takes in either layout; one that is added takes nothing without it."""
+        if old is None:
+            return 0.0, self._table.cost(new).seconds
+        costs = self._table.cost(old), self._table.cost(new)
+        if costs[0].timed == costs[1].timed:
+            return (self._with_traffic(old, costs[0]), self._with_traffic(new, costs[1]))
+        return self._estimated(old), self._estimated(new)
+
+    def _with_traffic(self, node: fx.Node, cost: OperatorCost) -> float:
+        """A measured time as it is; an estimated one with the operands that a convolution lays out anew by itself."""
+        if cost.timed or node.target not in _BOTH_WAYS:
+            return cost.seconds
+        return self._estimated(node)
+
+    def _estimated(self, node: fx.Node) -> float:
+        device = self._table.device(node)
+        moved = 2 * workspace_bytes(node) if node.target in _BOTH_WAYS else 0
+        return seconds(node, device) + (moving_seconds(moved, device) if moved else 0.0)
+
+
+def _allows_tf32() -> bool:
+    return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from memopt.capture.outside import Outside
 from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.freeze import fold_in_place
-from memopt.layout import settle
+from memopt.layout import JudgedByCost, settle
 from memopt.memory.allocator import count_library_bytes, with_slack
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
@@ -409,6 +409,10 @@ class Session(Standing):
 
         return TRAINING if self.passes is None else tuple(self.passes)
 
+    def laid_out_anew(self, program: Program) -> bool:
+        """Whether a captured training program is laid out channels last."""
+        return self._stages().lays_out(program)
+
     def lowering_called(self, keys: Sequence[str]) -> tuple[Pass, ...] | None:
         """The rewrites that lower the floor with these keys, in their order; None where there are no such ones."""
         return self._stages().called(keys)
@@ -416,7 +420,9 @@ class Session(Standing):
     def _stages(self) -> Stages:
         # A program that runs operator by operator stores every value.
         fusion = None if self.exact else self._engine.fusion(self.table)
-        return dataclasses.replace(stages_of(self.training_passes, fusion), arranges=self._arranges and not self.exact)
+        judge = JudgedByCost(self.table) if self._engine.strided else None
+        stages = stages_of(self.training_passes, fusion, judge)
+        return dataclasses.replace(stages, arranges=self._arranges and not self.exact)
 
     # -- measuring -----------------------------------------------------------------------------------------------
 

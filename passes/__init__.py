@@ -1,6 +1,7 @@
 """The rewrites, one per file, and the two pipelines: explicit tuples in order."""
 
 from memopt.pass_manager import Pass
+from memopt.passes.channels_last import ChannelsLast
 from memopt.passes.checkpoint import Checkpoint
 from memopt.passes.chunk_loss import ChunkLoss
 from memopt.passes.compress_masks import CompressMasks
@@ -33,6 +34,7 @@ INFERENCE: tuple[Pass, ...] = (
     Inplace(),
 )
 TRAINING: tuple[Pass, ...] = (
+    ChannelsLast(),
     EliminateCopies(),
     MergeCommon(),
     EliminateDead(),

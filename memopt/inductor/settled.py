@@ -67,7 +67,7 @@ class SettledSteps:
 
 
 def key_of(session: Session, program: Program) -> str:
-    """What a settled step depends on: the captured graph, the budget, what is resident, passes, and where it runs."""
+    """What a settled step depends on: the graph, its layout, the budget, what is resident, passes, and the place."""
     resident = session.resident
     device = resident.device
     place: dict[str, Any] = {"device": str(device)}
@@ -77,6 +77,7 @@ def key_of(session: Session, program: Program) -> str:
     budget = session.budget
     facts = {
         "graph": fingerprint(program),
+        "channels_last": session.laid_out_anew(program),
         "budget": None if budget is None else repr(budget),
         "resident": resident.total,
         "optimizer": session.optimizer_peak(),
