@@ -120,8 +120,9 @@ def test_with_enough_memory_the_code_is_torch_compile_s_and_its_peak_is_known():
     peak = measured(torch.compile(model), model, inputs)
     torch._dynamo.reset()
     compiled = memopt.compile(model, backend="inductor")
-    assert measured(compiled, model, inputs) <= peak
-    assert abs(compiled.report.peak_bytes - peak) <= 0.02 * peak
+    taken = measured(compiled, model, inputs)
+    assert taken <= peak
+    assert abs(compiled.report.peak_bytes - taken) <= 0.02 * taken
     assert not compiled.report.notes
 
 
