@@ -24,6 +24,13 @@ def _fresh_dynamo():
     torch._dynamo.reset()
 
 
+def holds(monkeypatch, size):
+    """A device whose allocator has so many bytes allocated."""
+    stats = {"allocated_bytes": {"all": {"current": size}}}
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: stats)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: size)
+
+
 @pytest.fixture
 def limits(monkeypatch):
     """What is in force: limits are entered into and left from this list."""
@@ -36,7 +43,7 @@ def limits(monkeypatch):
 
     monkeypatch.setattr(step_guard, "enter", enter)
     monkeypatch.setattr(step_guard, "leave", lambda token: held.remove(token[1]))
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 50)
+    holds(monkeypatch, 50)
     monkeypatch.setattr(step_guard, "grow", lambda device, size: None)
     return held
 
@@ -164,7 +171,7 @@ def test_a_compiled_model_says_what_is_its_own(monkeypatch):
     run(x).backward()
     session = run._sessions[False]
     session.resident = dataclasses.replace(session.resident, device=GPU, inputs=100, libraries=10)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 10**6)
+    holds(monkeypatch, 10**6)
     monkeypatch.setattr("memopt.module.settled_bytes", lambda device: 9 * 10**5)  # the rest is what planning left
     monkeypatch.setattr("memopt.module.pooled_bytes", lambda device: 77)
     session.hold(10**9)
@@ -193,13 +200,13 @@ def test_what_others_hold_is_allowed_in_full_though_buffers_of_libraries_are_not
     session.resident = dataclasses.replace(session.resident, device=GPU, inputs=100, libraries=65)
     there = sum(parameter.nbytes for parameter in model.parameters()) + 100 + others
     for now in (there, there + 65):  # without the buffers, and with them
-        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device, now=now: now)
+        holds(monkeypatch, now)
         monkeypatch.setattr("memopt.module.settled_bytes", lambda device: there)
         monkeypatch.setattr("memopt.module.pooled_bytes", lambda device: 0)
         session.hold(10**9)
         allowance = run._guards[session].allowance
         for later in (there, there + 65):
-            monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device, later=later: later)
+            holds(monkeypatch, later)
             assert allowance.now() == 10**9 + others
 
 
