@@ -54,7 +54,7 @@ def saved(program: Program) -> set[str]:
 def test_a_limit_is_kept_and_the_numbers_too(share) -> None:
     program = joint(deep)
     limit = int(share * timeline(program).peak_bytes)
-    result = check(Checkpoint(limit, seconds=5), program, X, W)
+    result = check(Checkpoint(limit, seconds=20), program, X, W)
     assert timeline(result.program).peak_bytes <= limit
     assert result.changes and all(change.summary.endswith("in backward") for change in result.changes)
     for change in result.changes:
@@ -67,7 +67,7 @@ def test_the_cheap_is_recomputed_and_the_dear_is_kept() -> None:
     program = joint(deep)
     costs = {node.name: Cost(1.0 if "mm" in str(node.target) else 1e-4) for node in program.calls}
     limit = int(0.7 * timeline(program).peak_bytes)
-    result = check(Checkpoint(limit, costs=costs, seconds=5), program, X, W)
+    result = check(Checkpoint(limit, costs=costs, seconds=20), program, X, W)
     again = [node for node in result.program.calls if "recomputes" in node.meta]
     assert again and not any("mm" in str(node.target) for node in again)
 
@@ -84,11 +84,11 @@ def test_without_a_limit_only_what_costs_no_time_is_recomputed() -> None:
 def test_a_limit_that_no_plan_keeps_is_refused_with_the_least() -> None:
     program = joint(deep)
     with pytest.raises(ValueError, match="no plan stays below 1000 bytes; the least peak is") as caught:
-        Checkpoint(1000, seconds=2).run(program)
+        Checkpoint(1000, seconds=20).run(program)
     least = int(str(caught.value).split()[-1])
-    assert timeline(Checkpoint(least, seconds=2).run(program).program).peak_bytes <= least
+    assert timeline(Checkpoint(least, seconds=20).run(program).program).peak_bytes <= least
     with pytest.raises(PassError, match="pass checkpoint: ValueError: no plan stays below"):
-        PassManager([Checkpoint(1000, seconds=2)]).run(program)
+        PassManager([Checkpoint(1000, seconds=20)]).run(program)
 
 
 def test_workspace_counts_against_the_limit() -> None:
@@ -96,7 +96,7 @@ def test_workspace_counts_against_the_limit() -> None:
     peak = timeline(program).peak_bytes
     costs = {node.name: Cost(1.0, 10 * peak if node.name == "gelu_3" else 0) for node in program.calls}
     with pytest.raises(ValueError, match="no plan stays below"):
-        Checkpoint(peak, costs=costs, seconds=2).run(program)
+        Checkpoint(peak, costs=costs, seconds=20).run(program)
 
 
 def test_recomputed_nodes_take_the_workspace_of_their_originals() -> None:
@@ -104,7 +104,7 @@ def test_recomputed_nodes_take_the_workspace_of_their_originals() -> None:
     table = CostTable().measure_all(program)
     costs = {name: dataclasses.replace(cost, workspace_bytes=77) for name, cost in table.items()}
     limit = int(0.6 * timeline(program).peak_bytes)
-    planned = Checkpoint(limit, seconds=5).run(program).program
+    planned = Checkpoint(limit, seconds=20).run(program).program
     found = workspace(planned, costs)
     again = [node.name for node in planned.calls if node.meta.get("recomputes") in costs]
     assert again and all(found[name] == 77 for name in again)
@@ -154,7 +154,7 @@ def test_refused_random_operations_are_kept() -> None:
         return (x,)
 
     program = joint(noisy)
-    result = check(Checkpoint(int(0.8 * timeline(program).peak_bytes), seconds=5), program, X, W)
+    result = check(Checkpoint(int(0.8 * timeline(program).peak_bytes), seconds=20), program, X, W)
     random = {refusal.node for refusal in result.refusals}
     assert len(random) == 5
     assert all(refusal.reason.startswith("draws random numbers: its result is kept (") for refusal in result.refusals)
@@ -171,6 +171,6 @@ def test_running_statistics_of_batch_norm_move_once() -> None:
     program = joint(normalized, *statistics)
     costs = {node.name: Cost(1.0 if "mm" in str(node.target) else 1e-6) for node in program.calls}
     limit = int(0.75 * timeline(program).peak_bytes)
-    result = check(Checkpoint(limit, costs=costs, seconds=5), program, X, W, *statistics)
+    result = check(Checkpoint(limit, costs=costs, seconds=20), program, X, W, *statistics)
     again = [str(n.target) for n in result.program.calls if "batch_norm" in n.meta.get("recomputes", "")]
     assert "aten._native_batch_norm_legit.no_stats" in again
