@@ -19,9 +19,10 @@ _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.la
 _BACKWARD = torch.ops.aten.convolution_backward.default
 # A convolution's layout depends on settings of oneDNN and cuDNN, which are no arguments.
 _NEVER = {torch.ops.aten.convolution.default}
+# The layouts that keep channels together, by the number of dimensions.
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 # The image and the weight among a convolution's operands: where one lies channels last, cuDNN gives results that do.
 _LAYING_OUT = {torch.ops.aten.convolution.default: (0, 1), _BACKWARD: (1, 2)}
-_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 # Their rules for fake tensors make operands contiguous in a way that PyTorch without CUDA refuses for tensors of a GPU.
 _CONTIGUOUS = {torch.ops.aten._log_softmax.default, torch.ops.aten._softmax.default}
 
@@ -78,7 +79,7 @@ def _has_cudnn() -> bool:
 def _as_on_cuda(target: Any, args: tuple[Any, ...], result: Any) -> Any:
     """Images and weights of a GPU as cuDNN lays them out, where this PyTorch has none to ask."""
     operands = [args[index] for index in _LAYING_OUT[target]]
-    form = _FORMATS.get(operands[0].dim())
+    form = CHANNELS_LAST.get(operands[0].dim())
     strict = [item for item in operands if form is not None and item.is_contiguous(memory_format=form)]
     if form is None or not operands[0].is_cuda or all(item.is_contiguous() for item in strict):
         return result

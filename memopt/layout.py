@@ -20,13 +20,13 @@ from memopt.memory.cost.key import key_of
 from memopt.memory.cost.roofline import moving_seconds, operands_of, seconds
 from memopt.memory.cost.scratch import workspace_bytes
 from memopt.memory.cost.table import CostTable, OperatorCost
+from memopt.patterns.batch_stretches import CONVOLUTIONS
 from memopt.patterns.products import products_of_one
+from memopt.patterns.rows import HALVES
 from memopt.program import InputKind, Program
 from memopt.synthesis import same_random_state
 
 aten = torch.ops.aten
-_BOTH_WAYS = (aten.convolution.default, aten.convolution_backward.default)
-_HALVES = (torch.float16, torch.bfloat16)
 
 # Channels-last must win this share of the time: the difference must be more than noise.
 _WORTH = 0.05
@@ -226,10 +226,10 @@ class JudgedByCost:
         """Whether some convolution runs on CUDA in half precision, or in float32 with TF32 allowed."""
         target = self._table.target
         for node in program.calls:
-            if node.target in _BOTH_WAYS:
+            if node.target in CONVOLUTIONS:
                 image = operands_of(node)[0]
                 on_cuda = image.is_cuda if target is None else target.type == "cuda"
-                if on_cuda and (image.dtype in _HALVES or (image.dtype is torch.float32 and _allows_tf32())):
+                if on_cuda and (image.dtype in HALVES or (image.dtype is torch.float32 and _allows_tf32())):
                     return True
         return False
 
@@ -254,13 +254,13 @@ class JudgedByCost:
 
     def _with_traffic(self, node: fx.Node, cost: OperatorCost) -> float:
         """A measured time as it is; an estimated one with the operands that a convolution lays out anew by itself."""
-        if cost.timed or node.target not in _BOTH_WAYS:
+        if cost.timed or node.target not in CONVOLUTIONS:
             return cost.seconds
         return self._estimated(node)
 
     def _estimated(self, node: fx.Node) -> float:
         device = self._table.device(node)
-        moved = 2 * workspace_bytes(node) if node.target in _BOTH_WAYS else 0
+        moved = 2 * workspace_bytes(node) if node.target in CONVOLUTIONS else 0
         return seconds(node, device) + (moving_seconds(moved, device) if moved else 0.0)
 
 

@@ -157,9 +157,7 @@ class _Growth:
     def region(self, members: set[str], results: list[tuple[fx.Node, fx.Node]]) -> Region:
         """Grow both sides of a region until they read the same values."""
         after = _whole_results(set(members), self.new)
-        given = _reads(
-            after, self.new, self.new_number
-        )  # a copy's result is what it reads: nothing before needs to run
+        given = _reads(after, self.new, self.new_number)  # a copy's result is among these: nothing before has to run
         before = _whole_results({a.name for a, _ in results if self.old_number[a.name] not in given}, self.old)
         layers = self.context
         while True:

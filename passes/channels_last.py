@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from memopt import fake_calls
+from memopt.fake_calls import CHANNELS_LAST
 from memopt.memory.cost.roofline import is_light
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.program import Program, fake_mode, is_any_view, is_effectful, is_random
@@ -19,7 +20,6 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 # Which operands of a convolution are laid out anew.
 _OPERANDS = {aten.convolution.default: (0, 1), aten.convolution_backward.default: (0, 1, 2)}
-_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 # Operators whose kernels take operands of any strides as they are, beside views and what works element by element.
 _FOLLOWING = frozenset((
@@ -98,7 +98,7 @@ class ChannelsLast(Pass):
 
     def run(self, program: Program) -> PassResult:
         """Return the program laid out channels last, one change per convolution; or the program itself and why."""
-        heavy = [node for node in program.calls if node.target in _OPERANDS and _image_of(node).dim() in _FORMATS]
+        heavy = [node for node in program.calls if node.target in _OPERANDS and _image_of(node).dim() in CHANNELS_LAST]
         if not program.training or not heavy:
             return PassResult(program)
         if not self.always and (self.judge is None or not self.judge.may_gain(program)):
@@ -150,7 +150,7 @@ class _Relayout:
         self.now[node] = node.meta["val"]
         if node.op != "call_function":
             return
-        if node.target in _OPERANDS and _image_of(node).dim() in _FORMATS:
+        if node.target in _OPERANDS and _image_of(node).dim() in CHANNELS_LAST:
             self._convolution(node)
         elif any(self._moved(operand) for operand in node.all_input_nodes):
             if _follows(node) and self._run(node, self._alike(node)):
@@ -184,7 +184,7 @@ class _Relayout:
 
         def choose(operand: fx.Node) -> fx.Node:
             value = self.now[operand]
-            plain = isinstance(value, torch.Tensor) and value.dim() in _FORMATS and value.is_contiguous()
+            plain = isinstance(value, torch.Tensor) and value.dim() in CHANNELS_LAST and value.is_contiguous()
             if sizes and plain and not _is_last(value) and (every or value.numel() in sizes):
                 return self._last(operand, node)
             return operand
@@ -207,11 +207,11 @@ class _Relayout:
     def _last(self, operand: fx.Node, reader: fx.Node) -> fx.Node:
         """The operand channels last: itself, or a copy that is made for the first that reads it."""
         value = self.now[operand]
-        if not isinstance(value, torch.Tensor) or value.dim() not in _FORMATS or _is_last(value):
+        if not isinstance(value, torch.Tensor) or value.dim() not in CHANNELS_LAST or _is_last(value):
             return operand
         if operand not in self.lasts:
             with self.graph.inserting_before(reader):
-                self.lasts[operand] = self._copy(operand, _FORMATS[value.dim()], reader)
+                self.lasts[operand] = self._copy(operand, CHANNELS_LAST[value.dim()], reader)
         return self.lasts[operand]
 
     def _old(self, operand: fx.Node, reader: fx.Node) -> fx.Node:
@@ -227,7 +227,7 @@ class _Relayout:
         wanted = operand.meta["val"]
         if not isinstance(wanted, torch.Tensor):
             raise Refused(f"{operand.name} is several tensors, and what reads it asks for their layout")
-        for form in (torch.contiguous_format, _FORMATS.get(wanted.dim())):
+        for form in (torch.contiguous_format, CHANNELS_LAST.get(wanted.dim())):
             if form is not None and wanted.is_contiguous(memory_format=form):
                 return self._copy(operand, form, reader)
         steps = wanted.stride()
@@ -289,7 +289,7 @@ class _Relayout:
 
     def _is_strict(self, node: fx.Node) -> bool:
         value = self.now[node]
-        if not isinstance(value, torch.Tensor) or value.dim() not in _FORMATS:
+        if not isinstance(value, torch.Tensor) or value.dim() not in CHANNELS_LAST:
             return False
         return _is_last(value) and not value.is_contiguous()
 
@@ -311,7 +311,7 @@ def _image_of(node: fx.Node) -> torch.Tensor:
 
 
 def _is_last(value: torch.Tensor) -> bool:
-    return value.is_contiguous(memory_format=_FORMATS[value.dim()])
+    return value.is_contiguous(memory_format=CHANNELS_LAST[value.dim()])
 
 
 def _strides(value: torch.Tensor) -> tuple[int, ...]:

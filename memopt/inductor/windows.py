@@ -50,7 +50,8 @@ class _Arrangement:
     def __init__(self, graph: fx.Graph) -> None:
         self.given = [n for n in graph.nodes if n.op == "call_function" and n.meta.get("phase") is Phase.BACKWARD]
         self.place = {node: index for index, node in enumerate(self.given)}
-        self.call = {node: is_library_call(node) or is_effectful(node) or is_random(node) for node in self.given}
+        self.fixed = {node for node in self.given if is_effectful(node) or is_random(node)}  # in their own order
+        self.call = {node: node in self.fixed or is_library_call(node) for node in self.given}
         self.feeds: dict[fx.Node, bool] = {}  # whether a library call depends on it
         self.before: dict[fx.Node, int] = {}  # library calls before it
         self.needed: dict[fx.Node, int] = {}  # library calls before the first one that depends on it
@@ -74,7 +75,7 @@ class _Arrangement:
             if not self.call[node]:
                 if not self._is_put_off(node):
                     self._run(node)
-            elif self.feeds[node] or is_effectful(node) or is_random(node) or not self._waits(node):
+            elif self.feeds[node] or node in self.fixed or not self._waits(node):
                 self._run_call(node)
             else:
                 self.waiting.append(node)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from memopt.fake_calls import CHANNELS_LAST
 from memopt.memory.cost.roofline import makes_nothing, operands_of, span
 from memopt.memory.rounding import allocated_bytes
 from memopt.program import tensors_of
 
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 _CHANNELS = 8
-_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _SORTS = (torch.ops.aten.sort.default, torch.ops.aten.sort.stable)
 
 
@@ -52,7 +52,7 @@ def workspace_bytes(node: fx.Node) -> int:
 
 
 def _lies_last(image: torch.Tensor) -> bool:
-    form = _FORMATS.get(image.ndim)
+    form = CHANNELS_LAST.get(image.ndim)
     return form is not None and image.is_contiguous(memory_format=form)
 
 
