@@ -17,7 +17,7 @@ from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.freeze import fold_in_place
 from memopt.layout import JudgedByCost, settle
-from memopt.memory.allocator import count_library_bytes, with_slack
+from memopt.memory.allocator import count_library_bytes, library_bytes, with_slack
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
 from memopt.pass_manager import Pass
@@ -184,6 +184,7 @@ class Session(Standing):
             BudgetError: no plan keeps the budget; `minimum_bytes` is the least that one was found for.
         """
         self.prepare_allocator()
+        self.count_libraries(programs)
         keys = tuple(fingerprint(program) for program in programs)
         with phase("rewriting"):
             search = self._search_of(keys, programs)
@@ -204,6 +205,8 @@ class Session(Standing):
             planned = [self.with_trial(item) for item in search.unplanned(self.lowering)]
             peak = predicted_peak(planned)
             plan, lowering, unproved = StepPlan((), peak, peak, room is None or peak <= room), self.lowering, None
+        if self.count_libraries(item.program for item in planned):  # a rewrite has made a product of something else
+            return self.plan_training(programs, settled=settled)
         self._lowered.update(dict.fromkeys(map(self._known, keys), (search.stages, lowering)))
         self.note_failures(planned)
         self.step = Step(keys, tuple(planned), plan, plain, base, limit, lowering, unproved)
@@ -339,8 +342,14 @@ class Session(Standing):
 
     def libraries_keep(self, size: int) -> None:
         """Count so many bytes more as kept by libraries, and hold the allocator to what the budget leaves beside."""
-        count_library_bytes(self.resident.device, size)
-        self.resident = dataclasses.replace(self.resident, libraries=self.resident.libraries + size)
+        resident, self.multiplies = self.resident, True
+        further = size - max(0, library_bytes(resident.device) - resident.libraries)
+        if further > 0:  # else they were known, and left out
+            count_library_bytes(resident.device, further)
+        self.resident = dataclasses.replace(resident, libraries=resident.libraries + size)
+        if self.step is not None:
+            self.step = dataclasses.replace(self.step, base=self.step.base + size)
+            self.conclude()
         if self.limit_bytes:
             self.hold(self.limit_bytes)
 

@@ -66,6 +66,7 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
         target = session.table.target
         session.outside.saw(graph_module)
         hooks = Hooks(session, graph_module, example_inputs)
+        session.multiplies |= hooks.graph_break  # what runs beside this graph may
 
         def lower() -> tuple[Callable[..., Any], Hooks]:
             with collecting_rarely():

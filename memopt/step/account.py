@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 
 from memopt.budget import Budget
-from memopt.memory.allocator import slack_bytes, use_expandable_segments
+from memopt.memory.allocator import library_bytes, slack_bytes, use_expandable_segments
+from memopt.memory.products import may_multiply
 from memopt.memory.resident import Resident
+from memopt.program import Program
 
 
 class Account:
@@ -17,6 +20,7 @@ class Account:
         budget: the limit that was asked for; None without one.
         margin: bytes of the budget that the allocator was seen to lose beyond the slack left to it.
         hold: told the budget in bytes before anything is run under it.
+        multiplies: whether any graph that was seen may have cuBLAS multiply, or was not all that there is of a call.
     """
 
     def __init__(self, budget: Budget | None, resident: Resident) -> None:
@@ -24,6 +28,7 @@ class Account:
         self.budget = budget
         self.margin = 0
         self.hold: Callable[[int], None] = _unheld
+        self.multiplies = False
         self._resident = resident
         self._arrived: Callable[[], Resident] | None = None
 
@@ -46,6 +51,21 @@ class Account:
             yield
         finally:
             self._arrived = None  # it holds the call's inputs
+
+    def count_libraries(self, programs: Iterable[Program]) -> bool:
+        """Count what libraries keep only where a graph may have them multiply, one of these or one seen before.
+
+        Returns:
+            Whether something else is counted now.
+        """
+        self.multiplies = self.multiplies or any(map(may_multiply, programs))
+        before = libraries = self.resident.libraries
+        if not self.multiplies:
+            libraries = 0
+        elif not before:  # they may have been left out for another graph of this call
+            libraries = library_bytes(self.resident.device)
+        self.resident = dataclasses.replace(self.resident, libraries=libraries)
+        return libraries != before
 
     def limit(self, unconstrained_bytes: int) -> int | None:
         """The budget in bytes, for a model that takes `unconstrained_bytes` without one."""

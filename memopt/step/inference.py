@@ -56,6 +56,8 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
     session.prepare_allocator()
     if session.engine().measures:  # what its runs take includes what libraries take in them
         session.resident = dataclasses.replace(session.resident, libraries=0)
+    else:
+        session.count_libraries([program])
     program = session.table.placed(program)
     before = timeline(program, workspace(program, session.table.measure_all(program)))
     limit = session.held_to(session.resident.total + constant_bytes(program) + before.peak_bytes)
@@ -74,6 +76,8 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
             session, [error.planned], error.least_bytes, error.least_bytes, None, before.peak_bytes
         )
         raise _over(session, needed, limit) from None
+    if not session.engine().measures and session.count_libraries([planned.program]):
+        return plan_inference(session, program, settled=settled)
     peak, constants = planned.timeline.peak_bytes, constant_bytes(planned.program)
     session.inferred.unused = 0 if room is None else room - constants - peak
     session.inferred.planned = planned = session.with_trial(planned)

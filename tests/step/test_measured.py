@@ -309,6 +309,24 @@ def test_what_is_counted_as_libraries_already_is_not_counted_twice(monkeypatch, 
     assert counted == [40]
 
 
+def test_buffers_that_were_left_out_are_known_all_the_same(monkeypatch, steps):
+    model, x, budget = budget_and_session(monkeypatch)
+    counted = []
+    monkeypatch.setattr("memopt.session.count_library_bytes", lambda device, size: counted.append(size))
+    monkeypatch.setattr("memopt.session.library_bytes", lambda device: 600)
+    monkeypatch.setattr("memopt.step.account.may_multiply", lambda program: False)
+    plain = memopt.compile(model, budget, backend="aten")
+    steps(Taken(budget // 2, budget // 2, 50))
+    trained(plain, x)
+    torch._dynamo.reset()
+    model.zero_grad()
+    steps(Taken(budget // 2, budget // 2, 50, kept_bytes=640))
+    run = memopt.compile(model, budget, backend="aten")
+    trained(run, x)
+    assert counted == [40] and run._sessions[False].resident.libraries == 640
+    assert run.report.peak_bytes == plain.report.peak_bytes + 640 == run.report.breakdown.total
+
+
 def test_memory_that_runs_out_is_answered_the_same_way(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
     steps(None, Taken(budget // 2, budget, 0))
