@@ -23,8 +23,8 @@ _LEAST_ELEMENTS = 1024
 class CompressMasks(Pass):
     """Save the masks of dropout and of rectifiers as bits.
 
-    Algebra: a truth value is one bit. Element i of a mask becomes bit i // m of byte i % m, for m bytes in all, so that
-    neighbours stay neighbours; backward takes the bits apart just before it reads the mask.
+    Algebra: a truth value is one bit. Element i of a mask becomes bit i % 8 of byte i // 8, so that what becomes one byte
+    is read at once; backward takes the bits apart just before it reads the mask.
 
     Cases:
         1. A mask that was drawn: the second result of `native_dropout`, or a comparison with random numbers, as
@@ -171,13 +171,12 @@ def _call(before: fx.Node, like: fx.Node, target: Any, *args: Any, **kwargs: Any
 
 
 def _weights(before: fx.Node, like: fx.Node, device: torch.device) -> fx.Node:
-    """1, 2, 4 … 128, one below the other."""
+    """1, 2, 4 … 128, side by side."""
     powers = _call(
         before, like, prims.iota.default, 8, start=0, step=1, dtype=torch.uint8, device=device, requires_grad=False
     )
-    one = _call(before, like, aten.full.default, [8, 1], 1, dtype=torch.uint8, device=device)
-    column = _call(before, like, aten.view.default, powers, [8, 1])
-    return _call(before, like, aten.bitwise_left_shift.Tensor, one, column)
+    one = _call(before, like, aten.full.default, [8], 1, dtype=torch.uint8, device=device)
+    return _call(before, like, aten.bitwise_left_shift.Tensor, one, powers)
 
 
 def _pack(like: fx.Node, mask: fx.Node, before: fx.Node) -> fx.Node:
@@ -188,16 +187,17 @@ def _pack(like: fx.Node, mask: fx.Node, before: fx.Node) -> fx.Node:
     flat = _call(before, like, aten.view.default, flat, [elements])
     if elements % 8:
         flat = _call(before, like, aten.constant_pad_nd.default, flat, [0, 8 - elements % 8], False)
-    rows = _call(before, like, aten.view.default, flat, [8, math.ceil(elements / 8)])
+    rows = _call(before, like, aten.view.default, flat, [math.ceil(elements / 8), 8])
     placed = _call(before, like, aten.mul.Tensor, rows, _weights(before, like, value.device))
-    return _call(before, like, aten.sum.dim_IntList, placed, [0], dtype=torch.uint8)
+    return _call(before, like, aten.sum.dim_IntList, placed, [1], dtype=torch.uint8)
 
 
 def _unpack(like: fx.Node, packed: fx.Node, before: fx.Node) -> fx.Node:
     """The mask from its bits, in the shape and strides of `like`."""
     value = like.meta["val"]
     elements, order = value.numel(), _order(value)
-    bits = _call(before, before, aten.bitwise_and.Tensor, packed, _weights(before, before, value.device))
+    column = _call(before, before, aten.view.default, packed, [math.ceil(elements / 8), 1])
+    bits = _call(before, before, aten.bitwise_and.Tensor, column, _weights(before, before, value.device))
     mask = _call(before, before, aten.ne.Scalar, bits, 0)
     mask = _call(before, before, aten.view.default, mask, [8 * math.ceil(elements / 8)])
     if elements % 8:
