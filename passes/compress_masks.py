@@ -23,8 +23,8 @@ _LEAST_ELEMENTS = 1024
 class CompressMasks(Pass):
     """Save the masks of dropout and of rectifiers as bits.
 
-    Algebra: a truth value is one bit. Element i of a mask becomes bit i % 8 of byte i // 8, so that what becomes one byte
-    is read at once; backward takes the bits apart just before it reads the mask.
+    Algebra: a truth value is one bit. Element i of a mask becomes bit i % 8 of byte i // 8, so that what becomes one
+    byte is read at once; backward takes the bits apart just before it reads the mask.
 
     Cases:
         1. A mask that was drawn: the second result of `native_dropout`, or a comparison with random numbers, as
