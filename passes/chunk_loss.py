@@ -10,6 +10,7 @@ from torch import fx
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.patterns.ahead import find_ahead
 from memopt.patterns.column_padding import Aligned, turn_after_padding
+from memopt.patterns.kept_padding import keep_padding
 from memopt.patterns.row_chunks import run_in_chunks
 from memopt.patterns.rows import HALVES, PRODUCTS, RowRefused, RowRegion, find_rows, products_before_losses
 from memopt.program import Phase, Program
@@ -33,7 +34,8 @@ class ChunkLoss(Pass):
     known (Liger Kernel, arXiv 2410.10989); here it is a rewrite of the joint graph.
 
     On CUDA columns are padded so that rows begin at multiples of 16 bytes: the weight once, and what is of a chunk
-    only by the kernels that write it anyway. Products of matrices that are not so aligned are much slower.
+    only by the kernels that write it anyway. Products of matrices that are not so aligned are much slower. The values in
+    between keep those columns (`keep_padding`), so that one kernel makes a chunk's losses and gradients of its logits.
 
     Cases: everything from the product on that works row by row, in either half of the step, whatever it is made of:
         1. `_log_softmax` and `nll_loss` with mean, sum or no reduction, class weights and an index to ignore.
@@ -106,6 +108,7 @@ class ChunkLoss(Pass):
             try:
                 chunk = self._rows_per_chunk(node)
                 region = self._aligned(new, find_rows(new, node))
+                region = find_rows(new, region.product) if keep_padding(new, region) else region
             except RowRefused as reason:
                 refusals.append(Refusal(reason.node.name, str(reason)))
             except Refused as reason:
