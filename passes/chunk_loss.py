@@ -34,8 +34,8 @@ class ChunkLoss(Pass):
     known (Liger Kernel, arXiv 2410.10989); here it is a rewrite of the joint graph.
 
     On CUDA columns are padded so that rows begin at multiples of 16 bytes: the weight once, and what is of a chunk
-    only by the kernels that write it anyway. Products of matrices that are not so aligned are much slower. The values in
-    between keep those columns (`keep_padding`), so that one kernel makes a chunk's losses and gradients of its logits.
+    only by the kernels that write it anyway. Products of matrices that are not so aligned are much slower. The values
+    in between keep those columns (`keep_padding`): one kernel makes a chunk's losses and gradients of its logits.
 
     Cases: everything from the product on that works row by row, in either half of the step, whatever it is made of:
         1. `_log_softmax` and `nll_loss` with mean, sum or no reduction, class weights and an index to ignore.
