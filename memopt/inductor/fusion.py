@@ -34,9 +34,9 @@ _MUCH = 2
 _SMALL, _SMALLER = 2**20, 256
 _DRAWING, _SEED = prims.inductor_random.default, prims.inductor_lookup_seed.default
 # One number of Philox's ten rounds, in the time of so many float32 operations. It is about 80 instructions on integers,
-# of which a processor does one for four of those. A GPU does most of them while it waits for memory: on an H100 a draw
-# in place of a mask took a kernel of 16.8 million elements 6 to 25 µs longer.
-_OPERATIONS_A_DRAW = {"cuda": 100, "cpu": 320}
+# of which a processor does one for four of those. A GPU does most of them while it waits for memory: drawn again in
+# place of a mask that is read, 16.8 million of them took kernels of an H100 6 to 25 µs.
+_OPERATIONS_A_DRAW = {"cuda": 60, "cpu": 320}
 # Where values are reused on CPU, these are not computed twice.
 _DEAR_ON_CPU = {"exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"}
 _NOT_INLINED = {aten.as_strided.default, aten.view.dtype}

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import memopt
 from memopt.memory.timeline import timeline
@@ -89,10 +90,8 @@ def test_a_rectified_value_that_is_saved_anyway_is_left_alone():
     assert result.program is program and result.refusals == ()
 
 
-# Inductor's code generator imports modules of torch that still use it.
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_inductor_s_dropout(dtype):
-    """In half precision the numbers are cast before they are compared."""
+def inductor_s_dropout(dtype):
+    """A linear layer and dropout as Inductor spells it; in half precision numbers are cast before they are compared."""
     x = data(32, 64).to(dtype)
     captured = []
 
@@ -107,11 +106,29 @@ def test_inductor_s_dropout(dtype):
     model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.3)).to(dtype)
     compiled = memopt.compile(model, backend="inductor", passes=(Grab(),), verify=False)
     compiled.plan((x.detach(),), {})
-    (before,) = captured
+    return captured[0]
+
+
+# Inductor's code generator imports modules of torch that still use it.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inductor_s_dropout(dtype):
+    before = inductor_s_dropout(dtype)
     result = CompressMasks().run(before)
     result.program.check()
     assert ("bool", 2048) in saved(before)
     assert ("bool", 2048) not in saved(result.program) and ("uint8", 256) in saved(result.program)
+
+
+def test_on_a_gpu_masks_that_have_a_seed_are_left_to_the_plan():
+    before = inductor_s_dropout(torch.float32).copy()
+    with FakeTensorMode():
+        for node in before.calls:
+            value = node.meta["val"]
+            if isinstance(value, torch.Tensor):
+                node.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+    result = CompressMasks().run(before)
+    assert result.program is before
+    assert reasons(result) == {"gt": "to draw it again from its seed takes less time than its bits"}
 
 
 def test_what_reaches_the_caller_or_is_small_stays():
