@@ -105,25 +105,28 @@ def training_table(result: dict[str, Any]) -> str:
     sizes += [f"{key} {settings[key]}" for key in ("sequence", "resolution") if key in settings]
     caches = ", which share their caches" if settings.get("shared_caches") else ""
     parts = [key for key in ("planning_seconds", "compile_seconds") if any(key in row for row in result["rows"])]
+    busy = any("kernels_seconds" in row for row in result["rows"])
     lines = [
         f"{settings['model']}, {', '.join(sizes)}, {settings['dtype']}; {result['machine']}, torch {result['torch']}, "
         f"`{result['allocator']}`, median of {settings['repeats']} steps, {settings['jobs']} rows compiled at a time"
         f"{caches}:",
         "",
-        "| | budget | predicted | allocated | reserved | step | first step |"
+        f"| | budget | predicted | allocated | reserved | step |{' kernels |' * busy} first step |"
         + "".join(f" {part.removesuffix('_seconds')} |" for part in parts),
-        "|---" * (7 + len(parts)) + "|",
+        "|---" * (7 + busy + len(parts)) + "|",
     ]
     for row in result["rows"]:
         budget = f"{row['budget_bytes'] / 1e6:,.0f} MB" if "budget_bytes" in row else ""
         if "seconds" not in row:
             why = row.get("error") or f"refused: the least is {row['minimum_bytes'] / 1e6:,.0f} MB"
-            lines.append(f"| {row['row']} | {budget} | {why} |{' |' * (4 + len(parts))}")
+            lines.append(f"| {row['row']} | {budget} | {why} |{' |' * (4 + busy + len(parts))}")
             continue
         kinds = ("predicted_bytes", "peak_bytes", "reserved_bytes")
         cells = [f"{row[key] / 1e6:,.0f} MB" if key in row else "" for key in kinds]
         mark = "¹" if any("operator by operator" in note for note in row.get("notes", ())) else ""
-        cells += [f"{row['seconds'] * 1e3:,.0f} ms{mark}", f"{row['first_step_seconds']:,.0f} s"]
+        cells += [f"{row['seconds'] * 1e3:,.1f} ms{mark}"]
+        cells += [f"{row['kernels_seconds'] * 1e3:,.1f} ms" if "kernels_seconds" in row else ""] * busy
+        cells += [f"{row['first_step_seconds']:,.0f} s"]
         cells += [f"{row[part]:,.0f} s" if part in row else "" for part in parts]
         lines.append(f"| {row['row']} | {budget} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -2,7 +2,8 @@
 
 Every row runs in a process of its own. Rows are prepared side by side (--jobs) in the order given, one model after the
 other, and each is timed as soon as it is ready, while all others are stopped; then it is printed and written. After
---seconds what is ready is still timed, and what is not is a row that says so.
+--seconds what is ready is still timed, and what is not is a row that says so. On CUDA a profile of one more step says how
+long some kernel ran: what lies between that and the step is the host's time.
 
 Budgets are shares of what torch.compile reserves (on CPU, allocates): memopt's rows begin when the row `compile` has
 ended, or at once where --reference-bytes tells. `least` is the least that memopt says it can do, plus 2 %.
@@ -171,7 +172,9 @@ def line_of(row: dict[str, Any]) -> str:
     by = "operator by operator" if any("operator by operator" in note for note in row.get("notes", ())) else ""
     parts = [row.get(key) for key in ("first_step_seconds", "planning_seconds", "compile_seconds")]
     seconds = " ".join(f"{'-' if part is None else f'{part:.1f}':>8}" for part in parts)
-    return f"{row['row']:13} {text} {row['seconds'] * 1e3:9.2f} {seconds} {by}"
+    busy = row.get("kernels_seconds")
+    busy_ms = "-" if busy is None else f"{busy * 1e3:.2f}"
+    return f"{row['row']:13} {text} {row['seconds'] * 1e3:9.2f} {busy_ms:>8} {seconds} {by}"
 
 
 def why_not(row: dict[str, Any]) -> str:
@@ -218,7 +221,7 @@ def main() -> int:
     known = references(given.reference_bytes, models)
     tables = [Table(given, model, known.get(model)) for model in models]
     heads = " ".join(f"{name:>11}" for name in ("budget MB", "predicted", "allocated", "reserved"))
-    print(f"{'':19} {'row':13} {heads} {'ms':>9} {'first s':>8} {'plan s':>8} {'code s':>8}", flush=True)
+    print(f"{'':19} {'row':13} {heads} {'ms':>9} {'kernels':>8} {'first s':>8} {'plan s':>8} {'code s':>8}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         run(given, tables, Path(folder))
     for table in tables if given.profile else ():

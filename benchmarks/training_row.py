@@ -59,10 +59,13 @@ def work(job: Job, seat: Seat) -> dict[str, Any]:
         found["changes"] = {record.name: len(record.changes) for record in report.passes if record.changes}
         found["compile_seconds"] = sum(report.seconds.get(phase, 0.0) for phase in COMPILING)
         found["planning_seconds"] = sum(report.seconds.values()) - found["compile_seconds"]
-    if job.more["profile"]:
-        queue = stepper(job, run, model, inputs, waits=False)
-        wait = torch.cuda.synchronize if cuda else lambda: None
-        found["profile"] = {**kernels.profiled(step, job.device), "host": kernels.host_seconds(queue, wait, 3)}
+    if job.more["profile"] or cuda:
+        profile = kernels.profiled(step, job.device)
+        found["kernels_seconds"] = profile["busy"]
+        if job.more["profile"]:
+            queue = stepper(job, run, model, inputs, waits=False)
+            wait = torch.cuda.synchronize if cuda else lambda: None
+            found["profile"] = {**profile, "host": kernels.host_seconds(queue, wait, 3)}
     return found
 
 

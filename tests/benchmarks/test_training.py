@@ -44,6 +44,10 @@ def test_what_cannot_be_kept_is_refused_and_the_least_is(table):
     assert "share their caches" in shown[0] and shown[2].endswith("| first step | planning | compile |")
     assert f"refused: the least is {hopeless['minimum_bytes'] / 1e6:,.0f} MB" in shown[5]
     assert len({line.count("|") for line in shown[2:]}) == 1
+    timed = {**result, "allocator": "one", "rows": [{**whole, "kernels_seconds": 0.0123}, hopeless]}
+    shown = render.training_table(timed).splitlines()
+    assert " kernels |" in shown[2] and " 12.3 ms |" in shown[4]
+    assert len({line.count("|") for line in shown[2:]}) == 1
 
 
 def test_what_has_no_budget_or_no_time_says_so(table):
