@@ -2,8 +2,8 @@
 
 Every row runs in a process of its own. Rows are prepared side by side (--jobs) in the order given, one model after the
 other, and each is timed as soon as it is ready, while all others are stopped; then it is printed and written. After
---seconds what is ready is still timed, and what is not is a row that says so. On CUDA a profile of one more step says how
-long some kernel ran: what lies between that and the step is the host's time.
+--seconds what is ready is still timed, and what is not is a row that says so. On CUDA a profile of one more step says
+how long some kernel ran: what lies between that and the step is the host's time.
 
 Budgets are shares of what torch.compile reserves (on CPU, allocates): memopt's rows begin when the row `compile` has
 ended, or at once where --reference-bytes tells. `least` is the least that memopt says it can do, plus 2 %.
