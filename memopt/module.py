@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from memopt.memory.cost.devices import Device
 from memopt.memory.cost.elsewhere import first_of
 from memopt.memory.cost.table import CostTable
 from memopt.memory.distributed import buckets_of
+from memopt.memory.gradients import holds_gradients
 from memopt.memory.optimizer import OptimizerFootprint, optimizer_footprint
 from memopt.memory.resident import Resident, resident_of, storage_bytes
 from memopt.pass_manager import Pass
@@ -292,7 +293,7 @@ class CompiledModule(nn.Module):
         """Whether gradients exist already, so that backward adds to them: that takes a plan of its own."""
         if self._options.budget is None or not torch.is_grad_enabled():
             return False
-        return any(parameter.grad is not None for parameter in _parameters(self._model))
+        return holds_gradients(self._model)
 
     def _session(self, accumulating: bool) -> Session:
         if accumulating not in self._sessions:
@@ -347,15 +348,6 @@ class CompiledModule(nn.Module):
         allowance = Allowance(device, limit_bytes, allocated, own, coming, pooled)
         guard.allow(allowance)
         guard.during(optimizer)
-
-
-def _parameters(model: nn.Module) -> Iterator[nn.Parameter]:
-    """The model's parameters, without what `parameters` does for names: this is asked in every step."""
-    work: list[nn.Module | None] = [model]
-    for module in work:
-        if module is not None:
-            yield from (parameter for parameter in module._parameters.values() if parameter is not None)
-            work.extend(module._modules.values())
 
 
 def _release(sessions: Mapping[bool, Session]) -> None:
