@@ -35,7 +35,7 @@ from memopt.program import Program
 from memopt.progress import planning, stage
 from memopt.report.record import Report
 from memopt.session import Session, WholeStepNeeded
-from memopt.steady import SteadyCalls
+from memopt.steady import Kind, SteadyCalls
 from memopt.step.carry import Sizes
 from memopt.step.guard import StepGuard
 from memopt.step.inference import plan_inference
@@ -127,16 +127,16 @@ class CompiledModule(nn.Module):
             CaptureError: the budget cannot be kept, as graphs depend on the values of tensors, or none can be captured.
             MemoryError: the device had less memory left than the step needs.
         """
-        gradients = torch.is_grad_enabled()
-        steady = None if gradients else self._steady.find(args, kwargs)
+        kind = Kind(torch.is_grad_enabled(), self._accumulating())
+        gradients, accumulating = kind
+        steady = self._steady.find(kind, args, kwargs)
         if steady is not None:
             try:
-                return self._steady_call(steady.run, args, kwargs)
+                return self._steady_call(steady.call if gradients else steady.run, kind, args, kwargs)
             except LayoutNeeded:  # of weights that were folded anew: the long way lays them out
                 pass
             finally:
                 steady.end()
-        accumulating = self._accumulating()
         session = self._session(accumulating)
         self._last = session
         self._count_optimizer()
@@ -154,8 +154,7 @@ class CompiledModule(nn.Module):
         note_outside(session, self._model, outputs, mark)
         if gradients:
             guard.backward(outputs)
-        else:
-            self._steady.learn(self._compiled[accumulating], args, kwargs)
+        self._steady.learn(kind, self._compiled[accumulating], args, kwargs)
         return outputs
 
     def plan(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:
@@ -256,24 +255,28 @@ class CompiledModule(nn.Module):
         lay_out(self._model, names, groups)
         return self._planned_call(session, accumulating, args, kwargs)
 
-    def _steady_call(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run what was compiled for such a call without gradients; it plans anew where it folds weights anew."""
-        session = self._sessions[False]
+    def _steady_call(self, run: Callable[..., Any], kind: Kind, args: Any, kwargs: Any) -> Any:
+        """Run what was compiled for such a call; without gradients it plans anew where it folds weights anew."""
+        gradients, accumulating = kind
+        session = self._sessions[accumulating]
         if self._last is not session:  # a module looks twice at whatever is set on it
             self._last = session
         guard = self._guards[session]
         try:
-            with session.call(lambda: self._resident(args, kwargs, False)):
+            with session.call(lambda: self._resident(args, kwargs, accumulating)):
                 if guard.allowance is None:
                     return run(*args, **kwargs)
-                with guard.forward():
-                    return run(*args, **kwargs)
+                with guard.forward(session.beyond if gradients else None):
+                    outputs = run(*args, **kwargs)
         except torch.OutOfMemoryError as error:
             raise MemoryError(session.short_of_memory(error)) from None
+        if gradients:
+            guard.backward(outputs)
+        return outputs
 
     def _call(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
         if accumulating not in self._compiled:
-            backend = self._steady.noting(dynamo_backend(session))
+            backend = self._steady.noting(dynamo_backend(session), accumulating)
             self._compiled[accumulating] = torch.compile(self._model, backend=backend, dynamic=False)
         with dynamo_settings():
             return self._compiled[accumulating](*args, **kwargs)

@@ -9,12 +9,13 @@ call goes the long way.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -25,7 +26,7 @@ from torch.nn.modules import module as torch_module
 from memopt.early import EarlyStart
 
 _MOST = 8  # graphs of one model that are tried before a call goes the long way
-_ATTEMPTS = 16  # calls in vain after which no more is looked for
+_ATTEMPTS = 16  # calls after which no more is looked for, as none was found or there are too many
 _GRAPH = "__compiled_fn"  # so begins the name by which Dynamo's code calls a graph
 
 # What `torch.compiler.set_stance` makes of a backend: the same where nothing was set.
@@ -34,39 +35,70 @@ _told: Any = eval_frame._callback_from_stance
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
+class Kind(NamedTuple):
+    """A kind of call, whose graphs are no other kind's.
+
+    Attributes:
+        gradients: whether autograd records it.
+        accumulating: whether backward finds gradients to add to, which takes a plan of its own.
+    """
+
+    gradients: bool
+    accumulating: bool
+
+
+_KINDS = (Kind(False, False), Kind(True, False), Kind(True, True))
+
+
+@dataclasses.dataclass
+class _Known:
+    """What is known of one kind of call."""
+
+    graphs: tuple[SteadyGraph, ...] = ()
+    left: int = _ATTEMPTS
+
+
 class SteadyCalls:
-    """The graphs of one model that can be called directly, the latest first."""
+    """The graphs of one model that can be called directly, the latest first, by kind of call."""
 
     def __init__(self, model: nn.Module) -> None:
         """Nothing is known before the first call."""
         self._model = model
-        self._graphs: tuple[SteadyGraph, ...] = ()
-        self._whole: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
-        self._left = _ATTEMPTS
+        self._known = {kind: _Known() for kind in _KINDS}
+        self._whole: dict[bool, weakref.WeakSet[Callable[..., Any]]] = {
+            accumulating: weakref.WeakSet() for accumulating in (False, True)
+        }
 
-    def noting(self, backend: Backend) -> Backend:
-        """The Dynamo backend, which notes what it makes of graphs that end where their function ends."""
+    def noting(self, backend: Backend, accumulating: bool) -> Backend:
+        """The Dynamo backend, which notes what it makes of graphs that end where their function ends.
+
+        Args:
+            backend: makes functions of graphs.
+            accumulating: whether it does so for the calls that find gradients.
+        """
+        whole = self._whole[accumulating]
 
         @functools.wraps(backend)
         def noted(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             made = backend(graph_module, example_inputs)
             reason = getattr(graph_module, "compile_subgraph_reason", None)
             if reason is not None and not reason.graph_break:
-                self._whole.add(eval_frame.innermost_fn(made))
+                whole.add(eval_frame.innermost_fn(made))
             return made
 
         return noted
 
-    def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SteadyGraph | None:
-        """The graph that a call of the model with these arguments would run; None where it must go the long way.
+    def find(self, kind: Kind, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SteadyGraph | None:
+        """The graph that such a call of the model with these arguments would run; None where it must go the long way.
 
         The device may have begun with it: the graph's `end` must follow, whether it is run or not.
         """
-        graphs = self._graphs
+        known = self._known[kind]
+        graphs = known.graphs
         if not graphs or not _is_plain():
             return None
         first, found = graphs[0], None
-        if not first.gone:
+        if not kind.gradients and not first.gone:
             first.early.begin(args, kwargs)
         try:
             found = next((graph for graph in graphs if graph.holds(self._model, args, kwargs)), None)
@@ -74,35 +106,39 @@ class SteadyCalls:
             if found is not first:
                 first.end()
         if found is None:
-            self._graphs = tuple(graph for graph in graphs if not graph.gone)
+            known.graphs = tuple(graph for graph in graphs if not graph.gone)
         elif found is not first:
-            self._graphs = (found, *(graph for graph in graphs if graph is not found))
+            known.graphs = (found, *(graph for graph in graphs if graph is not found))
         return found
 
-    def learn(self, compiled: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def learn(self, kind: Kind, compiled: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Look for the graph that a call has just run, which went the long way.
 
         Args:
-            compiled: what `torch.compile` made of the model, with a backend that is `noting`.
+            kind: of call.
+            compiled: what `torch.compile` made of the model for it, with a backend that is `noting`.
             args: the call's positional arguments.
             kwargs: the call's keyword arguments.
         """
-        if not self._left or not _is_plain():
+        known = self._known[kind]
+        if not known.left or not _is_plain():
             return
         for function, owner in _frames(self._model, compiled):
             for entry in _debug_get_cache_entry_list(function.__code__):
-                if self._is_whole(function, entry.code):
+                if self._is_whole(function, entry.code, kind.accumulating):
                     graph = SteadyGraph(function, owner, entry, self._model)
                     if graph.holds(self._model, args, kwargs):
-                        self._graphs = (graph, *self._graphs)[:_MOST]
+                        known.left -= len(known.graphs) == _MOST  # it takes another one's place
+                        known.graphs = (graph, *known.graphs)[:_MOST]
                         return
-        self._left -= 1
+        known.left -= 1
 
-    def _is_whole(self, function: types.FunctionType, code: types.CodeType) -> bool:
+    def _is_whole(self, function: types.FunctionType, code: types.CodeType, accumulating: bool) -> bool:
         """Whether Dynamo's code of a function calls one graph, which is one of ours, and nothing after it."""
         graphs = [function.__globals__[name] for name in code.co_names if name.startswith(_GRAPH)]
         same_cells = code.co_freevars == function.__code__.co_freevars
-        return same_cells and len(graphs) == 1 and eval_frame.innermost_fn(graphs[0]) in self._whole
+        whole = self._whole[accumulating]
+        return same_cells and len(graphs) == 1 and eval_frame.innermost_fn(graphs[0]) in whole
 
 
 class SteadyGraph:
@@ -124,7 +160,7 @@ class SteadyGraph:
         self.early = EarlyStart()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run Dynamo's code, where the guards hold."""
+        """Run Dynamo's code, where the guards hold, and see whether the next such call can begin early."""
         return self.early.run(self.call, args, kwargs)
 
     def end(self) -> None:

@@ -62,9 +62,9 @@ def ways(compiled):
         taken[-1] = "long"
         return long(*args)
 
-    def found(args, kwargs):
+    def found(*args):
         taken.append("short")
-        return find(args, kwargs)
+        return find(*args)
 
     compiled._planned_call, compiled._steady.find = planned_call, found
     try:
@@ -132,6 +132,23 @@ def test_inputs_that_change_are_seen(backend):
     with torch.no_grad(), pytest.raises(RuntimeError):
         compiled(image().float())
     same(compiled, model, image())
+
+
+def test_more_shapes_than_are_kept_are_not_looked_for_without_end(monkeypatch):
+    monkeypatch.setattr("memopt.steady._MOST", 2)
+    model, inputs = Plain().eval(), [torch.randn(size, 4) for size in (2, 3, 4, 5)]
+    compiled = memopt.compile(model, backend="aten")
+    known = compiled._steady._known[False, False]
+    known.left = 3
+    for _ in range(3):
+        for x in inputs:
+            same(compiled, model, x)
+            assert len(known.graphs) <= 2
+    assert known.left == 0
+    with ways(compiled) as taken:
+        for x in inputs:
+            same(compiled, model, x)
+    assert sorted(taken) == ["long", "long", "short", "short"]
 
 
 def test_arguments_are_bound_as_by_the_model():
@@ -487,7 +504,7 @@ def test_memory_that_runs_out_is_told_in_one_line():
     def fail(*args):
         raise torch.OutOfMemoryError("no memory")
 
-    compiled._steady._graphs[0].call = fail
+    compiled._steady._known[False, False].graphs[0].call = fail
     with torch.no_grad(), pytest.raises(MemoryError, match="memory ran out in a step planned to take"):
         compiled(x)
 
