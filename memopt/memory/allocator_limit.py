@@ -14,6 +14,7 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -38,6 +39,19 @@ _devices: dict[int, _Device] = {}
 _lifted: collections.Counter[int] = collections.Counter()  # how often each device's limits are lifted now
 
 
+class Held(NamedTuple):
+    """What a device's allocator holds at a moment, in bytes: of tensors, and in all."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+def held_now(device: torch.device) -> Held:
+    """Ask the allocator of a CUDA device once; torch's own functions sort all of its statistics first."""
+    counts = torch.cuda.memory_stats_as_nested_dict(device)
+    return Held(*(int(counts[name]["all"]["current"]) for name in Held._fields))
+
+
 @dataclasses.dataclass(frozen=True)
 class Allowance:
     """What the allocator may hold during a model's steps: its budget, and beside it what belongs to others.
@@ -58,17 +72,16 @@ class Allowance:
     coming_bytes: int = 0
     pooled_bytes: int = 0
 
-    def now(self) -> int:
-        """The bytes that the allocator may hold in a step that begins now."""
+    def limit(self, held: Held) -> int:
+        """The bytes that the allocator may hold in a step that begins where it holds so much."""
         missing = max(0, self.own_bytes - self.allocated_bytes)  # counted, but not there yet: libraries' buffers, say
-        grown = _now("allocated_bytes", self.device) - self.allocated_bytes - self.coming_bytes - missing
+        grown = held.allocated_bytes - self.allocated_bytes - self.coming_bytes - missing
         others = max(0, self.allocated_bytes - self.own_bytes) + self.pooled_bytes
         return self.limit_bytes + others + max(0, grown)
 
-    def expected(self, beyond: int) -> int:
+    def expected(self, held: Held, beyond: int) -> int:
         """The bytes that it will hold, where a step takes `beyond` bytes more than what is there when it begins."""
-        allocated = _now("allocated_bytes", self.device)
-        return max(allocated, self.allocated_bytes + self.coming_bytes) + beyond
+        return max(held.allocated_bytes, self.allocated_bytes + self.coming_bytes) + beyond
 
 
 def enter(device: torch.device, limit_bytes: int) -> tuple[int, int]:
@@ -123,16 +136,21 @@ def _lift(index: int, more: int) -> None:
             _apply(index)
 
 
-def grow(device: torch.device, size: int) -> None:
+def grow(device: torch.device, size: int, held: Held | None = None) -> None:
     """Have the allocator of a CUDA device take `size` bytes in all at once, where it caches next to nothing.
 
     Torch compares a request as a whole with what the limit leaves, even where memory is free at the end of the segment
     that would grow: taken piece by piece, a step near its limit would have the cache handed back again and again.
     Only where segments expand, which are handed back page by page: another one that is so large could not be.
+
+    Args:
+        device: which.
+        size: bytes in all.
+        held: what it holds now; by default it is asked.
     """
-    reserved = _now("reserved_bytes", device)
-    missing = (size - reserved) // _PAGE * _PAGE
-    if missing > 0 and segments_expand() and reserved - _now("allocated_bytes", device) <= _LITTLE:
+    held = held_now(device) if held is None else held
+    missing = (size - held.reserved_bytes) // _PAGE * _PAGE
+    if missing > 0 and segments_expand() and held.reserved_bytes - held.allocated_bytes <= _LITTLE:
         with contextlib.suppress(torch.OutOfMemoryError):  # the step itself will tell
             torch.empty(missing, dtype=torch.uint8, device=device)
 
@@ -143,11 +161,6 @@ def held_bytes(device: torch.device) -> int | None:
     with _lock:
         held = None if index is None else _devices.get(index)
         return None if held is None else max(held.limits.values())
-
-
-def _now(what: str, device: torch.device) -> int:
-    """The allocator's present count; torch's own functions for it sort all of its statistics first."""
-    return int(torch.cuda.memory_stats_as_nested_dict(device)[what]["all"]["current"])
 
 
 def _apply(index: int, before: float = 1.0) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memopt.budget import format_bytes
-from memopt.memory.allocator_limit import Allowance, enter, grow, leave
+from memopt.memory.allocator_limit import Allowance, Held, enter, grow, held_now, leave
 from memopt.report.record import Report
 
 
@@ -28,7 +28,7 @@ class StepGuard:
         self._limit = 0  # of the latest step
         self._inside = False
         self._watching = False
-        self._stepping: _Held | None = None
+        self._stepping: _UntilEnd | None = None
 
     @contextlib.contextmanager
     def forward(self, beyond: int | None = None) -> Iterator[None]:
@@ -39,9 +39,9 @@ class StepGuard:
         """
         self._inside, self._stepping = True, None  # a step of the optimizer that failed calls nothing back
         try:
-            self._begin()
-            if beyond is not None and self.allowance is not None:
-                grow(self.allowance.device, min(self._limit, self.allowance.expected(beyond)))
+            allowance, held = self.allowance, self._begin()
+            if beyond is not None and allowance is not None and held is not None:
+                grow(allowance.device, min(self._limit, allowance.expected(held, beyond)), held)
             yield
         finally:
             self._inside = False
@@ -72,10 +72,14 @@ class StepGuard:
                 leaf.register_hook(enters)  # type: ignore[no-untyped-call]
                 return
 
-    def _begin(self) -> None:
-        if self.allowance is not None:
-            self._limit = self.allowance.now()
-            self._token = enter(self.allowance.device, self._limit)
+    def _begin(self) -> Held | None:
+        """Be in force, where the allowance is known; what the allocator holds then."""
+        if self.allowance is None:
+            return None
+        held = held_now(self.allowance.device)
+        self._limit = self.allowance.limit(held)
+        self._token = enter(self.allowance.device, self._limit)
+        return held
 
     def _end(self) -> None:
         if self._token is not None:
@@ -88,14 +92,14 @@ def _around_step(guard: weakref.ref[StepGuard], begins: bool, *_: Any) -> None:
         return
     held = guard()
     if held is not None and held.allowance is not None and held._limit:
-        held._stepping = _Held(enter(held.allowance.device, held._limit)) if begins else None
+        held._stepping = _UntilEnd(enter(held.allowance.device, held._limit)) if begins else None
 
 
 def _in_backward(device: torch.device, limit_bytes: int, gradient: torch.Tensor) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(_Held(enter(device, limit_bytes)).end)
+    torch.autograd.Variable._execution_engine.queue_callback(_UntilEnd(enter(device, limit_bytes)).end)
 
 
-class _Held:
+class _UntilEnd:
     """A limit in force until `end`, or until autograd drops it: a backward that fails calls nothing back."""
 
     def __init__(self, token: tuple[int, int]) -> None:

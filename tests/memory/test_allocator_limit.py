@@ -12,7 +12,7 @@ from torch import nn
 import memopt
 from memopt.memory import allocator_limit
 from memopt.memory.allocator import pooled_bytes
-from memopt.memory.allocator_limit import Allowance, enter, grow, held_bytes, leave, lifted
+from memopt.memory.allocator_limit import Allowance, enter, grow, held_bytes, held_now, leave, lifted
 
 GPU = torch.device("cuda", 0)
 TOTAL = 80 * 10**9
@@ -116,13 +116,13 @@ def test_other_devices_have_no_limit(cuda):
 def test_what_belongs_to_others_is_allowed_on_top(cuda):
     allowance = Allowance(GPU, 8 * 10**9, 7 * 10**9, 5 * 10**9, coming_bytes=10**9)
     cuda.allocated = 7 * 10**9
-    assert allowance.now() == 10 * 10**9
+    assert allowance.limit(held_now(GPU)) == 10 * 10**9
     cuda.allocated = 8 * 10**9  # the optimizer's state has come: the budget counts it
-    assert allowance.now() == 10 * 10**9
+    assert allowance.limit(held_now(GPU)) == 10 * 10**9
     cuda.allocated = 9 * 10**9  # something else came
-    assert allowance.now() == 11 * 10**9
+    assert allowance.limit(held_now(GPU)) == 11 * 10**9
     cuda.allocated = 3 * 10**9
-    assert allowance.now() == 10 * 10**9
+    assert allowance.limit(held_now(GPU)) == 10 * 10**9
 
 
 def test_what_others_graphs_keep_is_allowed_on_top(cuda, monkeypatch):
@@ -134,22 +134,22 @@ def test_what_others_graphs_keep_is_allowed_on_top(cuda, monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     assert pooled_bytes(GPU) == 390
     cuda.allocated = 5000
-    assert Allowance(GPU, 8000, 5000, 5000, pooled_bytes=390).now() == 8390
+    assert Allowance(GPU, 8000, 5000, 5000, pooled_bytes=390).limit(held_now(GPU)) == 8390
 
 
 def test_what_the_budget_counts_and_was_not_there_yet_does_not_raise_the_limit(cuda):
     allowance = Allowance(GPU, 8000, allocated_bytes=5000, own_bytes=5065, coming_bytes=100)
     for allocated, expected in ((5000, 8000), (5065, 8000), (5165, 8000), (5175, 8010)):
         cuda.allocated = allocated
-        assert allowance.now() == expected
+        assert allowance.limit(held_now(GPU)) == expected
 
 
 def test_what_a_step_will_hold_is_what_is_there_what_is_to_come_and_its_own(cuda):
     allowance = Allowance(GPU, 8 * 10**9, 7 * 10**9, 5 * 10**9, coming_bytes=10**9)
     cuda.allocated = 7 * 10**9
-    assert allowance.expected(100) == 8 * 10**9 + 100
+    assert allowance.expected(held_now(GPU), 100) == 8 * 10**9 + 100
     cuda.allocated = 8 * 10**9  # the optimizer's state has come
-    assert allowance.expected(100) == 8 * 10**9 + 100
+    assert allowance.expected(held_now(GPU), 100) == 8 * 10**9 + 100
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_the_cache_grows_at_once_where_there_is_none(cuda, monkeypatch, allocate
     grow(GPU, 10**9 + 2**30)
     assert asked == []  # segments that do not expand
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    grow(GPU, 10**9 + 2**30)
+    grow(GPU, 10**9 + 2**30, held_now(GPU))
     assert asked == ([(2**30 - 2**20) // 2**21 * 2**21] if grows else [])
 
 

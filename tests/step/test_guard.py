@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memopt
-from memopt.memory.allocator_limit import Allowance
+from memopt.memory.allocator_limit import Allowance, held_now
 from memopt.step import guard as step_guard
 from memopt.step.guard import StepGuard
 from tests.training.steps import gradients, make
@@ -26,7 +26,7 @@ def _fresh_dynamo():
 
 def holds(monkeypatch, size):
     """A device whose allocator has so many bytes allocated."""
-    stats = {"allocated_bytes": {"all": {"current": size}}}
+    stats = {name: {"all": {"current": size}} for name in ("allocated_bytes", "reserved_bytes")}
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: stats)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: size)
 
@@ -44,7 +44,7 @@ def limits(monkeypatch):
     monkeypatch.setattr(step_guard, "enter", enter)
     monkeypatch.setattr(step_guard, "leave", lambda token: held.remove(token[1]))
     holds(monkeypatch, 50)
-    monkeypatch.setattr(step_guard, "grow", lambda device, size: None)
+    monkeypatch.setattr(step_guard, "grow", lambda device, size, held: None)
     return held
 
 
@@ -66,7 +66,7 @@ def test_the_limit_is_in_force_in_forward_and_in_backward_only(limits):
 
 def test_a_step_that_was_measured_has_its_memory_from_the_start(limits, monkeypatch):
     grown = []
-    monkeypatch.setattr(step_guard, "grow", lambda device, size: grown.append((size, list(limits))))
+    monkeypatch.setattr(step_guard, "grow", lambda device, size, held: grown.append((size, list(limits))))
     guard = StepGuard()
     with guard.forward(300):
         assert grown == []
@@ -207,7 +207,7 @@ def test_what_others_hold_is_allowed_in_full_though_buffers_of_libraries_are_not
         allowance = run._guards[session].allowance
         for later in (there, there + 65):
             holds(monkeypatch, later)
-            assert allowance.now() == 10**9 + others
+            assert allowance.limit(held_now(GPU)) == 10**9 + others
 
 
 def test_memory_that_runs_out_in_a_step_is_one_clear_line(monkeypatch):

@@ -339,9 +339,10 @@ def test_the_limit_is_in_force_in_forward_and_backward(monkeypatch):
 
     monkeypatch.setattr(step_guard, "enter", enter)
     monkeypatch.setattr(step_guard, "leave", lambda token: held.remove(token[1]))
-    monkeypatch.setattr(step_guard, "grow", lambda device, size: grown.append((size, list(held))))
-    stats = {"allocated_bytes": {"all": {"current": 50}}}
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: stats)
+    monkeypatch.setattr(step_guard, "grow", lambda device, size, there: grown.append((size, list(held))))
+    stats = {name: {"all": {"current": 50}} for name in ("allocated_bytes", "reserved_bytes")}
+    asked = []
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: asked.append(device) or stats)
     session = run._sessions[False]
     session.beyond = 30
     run._guards[session].allow(Allowance(GPU, 1000, 50, 50))
@@ -362,6 +363,7 @@ def test_the_limit_is_in_force_in_forward_and_backward(monkeypatch):
         model.zero_grad()
         assert held == [] and seen == [[1000], [1000]]
         seen.clear()
+    assert len(asked) == 3  # once in a step
     handle.remove()
     with torch.no_grad():  # what such a call takes is not known
         run(x)
