@@ -266,13 +266,16 @@ class _Marker:
            that was added up has to be kept and read.
         2. The node is small: a number for each row, say. Keeping it costs nothing, and a kernel that computes too much
            is cut in two by Inductor, at whatever large value it was computing.
+
+        What is computed of nothing in memory, the numbers of columns say, takes longer to read.
         """
-        if self.last[node] <= self.window[node] or not node.all_input_nodes or node.target is _SEED:
+        operands = self._operands(node, self.reads)
+        if self.last[node] <= self.window[node] or not operands or node.target is _SEED:
             return False
         own = sum(touched_bytes(tensor) for tensor in tensors_of(node))
         read = sum(
             min(touched_bytes(tensor), tensor.element_size() * node.meta["val"].numel())
-            for operand in self._operands(node, self.reads)
+            for operand in operands
             for tensor in tensors_of(operand)
         )
         return bool(own <= self.small or read >= _MUCH * own)

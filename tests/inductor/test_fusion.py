@@ -265,6 +265,17 @@ def test_a_number_for_each_row_is_stored_where_a_kernel_after_a_library_call_rea
     assert stored(program) == {"rsqrt"}
 
 
+def test_what_is_computed_of_nothing_in_memory_is_computed_again_after_a_library_call():
+    x, w = torch.randn(64, 512), torch.randn(512, 512)
+
+    def masked(x, w):
+        valid = torch.arange(512) < 500
+        return ((torch.where(valid, x, 0.0) @ w) * valid).sum(), torch.where(valid, x, 1.0).sum()
+
+    program = marked(trace(masked, x, w))
+    assert not stored(program) and "lt" in fused(program)
+
+
 def test_inductor_is_asked_to_store_what_is_stored():
     x, y, z, w = (torch.randn(1024, 512) for _ in range(4))
     module = marked(trace(lambda x, y, z, w: (((x + y + z) * (x @ w.t()).sum()).sum(),), x, y, z, w)).graph_module
