@@ -91,7 +91,8 @@ class Halves:
         values.update(zip(forward.outputs, results, strict=True))
         held = [
             value
-            for output, value in zip(program.outputs, results, strict=False)
+            # What forward updates itself is not among its results: saved tensors stand there, and those behind them.
+            for output, value in zip(program.outputs[: program.forward_outputs], results, strict=False)
             if output.kind is OutputKind.USER and isinstance(value, torch.Tensor)
         ]
         read = {name for name, _ in backward.inputs}

@@ -6,13 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._inductor import codecache
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import memopt
 from memopt.inductor.halves import Half, Halves, _deferred
 from memopt.inductor.replay import ReplayError, Wrapper
 from memopt.program import Input, InputKind, Output, OutputKind
+from tests.inductor.test_expected import needs_compiler
+from tests.support import Apply
+from tests.training.steps import peak_of
 
 KIB = 1024
 # y = f(w, x), with 2 KiB saved for backward beside the result, 4 KiB in between, and a result that nobody reads.
@@ -82,6 +86,14 @@ def test_what_the_halves_take_above_what_is_resident():
     assert found.left == 3 * KIB  # both gradients and the result
 
 
+@pytest.mark.parametrize("updates", [0, 1])
+def test_what_is_saved_is_not_held_where_an_input_has_no_gradient(updates):
+    given, none = program(InputKind.BUFFER), Output(OutputKind.USER)
+    mutation = [Output(OutputKind.MUTATION, "x")] * updates
+    given.outputs, given.forward_outputs = (given.outputs[0], *mutation, none, given.outputs[-1]), 1 + updates
+    assert halves().peaks(given, nothing) == halves().peaks(program(InputKind.BUFFER), nothing)
+
+
 def test_gradients_of_the_caller_s_own_tensors_are_passed_on():
     found = halves().peaks(program(InputKind.USER), nothing)
     assert found.left == 2 * KIB
@@ -137,6 +149,24 @@ def test_what_is_put_around_a_half_is_around_every_call(tmp_path, monkeypatch):
     with _deferred(half):
         module = codecache.PyCodeCache.load_by_key_path("wrapper", str(path), None, {})
     assert module.call([1, 2]) == ["before", 3, "after"]
+
+
+@needs_compiler
+def test_what_is_predicted_of_convolutions_and_batch_norms_is_what_a_step_takes():
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(6)]
+    model, x = (
+        Apply(lambda x: model.blocks(x).square().mean(), blocks=nn.Sequential(*blocks)),
+        torch.randn(8, 8, 16, 16),
+    )
+    run = memopt.compile(model, "75%", backend="inductor")
+
+    def step():
+        run(x).backward()
+
+    step()
+    model.zero_grad()
+    assert run.report.peak_bytes == pytest.approx(peak_of(step, model, x), rel=0.01)
 
 
 def _empty_graph():
