@@ -27,7 +27,7 @@ from memopt.memory.cost.devices import Device
 from memopt.memory.cost.elsewhere import first_of
 from memopt.memory.cost.table import CostTable
 from memopt.memory.distributed import buckets_of
-from memopt.memory.gradients import holds_gradients
+from memopt.memory.gradients import Gradients
 from memopt.memory.optimizer import OptimizerFootprint, optimizer_footprint
 from memopt.memory.resident import Resident, resident_of, storage_bytes
 from memopt.pass_manager import Pass
@@ -35,7 +35,7 @@ from memopt.program import Program
 from memopt.progress import planning, stage
 from memopt.report.record import Report
 from memopt.session import Session, WholeStepNeeded
-from memopt.steady import Kind, SteadyCalls
+from memopt.steady import Kind, SteadyCalls, SteadyGraph
 from memopt.step.carry import Sizes
 from memopt.step.guard import StepGuard
 from memopt.step.inference import plan_inference
@@ -97,6 +97,7 @@ class CompiledModule(nn.Module):
         self._compiled: dict[bool, Callable[..., Any]] = {}
         self._guards: dict[Session, StepGuard] = {}
         self._steady = SteadyCalls(model)
+        self._gradients = Gradients(model)
         self._sizes = Sizes()
         self._last: Session | None = None
         weakref.finalize(self, _release, self._sessions).atexit = False
@@ -127,9 +128,8 @@ class CompiledModule(nn.Module):
             CaptureError: the budget cannot be kept, as graphs depend on the values of tensors, or none can be captured.
             MemoryError: the device had less memory left than the step needs.
         """
-        kind = Kind(torch.is_grad_enabled(), self._accumulating())
+        kind, steady = self._find_steady(args, kwargs)
         gradients, accumulating = kind
-        steady = self._steady.find(kind, args, kwargs)
         if steady is not None:
             try:
                 return self._steady_call(steady.call if gradients else steady.run, kind, args, kwargs)
@@ -255,6 +255,20 @@ class CompiledModule(nn.Module):
         lay_out(self._model, names, groups)
         return self._planned_call(session, accumulating, args, kwargs)
 
+    def _find_steady(self, args: Any, kwargs: Any) -> tuple[Kind, SteadyGraph | None]:
+        """The kind of a call, and the graph that it would run; None where it must go the long way.
+
+        Gradients are looked for after the guards were asked, where there are hardly any: those read the same memory
+        in less time.
+        """
+        likely = torch.is_grad_enabled() and self._gradients.likely()
+        kind = Kind(torch.is_grad_enabled(), likely and self._accumulating())
+        steady = self._steady.find(kind, args, kwargs)
+        if not likely and self._accumulating():
+            kind = Kind(True, True)
+            steady = self._steady.find(kind, args, kwargs)
+        return kind, steady
+
     def _steady_call(self, run: Callable[..., Any], kind: Kind, args: Any, kwargs: Any) -> Any:
         """Run what was compiled for such a call; without gradients it plans anew where it folds weights anew."""
         gradients, accumulating = kind
@@ -296,7 +310,7 @@ class CompiledModule(nn.Module):
         """Whether gradients exist already, so that backward adds to them: that takes a plan of its own."""
         if self._options.budget is None or not torch.is_grad_enabled():
             return False
-        return holds_gradients(self._model)
+        return self._gradients.exist()
 
     def _session(self, accumulating: bool) -> Session:
         if accumulating not in self._sessions:

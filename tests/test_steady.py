@@ -55,22 +55,21 @@ def image(*shape):
 @contextlib.contextmanager
 def ways(compiled):
     """Collects the way that each call takes, "short" or "long"."""
-    taken, long = [], compiled._planned_call
-    find = compiled._steady.find
+    taken, long, forward = [], compiled._planned_call, compiled.forward
 
     def planned_call(*args):
         taken[-1] = "long"
         return long(*args)
 
-    def found(*args):
+    def called(*args, **kwargs):
         taken.append("short")
-        return find(*args)
+        return forward(*args, **kwargs)
 
-    compiled._planned_call, compiled._steady.find = planned_call, found
+    compiled._planned_call, compiled.forward = planned_call, called
     try:
         yield taken
     finally:
-        del compiled._planned_call, compiled._steady.find
+        del compiled._planned_call, compiled.forward
 
 
 def same(compiled, model, *args, tolerance=1e-10, **kwargs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from memopt.memory.gradients import holds_gradients
+from memopt.memory.gradients import Gradients
 
 
 def model():
@@ -20,35 +20,49 @@ def with_gradient():
 
 def test_a_gradient_of_any_parameter_counts_until_it_is_gone():
     net = model()
-    assert not holds_gradients(net)
+    assert not Gradients(net).exist()
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)
-        assert holds_gradients(net)
+        assert Gradients(net).exist()
         parameter.grad = None
-        assert not holds_gradients(net)
+        assert not Gradients(net).exist()
 
 
 def test_what_was_replaced_or_added_is_seen():
     net = model()
-    assert not holds_gradients(net)
+    assert not Gradients(net).exist()
     net[0].bias = with_gradient()
-    assert holds_gradients(net)
+    assert Gradients(net).exist()
     net[0].bias = None
-    assert not holds_gradients(net)
+    assert not Gradients(net).exist()
     net[1].append(nn.Linear(2, 2))
-    assert not holds_gradients(net)
+    assert not Gradients(net).exist()
     net[1][-1].weight = with_gradient()
-    assert holds_gradients(net)
+    assert Gradients(net).exist()
     del net[1][-1]
     net[1].register_module("none", None)
-    assert not holds_gradients(net)
+    assert not Gradients(net).exist()
     net[1]._parameters = {"written": with_gradient()}
-    assert holds_gradients(net)
+    assert Gradients(net).exist()
 
 
 def test_shared_modules_and_models_without_parameters():
     part = nn.Linear(2, 2)
     net = nn.Sequential(part, part)
-    assert not holds_gradients(net) and not holds_gradients(nn.GELU())
+    assert not Gradients(net).exist() and not Gradients(nn.GELU()).exist()
     part.weight.grad = torch.zeros(2, 2)
-    assert holds_gradients(net)
+    assert Gradients(net).exist()
+
+
+def test_the_guess_goes_by_the_gradient_that_was_found_last():
+    net = model()
+    gradients = Gradients(net)
+    net[1][0].weight.grad = torch.zeros(2, 2)
+    assert not gradients.likely()
+    assert gradients.exist() and gradients.likely()
+    net[1][0].weight.grad = None
+    assert not gradients.likely() and not gradients.exist()
+    net[1][0].weight.grad = torch.zeros(2, 2)
+    assert gradients.likely()
+    del net[1][0]
+    assert not gradients.likely() and not gradients.exist()

@@ -75,14 +75,19 @@ def test_steps_are_those_of_the_model(backend):
 def test_a_steady_step_looks_for_gradients_once_and_sets_nothing(monkeypatch):
     model, x = make()
     run = steady(model, x)
-    looked = []
-    holds = memopt.module.holds_gradients
-    monkeypatch.setattr(memopt.module, "holds_gradients", lambda model: looked.append(model) or holds(model))
-    for name in ("dynamo_settings", "note_outside", "planning"):
-        monkeypatch.delattr(memopt.module, name)
+    looked, exist, find = [], run._gradients.exist, run._steady.find
+    monkeypatch.setattr(run._gradients, "exist", lambda: looked.append("gradients") or exist())
+    monkeypatch.setattr(run._steady, "find", lambda *args: looked.append("guards") or find(*args))
+    with monkeypatch.context() as patch:
+        for name in ("dynamo_settings", "note_outside", "planning"):
+            patch.delattr(memopt.module, name)
+        for _ in range(3):
+            same(run, model, x)
+    assert looked == ["guards", "gradients"] * 3
     for _ in range(3):
-        same(run, model, x)
-    assert looked == [model] * 3
+        looked.clear()
+        run(x).backward()
+    assert looked == ["gradients", "guards"]  # of the plan that adds to those that exist
 
 
 def test_gradients_that_exist_are_noticed_at_every_step():
