@@ -14,8 +14,10 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.virtualized import V
 
 from memopt.capture.dynamo import Hooks
+from memopt.inductor.expected import expected_bytes
 from memopt.inductor.fusion import realize
 from memopt.inductor.order import KeepOrder
+from memopt.inductor.together import together
 from memopt.inductor.trace import Trace
 from memopt.program import Program
 from memopt.rewrite import storages
@@ -73,8 +75,16 @@ def planned_cut(hooks: Hooks, joint: fx.GraphModule, num_fwd_outputs: int, **opt
 
 
 def cut_as_planned(hooks: Hooks, program: Program, num_fwd_outputs: int, **options: Any) -> Any:
-    """Both halves of a planned program; what the plan counts on as stored is."""
+    """Both halves of a planned program; what the plan counts on as stored is.
+
+    Kernels that read the same values stand together, where that is expected to take no more memory.
+    """
     forward, backward = hooks.cut(program, num_fwd_outputs, **options)
+    other = together(program)
+    if other is not program:
+        halves = hooks.cut(other, num_fwd_outputs, **options)
+        if expected_bytes(*halves, num_fwd_outputs) <= expected_bytes(forward, backward, num_fwd_outputs):
+            forward, backward = halves
     realize(forward)
     realize(backward)
     return forward, backward

@@ -54,7 +54,15 @@ def layers(x, a, b):
     return F.gelu(x @ a).square().sum()
 
 
+def gated(x, *layers):
+    """Layers of the kind that Llama has."""
+    for gate, up, down in zip(layers[::3], layers[1::3], layers[2::3], strict=True):
+        x = (F.silu(x @ gate) * (x @ up)) @ down
+    return x.square().sum()
+
+
 MODELS = {
+    "gated": (gated, lambda: [torch.ones(16, 8, requires_grad=True), *weights(*2 * [(8, 32), (8, 32), (32, 8)])]),
     "branches": (branches, lambda: [torch.ones(16, 8, requires_grad=True), *weights((8, 8), (8, 8), (8, 8))]),
     "layers": (layers, lambda: [torch.ones(16, 8, requires_grad=True), *weights((8, 32), (32, 8))]),
 }
