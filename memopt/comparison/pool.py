@@ -54,6 +54,7 @@ class Pool:
         self._alone: deque[tuple[int, Job]] = deque()
         self._running: dict[int, tuple[Job, Worker]] = {}
         self._beside: set[int] = set()  # have run beside others
+        self._short: dict[int, str] = {}  # what those said that found no memory beside others
         self._ready: dict[int, dict[str, Any]] = {}  # wait for their turn
         self._added = self._started = 0
 
@@ -80,6 +81,7 @@ class Pool:
                     self._ended(number)
                     if number in self._beside and any(word in said.get("reason", "") for word in _NO_MEMORY):
                         self._beside.discard(number)
+                        self._short[number] = said["reason"]
                         self._alone.append((number, job))
                     else:
                         yield number, said
@@ -115,7 +117,8 @@ class Pool:
             yield number, said
         while self._alone or self._waiting:
             number, _ = (self._alone or self._waiting).popleft()
-            yield number, {"kind": "row", "reason": late}
+            why = f"{late}, alone; beside others: {self._short[number]}" if number in self._short else late
+            yield number, {"kind": "row", "reason": why}
 
     def _ended(self, number: int) -> None:
         _, worker = self._running.pop(number)

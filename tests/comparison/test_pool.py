@@ -95,3 +95,16 @@ def test_what_is_alone_when_time_is_over_is_late(tmp_path, monkeypatch):
     pool._start()
     pool._end = 0.0
     assert [said["reason"][:9] for _, said in pool.run()] == ["not ready"]
+
+
+def test_who_found_no_memory_beside_others_and_had_no_time_alone_says_so(tmp_path, monkeypatch):
+    short, slow = Said({"kind": "row", "reason": "MemoryError: out of memory"}), Said(*[None] * 8)
+    pool, workers = Pool(tmp_path, 10, False, 2, 60.0), iter((short, slow))
+    monkeypatch.setattr(pool, "_worker", lambda job: next(workers))
+    monkeypatch.setattr("memopt.comparison.pool.time.sleep", lambda seconds: setattr(pool, "_end", 0.0))
+    pool.add([JOB] * 2)
+    late = "not ready within the 60 s that there were for everything"
+    assert {number: said["reason"] for number, said in pool.run()} == {
+        0: f"{late}, alone; beside others: MemoryError: out of memory",
+        1: late,
+    }
