@@ -323,16 +323,16 @@ class Session(Standing):
             if item.failure:
                 self.note(f"no trial step was measured: {item.failure}")
 
-    def tighten(self, size: int) -> tuple[int, Report | None, Step | None]:
+    def tighten(self, size: int) -> tuple[int, Report | None, Step | None, list[str]]:
         """Plan for so many bytes less from now on; return what `loosen` takes."""
-        before = self.margin, self.report, self.step
+        before = self.margin, self.report, self.step, list(self.notes)
         self.margin += size
         self.forget_plan()
         return before
 
-    def loosen(self, before: tuple[int, Report | None, Step | None]) -> None:
-        """Take back what `tighten` did, with the plan of that time on record."""
-        self.margin, self.report, self.step = before
+    def loosen(self, before: tuple[int, Report | None, Step | None, list[str]]) -> None:
+        """Take back what `tighten` did, with the plan of that time on record, and what was said of it."""
+        self.margin, self.report, self.step, self.notes[:] = before
 
     def took(self, size: int) -> None:
         """Put the measured peak of the last step on record: bytes on the device, all that is resident included."""

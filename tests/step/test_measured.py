@@ -12,6 +12,7 @@ from torch._functorch._aot_autograd import graph_compile
 
 import memopt
 from memopt.backends.inductor import missing_compiler
+from memopt.session import Session
 from memopt.step import measured as measured_step
 from memopt.step.measured import Taken, take_step
 from memopt.step.search import StepSearch
@@ -358,6 +359,23 @@ def test_where_less_is_not_to_be_had_the_first_plan_stays_and_says_so(monkeypatc
     model.zero_grad()
     assert_equal((trained(run, x), gradients(model)), expected)
     assert not left and budget >= run.report.peak_bytes
+    (note,) = run.report.notes
+    assert "held to the budget" in note
+
+
+def test_what_is_said_of_an_attempt_that_is_dropped_is_dropped_with_it(monkeypatch, steps):
+    model, x, budget = budget_and_session(monkeypatch, share=0.1)
+    steps(Taken(budget, 2 * budget, 0))
+    tighten = Session.tighten
+
+    def and_says(self, size):
+        before = tighten(self, size)
+        self.note("no code was found for less")
+        return before
+
+    monkeypatch.setattr(Session, "tighten", and_says)
+    run = memopt.compile(model, budget, backend="aten")
+    trained(run, x)
     (note,) = run.report.notes
     assert "held to the budget" in note
 
