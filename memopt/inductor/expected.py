@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from weakref import WeakKeyDictionary
 
 from torch import fx
 
 from memopt.inductor.fusion import stored_reads
 from memopt.inductor.least import larger_half
 from memopt.rewrite import storages
+
+# Of halves that were looked at before, by their forward: whoever chooses between two cuts asks, and who uses one.
+_known: WeakKeyDictionary[fx.GraphModule, tuple[fx.GraphModule, int, int]] = WeakKeyDictionary()
 
 
 def expected_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> int:
@@ -23,7 +27,10 @@ def expected_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: i
         backward: the backward half, on placeholders that forward made, or that were there before, or that are tangents.
         outputs: how many leading outputs of forward the caller gets, and holds.
     """
-    return larger_half(forward, backward, outputs, _peak)
+    known = _known.get(forward)
+    if known is None or known[:2] != (backward, outputs):
+        known = _known[forward] = (backward, outputs, larger_half(forward, backward, outputs, _peak))
+    return known[2]
 
 
 def _peak(module: fx.GraphModule, there: Collection[int], held: Mapping[int, int]) -> int:
