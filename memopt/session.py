@@ -8,8 +8,6 @@ import logging
 import weakref
 from collections.abc import Iterator, Sequence
 
-import torch
-
 from memopt.budget import Budget, BudgetError
 from memopt.capture.dynamo import Names, Watched
 from memopt.capture.outside import Outside
@@ -21,22 +19,22 @@ from memopt.memory.allocator import count_library_bytes, library_bytes, with_sla
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
 from memopt.pass_manager import Pass
-from memopt.phases import Clock, phase
+from memopt.phases import phase
 from memopt.program import Program
 from memopt.progress import planning
 from memopt.report.build import build_report
-from memopt.report.record import ExecutableReport, Report
+from memopt.report.record import Report
 from memopt.solve.schedule import Schedule
 from memopt.step.carry import SEARCHES, Sizes, carried_from
 from memopt.step.found import Found
 from memopt.step.graphs import StepGraphs
-from memopt.step.guard import short_of_memory
 from memopt.step.inference import Inferred, plan_inference
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
 from memopt.step.planner import GraphPeaks, StepPlan
 from memopt.step.search import StepSearch
 from memopt.step.stages import Stages, replay, stages_of
-from memopt.step.standing import Standing, Step
+from memopt.step.standing import Step
+from memopt.step.told import Told
 from memopt.step.trial import TrialError, TrialMemoryError, trial
 
 log = logging.getLogger("memopt")
@@ -53,7 +51,7 @@ class WholeStepNeeded(Exception):
     """A graph break: the budget is shared among several graphs, so all must be seen before the first is planned."""
 
 
-class Session(Standing):
+class Session(Told):
     """Receives the programs of one model from the front door, rewrites and plans them, and keeps the report."""
 
     def __init__(
@@ -76,11 +74,7 @@ class Session(Standing):
         self._engine, self._names = backend, names
         self.table = table
         self.model_name, self.plan_seconds = model_name, plan_seconds
-        self.notes: list[str] = []
         self.outside = Outside()  # of captured graphs: what runs there
-        self.report: Report | None = None
-        self.clock = Clock()  # of planning and compiling
-        self.executables: tuple[ExecutableReport, ...] = ()  # of the engine's own compiler
         self.collecting: list[Program] | None = None
         self.whole_step = False  # whether a graph break may be answered by collecting all graphs first
         self.foreseen = False  # whether graphs were collected, and none but those may come
@@ -106,16 +100,6 @@ class Session(Standing):
         self.frozen = frozen  # whether batch norms may be folded into the model's own weights
         # Whether what runs is the program itself, so that its timeline is the peak.
         self.exact = backend.exact
-
-    @contextlib.contextmanager
-    def timed(self, what: str) -> Iterator[None]:
-        """Put on record how long the block takes, and what of it goes into which phase of planning and compiling."""
-        try:
-            with self.clock.running(), phase(what):
-                yield
-        finally:
-            if self.report is not None:
-                self.report = dataclasses.replace(self.report, seconds=dict(self.clock.seconds))
 
     # -- the front door's protocol -------------------------------------------------------------------------------
 
@@ -307,21 +291,9 @@ class Session(Standing):
         for key in self.step.keys if self.step else ():
             self._schedules.pop(self._known(key), None)
 
-    def compiled(self, executables: Sequence[ExecutableReport]) -> None:
-        """Put on record what an engine's own compiler says of the executables that it made of a graph."""
-        self.executables = (*self.executables, *executables)
-        if self.report is not None:
-            self.report = dataclasses.replace(self.report, executables=self.executables)
-
     def may_leave(self, graph_break: bool) -> bool:
         """Whether an engine may try its own partition first: a step of one graph, or no budget to be shared."""
         return self.budget is None or not (graph_break or self._schedules)
-
-    def note_failures(self, planned: Sequence[Planned]) -> None:
-        """Tell the user of the graphs whose trial failed."""
-        for item in planned:
-            if item.failure:
-                self.note(f"no trial step was measured: {item.failure}")
 
     def tighten(self, size: int) -> tuple[int, Report | None, Step | None, list[str]]:
         """Plan for so many bytes less from now on; return what `loosen` takes."""
@@ -333,12 +305,6 @@ class Session(Standing):
     def loosen(self, before: tuple[int, Report | None, Step | None, list[str]]) -> None:
         """Take back what `tighten` did, with the plan of that time on record, and what was said of it."""
         self.margin, self.report, self.step, self.notes[:] = before
-
-    def took(self, size: int) -> None:
-        """Put the measured peak of the last step on record: bytes on the device, all that is resident included."""
-        if self.report is not None:
-            measured = max(size, self.optimizer_peak())
-            self.report = dataclasses.replace(self.report, measured_peak_bytes=measured)
 
     def libraries_keep(self, size: int) -> None:
         """Count so many bytes more as kept by libraries, and hold the allocator to what the budget leaves beside."""
@@ -352,17 +318,6 @@ class Session(Standing):
             self.conclude()
         if self.limit_bytes:
             self.hold(self.limit_bytes)
-
-    def note(self, text: str) -> None:
-        """Tell the user something, once."""
-        if text not in self.notes:
-            self.notes.append(text)
-            if self.report is not None:
-                self.report = dataclasses.replace(self.report, notes=tuple(self.notes))
-
-    def short_of_memory(self, error: torch.OutOfMemoryError) -> str:
-        """What the user reads when memory runs out in a step."""
-        return short_of_memory(self.report, error)
 
     def forget_search(self) -> None:
         """Let go of the search: the step is lowered, and what was found is in its schedules."""

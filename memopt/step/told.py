@@ -1,0 +1,75 @@
+"""What the user is told of a model's steps: the report, how long its making took, and notes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from memopt.budget import Budget
+from memopt.memory.resident import Resident
+from memopt.phases import Clock, phase
+from memopt.report.record import ExecutableReport, Report
+from memopt.step.guard import short_of_memory
+from memopt.step.planned import Planned
+from memopt.step.standing import Standing
+
+
+class Told(Standing):
+    """How the steps stand to their budget, with what is on record of it.
+
+    Attributes:
+        report: of what was planned last; None before.
+        notes: lines for the user, each once.
+        clock: of planning and compiling.
+        executables: what the engine's own compiler made.
+    """
+
+    def __init__(self, budget: Budget | None, resident: Resident) -> None:
+        """Nothing is on record yet."""
+        super().__init__(budget, resident)
+        self.report: Report | None = None
+        self.notes: list[str] = []
+        self.clock = Clock()
+        self.executables: tuple[ExecutableReport, ...] = ()
+
+    @contextlib.contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Put on record how long the block takes, and what of it goes into which phase of planning and compiling."""
+        try:
+            with self.clock.running(), phase(what):
+                yield
+        finally:
+            if self.report is not None:
+                self.report = dataclasses.replace(self.report, seconds=dict(self.clock.seconds))
+
+    def compiled(self, executables: Sequence[ExecutableReport]) -> None:
+        """Put on record what an engine's own compiler says of the executables that it made of a graph."""
+        self.executables = (*self.executables, *executables)
+        if self.report is not None:
+            self.report = dataclasses.replace(self.report, executables=self.executables)
+
+    def note_failures(self, planned: Sequence[Planned]) -> None:
+        """Tell the user of the graphs whose trial failed."""
+        for item in planned:
+            if item.failure:
+                self.note(f"no trial step was measured: {item.failure}")
+
+    def took(self, size: int) -> None:
+        """Put the measured peak of the last step on record: bytes on the device, all that is resident included."""
+        if self.report is not None:
+            measured = max(size, self.optimizer_peak())
+            self.report = dataclasses.replace(self.report, measured_peak_bytes=measured)
+
+    def note(self, text: str) -> None:
+        """Tell the user something, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+            if self.report is not None:
+                self.report = dataclasses.replace(self.report, notes=tuple(self.notes))
+
+    def short_of_memory(self, error: torch.OutOfMemoryError) -> str:
+        """What the user reads when memory runs out in a step."""
+        return short_of_memory(self.report, error)
