@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -54,8 +55,8 @@ def turn_after_padding(program: Program) -> None:
         pads, value = [0, pads_of(node)[3]], node.args[2:]
         alike = [user for user in matrix.users if _pads_alike(user, node, pads, value)]
         with graph.inserting_before(source):
-            padded = _made(program, node, _PAD, (matrix, pads, *value))
-            turned = _made(program, node, source.target, (padded, *source.args[1:]))  # type: ignore[union-attr]
+            padded = made_like(program, node, _PAD, (matrix, pads, *value))
+            turned = made_like(program, node, source.target, (padded, *source.args[1:]))  # type: ignore[union-attr]
         node.replace_all_uses_with(turned)
         for other in alike:
             if _before(graph, padded, other):
@@ -114,7 +115,7 @@ class Aligned:
         return self._padded[key]
 
     def _made(self, node: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
-        return _made(self._program, node, target, args)
+        return made_like(self._program, node, target, args)
 
     def _cut(self, node: fx.Node, made: fx.Node, dim: int, size: int) -> None:
         self._replace(node, self._made(node, _SLICE, (made, dim, 0, size)))
@@ -134,8 +135,11 @@ def _before(graph: fx.Graph, first: fx.Node, second: fx.Node) -> bool:
     return next(node for node in graph.nodes if node in (first, second)) is first
 
 
-def _made(program: Program, node: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
-    made = program.graph.call_function(target, args)
+def made_like(
+    program: Program, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+) -> fx.Node:
+    """A new call where the graph is being edited, in the half and with the source line of a node."""
+    made = program.graph.call_function(target, args, dict(kwargs or {}))
     made.meta = {key: item for key, item in node.meta.items() if key not in ("val", "inplace")}
-    made.meta["val"] = fake_value(program, target, args)
+    made.meta["val"] = fake_value(program, target, args, kwargs)
     return made

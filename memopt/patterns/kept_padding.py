@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.patterns.column_padding import cuts_columns, pads_columns
-from memopt.patterns.rows import PRODUCTS, RowRegion
+from memopt.patterns.column_padding import cuts_columns, made_like, pads_columns
+from memopt.patterns.rows import RowRegion
 from memopt.program import Phase, Program, is_effectful, is_random, is_view
-from memopt.rewrite import erase_unused, fake_value
+from memopt.rewrite import erase_unused
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -204,10 +204,7 @@ class _Widening:
         return self._call(like, prims.iota.default, (self.columns,), {**options, "device": device})
 
     def _call(self, like: fx.Node, target: Any, args: Iterable[Any], kwargs: Any = None) -> fx.Node:
-        made = self.program.graph.call_function(target, tuple(args), dict(kwargs or {}))
-        made.meta = {key: item for key, item in like.meta.items() if key not in ("val", "inplace")}
-        made.meta["val"] = fake_value(self.program, target, made.args, made.kwargs)
-        return made
+        return made_like(self.program, like, target, tuple(args), kwargs)
 
 
 def _is_even(item: Any) -> bool:
@@ -221,4 +218,4 @@ def _is_even(item: Any) -> bool:
 def _along(node: fx.Node, last: int) -> bool:
     """Whether a reduction runs over the last dimension of its operand, and no other."""
     dims = list(node.args[1]) if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else []
-    return dims in ([last], [-1]) and node.target not in PRODUCTS
+    return dims in ([last], [-1])
