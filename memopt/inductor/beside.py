@@ -9,8 +9,8 @@ from torch import fx
 
 from memopt.inductor.fusion import stored_reads
 from memopt.inductor.kinds import REDUCTIONS
-from memopt.memory.cost.roofline import touched_bytes
-from memopt.program import InputKind, Program, is_any_view, tensors_of
+from memopt.memory.cost.roofline import result_bytes
+from memopt.program import InputKind, Program, is_any_view
 
 # A kernel shares reads with others where these are at least so large a part of what it makes.
 _SHARED = 2
@@ -45,7 +45,7 @@ class StoredReads:
             if node.op == "call_function" and node not in calls and node.target is not operator.getitem:
                 self.kernels.add(node)
             in_items = any(user.target is operator.getitem for user in node.users)
-            self.sizes[node] = 0 if in_items or node.op == "output" else nbytes(node)
+            self.sizes[node] = 0 if in_items or node.op == "output" else result_bytes(node)
         self.stays = set(self.operands.pop(graph.output_node()))
         for node in graph.find_nodes(op="placeholder"):
             if program.input_of(node.name).kind is not InputKind.TANGENT:
@@ -111,8 +111,3 @@ class Beside:
             and all(node in chosen or node in done or node not in place for node in self._readers[value])
         )
         return freed >= sum(self._sizes[node] for node in chosen)
-
-
-def nbytes(node: fx.Node) -> int:
-    """Bytes of what a node makes, once each."""
-    return sum(touched_bytes(tensor) for tensor in tensors_of(node))

@@ -16,7 +16,7 @@ from torch._inductor import config
 
 from memopt.inductor.kinds import REDUCTIONS, is_inlined, is_library_call
 from memopt.inductor.windows import arrange
-from memopt.memory.cost.roofline import moving_seconds, touched_bytes
+from memopt.memory.cost.roofline import moving_seconds, result_bytes, touched_bytes
 from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.program import Program, is_any_view, tensors_of
 
@@ -100,7 +100,7 @@ class InductorFusion:
             elif found[node.name].seconds and node.meta.get("kernel"):
                 operands = frozenset[fx.Node]().union(*(reads[argument] for argument in node.all_input_nodes))
                 moved = sum(touched_bytes(tensor) for operand in operands for tensor in tensors_of(operand))
-                moved += sum(touched_bytes(tensor) for tensor in tensors_of(node))
+                moved += result_bytes(node)
                 device = self._table.device(node)
                 time = moving_seconds(moved, device)
                 drawn = sum(value.meta["val"].numel() for value in _drawn_for(node))
@@ -272,7 +272,7 @@ class _Marker:
         operands = self._operands(node, self.reads)
         if self.last[node] <= self.window[node] or not operands or node.target is _SEED:
             return False
-        own = sum(touched_bytes(tensor) for tensor in tensors_of(node))
+        own = result_bytes(node)
         read = sum(
             min(touched_bytes(tensor), tensor.element_size() * node.meta["val"].numel())
             for operand in operands

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from torch import fx
 
 from memopt.inductor.kinds import REDUCTIONS, is_inlined, is_library_call
-from memopt.memory.cost.roofline import touched_bytes
-from memopt.program import Phase, Program, is_any_view, is_effectful, is_random, tensors_of
+from memopt.memory.cost.roofline import result_bytes
+from memopt.program import Phase, Program, is_any_view, is_effectful, is_random
 
 # Library calls by which an operation is put off at most: its operands wait as long.
 _FAR = 8
@@ -132,8 +132,8 @@ class _Arrangement:
             return True
         if not self.feeds[node] or node.target is operator.getitem or node.target in REDUCTIONS:
             return False
-        read = sum(_nbytes(operand) for operand in node.all_input_nodes if operand in self.place)
-        return self.needed[node] - self.before[node] <= _FAR and _nbytes(node) * _SHRINKS >= read
+        read = sum(result_bytes(operand) for operand in node.all_input_nodes if operand in self.place)
+        return self.needed[node] - self.before[node] <= _FAR and result_bytes(node) * _SHRINKS >= read
 
     def _waits(self, node: fx.Node) -> bool:
         held = shared = 0
@@ -141,11 +141,7 @@ class _Arrangement:
             while operand.op == "call_function" and is_any_view(operand):
                 operand = operand.all_input_nodes[0]
             if operand in self.place:
-                held += _nbytes(operand)
+                held += result_bytes(operand)
             elif operand.op == "call_function" and is_inlined(operand):
-                shared += max(_nbytes(item) for item in (operand, *operand.all_input_nodes))
+                shared += max(result_bytes(item) for item in (operand, *operand.all_input_nodes))
         return shared >= held > 0
-
-
-def _nbytes(node: fx.Node) -> int:
-    return sum(touched_bytes(tensor) for tensor in tensors_of(node))

@@ -92,3 +92,16 @@ def gradients(model: nn.Module) -> list[torch.Tensor | None]:
 def assert_equal(found: Any, expected: Any) -> None:
     """Bitwise equal, leaf by leaf."""
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def loop(run: Callable[..., Any], optimizer: torch.optim.Optimizer, x: Any, steps: int = 3) -> list[torch.Tensor]:
+    """The losses of so many steps; each has random numbers of its own."""
+    losses = []
+    for number in range(steps):
+        torch.manual_seed(number)
+        loss = run(x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return losses

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import memopt
-from tests.training.steps import assert_equal, budget_for, bytes_of, make, peak_of
+from tests.training.steps import assert_equal, budget_for, bytes_of, loop, make, peak_of
 
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
@@ -21,18 +21,6 @@ OPTIMIZERS = {
     "adafactor_foreach": lambda p: torch.optim.Adafactor(p, lr=1e-2, foreach=True),
 }
 QUICK = ("adamw_foreach", "adamw_fused", "sgd_momentum", "adafactor")
-
-
-def loop(run, optimizer, x, steps=3):
-    losses = []
-    for number in range(steps):
-        torch.manual_seed(number)
-        loss = run(x)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    return losses
 
 
 def cases(quick):

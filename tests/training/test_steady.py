@@ -15,7 +15,7 @@ import memopt.module
 from memopt.memory.allocator_limit import Allowance
 from memopt.step import guard as step_guard
 from tests.test_steady import image, net, ways
-from tests.training.steps import assert_equal, budget_for, bytes_of, gradients, make
+from tests.training.steps import assert_equal, budget_for, bytes_of, gradients, loop, make
 
 GPU = torch.device("cuda", 0)
 
@@ -48,25 +48,18 @@ def steady(model, *args, budget="1GB", backend="aten", **options):
 def test_steps_are_those_of_the_model(backend):
     dropout = 0.2 if backend == "aten" else 0.0  # which Inductor draws otherwise
 
-    def loop(budget):
+    def followed(budget):
         model, x = make(dropout=dropout)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
         run = model if budget is None else memopt.compile(model, budget, optimizer=optimizer, backend=backend)
-        losses = []
         with contextlib.nullcontext([]) if budget is None else ways(run) as taken:
-            for number in range(5):
-                torch.manual_seed(number)
-                loss = run(x)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                losses.append(loss.detach())
+            losses = loop(run, optimizer, x, 5)
         assert taken == ([] if budget is None else ["long", *["short"] * 4])
         return losses, [parameter.detach() for parameter in model.parameters()]
 
     model, x = make(dropout=dropout)
     optimizer = torch.optim.Adam(model.parameters())
-    found, expected = loop(budget_for(model, (x,), 0.5, optimizer=optimizer)), loop(None)
+    found, expected = followed(budget_for(model, (x,), 0.5, optimizer=optimizer)), followed(None)
     if backend == "aten":
         assert_equal(found, expected)
     torch.testing.assert_close(found[0], expected[0])

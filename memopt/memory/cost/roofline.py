@@ -155,6 +155,11 @@ def touched_bytes(tensor: torch.Tensor) -> int:
     return min(span(tensor), math.prod(distinct)) * tensor.element_size()
 
 
+def result_bytes(node: fx.Node) -> int:
+    """The bytes that writing all results of a node touches."""
+    return sum(touched_bytes(tensor) for tensor in tensors_of(node))
+
+
 def operands_of(node: fx.Node) -> list[torch.Tensor]:
     """The fake tensors that the node reads, each node once."""
     return [tensor for argument in node.all_input_nodes for tensor in tensors_of(argument)]
