@@ -119,7 +119,7 @@ def realize(module: fx.GraphModule) -> None:
 def stored_reads(
     graph: fx.Graph,
 ) -> tuple[Mapping[fx.Node, frozenset[fx.Node]], Collection[fx.Node], Collection[fx.Node]]:
-    """What is stored of a graph as Inductor would have it, unlike `mark` nothing for the sake of a later kernel.
+    """What is stored of a graph as Inductor would have it: for the sake of a later kernel what a plan has marked only.
 
     Returns:
         What is read of what is stored where a node is read, the nodes that are not stored, and the library calls.
@@ -145,6 +145,7 @@ class _Marker:
         self.ends: dict[fx.Node, bool] = {}  # whether one kernel reads it, which stores a value of the same size
         self.found: dict[fx.Node, None] | None = None  # what the last round found not to be stored
         self.stored: set[fx.Node] = set()  # what is stored only for the sake of kernels after a library call
+        self.marked = {node for node in self.graph.nodes if node.meta.get("stored")}  # what is stored in any case
         self.window: dict[fx.Node, int] = {}  # library calls before it: kernels are fused between two such calls only
         self.last: dict[fx.Node, int] = {}  # the last window in which a kernel reads it, or what is computed from it
 
@@ -163,7 +164,7 @@ class _Marker:
             found = self._round(in_vain)
             self._find_last_windows()
             # Of a chain only the end has to be stored, once it is known to be.
-            more = {node for node in self.stored if self.last[node] <= self.window[node]}
+            more = {node for node in self.stored - self.marked if self.last[node] <= self.window[node]}
             if not more:
                 return found
             in_vain |= more
@@ -183,7 +184,7 @@ class _Marker:
                 fused = fused and not self._is_fragile(node) and not self.settles[node]
                 cheap = fused and self._is_cheap(node)
                 fused = cheap or (fused and self.ends[node])
-                if fused and node not in in_vain and self._is_worth_storing(node):
+                if fused and (node in self.marked or (node not in in_vain and self._is_worth_storing(node))):
                     self.stored.add(node)
                     fused = cheap = False
             self.reads[node] = _reads(node, self.reads, fused)

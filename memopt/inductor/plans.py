@@ -13,7 +13,7 @@ from memopt.program import Program
 from memopt.step.corrections import corrected_by, leaves_much
 from memopt.step.planned import fingerprint
 
-# Code of a plan took 0 to 6 % more than is expected of its halves, for transformers.
+# Code of a plan took up to 6 % more than is expected of its halves, for transformers.
 _EXPECTED = 0.95
 # A plan that was made for more room, and takes no more than one part in so many of the budget more, is not worth code.
 _WORTH = 100

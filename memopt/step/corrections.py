@@ -62,6 +62,7 @@ def corrected(
     """
     best: T | None = None
     found: T | None = None
+    kept, worth, between = 0, False, False  # of the best: its correction, and whether more than that is worth a try
     for left in reversed(range(_PLANS + 1)):
         found = attempt()
         if found is None:
@@ -70,13 +71,15 @@ def corrected(
             return found, True
         if found.excess <= 0:
             if best is None or found.excess > (best.excess or 0):
-                best = found
+                best, kept, worth = found, session.correction, session.gain(-found.excess // 2) >= _GAIN
             more = leaves_much(session, found.excess) and session.gain(-found.excess) >= _GAIN
-            if not more or not may_correct():
+            if between or not more or not may_correct():
                 break
-        elif best is not None or not may_correct() or not session.feasible:
+        elif not may_correct() or not (session.feasible if best is None else worth and not between):
             break
         correction = corrected_by(found.saving, found.excess)
+        if best is not None and found.excess > 0:  # all the room was too much: half of it, once
+            correction, between = (kept + session.correction) // 2, True
         if correction == session.correction or (left == 1 and best is not None):
             break  # the plan would be the same, or will do
         session.correction = correction if left > 1 else -session.limit_bytes  # the deepest plan of all

@@ -10,6 +10,7 @@ from memopt.memory.timeline import Timeline
 from memopt.program import InputKind, OutputKind, Program
 from memopt.solve.apart import Job, searched
 from memopt.solve.check import check
+from memopt.solve.overwrite import overwritten
 from memopt.solve.recompute import Curve, Plan
 from memopt.solve.schedule import Schedule, simulate
 from memopt.step.curve import CurvePoint, step_curve
@@ -61,15 +62,22 @@ def peaks_of(program: Program, timeline: Timeline) -> GraphPeaks:
 
 
 def scheduled_peaks(program: Program, lowering: Lowering, schedule: Schedule) -> GraphPeaks:
-    """The peaks of a training program that follows a schedule, as the problem's numbers tell them."""
+    """The peaks of a training program that follows a schedule, as the problem's numbers tell them.
+
+    Where kernels are generated they write over what they read last, which the search does not know.
+    """
     problem = lowering.problem
     trace = simulate(problem, schedule)
+    live = trace.live_bytes
+    if any(lowering.kernels):
+        spared = overwritten(problem, schedule, lowering.kernels)
+        live = tuple(taken - less for taken, less in zip(live, spared, strict=True))
     outputs = {s for s in problem.pinned if problem.producer[s] < problem.forward}
     saved = sum(problem.sizes[s] for s in outputs.union(trace.saved))
     end = sum(problem.sizes[s] for s in problem.pinned)
     return GraphPeaks(
-        forward=max(trace.live_bytes[: problem.forward], default=0),
-        backward=max(trace.live_bytes[problem.forward :], default=0),
+        forward=max(live[: problem.forward], default=0),
+        backward=max(live[problem.forward :], default=0),
         saved=saved,
         left=_left_bytes(program, end),
     )
@@ -260,8 +268,11 @@ class StepPlanner:
         return best, self._result(best, minimum, feasible)
 
     def deepest(self) -> list[int]:
-        """The plans with the least peak of each graph."""
-        return [len(found.points) - 1 for found in self.curves]
+        """The plans with the least peak of each graph, as figures tell it where programs are not finished for it."""
+        if self.exact:
+            return [len(found.points) - 1 for found in self.curves]
+        tops = [[max(peaks.forward, peaks.backward) for peaks in figures] for figures in self.figures]
+        return [min(range(len(top)), key=top.__getitem__) for top in tops]
 
     def free(self) -> list[int]:
         """The plans with the least peak among those that add at most 1 % of time."""

@@ -45,11 +45,13 @@ class Lowering:
         operations: per operation of the problem, its node. Views, and values that are annotated as fused, are no
             operations: they are rebuilt where needed. A placeholder stands for the arrival of the tangents.
         aliasing: the program's storages, with the problem's numbering.
+        kernels: per operation, whether a kernel is generated for it, which writes over what it reads last.
     """
 
     problem: StepProblem
     operations: tuple[fx.Node, ...]
     aliasing: Aliasing
+    kernels: tuple[bool, ...]
 
 
 def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
@@ -106,7 +108,8 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
         pinned=frozenset(pinned),
         resident=frozenset(resident),
     )
-    return Lowering(problem, tuple(operations), aliasing)
+    kernels = tuple(bool(node.meta.get("kernel")) for node in operations)
+    return Lowering(problem, tuple(operations), aliasing, kernels)
 
 
 def apply_schedule(program: Program, lowering: Lowering, schedule: Schedule) -> Program:

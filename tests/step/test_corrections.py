@@ -50,9 +50,23 @@ def test_a_plan_whose_code_takes_much_less_is_made_for_more():
         assert corrected(step, attempts(step, -100)[0], lambda: True)[0].excess == -100, "there is nothing to gain"
 
 
-def test_with_more_room_too_much_is_taken_and_the_first_plan_stays():
+def test_where_with_more_room_too_much_is_taken_half_of_it_is_tried_once():
+    for third, kept in ((Attempt(50, 0, 10), -100), (Attempt(50, 0, -30), -30), (Attempt(50, 90, -90), -90)):
+        step, asked, found = session(), [], iter([Attempt(0, 100, -100), Attempt(100, 0, 60), third])
+
+        def attempt(step=step, asked=asked, found=found):
+            asked.append(step.correction)
+            return next(found)
+
+        best, last = corrected(step, attempt, lambda: True)
+        assert asked == [0, 100, 50] and best.excess == kept and last == (best is third)
+
+
+def test_the_first_plan_stays_where_half_the_room_gains_little():
+    step = session()
+    step.gain = lambda more: 0.02 if more >= 100 else 0.002
     found = iter([Attempt(0, 100, -100), Attempt(100, 0, 60)])
-    best, last = corrected(session(), lambda: next(found), lambda: True)
+    best, last = corrected(step, lambda: next(found), lambda: True)
     assert best.excess == -100 and not last
 
 

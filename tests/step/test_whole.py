@@ -90,8 +90,7 @@ def test_a_refused_step_has_run_nothing_and_names_what_keeps_the_budget(made):
     assert model.norm.num_batches_tracked == 0 and all(p.grad is None for p in model.parameters())
     assert refused.value.minimum_bytes <= made[3][0], "code takes no more than its operators"
     report = kept(made, int(refused.value.minimum_bytes * 1.02))
-    # Whether code keeps it too, or the graphs run operator by operator, depends on what a search finds in its time.
-    assert all("operator by operator" in note for note in report.notes)
+    assert not report.notes
 
 
 def test_autocast_s_casts_are_planned_once(made):

@@ -199,7 +199,11 @@ def test_gradients_equal_eager_s_within_the_budget(name, share):
         buffer.copy_(value)
     budget = budget_for(model, inputs, share)
     run = memopt.compile(model, budget, backend="aten")
-    assert_equal((step(run, inputs), gradients(model), list(model.buffers())), expected)
+    found = step(run, inputs), gradients(model), list(model.buffers())
+    if any(record.changes for record in run.report.passes if record.name == "chunk_loss"):  # sums in another order
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+    else:
+        assert_equal(found, expected)
     model.zero_grad()
     measured = peak_of(lambda: step(run, inputs), model, inputs)
     assert measured <= budget

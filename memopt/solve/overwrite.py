@@ -1,0 +1,50 @@
+"""Bytes that a schedule does not take where an operation may write its result over what it reads last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memopt.solve.problem import StepProblem
+from memopt.solve.schedule import Schedule
+
+
+def overwritten(problem: StepProblem, schedule: Schedule, may: Sequence[bool]) -> tuple[int, ...]:
+    """Return for each step the bytes that the results share with what is read there for the last time.
+
+    `simulate` counts both at the step. A result takes the place of one copy of its own size that dies there. What is
+    held to the end, or was there before, keeps its place, and so does what another such operation has read since the
+    last one that is none: both may be parts of one kernel, which reads it until it ends.
+
+    Args:
+        problem: the step in numbers.
+        schedule: an order that can run.
+        may: per operation, whether it may write over what it reads.
+    """
+    steps = schedule.steps
+    latest: dict[int, int] = {}  # storage → the step that reads its present copy last, so far
+    last: list[set[int]] = [set() for _ in steps]  # storages whose copies are read last there, and not before nearby
+    begun = 0  # since when operations follow each other that may
+    for step, operation in enumerate(steps):
+        if not may[operation]:
+            begun = step + 1
+        for storage in problem.reads[operation]:
+            before = latest.get(storage, -1)
+            if before >= 0:
+                last[before].discard(storage)
+            latest[storage] = step
+            if before < begun:
+                last[step].add(storage)
+        for storage in problem.writes[operation]:
+            latest.pop(storage, None)  # a fresh copy: the one before stays dead where it was
+    held = problem.pinned | problem.resident | problem.arriving
+    found = []
+    for step, operation in enumerate(steps):
+        spared = 0
+        if may[operation]:
+            dying = [problem.sizes[storage] for storage in last[step] - held]
+            for storage in problem.writes[operation]:
+                if problem.sizes[storage] in dying:
+                    dying.remove(problem.sizes[storage])
+                    spared += problem.sizes[storage]
+        found.append(spared)
+    return tuple(found)
