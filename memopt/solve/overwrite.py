@@ -12,8 +12,9 @@ def overwritten(problem: StepProblem, schedule: Schedule, may: Sequence[bool]) -
     """Return for each step the bytes that the results share with what is read there for the last time.
 
     `simulate` counts both at the step. A result takes the place of one copy of its own size that dies there. What is
-    held to the end, or was there before, keeps its place, and so does what another such operation has read since the
-    last one that is none: both may be parts of one kernel, which reads it until it ends.
+    held to the end, was there before, or waits in backward since forward, keeps its place, and so does what another
+    such operation has read since the last one that is none: both may be parts of one kernel, which reads it until it
+    ends.
 
     Args:
         problem: the step in numbers.
@@ -21,8 +22,9 @@ def overwritten(problem: StepProblem, schedule: Schedule, may: Sequence[bool]) -
         may: per operation, whether it may write over what it reads.
     """
     steps = schedule.steps
-    latest: dict[int, int] = {}  # storage → the step that reads its present copy last, so far
-    last: list[set[int]] = [set() for _ in steps]  # storages whose copies are read last there, and not before nearby
+    made: dict[int, int] = {}  # storage → the step that made its present copy
+    latest: dict[int, int] = {}  # storage → the step that reads that last, so far
+    last: list[set[int]] = [set() for _ in steps]  # storages whose copies are read last there, and may be written over
     begun = 0  # since when operations follow each other that may
     for step, operation in enumerate(steps):
         if not may[operation]:
@@ -32,10 +34,12 @@ def overwritten(problem: StepProblem, schedule: Schedule, may: Sequence[bool]) -
             if before >= 0:
                 last[before].discard(storage)
             latest[storage] = step
-            if before < begun:
+            waited = made.get(storage, -1) < schedule.forward <= step
+            if before < begun and not waited:
                 last[step].add(storage)
         for storage in problem.writes[operation]:
             latest.pop(storage, None)  # a fresh copy: the one before stays dead where it was
+            made[storage] = step
     held = problem.pinned | problem.resident | problem.arriving
     found = []
     for step, operation in enumerate(steps):

@@ -37,8 +37,9 @@ _SHORT = 16
 _SLOW = 50
 # Seconds for which memory that other processes hold is waited for, and between two looks.
 _WAIT, _LOOK = 20.0, 0.5
-# Steps that are taken: the first one chooses kernels, and takes more for it than later ones.
-_STEPS = 2
+# Steps that are taken: the first one chooses kernels, and takes more for it than later ones. Under the limit some more:
+# where blocks lie changes from one step to the next.
+_STEPS, _HELD_STEPS = 2, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +91,7 @@ def take_step(
     with unset_fake_temporarily(), torch._guards.tracing(None), same_random_state(given), limit:
         try:
             first = settled_bytes(device)
-            for _ in range(_STEPS):
+            for _ in range(_HELD_STEPS if held else _STEPS):
                 torch.cuda.synchronize(device)
                 if not held:
                     torch.cuda.empty_cache()

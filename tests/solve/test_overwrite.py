@@ -13,19 +13,18 @@ from tests.solve.problems import step_problems
 
 # X is there, T arrives; A, B, C and D are of one size, E is larger; D is held to the end. B's operation may not.
 X, T, A, B, C, D, E = range(7)
-
-
 MAY = (True, False, True, True, True)
+PLAIN = (0, 1, 2, 3, 4)
 
 
-def problem(pinned=(D,)):
+def problem(forward, pinned=(D,)):
     return StepProblem(
         sizes=(8, 8, 8, 8, 8, 8, 9),
-        reads=((X,), (A,), (A, B), (B, C, T), (D,)),
+        reads=((X,), (A,), (A, B), (B, C, T) if forward < 4 else (B, C), (D,)),
         writes=((A,), (B,), (C,), (D,), (E,)),
         costs=(1.0,) * 5,
         workspace=(0,) * 5,
-        forward=3,
+        forward=forward,
         recomputable=(True,) * 5,
         pinned=frozenset(pinned),
         resident=frozenset({X}),
@@ -34,22 +33,24 @@ def problem(pinned=(D,)):
 
 
 def test_a_result_takes_the_place_of_one_copy_of_its_size_that_dies():
-    schedule = Schedule((0, 1, 2, 3, 4), 3)
     # A is read again after B is made, and dies where C is; B and C die where D is made; D is too small for E.
-    assert overwritten(problem(), schedule, MAY) == (0, 0, 8, 8, 0)
-    assert overwritten(problem(), schedule, (True, False, True, False, True)) == (0, 0, 8, 0, 0)
-    assert overwritten(problem(pinned=(A, B, C)), schedule, MAY) == (0, 0, 0, 0, 0)
+    assert overwritten(problem(4), Schedule(PLAIN, 4), MAY) == (0, 0, 8, 8, 0)
+    assert overwritten(problem(4), Schedule(PLAIN, 4), (True, False, True, False, True)) == (0, 0, 8, 0, 0)
+    assert overwritten(problem(4, pinned=(A, B, C)), Schedule(PLAIN, 4), MAY) == (0, 0, 0, 0, 0)
 
 
 def test_what_two_parts_of_one_kernel_may_read_keeps_its_place():
-    schedule = Schedule((0, 1, 2, 3, 4), 3)
-    assert overwritten(problem(), schedule, (True,) * 5) == (0, 0, 0, 8, 0), "B was read for C, which was not"
+    every = overwritten(problem(4), Schedule(PLAIN, 4), (True,) * 5)
+    assert every == (0, 0, 0, 8, 0), "A was read for B in the same kernel, and B for C, but C was not read before"
+
+
+def test_what_waits_for_backward_keeps_its_place():
+    assert overwritten(problem(3), Schedule(PLAIN, 3), MAY) == (0, 0, 8, 0, 0)
 
 
 def test_a_copy_that_is_made_again_dies_where_it_was_read_before():
     schedule = Schedule((0, 1, 2, 0, 1, 3, 4), 3)
-    assert overwritten(problem(), schedule, MAY) == (0, 0, 8, 0, 0, 8, 0)
-    assert overwritten(problem(), schedule, (True,) * 5) == (0, 0, 8, 0, 8, 8, 0)
+    assert overwritten(problem(3), schedule, MAY) == (0, 0, 8, 0, 0, 8, 0)
 
 
 @given(step_problems(operations=10), st.integers(0, 99))
@@ -65,6 +66,7 @@ def test_never_more_than_what_dies_and_what_is_made(step, seed):
             for storage in step.reads[operation]
             if storage not in step.pinned | step.resident | step.arriving
             and not _read_later(step, steps, at, storage)
+            and not _waited(step, steps, at, storage)
             and not _read_nearby(step, steps, at, storage, may)
         ]
         most = sum(sizes[s] for s in made if sizes[s] in {sizes[d] for d in dying}) if may[operation] else 0
@@ -90,3 +92,8 @@ def _read_nearby(step, steps, at, storage, may):
         if storage in step.reads[before]:
             return True
     return False
+
+
+def _waited(step, steps, at, storage):
+    made = max((before for before in range(at) if storage in step.writes[steps[before]]), default=-1)
+    return made < step.forward <= at
