@@ -21,7 +21,7 @@ import torch
 from memopt.memory.allocator import index_of, segments_expand
 
 _PAGE = 2**21  # what the device gives out at a time
-_LITTLE = 2**26  # free bytes in segments that hold something: those of small tensors, and the ends of others
+_LITTLE = 2**27  # free bytes in segments that hold something: those of small tensors, and the ends of others
 
 _lock = threading.RLock()
 _tokens = itertools.count(1)
@@ -136,7 +136,7 @@ def _lift(index: int, more: int) -> None:
             _apply(index)
 
 
-def grow(device: torch.device, size: int, held: Held | None = None) -> None:
+def grow(device: torch.device, size: int, held: Held | None = None, *, anew: bool = False) -> None:
     """Have the allocator of a CUDA device take `size` bytes in all at once, where it caches next to nothing.
 
     Torch compares a request as a whole with what the limit leaves, even where memory is free at the end of the segment
@@ -147,12 +147,19 @@ def grow(device: torch.device, size: int, held: Held | None = None) -> None:
         device: which.
         size: bytes in all.
         held: what it holds now; by default it is asked.
+        anew: whether libraries give up their buffers first, which come again when they are needed. Where the cache was
+            handed back around them, they lie in the way of one large piece.
     """
     held = held_now(device) if held is None else held
     missing = (size - held.reserved_bytes) // _PAGE * _PAGE
-    if missing > 0 and segments_expand() and held.reserved_bytes - held.allocated_bytes <= _LITTLE:
-        with contextlib.suppress(torch.OutOfMemoryError):  # the step itself will tell
-            torch.empty(missing, dtype=torch.uint8, device=device)
+    if missing <= 0 or not segments_expand() or held.reserved_bytes - held.allocated_bytes > _LITTLE:
+        return
+    if anew:
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        missing = (size - held_now(device).reserved_bytes) // _PAGE * _PAGE
+    with contextlib.suppress(torch.OutOfMemoryError):  # the step itself will tell
+        torch.empty(missing, dtype=torch.uint8, device=device)
 
 
 def held_bytes(device: torch.device) -> int | None:

@@ -41,7 +41,9 @@ class StepGuard:
         try:
             allowance, held = self.allowance, self._begin()
             if beyond is not None and allowance is not None and held is not None:
-                grow(allowance.device, min(self._limit, allowance.expected(held, beyond)), held)
+                size = min(self._limit, allowance.expected(held, beyond))
+                # Graphs that others captured may go on using the buffers that libraries had then.
+                grow(allowance.device, size, held, anew=not allowance.pooled_bytes)
             yield
         finally:
             self._inside = False

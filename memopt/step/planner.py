@@ -268,11 +268,8 @@ class StepPlanner:
         return best, self._result(best, minimum, feasible)
 
     def deepest(self) -> list[int]:
-        """The plans with the least peak of each graph, as figures tell it where programs are not finished for it."""
-        if self.exact:
-            return [len(found.points) - 1 for found in self.curves]
-        tops = [[max(peaks.forward, peaks.backward) for peaks in figures] for figures in self.figures]
-        return [min(range(len(top)), key=top.__getitem__) for top in tops]
+        """The plans with the least peak of each graph."""
+        return [len(found.points) - 1 for found in self.curves]
 
     def free(self) -> list[int]:
         """The plans with the least peak among those that add at most 1 % of time."""

@@ -66,7 +66,7 @@ def test_the_limit_is_in_force_in_forward_and_in_backward_only(limits):
 
 def test_a_step_that_was_measured_has_its_memory_from_the_start(limits, monkeypatch):
     grown = []
-    monkeypatch.setattr(step_guard, "grow", lambda device, size, held: grown.append((size, list(limits))))
+    monkeypatch.setattr(step_guard, "grow", lambda device, size, held, anew: grown.append((size, list(limits))))
     guard = StepGuard()
     with guard.forward(300):
         assert grown == []
