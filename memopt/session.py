@@ -100,6 +100,7 @@ class Session(Told):
         self.frozen = frozen  # whether batch norms may be folded into the model's own weights
         # Whether what runs is the program itself, so that its timeline is the peak.
         self.exact = backend.exact
+        self.code_fails = False  # whether memory ran out in a step of the engine's own code that should keep the budget
 
     # -- the front door's protocol -------------------------------------------------------------------------------
 

@@ -79,6 +79,8 @@ class Training:
             BudgetError: no plan keeps it, operator by operator either.
         """
         session = self.session
+        if session.code_fails:
+            return self._operator_by_operator(None)
         before = self._before or Settled(planned=False)
         attempt: _Attempt | None = None
         try:
@@ -96,14 +98,15 @@ class Training:
             session.conclude()
         self._before = None if attempt is None else attempt.settled
         if attempt is None:
-            return self._operator_by_operator()
+            return self._operator_by_operator(self._least)
         if self._key and self._followed is None and attempt.fits:
             SettledSteps().put(self._key, attempt.settled)
         with phase("compiling kernels"):
             attempt.halves.load()
         return attempt.run
 
-    def _operator_by_operator(self) -> Callable[..., Any]:
+    def _operator_by_operator(self, least: int | None) -> Callable[..., Any]:
+        """The graph as its operators; it is refused naming no more than `least` bytes, which code does with."""
         session = self.session
         if session.limit_bytes and not session.one_graph:  # other graphs may have run: they were judged together
             raise session.over(session.report.peak_bytes, session.limit_bytes)
@@ -117,7 +120,7 @@ class Training:
             return AtenBackend().compile_captured(self.graph_module, self.example_inputs, self.hooks)
 
         with session.operator_by_operator():
-            return session.refused_at_most(lower, self._least)  # type: ignore[no-any-return]
+            return session.refused_at_most(lower, least)  # type: ignore[no-any-return]
 
     def _unplanned(self) -> _Attempt | None:
         """Torch's own cut and order, with the rewrites that let it keep the budget in the least time; None: none do.

@@ -271,6 +271,25 @@ def test_a_step_that_runs_out_of_memory_however_little_is_planned_is_refused(mon
     assert all(torch.equal(value, start[key]) for key, value in model.state_dict().items())
 
 
+@pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
+def test_code_that_runs_out_of_memory_however_little_is_planned_gives_way_to_operators(monkeypatch, steps):
+    model, x, budget = budget_and_session(monkeypatch)
+    steps()
+    taken, fails = Taken(budget - 10, budget - 5, 50), []
+
+    def take(*args, held=False):
+        fails.append(run._sessions[False].code_fails)
+        return None if held and not fails[-1] else taken
+
+    monkeypatch.setattr(measured_step, "take_step", take)
+    run = memopt.compile(model, budget, backend="inductor")
+    torch.testing.assert_close(trained(run, x), trained(model, x))
+    assert fails[0] is False and fails[-1] is True
+    (note,) = run.report.notes
+    assert "operator by operator" in note and run.report.peak_bytes <= budget
+    assert run._sessions[False].margin == 0
+
+
 def test_the_optimizer_s_state_that_is_to_come_has_its_place_in_the_step_that_is_taken(monkeypatch, steps):
     model, x, _ = budget_and_session(monkeypatch)
     optimizer = torch.optim.Adam(model.parameters())
