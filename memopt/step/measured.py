@@ -201,14 +201,19 @@ def lower_within(
             break
     # The caller's own step would run out of memory as well.
     if held is None and not _is_short(device, held_bytes(device) or 0):
+        refusal = session.over(session.limit_bytes + over, session.limit_bytes)
         if session.exact or session.code_fails:
-            raise session.over(session.limit_bytes + over, session.limit_bytes)
+            raise refusal
         session.margin, session.code_fails = margin, True  # its operators may take less than code, in another order
         session.forget_plan()
         try:
             return lower_within(session, lower, given)
+        except BudgetError as error:
+            if error.minimum_bytes <= refusal.minimum_bytes:
+                raise
         finally:
             session.code_fails = False
+        raise refusal
     session.note("the allocator reserves more than the step needs: it is held to the budget, which takes time")
     return run
 

@@ -290,6 +290,23 @@ def test_code_that_runs_out_of_memory_however_little_is_planned_gives_way_to_ope
     assert run._sessions[False].margin == 0
 
 
+@pytest.mark.parametrize("least", [1.01, 9.0], ids=["less than code", "more"])
+@pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
+def test_where_operators_do_not_keep_the_budget_either_the_lesser_need_is_named(monkeypatch, steps, least):
+    model, x, budget = budget_and_session(monkeypatch)
+    steps()
+    taken = Taken(budget - 10, budget - 5, 50)
+    monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False: None if held else taken)
+
+    def refused(self, known):
+        raise memopt.BudgetError(int(least * budget), budget)
+
+    monkeypatch.setattr("memopt.inductor.training.Training._operator_by_operator", refused)
+    with pytest.raises(memopt.BudgetError) as found:
+        memopt.compile(model, budget, backend="inductor")(x)
+    assert found.value.minimum_bytes == min(int(least * budget), budget + budget // 16)
+
+
 def test_the_optimizer_s_state_that_is_to_come_has_its_place_in_the_step_that_is_taken(monkeypatch, steps):
     model, x, _ = budget_and_session(monkeypatch)
     optimizer = torch.optim.Adam(model.parameters())
