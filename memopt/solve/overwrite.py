@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from memopt.solve.problem import StepProblem
 from memopt.solve.schedule import Schedule
@@ -43,12 +44,12 @@ def overwritten(problem: StepProblem, schedule: Schedule, may: Sequence[bool]) -
     held = problem.pinned | problem.resident | problem.arriving
     found = []
     for step, operation in enumerate(steps):
-        spared = 0
-        if may[operation]:
-            dying = [problem.sizes[storage] for storage in last[step] - held]
-            for storage in problem.writes[operation]:
-                if problem.sizes[storage] in dying:
-                    dying.remove(problem.sizes[storage])
-                    spared += problem.sizes[storage]
-        found.append(spared)
+        made_here = problem.writes[operation] if may[operation] else ()
+        dying = last[step] - held
+        found.append(shared_bytes((problem.sizes[s] for s in made_here), (problem.sizes[s] for s in dying)))
     return tuple(found)
+
+
+def shared_bytes(made: Iterable[int], dying: Iterable[int]) -> int:
+    """The bytes of results that take the place of what dies, each of one of its own size; both in bytes each."""
+    return sum((Counter(made) & Counter(dying)).elements())
