@@ -3,11 +3,16 @@
 import gc
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import torch
 
 from memopt.solve import recompute
 from memopt.step import side_by_side
+
+# No time limit for an example, as machines are busy, and the same examples every time: what fails is found again.
+hypothesis.settings.register_profile("memopt", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("memopt")
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +38,7 @@ def _brief_searches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     if not request.node.get_closest_marker("slow"):
         monkeypatch.setattr(recompute, "EFFORT", 300_000)
         monkeypatch.setattr(recompute, "PATIENCE", 4)
+        monkeypatch.setattr(recompute, "_SINKING", 2.0)  # of a slow machine's time the floor gets what it takes
         monkeypatch.setattr(side_by_side, "_cores", lambda: 1)  # none in another process, which would take its time
 
 

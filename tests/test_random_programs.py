@@ -39,7 +39,6 @@ def explore(check: Callable[[Recipe], None], chunk: int, examples: int, training
     @seed(chunk)
     @settings(
         max_examples=examples,
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 
 from memopt.solve.descend import refine, seed, slide
 from memopt.solve.improve import Improver
@@ -63,8 +62,8 @@ class Curve:
 
 
 def curve(problem: StepProblem, *, seconds: float = 20.0) -> Curve:
-    """Return the whole trade-off, searched for at most about `seconds` seconds on one core."""
-    search = Search(Rollout(problem), time.monotonic() + seconds)
+    """Return the whole trade-off, searched for at most about `seconds` seconds of one core's time."""
+    search = Search(Rollout(problem), seconds)
     seed(search)
     sink(search, seconds * _SINKING)
     slide(search, math.inf)
@@ -78,7 +77,7 @@ def plan(problem: StepProblem, limit: int | None, *, seconds: float = 20.0) -> P
     Without a limit: the plan with the least peak among those that add at most 1 % to the step's seconds. Where no plan
     keeps the limit: the one with the least peak, with `feasible` False.
     """
-    search = Search(Rollout(problem), time.monotonic() + seconds)
+    search = Search(Rollout(problem), seconds)
     seed(search)
     if limit is None:
         dearest = problem.base_seconds * (1 + FREE)
@@ -105,7 +104,7 @@ def sink(search: Search, seconds: float) -> None:
         1.0 + sum(problem.sizes[storage] for storage in (*reads, *writes))
         for reads, writes in zip(problem.reads, problem.writes, strict=True)
     )
-    twin = Search(Rollout(dataclasses.replace(problem, costs=touched)), time.monotonic() + seconds, EFFORT)
+    twin = Search(Rollout(dataclasses.replace(problem, costs=touched)), seconds, EFFORT)
     seed(twin)
     slide(twin, math.inf)
     Improver(twin).run([0], PATIENCE)

@@ -39,12 +39,12 @@ class Move:
 class Search:
     """Moves between decisions; every decision ever played reaches the archive."""
 
-    def __init__(self, rollout: Rollout, deadline: float, operations: float = float("inf")) -> None:
+    def __init__(self, rollout: Rollout, seconds: float, operations: float = float("inf")) -> None:
         """Take what bounds the search.
 
         Args:
             rollout: plays decisions out.
-            deadline: value of time.monotonic() at which to stop.
+            seconds: time after which to stop, of this thread's processor: on a busy machine it finds the same plan.
             operations: how many operations may be played out in all; unlike the deadline the same on every machine.
         """
         self.rollout, self.archive = rollout, Archive()
@@ -58,12 +58,12 @@ class Search:
         self.dust = max(self.problem.base_seconds, 1e-30) * 1e-9
         # The share of an ancestor's cost charged where it is recomputed anyway, but later: then it lives longer.
         self.early = 0.0
-        self._deadline, self._operations = deadline, operations
+        self._end, self._operations = time.thread_time() + seconds, operations
 
     @property
     def late(self) -> bool:
         """Whether the time is over."""
-        return self._operations < 0 or time.monotonic() > self._deadline
+        return self._operations < 0 or time.thread_time() > self._end
 
     def allow(self, operations: float) -> None:
         """Set how many operations may still be played out."""

@@ -19,8 +19,9 @@ log = logging.getLogger("memopt")
 
 # A search with fewer operations ends before another process is worth its start.
 _FEW = 300
-# A process is given up when it takes so many times what its searches were given, and so many seconds for its start.
-_PATIENCE, _START = 2.0, 5.0
+# A process is given up when it takes so many times what its searches were given, as a busy machine may make it, and so
+# many seconds for its start.
+_PATIENCE, _START = 4.0, 5.0
 # The solver imports neither torch nor the package around it, which would take longer than many a search.
 _WORKER = """
 import sys, types

@@ -44,7 +44,6 @@ def test_random_programs_compute_what_eager_does(chunk: int, examples: int) -> N
     @seed(chunk)
     @settings(
         max_examples=examples,
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
@@ -58,7 +57,7 @@ def test_random_programs_compute_what_eager_does(chunk: int, examples: int) -> N
 
 
 @seed(7)
-@settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, database=None, suppress_health_check=list(HealthCheck))
 @given(recipes(mean_steps=20, random=False))
 def test_plans_of_random_programs_are_checked(recipe: Recipe) -> None:
     program = program_of(recipe)

@@ -208,7 +208,7 @@ def test_random_programs_are_right_or_refused():
     divided = 0
 
     @seed(5)
-    @settings(max_examples=120, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=120, database=None, suppress_health_check=list(HealthCheck))
     @given(recipes())
     def explore(recipe):
         nonlocal divided

@@ -402,7 +402,7 @@ VIEWS = [
 STEP = st.tuples(st.sampled_from([*UNARY, *BINARY, *VIEWS]), st.integers(0, 40), st.integers(0, 40))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(STEP, min_size=2, max_size=14), st.lists(st.integers(0, 40), min_size=1, max_size=4), st.booleans())
 def test_random_graphs_run_as_annotated(steps, outputs, training):
     tensors = [torch.randn(4, 4), torch.randn(4, 4), torch.randn(1, 4)]

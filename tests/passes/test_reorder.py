@@ -160,7 +160,7 @@ def test_a_compiled_cell_peaks_lower_than_eager():
     assert peak(Reorder().run(capture(model, x)).program) < peak(capture(model, x))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(recipe=recipes())
 def test_random_programs_never_peak_higher(recipe):
     program = program_of(recipe)

@@ -44,7 +44,7 @@ def assert_spells(function, x=X) -> None:
 scale = st.sampled_from([0.25, 0.5, 2.0, 4.0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(scale, scale, st.booleans(), st.booleans(), st.sampled_from([1, -1]))
 def test_gelu_however_its_factors_are_spread(a, b, swap, divide, sign) -> None:
     def gelu(x):
@@ -56,7 +56,7 @@ def test_gelu_however_its_factors_are_spread(a, b, swap, divide, sign) -> None:
     assert_spells(gelu)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(scale, st.booleans(), st.booleans())
 def test_tanh_gelu_however_its_polynomial_is_written(a, cube, nested) -> None:
     def gelu(x):
@@ -67,7 +67,7 @@ def test_tanh_gelu_however_its_polynomial_is_written(a, cube, nested) -> None:
     assert_spells(gelu)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(scale, st.booleans())
 def test_hard_activations_however_their_constants_are_spread(a, swish) -> None:
     def hard(x):
@@ -93,7 +93,7 @@ def test_the_other_forms(function) -> None:
     assert_spells(lambda x: function(x.sin()))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(range(6)), st.floats(1.1, 3), st.booleans())
 def test_a_constant_that_is_another_is_never_taken_for_it(place, factor, down) -> None:
     wrong = [1.0] * 6

@@ -34,7 +34,7 @@ step = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(step, min_size=1, max_size=5), st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
 def test_a_chain_is_one_clamp(steps, dtype):
     x = torch.tensor(VALUES, dtype=dtype)
@@ -49,7 +49,7 @@ def test_a_chain_is_one_clamp(steps, dtype):
     torch.testing.assert_close(target(x, *args), expected, rtol=0, atol=0, equal_nan=True)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(step, step)
 def test_what_changes_nothing_changes_nothing(first, second):
     x = torch.tensor(VALUES)

@@ -68,7 +68,7 @@ def test_a_weight_lies_in_the_module_that_reads_it():
     assert {pair.node.name for pair in group.pairs} == {"x", "w", "v", "y"}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 11), unique=True), st.lists(st.integers(0, 11), unique=True))
 def test_every_node_stands_in_exactly_one_line(left, right):
     before = graph(*(node(f"n{i}", f"op{i % 3}", module=f"m.{i % 4}") for i in left))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from hypothesis import strategies as st
 
 from memopt.solve.archive import State
@@ -19,7 +17,7 @@ class JudgedSearch(Search):
 
     def __init__(self, problem: StepProblem, operations: float = 20_000) -> None:
         """Bound the search by operations, never by the clock."""
-        super().__init__(Rollout(problem), time.monotonic() + 3600, operations)
+        super().__init__(Rollout(problem), 3600, operations)
         self.played: list[State] = []
 
     def play(self, saved: list[bool], hold: list[int]) -> State:

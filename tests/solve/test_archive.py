@@ -48,7 +48,7 @@ def test_best_is_the_fastest_within_the_limit():
     assert [archive.best(limit).seconds for limit in (10, 19, 20, 999)] == [5.0, 5.0, 3.0, 3.0]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(points=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=25))
 def test_after_every_offer_it_is_the_front_of_all_offers(points):
     archive, best = Archive(), [float("inf")] * 14

@@ -62,7 +62,7 @@ def test_a_chain_can_go_down_to_three_copies():
 def test_no_schedule_of_any_small_step_is_below_it_and_it_is_often_exact():
     drawn = exact = tighter = 0
 
-    @settings(max_examples=300, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=300, database=None)
     @given(problem=step_problems(operations=8))
     def judge(problem):
         nonlocal drawn, exact, tighter

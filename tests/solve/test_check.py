@@ -47,7 +47,7 @@ def test_a_claim_that_frees_a_pinned_copy_is_refused():
     check(pinned, Schedule((0, 1, 0, 2, 3), 2), 49)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(problem=step_problems(), data=st.data())
 def test_it_agrees_with_the_simulator_on_schedules_nobody_would_choose(problem, data):
     steps = list(range(len(problem.reads)))

@@ -64,7 +64,7 @@ def everything(problem: ChunkProblem):
                 yield peak, extra + problem.byte_seconds * joined
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems(), st.integers(0, 60))
 def test_no_stretches_keep_a_smaller_limit_or_add_less_time(problem, limit):
     search, best = ChunkSearch(problem), list(everything(problem))

@@ -50,7 +50,7 @@ def test_what_saves_most_may_be_something_backward_does_not_read():
     assert [storage for storage, wanted in enumerate(chosen) if wanted] == [1]
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120)
 @given(data=st.data(), problem=step_problems(operations=10))
 def test_it_is_as_cheap_as_the_best_of_all_choices_at_the_highest_prices_so_far(data, problem):
     rollout = Rollout(problem)

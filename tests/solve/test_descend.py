@@ -101,7 +101,7 @@ def test_between_two_neighbours_part_of_the_lower_one_is_enough():
 def test_small_steps_nearly_always_reach_the_exact_floor_and_the_exact_seconds():
     drawn = floors = levels = exact = 0
 
-    @settings(max_examples=150, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=150, database=None)
     @given(problem=step_problems(operations=8))
     def judge(problem):
         nonlocal drawn, floors, levels, exact

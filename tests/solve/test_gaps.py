@@ -35,7 +35,7 @@ def test_a_wait_ends_with_a_read_and_a_drop_with_a_write():
     assert gaps.first_touch.tolist() == [5, 3, 2, 5, 5, 5]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(data=st.data(), problem=step_problems())
 def test_it_finds_what_a_walk_over_the_steps_finds(data, problem):
     rollout, outcome, gaps = _find(problem, *data.draw(decisions(problem)))

@@ -69,7 +69,7 @@ def test_the_same_seed_finds_the_same():
     assert fronts[0] == fronts[1]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(problem=step_problems())
 def test_whatever_it_ruins_stays_a_right_schedule(problem):
     search, levels = _descended(problem)

@@ -45,7 +45,7 @@ def brute_force(problem):
     return best
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 @given(problem=problems())
 def test_it_is_the_best_of_all_orders(problem):
     order = smallest_peak(problem)
@@ -53,7 +53,7 @@ def test_it_is_the_best_of_all_orders(problem):
     assert order.optimal and order.peak_bytes == brute_force(problem)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(problem=problems(), effort=st.integers(0, 20), beam=st.integers(1, 2))
 def test_bounds_hold_however_little_effort_is_spent(problem, effort, beam):
     order = smallest_peak(problem, effort=effort, beam=beam)

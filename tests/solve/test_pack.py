@@ -18,7 +18,7 @@ EXAMPLE = [Buffer(0, 3, 4), Buffer(3, 9, 4), Buffer(0, 9, 4), Buffer(9, 21, 4), 
 TIGHT = [Buffer(0, 2, 2), Buffer(1, 4, 2), Buffer(3, 6, 3), Buffer(0, 6, 1), Buffer(5, 8, 4)]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(buffers=buffer_lists())
 def test_small_lists_are_packed_in_the_least_size_and_proved(buffers):
     packing = pack(buffers)
@@ -26,7 +26,7 @@ def test_small_lists_are_packed_in_the_least_size_and_proved(buffers):
     assert packing == Packing(packing.offsets, least_size(buffers), packing.size, True)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(buffers=buffer_lists(alignments=(1, 2, 3, 4, 8)))
 def test_alignment_is_kept_at_the_least_cost(buffers):
     packing = pack(buffers)
@@ -34,7 +34,7 @@ def test_alignment_is_kept_at_the_least_cost(buffers):
     assert packing.size == packing.lower_bound == least_size(buffers)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(buffers=buffer_lists(alignments=(1, 4)), change=st.integers(-3, 3))
 def test_a_capacity_is_met_or_refuted(buffers, change):
     least = least_size(buffers)

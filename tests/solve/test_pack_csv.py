@@ -67,7 +67,7 @@ def test_malformed_text_is_named_by_line_and_column(text, message):
         read_table(text)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(buffers=buffer_lists(alignments=(1, 4)), names=st.lists(st.text("ab,\" '", max_size=4), min_size=6, max_size=6))
 def test_what_is_written_is_read_again(buffers, names):
     text = io.StringIO()

@@ -43,7 +43,7 @@ def test_climbing_repairs_an_order():
     assert piece.lower_bound <= greedy.size < plain
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(buffers=crowded_lists(alignments=(1, 2, 4, 6)))
 def test_what_heuristics_give_are_packings(buffers):
     for piece in pieces(buffers):

@@ -16,7 +16,7 @@ from tests.solve.packings import crowded_lists, fits, gapped_lists, least_size
 
 
 @pytest.mark.parametrize("few", [LOWEST, FORCED, NEARLY_FORCED, FEWEST])
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(buffers=crowded_lists(alignments=(1, 2, 4, 6)), letters=st.sampled_from(["TAW", "WAT"]), seed=st.integers(0, 9))
 def test_every_capacity_is_met_or_refuted(few, buffers, letters, seed):
     for piece in pieces(buffers):
@@ -33,7 +33,7 @@ def test_every_capacity_is_met_or_refuted(few, buffers, letters, seed):
 
 
 @pytest.mark.parametrize("few", [LOWEST, FORCED, NEARLY_FORCED, FEWEST])
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(buffers=gapped_lists(), letters=st.sampled_from(["TAW", "WAT"]), seed=st.integers(0, 9))
 def test_the_fullest_moment_may_not_be_enough(few, buffers, letters, seed):
     for piece in pieces(buffers):
@@ -44,7 +44,7 @@ def test_the_fullest_moment_may_not_be_enough(few, buffers, letters, seed):
 
 
 @pytest.mark.parametrize("few", [LOWEST, FORCED, NEARLY_FORCED, FEWEST])
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15)
 @given(count=st.integers(40, 80), seed=st.integers(0, 999), shorten=st.sampled_from([0.0, 0.3, 0.8]))
 def test_what_fits_is_never_refuted(few, count, seed, shorten):
     capacity = 1 << 16
@@ -57,7 +57,7 @@ def test_what_fits_is_never_refuted(few, count, seed, shorten):
                 check_packing(piece.buffers, [piece.unit * o for o in search.offsets], piece.size(search.offsets))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(buffers=crowded_lists(alignments=(1, 2, 4, 6)))
 def test_no_size_between_is_skipped_and_bounds_hold(buffers):
     for piece in pieces(buffers):
@@ -70,7 +70,7 @@ def test_no_size_between_is_skipped_and_bounds_hold(buffers):
 
 
 @pytest.mark.parametrize("few", [LOWEST, FEWEST])
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(buffers=st.one_of(crowded_lists(most=8), gapped_lists()))
 def test_weaker_bounds_change_nothing_but_the_time(few, buffers):
     for piece in pieces(buffers):

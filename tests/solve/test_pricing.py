@@ -68,7 +68,7 @@ def test_a_late_search_tries_no_price():
     assert search.played == []
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(problem=step_problems())
 def test_every_price_leads_to_a_right_schedule_and_none_is_lost(problem):
     search = JudgedSearch(problem)

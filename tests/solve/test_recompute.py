@@ -14,7 +14,7 @@ from memopt.solve.schedule import simulate
 from tests.solve.problems import chain, step_problems
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(problem=step_problems())
 def test_every_plan_is_accepted_and_the_curve_is_monotone(problem):
     found = curve(problem, seconds=0.05)
@@ -33,7 +33,7 @@ def test_every_plan_is_accepted_and_the_curve_is_monotone(problem):
         assert best is None or best.peak_bytes <= limit
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(problem=step_problems())
 def test_plan_without_limit_is_nearly_free_and_an_impossible_limit_is_reported(problem):
     free = plan(problem, None, seconds=0.05)

@@ -62,7 +62,7 @@ def test_a_step_without_operations_takes_nothing():
     assert (outcome.steps, outcome.peak_bytes, outcome.peak_step, outcome.seconds) == ([], 0, -1, 0.0)
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=250)
 @given(data=st.data(), problem=step_problems())
 def test_every_decision_is_a_right_schedule_measured_exactly(data, problem):
     saved, hold = data.draw(decisions(problem))
@@ -80,7 +80,7 @@ def test_every_decision_is_a_right_schedule_measured_exactly(data, problem):
     assert rollout.play(saved, hold).steps == outcome.steps  # playing leaves no trace
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(problem=step_problems())
 def test_all_saved_and_held_forever_recomputes_nothing(problem):
     everything = len(problem.sizes)

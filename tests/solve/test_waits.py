@@ -65,7 +65,7 @@ def test_a_spared_recomputation_takes_along_what_was_made_for_it_alone():
         assert state.seconds - after.seconds == seconds
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(data=st.data(), problem=step_problems())
 def test_a_forward_copy_dropped_where_copies_are_held_for_good_adds_exactly_what_was_said(data, problem):
     made = range(len(problem.sizes))

@@ -189,7 +189,7 @@ def test_random_programs_keep_the_least_limit_with_the_same_numbers_or_are_refus
     divided = 0
 
     @seed(7)
-    @settings(max_examples=80, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=80, database=None, suppress_health_check=list(HealthCheck))
     @given(recipes())
     def explore(recipe):
         nonlocal divided
