@@ -11,6 +11,7 @@ from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.patterns.ahead import find_ahead
 from memopt.patterns.column_padding import Aligned, turn_after_padding
 from memopt.patterns.kept_padding import keep_padding
+from memopt.patterns.product_sums import in_float32
 from memopt.patterns.row_chunks import run_in_chunks
 from memopt.patterns.rows import HALVES, PRODUCTS, RowRefused, RowRegion, find_rows, products_before_losses
 from memopt.program import Phase, Program
@@ -44,7 +45,8 @@ class ChunkLoss(Pass):
         4. The weight may be tied or transposed; views such as [batch, sequence, vocabulary] may stand in between.
         5. The weight's columns may be padded for the sake of a faster product, and the logits' cut off again.
 
-    Numbers: sums over rows of half precision are added up in float32 and rounded once. dW and db are sums in another
+    Numbers: sums over rows of half precision are added up in float32 and rounded once; a GPU's library of matrix
+    products adds them to the sum where it stands. dW and db are sums in another
     order than before, hence the tolerance.
 
     Refusals:
@@ -72,7 +74,8 @@ class ChunkLoss(Pass):
                 many rows.
             waiting: at most so many chunks' shares in the weight's gradient wait to be added up at once, and two or as
                 many as take no more memory than a chunk of logits. Each time the sum so far is read and written in
-                float32, twice as wide as a share: of all that chunks add this takes the most time.
+                float32, twice as wide as a share: of all that chunks add this takes the most time. Where the product
+                itself adds in float32 (`product_sums.in_float32`), there are no shares.
             multiple: columns of logits are padded to a multiple of this; None: on CUDA to 16 bytes, else not at all.
 
         Raises:
@@ -159,7 +162,7 @@ class ChunkLoss(Pass):
         logits, width = product.meta["val"], _width(product)
         rows, columns = (int(length) for length in logits.shape)
         size = int(logits.element_size())
-        shares = min(self._shares(product, chunk), math.ceil(rows / chunk))
+        shares = 0 if in_float32(logits) else min(self._shares(product, chunk), math.ceil(rows / chunk))
         added = (4 + 2 * shares if logits.dtype in HALVES else size) * columns * width + size * rows * width
         return 2 * size * columns * (rows - chunk), added
 

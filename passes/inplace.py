@@ -13,6 +13,7 @@ from torch import fx
 
 from memopt.memory.aliasing import Aliasing, analyse
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
+from memopt.patterns.product_sums import ADD_PRODUCT
 from memopt.program import Phase, Program, tensors_of
 from memopt.rewrite import forget_inplace
 
@@ -20,7 +21,7 @@ _MOST_REFUSALS = 50
 
 _aten = torch.ops.aten
 _UNTAGGED = (_aten.hardswish.default, _aten.masked_fill.Tensor)  # element-wise, though torch does not say so
-_SUMS = (_aten.addmm.default,)  # element-wise in the first operand only
+_SUMS = (_aten.addmm.default, ADD_PRODUCT)  # element-wise in the first operand only
 _OUT_OVERLOADS = {
     _aten.elu_backward.default: _aten.elu_backward.grad_input,
     _aten.gelu_backward.default: _aten.gelu_backward.grad_input,

@@ -18,6 +18,7 @@ from memopt.inductor.kinds import REDUCTIONS, is_inlined, is_library_call
 from memopt.inductor.windows import arrange
 from memopt.memory.cost.roofline import moving_seconds, result_bytes, touched_bytes
 from memopt.memory.cost.table import CostTable, OperatorCost
+from memopt.patterns.product_sums import sum_so_far
 from memopt.program import Program, is_any_view, tensors_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -78,7 +79,7 @@ class InductorFusion:
                 node.meta["kernel"] = True
             if node in marker.stored:
                 node.meta["stored"] = True
-            if _continues_a_sum(node):
+            if _continues_a_sum(node) or sum_so_far(node) is not None:
                 node.meta["inplace"] = 0
         return new  # the graph is as it was: there is nothing to propagate
 

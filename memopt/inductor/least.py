@@ -11,10 +11,11 @@ from typing import Any
 
 from torch import fx
 
+from memopt.patterns.product_sums import sum_so_far
 from memopt.rewrite import storages
 
 # Never fused into a kernel that Inductor generates, nor done without memory for operands and results.
-_CALLS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"}
+_CALLS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "wide_product", "add_product"}
 _ATTENTION = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_", "_cudnn_attention_")
 # Inductor chooses an order of its own where that takes less.
 _REORDERED = 0.97
@@ -74,8 +75,9 @@ def _peak(module: fx.GraphModule, there: Collection[int], held: Mapping[int, int
     peak = total
     for index, node in enumerate(nodes):
         call = node.op == "call_function" and _is_call(node)
-        if not call:  # a kernel may write over what it reads last
-            total -= sum(live.pop(key, 0) for key in dying.get(index, ()))
+        before = sum_so_far(node)
+        over = own[before] if before is not None else () if call else dying.get(index, ())
+        total -= sum(live.pop(key, 0) for key in over)  # a kernel may write over what it reads last
         if node.op == "call_function":
             for key, size in own[node].items():
                 if key in in_memory and key not in live:

@@ -17,6 +17,7 @@ from memopt.capture.dynamo import Hooks
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.fusion import realize
 from memopt.inductor.order import KeepOrder
+from memopt.inductor.product_sums import register_product_sums
 from memopt.inductor.together import together
 from memopt.inductor.trace import Trace
 from memopt.program import Program
@@ -106,6 +107,7 @@ def compile_training(
     A graph that is lowered several times is traced once, where each time is given the same `trace`.
     """
     # Both halves are lowered at once, since a peak is that of both; torch's cache of joint graphs does not know plans.
+    register_product_sums()
     settings = functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False)
     with settings, (trace or Trace()).kept():
         return inductor.compile_fx(

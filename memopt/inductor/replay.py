@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt.memory.rounding import allocated_bytes
+from memopt.patterns.product_sums import ADD_PRODUCT, ADD_PRODUCT_INTO
 
 # Bytes that a call takes beyond its results, by operator, positional and keyword arguments, and results.
 Workspace = Callable[[Any, Sequence[Any], Mapping[str, Any], Any], int]
@@ -207,6 +208,8 @@ def measured_workspace(table: Any) -> Workspace:
     """What calls of generated code take beyond their results, from the table of measured operators."""
 
     def find(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
+        if target is ADD_PRODUCT_INTO:
+            target, result = ADD_PRODUCT, args[0]
         if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
             return 0
         graph = fx.Graph()

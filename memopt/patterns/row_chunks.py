@@ -13,6 +13,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from memopt.patterns.ahead import Ahead
+from memopt.patterns.product_sums import ADD_PRODUCT, WIDE_PRODUCT, in_float32
 from memopt.patterns.rows import HALVES, NLL_FORWARD, PRODUCTS, Count, RowRegion, Rows, lead_of
 from memopt.program import Phase, is_view
 from memopt.rewrite import erase_unused
@@ -25,8 +26,9 @@ def run_in_chunks(region: RowRegion, chunk: int, ahead: Ahead | None = None, wai
     """Edit the graph so that the region runs in chunks of rows; the last chunk may be smaller.
 
     Narrow values are put together again from the chunks' rows, sums over rows are added up (those of half precision in
-    float32, rounded once at the end; matrices `waiting` at a time), and what backward needs of the wide values
-    of forward is computed again for each chunk; with `ahead` backward's values are computed in forward, next to those.
+    float32, rounded once at the end: matrices by the library that multiplies, where it can, else `waiting` at a time),
+    and what backward needs of the wide values of forward is computed again for each chunk; with `ahead` backward's
+    values are computed in forward, next to those.
 
     Args:
         region: of a program that is being edited.
@@ -214,6 +216,8 @@ class _Half:
         them up where the sum is read.
         """
         product, half = made.target is aten.mm.default, node.meta["val"].dtype in HALVES
+        if product and half and in_float32(node.meta["val"]):
+            return [self._multiplied_and_added(node, before, made, last=last)]
         if product and half:
             return self._added_together(node, [*before, made], last=last)
         if not before:
@@ -223,6 +227,18 @@ class _Half:
             self.graph.erase_node(made)
             return [self._call(node, aten.addmm.default, (before[0], *operands), {}, "sum")]
         return [self._call(node, aten.add.Tensor, (before[0], made), {}, "sum")]
+
+    def _multiplied_and_added(self, node: fx.Node, before: list[fx.Node], made: fx.Node, *, last: bool) -> fx.Node:
+        """The sum in float32 after another chunk's product, which the library adds to the sum so far."""
+        operands = made.args
+        self.graph.erase_node(made)
+        if before:
+            total = self._call(node, ADD_PRODUCT, (before[0], *operands), {}, "sum")
+        else:
+            total = self._call(node, WIDE_PRODUCT, operands, {}, "wide")
+        if not last:
+            return total
+        return self._running(node, self._call(node, _CONVERT, (total, node.meta["val"].dtype), {}, "rounded"))
 
     def _added_together(self, node: fx.Node, parts: list[fx.Node], *, last: bool) -> list[fx.Node]:
         """Matrices of half precision, and before them the sum so far if there is one, added up where there are enough.

@@ -94,9 +94,9 @@ def _interpolated(points: tuple[tuple[int, float], ...], moved: int) -> float:
 
 def rate(node: fx.Node, device: Device) -> float:
     """Peak operations per second of the node's arithmetic on the device, at PyTorch's present precision settings."""
-    # The first operand's: attention's backward also reads row sums, in float32 whatever it multiplies in.
+    # The narrowest operand's: row sums of attention, and sums of products, are in float32 whatever is multiplied.
     kinds = (tensor.dtype for tensor in operands_of(node) if tensor.dtype.is_floating_point)
-    kind = next(kinds, torch.float32)
+    kind = min(kinds, key=lambda dtype: dtype.itemsize, default=torch.float32)
     if kind is torch.float32 and device.type == "cuda" and _reduced(node):
         return device.flops["tf32"]
     return device.flops.get(str(kind).removeprefix("torch."), device.flops["float32"])
