@@ -106,8 +106,8 @@ def compile_training(
 
     A graph that is lowered several times is traced once, where each time is given the same `trace`.
     """
-    # Both halves are lowered at once, since a peak is that of both; torch's cache of joint graphs does not know plans.
     register_product_sums()
+    # Both halves are lowered at once, since a peak is that of both; torch's cache of joint graphs does not know plans.
     settings = functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False)
     with settings, (trace or Trace()).kept():
         return inductor.compile_fx(
