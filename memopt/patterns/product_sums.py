@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import register_flop_formula
 
+from memopt.patterns.rows import HALVES
 from memopt.program import is_any_view
 
 aten = torch.ops.aten
@@ -37,8 +38,10 @@ _SUMS_IN_FLOAT32 = (2, 10)
 
 
 def in_float32(factor: torch.Tensor) -> bool:
-    """Whether the device multiplies matrices of this half precision with a result in float32: NVIDIA's do."""
-    if factor.device.type != "cuda" or torch.version.hip or torch.__version__ < _SUMS_IN_FLOAT32:  # type: ignore[operator]
+    """Whether it is of half precision, on a device that multiplies such matrices with a result in float32: NVIDIA's."""
+    if factor.dtype not in HALVES or factor.device.type != "cuda" or torch.version.hip:
+        return False
+    if torch.__version__ < _SUMS_IN_FLOAT32:  # type: ignore[operator]
         return False
     if factor.dtype is torch.float16 or not torch.cuda.is_available():  # a plan for a device that is not here
         return True
@@ -106,11 +109,10 @@ for _name, _kernel, _meta in (
     _LIBRARY.impl(_name, _meta, "Meta")  # type: ignore[no-untyped-call]
 
 
-@register_flop_formula(torch.ops.memopt.add_product)
-def _flops(total: tuple[int, ...], left: tuple[int, int], right: tuple[int, int], **_: object) -> int:
+def _flops(*shapes: tuple[int, ...], **_: object) -> int:
+    left, right = shapes[-2:]
     return 2 * left[0] * left[1] * right[1]
 
 
-@register_flop_formula(torch.ops.memopt.wide_product)
-def _flops_wide(left: tuple[int, int], right: tuple[int, int], **_: object) -> int:
-    return 2 * left[0] * left[1] * right[1]
+for _packet in (torch.ops.memopt.wide_product, torch.ops.memopt.add_product):
+    register_flop_formula(_packet)(_flops)

@@ -45,7 +45,7 @@ class Search:
         Args:
             rollout: plays decisions out.
             seconds: time after which to stop, of this thread's processor: on a busy machine it finds the same plan.
-            operations: how many operations may be played out in all; unlike the deadline the same on every machine.
+            operations: how many operations may be played out in all; unlike the time the same on every machine.
         """
         self.rollout, self.archive = rollout, Archive()
         self.problem, self.finder = rollout.problem, GapFinder(rollout)

@@ -14,6 +14,7 @@ from memopt.passes.chunk_loss import ChunkLoss
 from memopt.passes.inplace import Inplace
 from memopt.patterns import row_chunks
 from memopt.patterns.product_sums import ADD_PRODUCT, WIDE_PRODUCT
+from tests.backends.test_inductor_budget import eager_gradients
 from tests.end_to_end import gradients, resident_bytes, restorer, step
 from tests.inductor.test_fusion import marked
 from tests.passes.build import capture_joint
@@ -70,11 +71,7 @@ def test_the_code_writes_over_the_sum(monkeypatch):
     model = memopt.models.build("llama_1b", tiny=True, vocabulary=4096, width=64).to(torch.bfloat16)
     inputs = model.example_inputs(32, labels=True)
     restore = restorer(model)
-    exact = copy.deepcopy(model).double()
-    step(exact, inputs)
-    step(model, inputs)
-    true, eager = gradients(exact), gradients(model)
-    restore()
+    true, eager = eager_gradients(copy.deepcopy(model).double(), inputs), eager_gradients(model, inputs)
     with pytest.raises(memopt.BudgetError) as refused:
         step(memopt.compile(model, resident_bytes(model, inputs), backend="inductor"), inputs)
     torch._dynamo.reset()

@@ -41,11 +41,9 @@ def check(dtype, device="cpu"):
     assert ADD_PRODUCT_OVER(over, left, right) is over
     assert ADD_PRODUCT_INTO(into, left, right) is None
     assert torch.equal(over, apart) and torch.equal(into, apart)
-    wide = WIDE_PRODUCT(left, right)
+    wide, true = WIDE_PRODUCT(left, right), left.double() @ right.double()
     assert wide.dtype is torch.float32
-    assert (wide - left.double() @ right.double()).abs().max() <= 64 * torch.finfo(
-        torch.float32
-    ).eps * exact.abs().max()
+    assert (wide - true).abs().max() <= 64 * torch.finfo(wide.dtype).eps * exact.abs().max()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -82,6 +80,13 @@ def test_fake_tensors(device):
         assert ADD_PRODUCT_OVER(total, left, right) is total
         with pytest.raises(RuntimeError, match="cannot be added"):
             ADD_PRODUCT(total, right, left)
+
+
+def test_only_half_precision_on_a_gpu_is_multiplied_so():
+    with FakeTensorMode():
+        for dtype, wanted in ((torch.float16, True), (torch.float32, False), (torch.float64, False)):
+            assert in_float32(torch.empty(2, 2, dtype=dtype, device="cuda")) is wanted
+        assert not in_float32(torch.empty(2, 2, dtype=torch.float16))
 
 
 def node_of(target, *values):
