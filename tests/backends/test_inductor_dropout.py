@@ -18,10 +18,11 @@ def _fresh_dynamo():
     torch._dynamo.reset()
 
 
-def build():
+def build(device):
     torch.manual_seed(0)
-    model = memopt.models.build("gpt2", tiny=True, layers=3, vocabulary=1024, dropout=0.3).double()
-    return model, model.example_inputs(32, labels=True)
+    model = memopt.models.build("gpt2", tiny=True, layers=3, vocabulary=1024, dropout=0.3).double().to(device)
+    batch = 32 if device == "cpu" else 2048  # a GPU's memory is taken in blocks of megabytes
+    return model, {name: value.to(device) for name, value in model.example_inputs(batch, labels=True).items()}
 
 
 def loss_of(run, inputs):
@@ -39,20 +40,25 @@ def taken(run, model, inputs):
 
 
 @functools.cache
-def unconstrained():
-    model, inputs = build()
+def unconstrained(device):
+    model, inputs = build(device)
     run = memopt.compile(model, backend="inductor", verify=False)
     loss, gradients = taken(run, model, inputs)
     return loss, gradients, run.report.peak_bytes
 
 
-@pytest.mark.parametrize(
-    "share", [0.9, 0.6, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.8, 0.7, 0.5, 0.4, 0.3))]
-)
-def test_gradients_are_those_of_the_masks_that_forward_drew(share):
-    expected_loss, expected, peak = unconstrained()
+CASES = [
+    *(("cpu", share) for share in (0.9, 0.6)),
+    *(pytest.param("cpu", share, marks=pytest.mark.slow) for share in (0.8, 0.7, 0.5, 0.4, 0.3)),
+    *(pytest.param("cuda", share, marks=pytest.mark.gpu) for share in (0.9, 0.7, 0.5)),
+]
+
+
+@pytest.mark.parametrize(("device", "share"), CASES)
+def test_gradients_are_those_of_the_masks_that_forward_drew(device, share):
+    expected_loss, expected, peak = unconstrained(device)
     torch._dynamo.reset()
-    model, inputs = build()
+    model, inputs = build(device)
     run = memopt.compile(model, int(share * peak), backend="inductor", verify=False)
     try:
         loss, gradients = taken(run, model, inputs)
