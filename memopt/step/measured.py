@@ -7,9 +7,10 @@ import dataclasses
 import functools
 import gc
 import logging
+import re
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -28,15 +29,19 @@ if TYPE_CHECKING:
     from memopt.session import Session
 
 log = logging.getLogger("memopt")
+_T = TypeVar("_T")
 
 # How often a step is planned for less because of what the allocator reserves.
 _ROUNDS = 2
-# A step during which memory ran out is planned again for less by one part in so many of the budget.
-_SHORT = 16
+# A step during which memory ran out is planned again for less by one part in so many of the budget; at first, where
+# what was missing is known, by that and by what blocks may lose that lie otherwise the next time.
+_SHORT, _SPREAD = 16, 64
 # One that keeps the budget only where the allocator hands back its cache each time, by one part in so many.
 _SLOW = 50
 # Seconds for which memory that other processes hold is waited for, and between two looks.
 _WAIT, _LOOK = 20.0, 0.5
+# How often a step is taken that others left too little memory.
+_TRIES = 3
 # Steps that are taken: the first one chooses kernels, and takes more for it than later ones. Under the limit some more:
 # where blocks lie changes from one step to the next.
 _STEPS, _HELD_STEPS = 2, 4
@@ -61,6 +66,19 @@ class Taken:
     retries: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Short:
+    """A step during which memory ran out.
+
+    Attributes:
+        missing_bytes: what the allocator would have held beyond its limit; 0 where that is not known.
+        others: whether other processes held so much that the device had less than the limit.
+    """
+
+    missing_bytes: int = 0
+    others: bool = False
+
+
 def mutated(program: Program) -> frozenset[int] | None:
     """Which arguments of a captured graph the step writes to, by position; None where that is not known."""
     places = {node.name: position_of(node) for node in program.placeholders}
@@ -70,7 +88,7 @@ def mutated(program: Program) -> frozenset[int] | None:
 
 def take_step(
     run: Callable[..., Any], given: Sequence[Any], written: Collection[int], device: torch.device, *, held: bool = False
-) -> Taken | None:
+) -> Taken | Short:
     """Run forward and backward of a compiled graph and let go of all that came of it.
 
     Nothing of the caller's changes: arguments that the step writes to are copies, gradients are returned rather than
@@ -85,8 +103,9 @@ def take_step(
             caller's own steps. Else the limit is lifted, so that what the allocator would reserve is seen.
 
     Returns:
-        What the last step took; None when memory ran out.
+        What the last step took, or what it lacked.
     """
+    short = Short()
     limit = contextlib.nullcontext() if held else lifted(device)
     with unset_fake_temporarily(), torch._guards.tracing(None), same_random_state(given), limit:
         try:
@@ -101,11 +120,29 @@ def take_step(
                 torch.cuda.synchronize(device)
             peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
             return Taken(*peaks, before, _left(device, first, before), _retries(device) - retries)
-        except (torch.OutOfMemoryError, MemoryError):
-            pass  # its traceback holds the step's tensors until this clause is left
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            # Its traceback holds the step's tensors until this clause is left.
+            short = _lacked(error, device, held_bytes(device) if held else None)
         finally:
             torch.cuda.empty_cache()
-    return None
+    return short
+
+
+_ASKED = re.compile(r"Tried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)")
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def _lacked(error: Exception, device: torch.device, limit: int | None) -> Short:
+    """What a step lacked, asked while its tensors are still there: what was cached, the allocator has handed back."""
+    if device.type != "cuda":
+        return Short()
+    if _is_short(device, held_bytes(device) or 0):
+        return Short(others=True)
+    asked = _ASKED.search(str(error))
+    if asked is None or limit is None:
+        return Short()
+    wanted = int(float(asked[1]) * _UNITS[asked[2]])
+    return Short(max(0, torch.cuda.memory_reserved(device) + wanted - limit))
 
 
 def _left(device: torch.device, first: int, second: int) -> int:
@@ -164,28 +201,26 @@ def lower_within(
             return run
         stage("taking a step")
         with phase("trial steps"):
-            taken = take_step(run, given, written, device)
-            if taken is None and _given_back(device, allowed):
-                taken = take_step(run, given, written, device)
-        if taken is not None:
+            taken = _patiently(functools.partial(take_step, run, given, written, device), device, allowed)
+        if isinstance(taken, Taken):
             if taken.kept_bytes > session.resident.libraries:
                 session.libraries_keep(taken.kept_bytes - session.resident.libraries)
                 allowed = held_bytes(device) or allowed
             session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
         coming = session.resident.coming  # what the optimizer's first steps add, within the same limit
-        over = 0 if taken is None else taken.reserved_bytes + coming - allowed
-        held, again = None, functools.partial(take_step, run, given, written, device, held=True)
-        if taken is not None:
-            held = _taken_within(again, device, taken, coming)
-            if held is None and _given_back(device, allowed):
-                held = _taken_within(again, device, taken, coming)
-        if taken is not None and held is not None:
+        over = taken.reserved_bytes + coming - allowed if isinstance(taken, Taken) else 0
+        again = functools.partial(take_step, run, given, written, device, held=True)
+        held: _Held | Short = Short()
+        if isinstance(taken, Taken):
+            held = _patiently(functools.partial(_taken_within, again, device, taken, coming), device, allowed)
+        if isinstance(taken, Taken) and isinstance(held, _Held):
             session.beyond = held.cache_bytes - coming - taken.before_bytes
             if held.full_speed or (over <= 0 and not left):
                 return run
-        within = held is not None and over <= 0
-        if held is None:
-            over = max(over, allowed // _SHORT)
+        within = isinstance(held, _Held) and over <= 0
+        if isinstance(held, Short):
+            near = held.missing_bytes and left == _ROUNDS
+            over = max(over, held.missing_bytes + allowed // _SPREAD if near else allowed // _SHORT)
         elif within:
             over = allowed // _SLOW
         if not left:
@@ -200,7 +235,7 @@ def lower_within(
                 return run
             break
     # The caller's own step would run out of memory as well.
-    if held is None and not _is_short(device, held_bytes(device) or 0):
+    if isinstance(held, Short) and not _is_short(device, held_bytes(device) or 0):
         refusal = session.over(session.limit_bytes + over, session.limit_bytes)
         if session.exact or session.code_fails:
             raise refusal
@@ -231,8 +266,8 @@ class _Held:
     full_speed: bool
 
 
-def _taken_within(step: Callable[[], Taken | None], device: torch.device, free: Taken, coming: int) -> _Held | None:
-    """How the step runs under the limit, taken as the caller's will be; None where memory runs out in it.
+def _taken_within(step: Callable[[], Taken | Short], device: torch.device, free: Taken, coming: int) -> _Held | Short:
+    """How the step runs under the limit, taken as the caller's will be, or what it lacks.
 
     Where blocks lie decides whether the next one fits: a step that is let reserve less than the limit may run out of
     memory under it all the same, and one that would reserve more may come to terms with what there is. So the steps
@@ -244,24 +279,26 @@ def _taken_within(step: Callable[[], Taken | None], device: torch.device, free: 
         free: what the step took without the limit.
         coming: bytes of the optimizer's state that is not there yet.
     """
-    allowed, slow = held_bytes(device) or 0, None
+    allowed = held_bytes(device) or 0
+    found: _Held | Short = Short(max(0, free.allocated_bytes + coming - allowed))
     if free.allocated_bytes + coming > allowed:
-        return None
+        return found
     for size in dict.fromkeys((min(allowed, free.reserved_bytes + coming), allowed)):
         with phase("trial steps"):
             taken = _beside(coming, size, device, step)
             _begin_anew(device, size)
-        if taken is not None and not taken.retries:
+        if isinstance(taken, Taken) and not taken.retries:
             return _Held(size, True)
-        slow = slow or (None if taken is None else _Held(size, False))
-    return slow
+        if isinstance(found, Short):
+            found = taken if isinstance(taken, Short) else _Held(size, False)
+    return found
 
 
-def _beside(coming: int, size: int, device: torch.device, step: Callable[[], Taken | None]) -> Taken | None:
+def _beside(coming: int, size: int, device: torch.device, step: Callable[[], Taken | Short]) -> Taken | Short:
     try:
         state = torch.empty(coming, dtype=torch.uint8, device=device)
-    except torch.OutOfMemoryError:
-        return None
+    except torch.OutOfMemoryError as error:
+        return _lacked(error, device, held_bytes(device))
     _begin_anew(device, size)
     taken = step()
     del state
@@ -276,6 +313,15 @@ def _begin_anew(device: torch.device, size: int) -> None:
     settled_bytes(device)
     torch.cuda.empty_cache()
     grow(device, size)
+
+
+def _patiently(step: Callable[[], _T | Short], device: torch.device, allowed: int) -> _T | Short:
+    """Take a step, and once more where other processes held what it lacked and give it back in time."""
+    for _ in range(_TRIES):
+        taken = step()
+        if not isinstance(taken, Short) or not (_given_back(device, allowed) or taken.others):
+            break
+    return taken
 
 
 def _given_back(device: torch.device, allowed: int) -> bool:

@@ -14,7 +14,7 @@ import memopt
 from memopt.backends.inductor import missing_compiler
 from memopt.session import Session
 from memopt.step import measured as measured_step
-from memopt.step.measured import Taken, take_step
+from memopt.step.measured import Short, Taken, take_step
 from memopt.step.search import StepSearch
 from tests.training.steps import assert_equal, gradients, make
 
@@ -128,7 +128,7 @@ def test_a_step_that_fails_changes_nothing_either(device, error):
     random = torch.get_rng_state()
     short = isinstance(error, torch.OutOfMemoryError)
     with contextlib.nullcontext() if short else pytest.raises(KeyboardInterrupt):
-        assert take_step(fail, given, written, CPU) is None
+        assert take_step(fail, given, written, CPU) == Short()
     assert torch.equal(torch.get_rng_state(), random)
     for key, value in model.state_dict().items():
         assert torch.equal(value, start[key])
@@ -240,7 +240,7 @@ def test_a_step_that_would_reserve_more_and_runs_within_the_limit_is_taken(monke
     assert run._sessions[False].beyond == budget - 50
 
 
-@pytest.mark.parametrize("held", [Taken(100, 100, 0, retries=1), None], ids=["hands back", "runs out"])
+@pytest.mark.parametrize("held", [Taken(100, 100, 0, retries=1), Short()], ids=["hands back", "runs out"])
 @pytest.mark.parametrize("over", [20_000, -1], ids=["more", "no more"])
 def test_a_step_that_is_slow_within_the_limit_or_runs_out_is_planned_for_less(monkeypatch, steps, over, held):
     model, x, budget = budget_and_session(monkeypatch)
@@ -256,14 +256,14 @@ def test_a_step_that_is_slow_within_the_limit_or_runs_out_is_planned_for_less(mo
     monkeypatch.setattr(measured_step, "take_step", take)
     run = memopt.compile(model, budget, backend="aten")
     trained(run, x)
-    assert not left and run.report.peak_bytes <= budget - max(over, budget // (50 if held else 16))
+    assert not left and run.report.peak_bytes <= budget - max(over, budget // (50 if isinstance(held, Taken) else 16))
 
 
 def test_a_step_that_runs_out_of_memory_however_little_is_planned_is_refused(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
     steps()
     taken = Taken(budget - 10, budget - 5, 50)
-    monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False: None if held else taken)
+    monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False: Short() if held else taken)
     start = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(memopt.BudgetError) as found:
         memopt.compile(model, budget, backend="aten")(x)
@@ -279,7 +279,7 @@ def test_code_that_runs_out_of_memory_however_little_is_planned_gives_way_to_ope
 
     def take(*args, held=False):
         fails.append(run._sessions[False].code_fails)
-        return None if held and not fails[-1] else taken
+        return Short() if held and not fails[-1] else taken
 
     monkeypatch.setattr(measured_step, "take_step", take)
     run = memopt.compile(model, budget, backend="inductor")
@@ -296,7 +296,7 @@ def test_where_operators_do_not_keep_the_budget_either_the_lesser_need_is_named(
     model, x, budget = budget_and_session(monkeypatch)
     steps()
     taken = Taken(budget - 10, budget - 5, 50)
-    monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False: None if held else taken)
+    monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False: Short() if held else taken)
 
     def refused(self, known):
         raise memopt.BudgetError(int(least * budget), budget)
@@ -366,10 +366,60 @@ def test_buffers_that_were_left_out_are_known_all_the_same(monkeypatch, steps):
 
 def test_memory_that_runs_out_is_answered_the_same_way(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
-    steps(None, Taken(budget // 2, budget, 0))
+    steps(Short(), Taken(budget // 2, budget, 0))
     run = memopt.compile(model, budget, backend="aten")
     trained(run, x)
     assert run.report.peak_bytes <= budget - budget // 16
+
+
+def test_at_first_it_is_planned_for_less_by_what_was_missing(monkeypatch, steps):
+    model, x, budget = budget_and_session(monkeypatch)
+    first, second = Taken(budget - 10, budget - 5, 0), Taken(budget - 30_000, budget - 100, 50)
+    left, now, asked = steps(first, second), [], []
+
+    def take(*args, held=False):
+        now[:] = now if held else [left.pop(0)]
+        return Short(1000) if held and now[0] is first else now[0]
+
+    tighten = Session.tighten
+    monkeypatch.setattr(measured_step, "take_step", take)
+    monkeypatch.setattr(Session, "tighten", lambda self, size: asked.append(size) or tighten(self, size))
+    trained(memopt.compile(model, budget, backend="aten"), x)
+    over = 1000 + budget // 64
+    assert not left and asked == [over + over // 8]
+
+
+@pytest.mark.parametrize(
+    ("message", "free", "expected"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.50 MiB. GPU 0 has", 2**30, Short(5 * 2**19 - 2**20)),
+        ("CUDA out of memory. Tried to allocate 512 bytes.", 2**30, Short()),
+        ("something else", 2**30, Short()),
+        ("CUDA out of memory. Tried to allocate 2.50 MiB.", 2**20 - 1, Short(others=True)),
+    ],
+    ids=["too much", "as much as there is", "not said", "others"],
+)
+def test_what_a_step_lacked_is_known_from_what_it_asked_for(monkeypatch, message, free, expected):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 0))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * 2**20)
+    monkeypatch.setattr(measured_step, "held_bytes", lambda device: 2**22)
+    assert measured_step._lacked(torch.OutOfMemoryError(message), torch.device("cuda", 0), 2**22) == expected
+
+
+@pytest.mark.parametrize(
+    ("results", "expected", "calls"),
+    [
+        ([Short(5)], Short(5), 1),
+        ([Short(others=True), Taken(1, 2, 3)], Taken(1, 2, 3), 2),
+        ([Short(others=True)] * 9, Short(others=True), 3),
+    ],
+    ids=["its own", "others' at first", "others' always"],
+)
+def test_a_step_is_taken_again_where_others_held_what_it_lacked(monkeypatch, results, expected, calls):
+    left = list(results)
+    monkeypatch.setattr(measured_step, "_is_short", lambda device, allowed: False)  # given back by the time of the look
+    assert measured_step._patiently(lambda: left.pop(0), torch.device("cuda", 0), 100) == expected
+    assert len(results) - len(left) == calls
 
 
 @pytest.mark.parametrize(
