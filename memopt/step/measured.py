@@ -33,9 +33,11 @@ _T = TypeVar("_T")
 
 # How often a step is planned for less because of what the allocator reserves.
 _ROUNDS = 2
-# A step during which memory ran out is planned again for less by one part in so many of the budget; at first, where
-# what was missing is known, by that and by what blocks may lose that lie otherwise the next time.
-_SHORT, _SPREAD = 16, 64
+# A step during which memory ran out is planned again for less by one part in so many of the budget.
+_SHORT = 16
+# Where what was missing is known, by that and by what blocks may lose that lie otherwise the next time: one part in so
+# many, by the rounds that are left. More is often less than any plan can do, where the budget is near the least.
+_SPREAD = {2: 256, 1: 64}
 # One that keeps the budget only where the allocator hands back its cache each time, by one part in so many.
 _SLOW = 50
 # Seconds for which memory that other processes hold is waited for, and between two looks.
@@ -219,8 +221,8 @@ def lower_within(
                 return run
         within = isinstance(held, _Held) and over <= 0
         if isinstance(held, Short):
-            near = held.missing_bytes and left == _ROUNDS
-            over = max(over, held.missing_bytes + allowed // _SPREAD if near else allowed // _SHORT)
+            near = held.missing_bytes + allowed // _SPREAD.get(left, _SHORT)
+            over = max(over, near if held.missing_bytes else allowed // _SHORT)
         elif within:
             over = allowed // _SLOW
         if not left:

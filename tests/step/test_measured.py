@@ -385,7 +385,7 @@ def test_at_first_it_is_planned_for_less_by_what_was_missing(monkeypatch, steps)
     monkeypatch.setattr(measured_step, "take_step", take)
     monkeypatch.setattr(Session, "tighten", lambda self, size: asked.append(size) or tighten(self, size))
     trained(memopt.compile(model, budget, backend="aten"), x)
-    over = 1000 + budget // 64
+    over = 1000 + budget // 256
     assert not left and asked == [over + over // 8]
 
 
