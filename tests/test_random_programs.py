@@ -23,7 +23,7 @@ from tests.joint import Body, compile_step, exact_step, joint_arguments, results
 from tests.oracle import NOISY_RUNS, Bound, arguments, program_of, same_bits, within
 
 # Chunks, and examples in each: 2,000 in all, and 50,000.
-CI = {"passes": (6, 250), "training": (4, 100), "export": (2, 30), "compile": (2, 20)}
+CI = {"passes": (3, 250), "training": (2, 100), "export": (2, 30), "compile": (2, 20)}
 LONG = {"passes": (40, 900), "training": (20, 650), "export": (1, 500), "compile": (1, 500)}
 
 

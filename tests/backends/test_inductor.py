@@ -14,7 +14,7 @@ def close(found, expected):
 
 
 @pytest.mark.usefixtures("_compiler")
-@pytest.mark.parametrize("name", ["resnet18", "gpt2"])
+@pytest.mark.parametrize("name", [pytest.param("resnet18", marks=pytest.mark.slow), "gpt2"])
 def test_a_step_is_close_to_eager_s(name):
     torch.manual_seed(0)
     model = memopt.models.build(name, tiny=True, dropout=0.0)

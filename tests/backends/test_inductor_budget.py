@@ -102,6 +102,7 @@ def test_every_feasible_budget_is_kept_with_eager_s_gradients(name):
     assert keeps(model, inputs, expected, int(least * 1.02)), "the promised minimum is true"
 
 
+@pytest.mark.slow
 def test_minima_of_several_graphs_are_those_of_their_code():
     """Hugging Face's GPT-2 is two graphs: neither runs before the code of both is known to keep the budget."""
     model, inputs = without_dropout("hf_gpt2")
@@ -126,6 +127,7 @@ def test_with_enough_memory_the_code_is_torch_compile_s_and_its_peak_is_known():
     assert not compiled.report.notes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_untimed")
 def test_torch_s_own_cut_of_the_chunked_loss_comes_before_any_plan():
     torch.manual_seed(0)
@@ -156,6 +158,7 @@ def test_a_weight_s_gradient_in_chunks_is_one_running_sum():
     assert measured(compiled, model, inputs) <= peak * 0.7
 
 
+@pytest.mark.slow
 def test_a_plan_with_a_running_sum_is_as_exact_as_eager():
     torch.manual_seed(0)
     model = memopt.models.build("llama_1b", tiny=True, vocabulary=4096, width=64).to(torch.bfloat16)

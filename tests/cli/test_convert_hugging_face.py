@@ -100,8 +100,15 @@ def test_sharded_weights(run, folder):
     assert run("convert", "checkpoint", "-o", "m.onnx").exit_code == 0
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("kind", ["bert", "vit"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("bert", "float16"),
+        ("vit", "bfloat16"),
+        pytest.param("bert", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("vit", "float16", marks=pytest.mark.slow),
+    ],
+)
 def test_checkpoints_in_lower_precision_stay_in_it(run, folder, kind, dtype):
     make(kind).eval().to(getattr(torch, dtype)).save_pretrained(folder / "checkpoint")
     result = run("convert", "checkpoint", "-o", "m.onnx", "--no-measure")
@@ -114,7 +121,9 @@ def test_checkpoints_in_lower_precision_stay_in_it(run, folder, kind, dtype):
     assert getattr(onnx.TensorProto, dtype.upper()) in kinds and onnx.TensorProto.FLOAT not in kinds
 
 
-@pytest.mark.parametrize("words", [("--dtype", "fp32"), ("--dtype", "fp16"), ("--quantize", "int8")])
+@pytest.mark.parametrize(
+    "words", [pytest.param(("--dtype", "fp32"), marks=pytest.mark.slow), ("--dtype", "fp16"), ("--quantize", "int8")]
+)
 def test_a_checkpoint_in_bfloat16_becomes_a_file_that_every_cpu_runs(run, folder, words):
     model = make("llama").eval().to(torch.bfloat16)
     model.save_pretrained(folder / "checkpoint")

@@ -20,8 +20,15 @@ from tests.onnx.build import model as built
 HALF, BRAIN = ir.DataType.FLOAT16, ir.DataType.BFLOAT16
 
 
-@pytest.mark.parametrize("name", ["gpt2", "resnet18", "llama_1b", "unet"])
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+QUICK = {("gpt2", "bf16"), ("resnet18", "fp16"), ("unet", "fp16"), ("unet", "bf16")}
+MODELS = [
+    pytest.param(name, dtype, marks=[] if (name, dtype) in QUICK else pytest.mark.slow)
+    for name in ("gpt2", "resnet18", "llama_1b", "unet")
+    for dtype in ("fp16", "bf16")
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), MODELS)
 def test_models(tmp_path, name, dtype):
     torch.manual_seed(0)
     model = models.build(f"{name}:tiny").eval()

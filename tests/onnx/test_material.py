@@ -34,6 +34,7 @@ def sweep_light() -> list[Outcome]:
     return found
 
 
+@pytest.mark.slow
 def test_node_cases() -> None:
     outcomes = sweep_nodes()
     assert [outcome for outcome in outcomes if outcome.status == "different"] == []

@@ -205,7 +205,14 @@ def budget_between(model, inputs, share):
     return int(report.minimum_bytes + share * (report.unconstrained_bytes - report.minimum_bytes))
 
 
-@pytest.mark.parametrize("name", ["unet", "resnet18", "densenet121", "mobilenet_v3_small"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "unet",
+        "resnet18",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("densenet121", "mobilenet_v3_small")),
+    ],
+)
 @pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_models_train_as_eager_does_in_the_bytes_that_were_predicted(name, backend):
     if backend == "inductor" and missing_compiler(torch.device("cpu")) is not None:
