@@ -43,6 +43,7 @@ def worker(given: argparse.Namespace) -> int:
     import torch
 
     import memopt
+    from memopt.memory.allocator import retries_of
     from memopt.memory.optimizer import optimizer_footprint
 
     name, title, engine = given.worker.split(":")
@@ -71,23 +72,16 @@ def worker(given: argparse.Namespace) -> int:
     row: dict[str, Any] = {"model": name, "dtype": dtype, **sizes, "optimizer": title, "backend": engine}
     row.update(budget_bytes=report.budget_bytes, predicted_bytes=report.peak_bytes, notes=list(report.notes))
     before = torch.cuda.memory_allocated() if cuda else held(model, inputs, optimizer)
-    retried = retries(cuda)
+    retried = retries_of(torch.device(given.device)) if cuda else 0
     found = memopt.measure(steps, device=given.device)
     row.update(peak_bytes=before + found.peak_bytes, reserved_bytes=found.reserved_bytes)
-    row["retries_per_step"] = (retries(cuda) - retried) / STEPS
+    row["retries_per_step"] = (retries_of(torch.device(given.device)) - retried) / STEPS if cuda else 0.0
     run(**inputs).backward()
     alone = memopt.measure(optimizer.step, device=given.device)
     row.update(state_predicted_bytes=counted.state_bytes, state_bytes=state_bytes(optimizer, given.device))
     row.update(step_predicted_bytes=counted.step_peak_bytes, step_peak_bytes=alone.peak_bytes)
     print("ROW " + json.dumps(row), flush=True)
     return 0
-
-
-def retries(cuda: bool) -> int:
-    """How often CUDA's allocator has handed its cache back to stay inside a limit."""
-    import torch
-
-    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0)) if cuda else 0
 
 
 def state_bytes(optimizer: Any, device: str) -> int:

@@ -31,6 +31,7 @@ def worker(given: argparse.Namespace) -> int:
 
     import memopt
     import memopt.step.guard
+    from memopt.memory.allocator import retries_of
 
     case, share, limited = given.worker.split(":")
     if limited == "no":
@@ -67,7 +68,7 @@ def worker(given: argparse.Namespace) -> int:
         step()
         if cuda:
             torch.cuda.reset_peak_memory_stats()
-        retries = torch.cuda.memory_stats().get("num_alloc_retries", 0) if cuda else 0
+        retried = retries_of(torch.device("cuda")) if cuda else 0
         seconds = []
         for _ in range(given.repeats):
             began = time.perf_counter()
@@ -77,7 +78,7 @@ def worker(given: argparse.Namespace) -> int:
     row["predicted_bytes"] = run.report.peak_bytes
     row["notes"] = list(run.report.notes)
     if cuda:
-        row["retries_per_step"] = (torch.cuda.memory_stats()["num_alloc_retries"] - retries) / given.repeats
+        row["retries_per_step"] = (retries_of(torch.device("cuda")) - retried) / given.repeats
         row["peak_bytes"], row["reserved_bytes"] = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     print("ROW " + json.dumps(row), flush=True)
     return 0

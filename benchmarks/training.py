@@ -170,6 +170,8 @@ def line_of(row: dict[str, Any]) -> str:
     if "seconds" not in row:
         return f"{row['row']:13} {text} {why_not(row)}"
     by = "operator by operator" if any("operator by operator" in note for note in row.get("notes", ())) else ""
+    if row.get("retries_per_step"):
+        by += f" hands its cache back {row['retries_per_step']:.1f} times a step"
     parts = [row.get(key) for key in ("first_step_seconds", "planning_seconds", "compile_seconds")]
     seconds = " ".join(f"{'-' if part is None else f'{part:.1f}':>8}" for part in parts)
     busy = row.get("kernels_seconds")

@@ -16,6 +16,7 @@ from memopt.comparison.inside import Seat, serve
 from memopt.comparison.job import Job
 from memopt.comparison.steps import Engine
 from memopt.comparison.worker import place, release, report_of, stepper, timed
+from memopt.memory.allocator import retries_of
 
 # Phases of `report.seconds` in which code is made; the rest of them is planning.
 COMPILING = ("generating code", "compiling kernels")
@@ -51,7 +52,10 @@ def work(job: Job, seat: Seat) -> dict[str, Any]:
         release(cuda)
     seat.say("ready", device=job.device if cuda else "")
     step = stepper(job, run, model, inputs)
+    retried = retries_of(torch.device(job.device)) if cuda else 0
     found.update(timed(job, True, step, model))
+    if cuda:  # each takes milliseconds of the host
+        found["retries_per_step"] = (retries_of(torch.device(job.device)) - retried) / (job.warmup + job.repeats)
     report = report_of(run)
     if report is not None:
         found.update(predicted_bytes=report.peak_bytes, minimum_bytes=report.minimum_bytes, notes=list(report.notes))

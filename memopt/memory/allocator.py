@@ -141,3 +141,8 @@ def segments_expand() -> bool:
 
 def _chosen() -> str:
     return os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
+
+
+def retries_of(device: torch.device) -> int:
+    """How often the allocator of a CUDA device has handed back what it caches, to take other memory."""
+    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))

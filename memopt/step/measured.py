@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks
 from memopt.capture.lending import position_of
-from memopt.memory.allocator import settled_bytes
+from memopt.memory.allocator import retries_of, settled_bytes
 from memopt.memory.allocator_limit import grow, held_bytes, lifted
 from memopt.phases import phase
 from memopt.program import OutputKind, Program
@@ -117,11 +117,11 @@ def take_step(
                 if not held:
                     torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(device)
-                before, retries = torch.cuda.memory_allocated(device), _retries(device)
+                before, retried = torch.cuda.memory_allocated(device), retries_of(device)
                 _step(run, given, written)
                 torch.cuda.synchronize(device)
             peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-            return Taken(*peaks, before, _left(device, first, before), _retries(device) - retries)
+            return Taken(*peaks, before, _left(device, first, before), retries_of(device) - retried)
         except (torch.OutOfMemoryError, MemoryError) as error:
             # Its traceback holds the step's tensors until this clause is left.
             short = _lacked(error, device, held_bytes(device) if held else None)
@@ -153,10 +153,6 @@ def _left(device: torch.device, first: int, second: int) -> int:
         return 0
     gc.collect()
     return max(0, min(second, torch.cuda.memory_allocated(device)) - first)
-
-
-def _retries(device: torch.device) -> int:
-    return int(torch.cuda.memory_stats(device)["num_alloc_retries"])
 
 
 def _step(run: Callable[..., Any], given: Sequence[Any], written: Collection[int]) -> None:

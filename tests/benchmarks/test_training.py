@@ -48,6 +48,8 @@ def test_what_cannot_be_kept_is_refused_and_the_least_is(table):
     shown = render.training_table(timed).splitlines()
     assert " kernels |" in shown[2] and " 12.3 ms |" in shown[4]
     assert len({line.count("|") for line in shown[2:]}) == 1
+    assert training.line_of({**whole, "retries_per_step": 1.5}).endswith("hands its cache back 1.5 times a step")
+    assert "hands" not in training.line_of({**whole, "retries_per_step": 0.0})
 
 
 def test_what_has_no_budget_or_no_time_says_so(table):
