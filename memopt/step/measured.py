@@ -208,13 +208,17 @@ def lower_within(
         coming = session.resident.coming  # what the optimizer's first steps add, within the same limit
         over = taken.reserved_bytes + coming - allowed if isinstance(taken, Taken) else 0
         again = functools.partial(take_step, run, given, written, device, held=True)
-        held: _Held | Short = Short()
-        if isinstance(taken, Taken):
+        if isinstance(taken, Short):
+            held: _Held | Short = taken
+        else:
             held = _patiently(functools.partial(_taken_within, again, device, taken, coming), device, allowed)
-        if isinstance(taken, Taken) and isinstance(held, _Held):
-            session.beyond = held.cache_bytes - coming - taken.before_bytes
-            if held.full_speed or (over <= 0 and not left):
-                return run
+            if isinstance(held, _Held):
+                session.beyond = held.cache_bytes - coming - taken.before_bytes
+                if held.full_speed or (over <= 0 and not left):
+                    return run
+        if isinstance(held, Short) and (held.others or _is_short(device, allowed)):
+            session.note("other processes hold so much of the device that no step was taken to see what it reserves")
+            return run
         within = isinstance(held, _Held) and over <= 0
         if isinstance(held, Short):
             near = held.missing_bytes + allowed // _SPREAD.get(left, _SHORT)
@@ -233,7 +237,7 @@ def lower_within(
                 return run
             break
     # The caller's own step would run out of memory as well.
-    if isinstance(held, Short) and not _is_short(device, held_bytes(device) or 0):
+    if isinstance(held, Short):
         refusal = session.over(session.limit_bytes + over, session.limit_bytes)
         if session.exact or session.code_fails:
             raise refusal
