@@ -216,9 +216,6 @@ def lower_within(
                 session.beyond = held.cache_bytes - coming - taken.before_bytes
                 if held.full_speed or (over <= 0 and not left):
                     return run
-        if isinstance(held, Short) and (held.others or _is_short(device, allowed)):
-            session.note("other processes hold so much of the device that no step was taken to see what it reserves")
-            return run
         within = isinstance(held, _Held) and over <= 0
         if isinstance(held, Short):
             near = held.missing_bytes + allowed // _SPREAD.get(left, _SHORT)
@@ -236,6 +233,9 @@ def lower_within(
             if within:
                 return run
             break
+    if isinstance(held, Short) and (held.others or _is_short(device, held_bytes(device) or 0)):
+        session.note("the device had less than the budget, for what others hold: no step was taken within it")
+        return run
     # The caller's own step would run out of memory as well.
     if isinstance(held, Short):
         refusal = session.over(session.limit_bytes + over, session.limit_bytes)
@@ -318,7 +318,7 @@ def _begin_anew(device: torch.device, size: int) -> None:
 
 
 def _patiently(step: Callable[[], _T | Short], device: torch.device, allowed: int) -> _T | Short:
-    """Take a step, and once more where other processes held what it lacked and give it back in time."""
+    """Take a step, and again where other processes held what it lacked and give it back in time."""
     for _ in range(_TRIES):
         taken = step()
         if not isinstance(taken, Short) or not (_given_back(device, allowed) or taken.others):

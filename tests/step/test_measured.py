@@ -384,7 +384,7 @@ def test_what_others_hold_is_no_fault_of_the_plan(monkeypatch, steps, first):
     model.zero_grad()
     assert_equal((trained(run, x), gradients(model)), expected)
     (note,) = run.report.notes
-    assert "other processes hold so much" in note and run.report.peak_bytes > budget - budget // 16
+    assert "for what others hold" in note and run.report.peak_bytes <= budget
 
 
 def test_at_first_it_is_planned_for_less_by_what_was_missing(monkeypatch, steps):
