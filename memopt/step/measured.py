@@ -124,7 +124,7 @@ def take_step(
             return Taken(*peaks, before, _left(device, first, before), retries_of(device) - retried)
         except (torch.OutOfMemoryError, MemoryError) as error:
             # Its traceback holds the step's tensors until this clause is left.
-            short = _lacked(error, device, held_bytes(device) if held else None)
+            short = _lacked(error, device, held)
         finally:
             torch.cuda.empty_cache()
     return short
@@ -134,14 +134,15 @@ _ASKED = re.compile(r"Tried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-def _lacked(error: Exception, device: torch.device, limit: int | None) -> Short:
+def _lacked(error: Exception, device: torch.device, held: bool) -> Short:
     """What a step lacked, asked while its tensors are still there: what was cached, the allocator has handed back."""
     if device.type != "cuda":
         return Short()
-    if _is_short(device, held_bytes(device) or 0):
+    limit = held_bytes(device) or 0
+    if _is_short(device, limit):
         return Short(others=True)
     asked = _ASKED.search(str(error))
-    if asked is None or limit is None:
+    if asked is None or not held or not limit:
         return Short()
     wanted = int(float(asked[1]) * _UNITS[asked[2]])
     return Short(max(0, torch.cuda.memory_reserved(device) + wanted - limit))
@@ -282,9 +283,9 @@ def _taken_within(step: Callable[[], Taken | Short], device: torch.device, free:
         coming: bytes of the optimizer's state that is not there yet.
     """
     allowed = held_bytes(device) or 0
-    found: _Held | Short = Short(max(0, free.allocated_bytes + coming - allowed))
     if free.allocated_bytes + coming > allowed:
-        return found
+        return Short(free.allocated_bytes + coming - allowed)
+    found: _Held | Short = Short()
     for size in dict.fromkeys((min(allowed, free.reserved_bytes + coming), allowed)):
         with phase("trial steps"):
             taken = _beside(coming, size, device, step)
@@ -300,7 +301,7 @@ def _beside(coming: int, size: int, device: torch.device, step: Callable[[], Tak
     try:
         state = torch.empty(coming, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError as error:
-        return _lacked(error, device, held_bytes(device))
+        return _lacked(error, device, True)
     _begin_anew(device, size)
     taken = step()
     del state

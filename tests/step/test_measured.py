@@ -418,7 +418,7 @@ def test_what_a_step_lacked_is_known_from_what_it_asked_for(monkeypatch, message
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 0))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * 2**20)
     monkeypatch.setattr(measured_step, "held_bytes", lambda device: 2**22)
-    assert measured_step._lacked(torch.OutOfMemoryError(message), torch.device("cuda", 0), 2**22) == expected
+    assert measured_step._lacked(torch.OutOfMemoryError(message), torch.device("cuda", 0), True) == expected
 
 
 @pytest.mark.parametrize(
