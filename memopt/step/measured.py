@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import gc
 import logging
-import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks
-from memopt.capture.lending import position_of
-from memopt.memory.allocator import retries_of, settled_bytes
-from memopt.memory.allocator_limit import grow, held_bytes, lifted
+from memopt.memory.allocator import settled_bytes
+from memopt.memory.allocator_limit import grow, held_bytes
 from memopt.phases import phase
-from memopt.program import OutputKind, Program
 from memopt.progress import stage
-from memopt.synthesis import same_random_state
+from memopt.step.taken import Short, Taken, is_short, lacked, mutated, take_step
 
 if TYPE_CHECKING:
     from memopt.session import Session
@@ -44,136 +38,6 @@ _SLOW = 50
 _WAIT, _LOOK = 20.0, 0.5
 # How often a step is taken that others left too little memory.
 _TRIES = 3
-# Steps that are taken: the first one chooses kernels, and takes more for it than later ones. Under the limit some more:
-# where blocks lie changes from one step to the next.
-_STEPS, _HELD_STEPS = 2, 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Taken:
-    """What a step took of the device.
-
-    Attributes:
-        allocated_bytes: the most bytes of tensors at any moment, all that is there included.
-        reserved_bytes: the most bytes that the allocator held, nothing that was cached before included.
-        before_bytes: bytes of tensors when the step began.
-        kept_bytes: bytes that the first step left behind: buffers of libraries.
-        retries: how often the allocator handed back what it cached, to take other memory, once steps were warm.
-    """
-
-    allocated_bytes: int
-    reserved_bytes: int
-    before_bytes: int
-    kept_bytes: int = 0
-    retries: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Short:
-    """A step during which memory ran out.
-
-    Attributes:
-        missing_bytes: what the allocator would have held beyond its limit; 0 where that is not known.
-        others: whether other processes held so much that the device had less than the limit.
-    """
-
-    missing_bytes: int = 0
-    others: bool = False
-
-
-def mutated(program: Program) -> frozenset[int] | None:
-    """Which arguments of a captured graph the step writes to, by position; None where that is not known."""
-    places = {node.name: position_of(node) for node in program.placeholders}
-    found = {places.get(out.target or "") for out in program.outputs if out.kind is OutputKind.MUTATION}
-    return None if None in found else frozenset(place for place in found if place is not None)
-
-
-def take_step(
-    run: Callable[..., Any], given: Sequence[Any], written: Collection[int], device: torch.device, *, held: bool = False
-) -> Taken | Short:
-    """Run forward and backward of a compiled graph and let go of all that came of it.
-
-    Nothing of the caller's changes: arguments that the step writes to are copies, gradients are returned rather than
-    accumulated, and random states are put back.
-
-    Args:
-        run: the compiled graph.
-        given: its arguments.
-        written: positions of the arguments that it writes to.
-        device: the CUDA device that is watched.
-        held: whether the allocator's limit is in force, and its cache kept from one step to the next, as in the
-            caller's own steps. Else the limit is lifted, so that what the allocator would reserve is seen.
-
-    Returns:
-        What the last step took, or what it lacked.
-    """
-    short = Short()
-    limit = contextlib.nullcontext() if held else lifted(device)
-    with unset_fake_temporarily(), torch._guards.tracing(None), same_random_state(given), limit:
-        try:
-            first = settled_bytes(device)
-            for _ in range(_HELD_STEPS if held else _STEPS):
-                torch.cuda.synchronize(device)
-                if not held:
-                    torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats(device)
-                before, retried = torch.cuda.memory_allocated(device), retries_of(device)
-                _step(run, given, written)
-                torch.cuda.synchronize(device)
-            peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-            return Taken(*peaks, before, _left(device, first, before), retries_of(device) - retried)
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            # Its traceback holds the step's tensors until this clause is left.
-            short = _lacked(error, device, held)
-        finally:
-            torch.cuda.empty_cache()
-    return short
-
-
-_ASKED = re.compile(r"Tried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)")
-_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-
-
-def _lacked(error: Exception, device: torch.device, held: bool) -> Short:
-    """What a step lacked, asked while its tensors are still there: what was cached, the allocator has handed back."""
-    if device.type != "cuda":
-        return Short()
-    limit = held_bytes(device) or 0
-    if _is_short(device, limit):
-        return Short(others=True)
-    asked = _ASKED.search(str(error))
-    if asked is None or not held or not limit:
-        return Short()
-    wanted = int(float(asked[1]) * _UNITS[asked[2]])
-    return Short(max(0, torch.cuda.memory_reserved(device) + wanted - limit))
-
-
-def _left(device: torch.device, first: int, second: int) -> int:
-    """What the first of two steps left behind and garbage is not, from what was allocated before each."""
-    if second <= first:
-        return 0
-    gc.collect()
-    return max(0, min(second, torch.cuda.memory_allocated(device)) - first)
-
-
-def _step(run: Callable[..., Any], given: Sequence[Any], written: Collection[int]) -> None:
-    arguments = [_own(value, index in written) for index, value in enumerate(given)]
-    wanted = [value for value in arguments if isinstance(value, torch.Tensor) and value.requires_grad]
-    with torch.enable_grad():
-        results = run(*arguments)
-        made = [value for value in results if isinstance(value, torch.Tensor) and value.requires_grad]
-        if made and wanted:
-            torch.autograd.grad(made, wanted, [torch.ones_like(value) for value in made], allow_unused=True)
-
-
-def _own(value: Any, copied: bool) -> Any:
-    """A tensor that hooks and gradients of the caller's do not see; what is written to has memory of its own."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    own = value.detach()
-    if copied:
-        own = own.clone(memory_format=torch.preserve_format)
-    return own.requires_grad_(value.requires_grad)
 
 
 def lower_within(
@@ -234,7 +98,7 @@ def lower_within(
             if within:
                 return run
             break
-    if isinstance(held, Short) and (held.others or _is_short(device, held_bytes(device) or 0)):
+    if isinstance(held, Short) and (held.others or is_short(device, held_bytes(device) or 0)):
         session.note("the device had less than the budget, for what others hold: no step was taken within it")
         return run
     # The caller's own step would run out of memory as well.
@@ -301,7 +165,7 @@ def _beside(coming: int, size: int, device: torch.device, step: Callable[[], Tak
     try:
         state = torch.empty(coming, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError as error:
-        return _lacked(error, device, True)
+        return lacked(error, device, True)
     _begin_anew(device, size)
     taken = step()
     del state
@@ -335,19 +199,12 @@ def _given_back(device: torch.device, allowed: int) -> bool:
     """
     until = time.monotonic() + _WAIT
     short = False
-    while _is_short(device, allowed):
+    while is_short(device, allowed):
         if time.monotonic() > until:
             return False
         short = True
         time.sleep(_LOOK)
     return short
-
-
-def _is_short(device: torch.device, allowed: int) -> bool:
-    """Whether other processes hold so much that the device has less than may be held here."""
-    if device.type != "cuda":
-        return False
-    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) < allowed
 
 
 def step_decides(session: Session, hooks: Hooks, excess: int) -> bool:
