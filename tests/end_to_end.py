@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -78,6 +79,36 @@ def step(run: Callable[..., Any], inputs: dict[str, Any], seed: int = 1) -> torc
 def gradients(model: nn.Module) -> list[torch.Tensor | None]:
     """A copy of each parameter's gradient, in order."""
     return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def true_step(model: nn.Module, inputs: dict[str, Any]) -> list[torch.Tensor | None]:
+    """The loss and the gradients of one step in float64, of a copy of the model."""
+    exact = copy.deepcopy(model).double()
+    return [step(exact, in_dtype(inputs, torch.float64)), *gradients(exact)]
+
+
+def assert_as_exact(
+    found: Sequence[torch.Tensor | None],
+    expected: Sequence[torch.Tensor | None],
+    true: Sequence[torch.Tensor | None],
+    report: memopt.Report,
+) -> None:
+    """A step's numbers are bitwise eager's: in float32 that is no worse than eager, whatever eager's own error is.
+
+    Where a rewrite that declares other rounding was used, to keep the budget or as it costs less time, each number's
+    float64 error is at most twice eager's.
+    """
+    rounding = {item.name for item in memopt.TRAINING if item.tolerance}
+    rounds = any(record.changes and record.name in rounding for record in report.passes)
+    assert [value is None for value in found] == [value is None for value in expected]
+    for new, old, reference in zip(found, expected, true, strict=True):
+        if new is None or old is None or reference is None:
+            continue
+        if not rounds:
+            torch.testing.assert_close(new, old, rtol=0, atol=0)
+            continue
+        floor = 8 * torch.finfo(new.dtype).eps * reference.abs().max()
+        assert (new - reference).abs().max() <= 2 * (old - reference).abs().max() + floor
 
 
 def restorer(model: nn.Module) -> Callable[[], None]:

@@ -1,7 +1,5 @@
 """Training within a budget: losses, gradients, buffers and peaks of the reference models beside eager PyTorch."""
 
-import copy
-
 import pytest
 import torch
 
@@ -10,6 +8,7 @@ from tests.end_to_end import (
     FAMILIES,
     HUGGING_FACE,
     OTHERS,
+    assert_as_exact,
     budget_of,
     build,
     gradients,
@@ -18,6 +17,7 @@ from tests.end_to_end import (
     resident_bytes,
     restorer,
     step,
+    true_step,
 )
 
 # 0: 2 % above the least that the planner reports; 1: what the model takes without a plan.
@@ -37,26 +37,14 @@ def _fresh_dynamo():
 
 
 def assert_equal_steps(model, inputs, compiled):
-    """Bitwise equal: in float32 that is no worse than eager, whatever eager's own error is.
-
-    Where a rewrite that rounds otherwise was needed to keep the budget, each number's float64 error is at most twice
-    eager's.
-    """
+    """As `assert_as_exact` says, and bitwise equal buffers."""
     restore = restorer(model)
     loss = step(model, inputs)
     expected, buffers = gradients(model), [b.clone() for b in model.buffers()]
     restore()
-    exact = copy.deepcopy(model).double()
-    true = [step(exact, in_dtype(inputs, torch.float64)), *gradients(exact)]
+    true = true_step(model, inputs)
     found = [step(compiled, inputs), *gradients(model)]
-    assert [g is None for g in found[1:]] == [g is None for g in expected]
-    rounds = any(record.changes and record.name == "chunk_loss" for record in compiled.report.passes)
-    for new, old, reference in zip(found, [loss, *expected], true, strict=True):
-        if old is None or not rounds:
-            assert old is None or torch.equal(new, old)
-            continue
-        floor = 8 * torch.finfo(new.dtype).eps * reference.abs().max()
-        assert (new - reference).abs().max() <= 2 * (old - reference).abs().max() + floor
+    assert_as_exact(found, [loss, *expected], true, compiled.report)
     torch.testing.assert_close(list(model.buffers()), buffers, rtol=0, atol=0)
     restore()
 

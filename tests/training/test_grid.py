@@ -1,4 +1,4 @@
-"""Reference models at 90, 80 … 30 % of their plain peak: kept with equal gradients, or refused with a true minimum."""
+"""Reference models at 90, 80 … 30 % of their plain peak: kept with gradients as exact, or refused with the least."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ def check(name, shares):
     """How many of the falling shares were kept; the first that is refused ends the walk."""
     model, inputs = e2e.build(name)
     restore = e2e.restorer(model)
-    expected = e2e.step(model, inputs), gradients(model), [b.clone() for b in model.buffers()]
+    expected, buffers = [e2e.step(model, inputs), *gradients(model)], [b.clone() for b in model.buffers()]
+    restore()
+    true = e2e.true_step(model, inputs)
     for kept, share in enumerate(shares):
         restore()
         torch._dynamo.reset()
         run = memopt.compile(model, share, backend="aten")
         try:
-            found = e2e.step(run, inputs), gradients(model), list(model.buffers())
+            found = [e2e.step(run, inputs), *gradients(model)]
         except memopt.BudgetError as error:
             assert error.minimum_bytes > error.budget_bytes
             assert all(p.grad is None for p in model.parameters())
             return kept
-        assert_equal(found, expected)
+        e2e.assert_as_exact(found, expected, true, run.report)
+        assert_equal(list(model.buffers()), buffers)
         model.zero_grad()
         measured = peak_of(lambda run=run: e2e.step(run, inputs), model, inputs)
         report = run.report
