@@ -28,10 +28,13 @@ from benchmarks.render_conversions import (  # noqa: E402
     onnx_table,
     tensorflow_table,
 )
+from benchmarks.render_training import ratios_table, training_table  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md")
 MARK = re.compile(r"(<!-- results: (?P<name>[\w.]+)(?P<brief> brief)? -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+# Several results in one table.
+RATIOS = re.compile(r"(<!-- ratios: (?P<names>[\w. ]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
 
 def step_table(result: dict[str, Any]) -> str:
@@ -96,39 +99,6 @@ def packing_table(result: dict[str, Any]) -> str:
             name = f"{len(rows)} {name}, {packed} packed; means"
         seconds = statistics.mean(row["seconds"] for row in rows)
         lines.append(f"| {name} | {rows[0]['buffers']:,} | {' | '.join(cells)} | {seconds:.1f} |")
-    return "\n".join(lines) + "\n"
-
-
-def training_table(result: dict[str, Any]) -> str:
-    settings = result["settings"]
-    sizes = [f"batch {settings['batch']}"]
-    sizes += [f"{key} {settings[key]}" for key in ("sequence", "resolution") if key in settings]
-    caches = ", which share their caches" if settings.get("shared_caches") else ""
-    parts = [key for key in ("planning_seconds", "compile_seconds") if any(key in row for row in result["rows"])]
-    busy = any("kernels_seconds" in row for row in result["rows"])
-    lines = [
-        f"{settings['model']}, {', '.join(sizes)}, {settings['dtype']}; {result['machine']}, torch {result['torch']}, "
-        f"`{result['allocator']}`, median of {settings['repeats']} steps, {settings['jobs']} rows compiled at a time"
-        f"{caches}:",
-        "",
-        f"| | budget | predicted | allocated | reserved | step |{' kernels |' * busy} first step |"
-        + "".join(f" {part.removesuffix('_seconds')} |" for part in parts),
-        "|---" * (7 + busy + len(parts)) + "|",
-    ]
-    for row in result["rows"]:
-        budget = f"{row['budget_bytes'] / 1e6:,.0f} MB" if "budget_bytes" in row else ""
-        if "seconds" not in row:
-            why = row.get("error") or f"refused: the least is {row['minimum_bytes'] / 1e6:,.0f} MB"
-            lines.append(f"| {row['row']} | {budget} | {why} |{' |' * (4 + busy + len(parts))}")
-            continue
-        kinds = ("predicted_bytes", "peak_bytes", "reserved_bytes")
-        cells = [f"{row[key] / 1e6:,.0f} MB" if key in row else "" for key in kinds]
-        mark = "¹" if any("operator by operator" in note for note in row.get("notes", ())) else ""
-        cells += [f"{row['seconds'] * 1e3:,.1f} ms{mark}"]
-        cells += [f"{row['kernels_seconds'] * 1e3:,.1f} ms" if "kernels_seconds" in row else ""] * busy
-        cells += [f"{row['first_step_seconds']:,.0f} s"]
-        cells += [f"{row[part]:,.0f} s" if part in row else "" for part in parts]
-        lines.append(f"| {row['row']} | {budget} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -311,7 +281,11 @@ def rendered(text: str) -> str:
         tables = BRIEF if match["brief"] else TABLES
         return match[1] + tables[match["name"].split("_")[0].removesuffix(".json")](result) + match["end"]
 
-    return MARK.sub(fill, text)
+    def compare(match: re.Match[str]) -> str:
+        results = [json.loads((RESULTS / name).read_text()) for name in match["names"].split()]
+        return match[1] + ratios_table(results) + match["end"]
+
+    return RATIOS.sub(compare, MARK.sub(fill, text))
 
 
 def texts() -> dict[Path, str]:

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import render
 from benchmarks.render_compare import compare_table
+from benchmarks.render_training import ratios_table
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
@@ -92,3 +93,27 @@ def test_comparisons_of_training_say_what_was_kept_of_the_budget():
     assert "| gpt2 4 | 9 (10) | 5 (10) of 6 | process 7 of 6 |" in lines
     assert "| gpt2 4 | 1.0e-02 | inf |  |" in lines and "| gpt2 4 | 20.0 | 20.0 | 20.0 |" in lines
     assert "| bert  | 9 (10) | - | - |" in lines  # a run that was cut
+
+
+def test_ratios_are_those_of_one_run_and_a_peer_counts_where_it_reserves_no_more():
+    def row(name, seconds, reserved, **more):
+        return {"row": name, "seconds": seconds, "reserved_bytes": reserved, "kernels_seconds": seconds / 2, **more}
+
+    settings = {"model": "m", "batch": 2, "sequence": 8, "dtype": "bfloat16", "repeats": 7, "jobs": 4}
+    rows = [
+        row("compile", 2.0, 1000),
+        row("checkpoint", 5.0, 600),
+        row("compile:0.5", 3.0, 601),
+        row("memopt:1.0", 2.1, 990),
+        row("memopt:0.6", 2.5, 590, notes=["this graph runs operator by operator"]),
+        {"row": "memopt:0.3", "minimum_bytes": 400, "budget_bytes": 300},
+        {"row": "memopt:0.5", "error": "not ready"},
+        row("memopt:least", 4.0, 650_000_000),
+    ]
+    result = {"machine": "H100", "torch": "2.11", "allocator": "a:b", "settings": settings, "rows": rows}
+    own, kernels, peers = ratios_table([result]).splitlines()[4:]
+    assert own == (
+        "| m, batch 2, sequence 8, bfloat16 | memopt | 1.05 | - | 1.25¹ | - | - | refused | 2.00 in 650 MB |"
+    )
+    assert kernels == "| | its kernels | 1.05 | - | 1.25 | - | - | - | 2.00 |"
+    assert peers.startswith("| | fastest peer | 1.00 compile | 1.50 compile:0.5 | 2.50 checkpoint | - | - | - |")

@@ -1,0 +1,103 @@
+"""The tables of benchmarks/training.py's results: each row of one model, and all models beside torch.compile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_SHARES = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
+
+
+def training_table(result: dict[str, Any]) -> str:
+    parts = [key for key in ("planning_seconds", "compile_seconds") if any(key in row for row in result["rows"])]
+    busy = any("kernels_seconds" in row for row in result["rows"])
+    lines = [
+        f"{_title(result)}; {_settings(result)}:",
+        "",
+        f"| | budget | predicted | allocated | reserved | step |{' kernels |' * busy} first step |"
+        + "".join(f" {part.removesuffix('_seconds')} |" for part in parts),
+        "|---" * (7 + busy + len(parts)) + "|",
+    ]
+    for row in result["rows"]:
+        budget = f"{row['budget_bytes'] / 1e6:,.0f} MB" if "budget_bytes" in row else ""
+        if "seconds" not in row:
+            why = row.get("error") or f"refused: the least is {row['minimum_bytes'] / 1e6:,.0f} MB"
+            lines.append(f"| {row['row']} | {budget} | {why} |{' |' * (4 + busy + len(parts))}")
+            continue
+        kinds = ("predicted_bytes", "peak_bytes", "reserved_bytes")
+        cells = [f"{row[key] / 1e6:,.0f} MB" if key in row else "" for key in kinds]
+        cells += [f"{row['seconds'] * 1e3:,.1f} ms{_mark(row)}"]
+        cells += [f"{row['kernels_seconds'] * 1e3:,.1f} ms" if "kernels_seconds" in row else ""] * busy
+        cells += [f"{row['first_step_seconds']:,.0f} s"]
+        cells += [f"{row[part]:,.0f} s" if part in row else "" for part in parts]
+        lines.append(f"| {row['row']} | {budget} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def ratios_table(results: Sequence[dict[str, Any]]) -> str:
+    """Times of a step as multiples of torch.compile's, by shares of what that reserves; and of the fastest peer there.
+
+    A peer is compared where it reserves no more than the share: an engine that cannot be told a budget may do so.
+    """
+    settings = sorted({_settings(result) for result in results})
+    lines = [
+        f"{'; '.join(settings)}:",
+        "",
+        "| model | | " + " | ".join(f"{100 * share:.0f} %" for share in _SHARES) + " | least |",
+        "|---" * (len(_SHARES) + 3) + "|",
+    ]
+    for result in results:
+        rows = {row["row"]: row for row in result["rows"]}
+        whole = rows["compile"]
+        peers = [row for name, row in rows.items() if not name.startswith("memopt") and "seconds" in row]
+        own = [rows.get(f"memopt:{share}", {}) for share in _SHARES]
+        least = rows.get("memopt:least", {})
+        size = f" in {least['reserved_bytes'] / 1e6:,.0f} MB" if "seconds" in least else ""
+        cells = " | ".join(_ratio(row, whole) for row in [*own, least])
+        lines.append(f"| {_title(result)} | memopt | {cells}{size} |")
+        kernels = " | ".join(_kernels(row, whole) for row in [*own, least])
+        lines.append(f"| | its kernels | {kernels} |")
+        limits = [share * whole["reserved_bytes"] for share in _SHARES]
+        limits.append(least.get("reserved_bytes", 0) if "seconds" in least else 0)
+        fastest = [_fastest(peers, limit, whole) for limit in limits]
+        lines.append(f"| | fastest peer | {' | '.join(fastest)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _fastest(peers: Sequence[dict[str, Any]], limit: float, whole: dict[str, Any]) -> str:
+    within = [row for row in peers if row["reserved_bytes"] <= limit]
+    if not within:
+        return "-"
+    found = min(within, key=lambda row: row["seconds"])
+    return f"{_ratio(found, whole)} {found['row']}"
+
+
+def _ratio(row: dict[str, Any], whole: dict[str, Any]) -> str:
+    if "seconds" in row:
+        return f"{row['seconds'] / whole['seconds']:.2f}{_mark(row)}"
+    return "refused" if "minimum_bytes" in row else "-"
+
+
+def _kernels(row: dict[str, Any], whole: dict[str, Any]) -> str:
+    both = "kernels_seconds" in row and "kernels_seconds" in whole
+    return f"{row['kernels_seconds'] / whole['kernels_seconds']:.2f}" if both else "-"
+
+
+def _mark(row: dict[str, Any]) -> str:
+    return "¹" if any("operator by operator" in note for note in row.get("notes", ())) else ""
+
+
+def _title(result: dict[str, Any]) -> str:
+    settings = result["settings"]
+    sizes = [f"batch {settings['batch']}"]
+    sizes += [f"{key} {settings[key]}" for key in ("sequence", "resolution") if key in settings]
+    return f"{settings['model']}, {', '.join(sizes)}, {settings['dtype']}"
+
+
+def _settings(result: dict[str, Any]) -> str:
+    settings = result["settings"]
+    caches = ", which share their caches" if settings.get("shared_caches") else ""
+    return (
+        f"{result['machine']}, torch {result['torch']}, `{result['allocator']}`, median of {settings['repeats']} "
+        f"steps, {settings['jobs']} rows compiled at a time{caches}"
+    )
