@@ -37,6 +37,7 @@ class Call:
         arguments: all arguments, a place holder for each operand.
         operands: the values of the nodes among them.
         mode: the fake mode that it runs in.
+        plain: whether all other arguments are what their types and values say.
     """
 
     node: str
@@ -44,11 +45,24 @@ class Call:
     arguments: Any
     operands: tuple[Any, ...]
     mode: FakeTensorMode
+    plain: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """A value with the call that it came of, and what the node held then: the very same is not looked at again."""
+
+    call: Call
+    aliased: bool
+    value: Any
+    args: Any = dataclasses.field(compare=False, repr=False)
+    kwargs: Any = dataclasses.field(compare=False, repr=False)
 
 
 def call_of(node: fx.Node, values: Mapping[fx.Node, Any], mode: FakeTensorMode) -> Call:
     """The call that a node makes, with the values of what it reads."""
     operands: list[Any] = []
+    odd: list[Any] = []
 
     def key(argument: Any) -> Any:
         if isinstance(argument, fx.Node):
@@ -58,10 +72,11 @@ def call_of(node: fx.Node, values: Mapping[fx.Node, Any], mode: FakeTensorMode) 
             return tuple(key(item) for item in argument)
         if type(argument) in _PLAIN:
             return type(argument), argument
+        odd.append(argument)
         return object()  # equal to nothing
 
     arguments = key(node.args), tuple((name, key(value)) for name, value in node.kwargs.items())
-    return Call(node.name, node.target, arguments, tuple(operands), mode)
+    return Call(node.name, node.target, arguments, tuple(operands), mode, not odd)
 
 
 def run(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -96,10 +111,10 @@ def known(node: fx.Node, call: Call) -> tuple[bool, Any]:
     A value that has memory of its own depends on its operands' layouts only. A view shares the memory of this operand,
     and of no other one of its layout.
     """
-    kept = node.meta.get(MARK)
+    kept: _Kept | None = node.meta.get(MARK)
     if kept is None:
         return False, None
-    before, aliased, value = kept
+    before, aliased, value = kept.call, kept.aliased, kept.value
     same = (
         before.node == call.node
         and before.target is call.target
@@ -108,13 +123,36 @@ def known(node: fx.Node, call: Call) -> tuple[bool, Any]:
         and len(before.operands) == len(call.operands)
         and all(a is b or (not aliased and _alike(a, b)) for a, b in zip(before.operands, call.operands, strict=True))
     )
+    if same:
+        node.meta[MARK] = _Kept(call, aliased, value, node.args, node.kwargs)
     return same, value if same else None
+
+
+def unchanged(node: fx.Node, values: Mapping[fx.Node, Any], mode: FakeTensorMode) -> tuple[bool, Any]:
+    """What `known` says of the node's call, where it holds the very arguments as then, and they the very values."""
+    kept: _Kept | None = node.meta.get(MARK)
+    if kept is None or kept.args is not node.args or kept.kwargs is not node.kwargs:
+        return False, None
+    call = kept.call
+    same = call.plain and call.node == node.name and call.target is node.target and call.mode is mode
+    operands: list[Any] = []
+    if same:
+        fx.map_arg((node.args, node.kwargs), lambda argument: operands.append(values[argument]))
+        same = all(a is b for a, b in zip(operands, call.operands, strict=True))
+    return same, kept.value if same else None
 
 
 def keep(node: fx.Node, call: Call, value: Any) -> None:
     """Keep the value that a call gave with its node."""
     if call.target not in _NEVER:
-        node.meta[MARK] = call, _shares_memory(call.operands, value), value
+        node.meta[MARK] = _Kept(call, _shares_memory(call.operands, value), value, node.args, node.kwargs)
+
+
+def copied(node: fx.Node, copy: fx.Node) -> None:
+    """What is known of a node is known of a copy that makes the same call of copies of its operands."""
+    kept: _Kept | None = node.meta.get(MARK)
+    if kept is not None and kept.args is node.args and kept.kwargs is node.kwargs:
+        copy.meta[MARK] = dataclasses.replace(kept, args=copy.args, kwargs=copy.kwargs)
 
 
 def forget(graph: fx.Graph) -> None:

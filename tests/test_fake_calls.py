@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -86,6 +89,40 @@ def test_a_value_put_in_by_hand_is_found_out() -> None:
     node.meta["val"] = node.meta["val"].new_empty(2, 2)
     with pytest.raises(ProgramError, match="its operation gives"):
         program.check()
+
+
+def test_a_call_that_holds_the_same_arguments_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = _program()
+    looked_at: list[str] = []
+    call_of = fake_calls.call_of
+
+    def counted(node: torch.fx.Node, *rest: Any) -> fake_calls.Call:
+        looked_at.append(node.name)
+        return call_of(node, *rest)
+
+    monkeypatch.setattr(fake_calls, "call_of", counted)
+    copy = program.copy()
+    values = run_fake(program.graph_module), run_fake(copy.graph_module)
+    assert [*values[0].values()] == [*values[1].values()]
+    assert not looked_at
+    view = _node(copy, aten.view.default)
+    view.args = (view.args[0], [-1])  # the same, but not the very same: looked at, not run
+    assert run_fake(copy.graph_module)[view] is values[1][view]
+    assert looked_at == [view.name]
+    view.args = (view.args[0], [2, -1])
+    assert run_fake(copy.graph_module)[view].shape == (2, 12)
+    assert looked_at[1:] == [node.name for node in (view, *view.users)]
+
+
+def test_arguments_that_may_change_by_themselves_are_looked_at() -> None:
+    program = _program()
+    node = _node(program, aten.relu.default)
+    kept = node.meta[fake_calls.MARK]
+    values = run_fake(program.graph_module)
+    mode = kept.call.mode
+    assert fake_calls.unchanged(node, values, mode)[0]
+    node.meta[fake_calls.MARK] = dataclasses.replace(kept, call=dataclasses.replace(kept.call, plain=False))
+    assert not fake_calls.unchanged(node, values, mode)[0]
 
 
 def test_nothing_is_kept_in_modules_that_engines_get() -> None:

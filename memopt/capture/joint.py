@@ -19,6 +19,7 @@ from memopt.program import (
     OutputKind,
     Phase,
     Program,
+    copy_node,
     fake_mode,
     is_effectful,
     is_random,
@@ -50,7 +51,7 @@ def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Or
         forward_outputs: how many leading outputs belong to forward.
         origins: one entry per input of the graph that AOTAutograd was given.
     """
-    updates = [node for node in joint.graph.nodes if _is_update(node)]
+    updates = {node: None for node in joint.graph.nodes if _is_update(node)}
     outputs = list(joint.graph.output_node().args[0])  # type: ignore[arg-type]
     outputs[forward_outputs:forward_outputs] = [node.args[1] for node in updates]
     forward_outputs += len(updates)
@@ -70,8 +71,7 @@ def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Or
             is_forward = node.op in ("placeholder", "get_attr") or owner(node) in forward
             if is_forward is not wanted:
                 continue
-            mapping[node] = copied = graph.node_copy(node, lambda n: mapping[n])
-            copied.meta = dict(node.meta)
+            mapping[node] = copied = copy_node(graph, node, mapping.__getitem__)
             if node.op == "call_function":
                 copied.meta["phase"] = Phase.FORWARD if is_forward else Phase.BACKWARD
     result = graph.output(fx.map_arg(outputs, lambda n: mapping[n]))

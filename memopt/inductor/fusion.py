@@ -16,6 +16,7 @@ from torch._inductor import config
 
 from memopt.inductor.kinds import REDUCTIONS, is_inlined, is_library_call
 from memopt.inductor.windows import arrange
+from memopt.memory.cost.devices import Device
 from memopt.memory.cost.roofline import moving_seconds, result_bytes, touched_bytes
 from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.patterns.product_sums import sum_so_far
@@ -75,7 +76,7 @@ class InductorFusion:
         for node in new.calls:
             if node in fused:
                 node.meta["fused"] = True
-            elif is_inlined(node) or node.target in REDUCTIONS:
+            elif marker.inlined[node] or node.target in REDUCTIONS:
                 node.meta["kernel"] = True
             if node in marker.stored:
                 node.meta["stored"] = True
@@ -92,17 +93,21 @@ class InductorFusion:
         """
         found = dict(costs)
         reads: dict[fx.Node, frozenset[fx.Node]] = {}
+        devices: dict[torch.device, Device] = {}
         for node in program.graph.nodes:
-            reads[node] = _reads(node, reads, bool(node.meta.get("fused")))
+            reads[node] = _reads(node, reads, bool(node.meta.get("fused")) or is_any_view(node))
             if node.op != "call_function" or node.name not in found:
                 continue
             if node.meta.get("fused"):
                 found[node.name] = dataclasses.replace(found[node.name], seconds=0.0, workspace_bytes=0)
             elif found[node.name].seconds and node.meta.get("kernel"):
-                operands = frozenset[fx.Node]().union(*(reads[argument] for argument in node.all_input_nodes))
+                operands = _operands(node, reads)
                 moved = sum(touched_bytes(tensor) for operand in operands for tensor in tensors_of(operand))
                 moved += result_bytes(node)
-                device = self._table.device(node)
+                place = tensors_of(node)[0].device
+                if place not in devices:
+                    devices[place] = self._table.device(node)
+                device = devices[place]
                 time = moving_seconds(moved, device)
                 drawn = sum(value.meta["val"].numel() for value in _drawn_for(node))
                 time += drawn * _OPERATIONS_A_DRAW[device.type] / device.flops["float32"]
@@ -127,7 +132,7 @@ def stored_reads(
     """
     marker = _Marker(graph, ())
     fused = marker.fused(store=False)
-    return marker.reads, fused, {node for node in graph.nodes if is_library_call(node)}
+    return marker.reads, fused, marker.calls
 
 
 class _Marker:
@@ -137,7 +142,9 @@ class _Marker:
         self.small = min(_SMALL, max(sizes, default=0) // _SMALLER)
         self.view = {node: is_any_view(node) for node in self.graph.nodes}
         self.inlined = {node: node.op == "call_function" and is_inlined(node) for node in self.graph.nodes}
-        self.settles = {node: self.inlined[node] and _settles_draws(node) for node in self.graph.nodes}
+        self.calls = {node for node in self.graph.nodes if not self.inlined[node] and is_library_call(node)}
+        draws = any(node.target is _DRAWING for node in self.graph.nodes)
+        self.settles = {node: draws and self.inlined[node] and _settles_draws(node) for node in self.graph.nodes}
         self.reads: dict[fx.Node, frozenset[fx.Node]] = {}
         # As Inductor counts for its thresholds, by which a value may be a buffer of its own that lives in one kernel.
         self.counted: dict[fx.Node, frozenset[fx.Node]] = {}
@@ -149,13 +156,14 @@ class _Marker:
         self.marked = {node for node in self.graph.nodes if node.meta.get("stored")}  # what is stored in any case
         self.window: dict[fx.Node, int] = {}  # library calls before it: kernels are fused between two such calls only
         self.last: dict[fx.Node, int] = {}  # the last window in which a kernel reads it, or what is computed from it
+        self.limits: dict[bool, tuple[int, int]] = {}  # Inductor's thresholds on operations and reads, on CPU or not
 
     def fused(self, *, store: bool = True) -> dict[fx.Node, None]:
         """The values that are not stored, views of such values included; `store`: but for a later kernel's sake."""
         calls = 0
         for node in self.graph.nodes:
             self.window[node] = calls
-            calls += is_library_call(node)
+            calls += node in self.calls
         for node in reversed(self.graph.nodes):
             self.inlining[node] = self._readers_inline(node)
             self.ends[node] = self._ends_in_one_kernel(node)
@@ -188,9 +196,9 @@ class _Marker:
                 if fused and (node in self.marked or (node not in in_vain and self._is_worth_storing(node))):
                     self.stored.add(node)
                     fused = cheap = False
-            self.reads[node] = _reads(node, self.reads, fused)
+            self.reads[node] = _reads(node, self.reads, fused or self.view[node])
             inlined = fused if self.view[node] else cheap
-            self.counted[node] = _reads(node, self.counted, inlined)
+            self.counted[node] = _reads(node, self.counted, inlined or self.view[node])
             self.work[node] = self._work_of(node) if inlined else frozenset()
             if fused:
                 found[node] = None
@@ -237,14 +245,16 @@ class _Marker:
 
     def _is_fragile(self, node: fx.Node) -> bool:
         """Whether it reads what the program overwrites: computed later it would see what is written there."""
-        return bool(self._operands(node, self.reads) & self.fragile)
+        return bool(self.fragile) and not self.fragile.isdisjoint(_operands(node, self.reads))
 
     def _is_cheap(self, node: fx.Node) -> bool:
         """Whether Inductor computes the node in each kernel that reads it, by its thresholds."""
-        operands = self._operands(node, self.counted)
+        operands = _operands(node, self.counted)
         on_cpu = tensors_of(node)[0].device.type == "cpu"
         work = self._work_of(node)
-        large, most = _threshold("opcount", on_cpu), _threshold("acc_reads", on_cpu)
+        if on_cpu not in self.limits:
+            self.limits[on_cpu] = _threshold("opcount", on_cpu), _threshold("acc_reads", on_cpu)
+        large, most = self.limits[on_cpu]
         size = len(work) + len(operands) + sum(_constants(item) for item in work)
         if len(operands) > most or size > large:
             return False
@@ -271,8 +281,10 @@ class _Marker:
 
         What is computed of nothing in memory, the numbers of columns say, takes longer to read.
         """
-        operands = self._operands(node, self.reads)
-        if self.last[node] <= self.window[node] or not operands or node.target is _SEED:
+        if self.last[node] <= self.window[node] or node.target is _SEED:
+            return False
+        operands = _operands(node, self.reads)
+        if not operands:
             return False
         own = result_bytes(node)
         read = sum(
@@ -282,20 +294,22 @@ class _Marker:
         )
         return bool(own <= self.small or read >= _MUCH * own)
 
-    @staticmethod
-    def _operands(node: fx.Node, reads: Mapping[fx.Node, frozenset[fx.Node]]) -> frozenset[fx.Node]:
-        return frozenset[fx.Node]().union(*(reads[argument] for argument in node.all_input_nodes))
-
     def _work_of(self, node: fx.Node) -> frozenset[fx.Node]:
         own: frozenset[fx.Node] = frozenset() if self.view[node] else frozenset((node,))
         return own.union(*(self.work[argument] for argument in node.all_input_nodes))
 
 
-def _reads(node: fx.Node, reads: Mapping[fx.Node, frozenset[fx.Node]], fused: bool) -> frozenset[fx.Node]:
+def _reads(node: fx.Node, reads: Mapping[fx.Node, frozenset[fx.Node]], inside: bool) -> frozenset[fx.Node]:
     """The stored values that reading the node reads: itself, or where it is not stored what it is computed from."""
-    if fused or is_any_view(node):
-        return frozenset[fx.Node]().union(*(reads[argument] for argument in node.all_input_nodes))
-    return frozenset((node,))
+    return _operands(node, reads) if inside else frozenset((node,))
+
+
+def _operands(node: fx.Node, reads: Mapping[fx.Node, frozenset[fx.Node]]) -> frozenset[fx.Node]:
+    """The stored values that computing the node reads."""
+    arguments = node.all_input_nodes
+    if len(arguments) == 1:
+        return reads[arguments[0]]
+    return frozenset[fx.Node]().union(*(reads[argument] for argument in arguments))
 
 
 def _continues_a_sum(node: fx.Node) -> bool:

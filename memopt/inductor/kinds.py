@@ -30,10 +30,10 @@ _MOST_CAT_OPERANDS = 8
 
 def is_inlined(node: fx.Node) -> bool:
     """Whether Inductor can compute the node inside the kernel of its reader."""
-    if is_random(node) or is_effectful(node) or is_any_view(node) or len(tensors_of(node)) != 1:
+    if is_random(node) or is_effectful(node) or is_any_view(node):
         return False
-    tensor = tensors_of(node)[0]
-    if tensor.layout is not torch.strided or not isinstance(node.meta["val"], torch.Tensor):
+    tensor = node.meta.get("val")
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         return False
     return is_light(node) or node.target in _INLINED or _is_pointwise_cat(node)
 
@@ -52,5 +52,6 @@ def _is_pointwise_cat(node: fx.Node) -> bool:
 
 def is_library_call(node: fx.Node) -> bool:
     """Whether the node is neither computed by a kernel of Inductor's own, nor a view of something."""
-    kernel = is_inlined(node) or is_any_view(node) or node.target in REDUCTIONS or node.target is operator.getitem
-    return bool(node.op == "call_function" and not kernel)
+    if node.op != "call_function" or node.target in REDUCTIONS or node.target is operator.getitem:
+        return False
+    return not is_any_view(node) and not is_inlined(node)

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from memopt.memory.aliasing import Aliasing, analyse, owner
-from memopt.program import InputKind, Phase, Program, is_effectful, is_random, module_of
+from memopt.program import InputKind, Phase, Program, copy_node, is_effectful, is_random, module_of
 from memopt.solve.problem import StepProblem
 from memopt.solve.schedule import Schedule
 
@@ -167,9 +167,7 @@ class _Emitter:
         return dataclasses.replace(program, graph_module=module).finish()
 
     def _copy(self, node: fx.Node, resolve: Any) -> fx.Node:
-        copied = self.graph.node_copy(node, resolve)
-        copied.meta = dict(node.meta)
-        return copied
+        return copy_node(self.graph, node, resolve)
 
     def _run(self, node: fx.Node, *, again: bool) -> None:
         if not node.meta.get("kernel"):

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from memopt.memory.cost.devices import Device
 from memopt.program import argument, is_view, tensors_of
+from memopt.targets import is_pointwise
 
 _ATEN = torch.ops.aten
 # Operators of one element at a time that PyTorch does not tag as such.
@@ -59,8 +60,7 @@ def is_light(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    tagged = torch.Tag.pointwise in target.tags or target in _ALSO_POINTWISE
-    return tagged or not operands_of(node)
+    return is_pointwise(target) or target in _ALSO_POINTWISE or not operands_of(node)
 
 
 def seconds(node: fx.Node, device: Device) -> float:

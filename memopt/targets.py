@@ -1,0 +1,44 @@
+"""What holds of an operator whatever it is called with: torch is asked once, graphs have thousands of calls."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import fx
+
+# Operators whose effects are torch's own to know, and do not change; others may be registered as effectful any time.
+_SETTLED = ("aten", "prims")
+_effects: dict[Any, bool] = {}
+
+
+@functools.cache
+def draws(target: Any) -> bool:
+    """Whether it draws random numbers, by its tags."""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+@functools.cache
+def is_pointwise(target: Any) -> bool:
+    """Whether torch calls it an operator of one element at a time."""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+
+
+@functools.cache
+def gives_views(target: Any) -> bool:
+    """Whether its schema says that a result aliases an argument."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return any(result.alias_info is not None for result in target._schema.returns)
+
+
+def is_impure(node: fx.Node) -> bool:
+    """Whether a node's operator does more than compute a value, as torch has it."""
+    target = node.target
+    found = _effects.get(target)
+    if found is None:
+        found = bool(node.is_impure())
+        if isinstance(target, torch._ops.OpOverload) and target.namespace in _SETTLED:
+            _effects[target] = found
+    return found
