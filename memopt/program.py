@@ -277,7 +277,11 @@ def tensors_of(node: fx.Node) -> list[torch.Tensor]:
 
 def source_line(node: fx.Node) -> str:
     """The user's source line that made the node, as `file:line, code`; an empty string when it is not known."""
-    trace = node.meta.get("stack_trace") or ""
+    return _last_line(node.meta.get("stack_trace") or "")
+
+
+@functools.lru_cache(maxsize=4096)
+def _last_line(trace: str) -> str:
     lines = [line.strip() for line in trace.strip().splitlines() if line.strip()]
     for index in range(len(lines) - 1, -1, -1):
         if lines[index].startswith('File "'):

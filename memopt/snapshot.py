@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
@@ -43,24 +42,22 @@ def _taken(program: Program, history: Sequence[GraphRecord], changes: Changes) -
     results = {ids[node.name]: node.result for node in nodes}
     made = []
     for node, source in zip(nodes, program.graph.nodes, strict=True):
+        call = node.operator, tuple(ids[name] for name in node.inputs), node.text, node.result
+        same = known.get(ids[node.name])
+        if same is not None and _equal_calls(call, same, results, known):
+            work = same.flops, same.moved
+        else:
+            work = _work(source)
         record = NodeRecord(
             ids[node.name],
             node.name,
-            node.operator,
-            tuple(ids[name] for name in node.inputs),
-            node.text,
-            node.result,
+            *call,
             node.module,
             node.source,
             source.meta["phase"].value if "phase" in source.meta else "",
-            origins=stands_for.get(node.name, ()),
+            *work,
+            stands_for.get(node.name, ()),
         )
-        same = known.get(record.id)
-        if same is not None and _equal_calls(record, same, results, known):
-            flops, moved = same.flops, same.moved
-        else:
-            flops, moved = _work(source)
-        record = dataclasses.replace(record, flops=flops, moved=moved)
         made.append(same if same == record else record)
     # A finished program holds the values of one run over the whole graph: views of it share their base's storage.
     aliasing = analyse(program, {node: node.meta["val"] for node in program.graph.nodes if "val" in node.meta})
@@ -74,13 +71,22 @@ def _taken(program: Program, history: Sequence[GraphRecord], changes: Changes) -
 
 
 def _equal_calls(
-    node: NodeRecord, before: NodeRecord, results: Mapping[str, str], known: Mapping[str, NodeRecord]
+    call: tuple[str, tuple[str, ...], str, str],
+    before: NodeRecord,
+    results: Mapping[str, str],
+    known: Mapping[str, NodeRecord],
 ) -> bool:
-    """Whether two calls do the same work: of one operator on equal arguments, operands and result of one type."""
-    return (
-        (node.operator, node.inputs, node.text, node.result)
-        == (before.operator, before.inputs, before.text, before.result)
-    ) and all(name in known and known[name].result == results[name] for name in node.inputs)
+    """Whether two calls do the same work: of one operator on equal arguments, operands and result of one type.
+
+    Args:
+        call: the operator of the one, its operands by id, its arguments in words, and the type of its result.
+        before: the other.
+        results: types of the operands of the one.
+        known: the operands of the other.
+    """
+    if call != (before.operator, before.inputs, before.text, before.result):
+        return False
+    return all(name in known and known[name].result == results[name] for name in call[1])
 
 
 def _work(node: fx.Node) -> tuple[int, int]:

@@ -57,11 +57,13 @@ def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Or
     forward_outputs += len(updates)
     forward = ancestors([value for value in outputs[:forward_outputs] if isinstance(value, fx.Node)])
     late = _descendants([node for node in joint.graph.nodes if _is_tangent(node)])
+    early = []
     for node in joint.graph.nodes:
-        if node.op == "call_function" and node not in forward and node not in late:
+        if node.op == "call_function" and node not in forward and node not in late and node not in updates:
             traced_in_forward = node.meta.get("partitioner_tag") != "is_backward"
             if traced_in_forward and (is_random(node) or is_effectful(node)):
-                forward |= ancestors([node])
+                early.append(node)
+    forward |= ancestors(early)
     graph = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
     for wanted in (True, False):

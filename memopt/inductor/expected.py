@@ -16,6 +16,8 @@ from memopt.solve.overwrite import shared_bytes
 
 # Of halves that were looked at before, by their forward: whoever chooses between two cuts asks, and who uses one.
 _known: WeakKeyDictionary[fx.GraphModule, tuple[fx.GraphModule, int, int]] = WeakKeyDictionary()
+# What forward halves take, which is the same whatever order backward has.
+_forwards: WeakKeyDictionary[fx.GraphModule, int] = WeakKeyDictionary()
 
 
 def expected_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> int:
@@ -32,7 +34,15 @@ def expected_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: i
     """
     known = _known.get(forward)
     if known is None or known[:2] != (backward, outputs):
-        known = _known[forward] = (backward, outputs, larger_half(forward, backward, outputs, _peak))
+
+        def peak(module: fx.GraphModule, there: Collection[int], held: Mapping[int, int]) -> int:
+            if module is not forward:
+                return _peak(module, there, held)
+            if module not in _forwards:
+                _forwards[module] = _peak(module, there, held)
+            return _forwards[module]
+
+        known = _known[forward] = (backward, outputs, larger_half(forward, backward, outputs, peak))
     return known[2]
 
 

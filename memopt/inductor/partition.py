@@ -20,7 +20,7 @@ from memopt.inductor.order import KeepOrder
 from memopt.inductor.product_sums import register_product_sums
 from memopt.inductor.together import together
 from memopt.inductor.trace import Trace
-from memopt.program import Program
+from memopt.program import Program, copy_node, module_of
 from memopt.rewrite import storages
 
 # What tells code that is fused in the plan's order, or in a rewrite's, from other code of the same graph.
@@ -83,12 +83,27 @@ def cut_as_planned(hooks: Hooks, program: Program, num_fwd_outputs: int, **optio
     forward, backward = hooks.cut(program, num_fwd_outputs, **options)
     other = together(program)
     if other is not program:
-        halves = hooks.cut(other, num_fwd_outputs, **options)
-        if expected_bytes(*halves, num_fwd_outputs) <= expected_bytes(forward, backward, num_fwd_outputs):
-            forward, backward = halves
+        moved = in_order(backward, [node.name for node in other.calls])
+        if expected_bytes(forward, moved, num_fwd_outputs) <= expected_bytes(forward, backward, num_fwd_outputs):
+            backward = moved
     realize(forward)
     realize(backward)
     return forward, backward
+
+
+def in_order(half: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
+    """A copy of a half with its operations in the order of their names among those of a whole program.
+
+    It is what a program in that order would be cut into, where only operations of this half have moved.
+    """
+    place = {name: index for index, name in enumerate(names)}
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    given = [node for node in half.graph.nodes if node.op != "output"]
+    for node in sorted(given, key=lambda node: place[node.name] if node.op == "call_function" else -1):
+        copies[node] = copy_node(graph, node, copies.__getitem__)
+    copy_node(graph, half.graph.output_node(), copies.__getitem__)
+    return module_of(half, graph)
 
 
 def _nothing_of_a_plan() -> None:

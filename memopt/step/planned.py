@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
+from weakref import WeakKeyDictionary
 
 from memopt.memory.cost.table import OperatorCost
 from memopt.memory.rounding import allocated_bytes
@@ -12,6 +13,9 @@ from memopt.memory.timeline import Timeline
 from memopt.pass_manager import PassRecord
 from memopt.program import InputKind, Program, describe, tensors_of
 from memopt.step.planner import Choice, peaks_of, step_peak
+
+# Programs are never edited, and are asked for their fingerprints at each try to plan them.
+_FINGERPRINTS: WeakKeyDictionary[Program, str] = WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +84,12 @@ def constant_bytes(program: Program) -> int:
 
 def fingerprint(program: Program) -> str:
     """A digest of the graph: operators, arguments, shapes, strides, dtypes and devices."""
+    if program not in _FINGERPRINTS:
+        _FINGERPRINTS[program] = _digest(program)
+    return _FINGERPRINTS[program]
+
+
+def _digest(program: Program) -> str:
     digest = hashlib.sha256()
     for node in program.graph.nodes:
         values = [describe(tensor) for tensor in tensors_of(node)] if node.op == "placeholder" else []

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import memopt
+from memopt.inductor import expected
 from memopt.inductor import training as engine
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.least import least_bytes
@@ -38,6 +39,16 @@ def test_what_a_fused_value_is_computed_from_waits_for_its_reader():
     made = half({"x": x, "weight": weight}, forward)
     nothing = half({"weight": weight}, lambda call, w: [w])
     assert expected_bytes(made, nothing, 1) == 800  # the first and the second; the sum goes over one of them
+
+
+def test_forward_is_looked_at_once_whatever_order_backward_has(monkeypatch):
+    looked_at, real = [], expected._peak
+    monkeypatch.setattr(expected, "_peak", lambda module, *rest: looked_at.append(module) or real(module, *rest))
+    weight = torch.randn(10, 10)
+    forward, *backwards = (half({"w": weight}, lambda call, w: [call(aten.mm.default, w, w), w]) for _ in range(3))
+    found = [expected_bytes(forward, backward, 1) for backward in (*backwards, backwards[1])]
+    assert looked_at == [forward, *backwards]
+    assert found[0] == found[1] == found[2]
 
 
 def test_backward_has_what_was_saved_and_what_the_caller_holds():

@@ -7,7 +7,10 @@ import pytest
 import torch
 from torch import fx
 
-from memopt.inductor.partition import IN_ANY_ORDER, IN_ORDER, Partition, compile_training, saved_bytes
+from memopt.capture.dynamo import Hooks
+from memopt.inductor.partition import IN_ANY_ORDER, IN_ORDER, Partition, compile_training, in_order, saved_bytes
+from memopt.inductor.together import together
+from tests.inductor.test_together import planned
 
 
 def test_the_plan_cuts_the_graph_whatever_compiler_asks():
@@ -68,3 +71,19 @@ def test_both_halves_are_lowered_at_once_and_cut_as_asked():
     function(x).backward()
     torch.testing.assert_close(found, x.grad)
     assert len(cuts) == 1
+
+
+def test_a_half_in_another_order_is_what_the_program_in_that_order_is_cut_into():
+    program = planned({"mm", "mm_1", "div", "mul"})[2]
+    other = together(program)
+    cut = Hooks.cut.__get__(Hooks.__new__(Hooks))
+    (forward, backward), halves = (cut(item, item.forward_outputs) for item in (program, other))
+    moved = in_order(backward, [node.name for node in other.calls])
+
+    def described(half):
+        return [(node.format_node(), node.meta.get("val"), sorted(node.meta)) for node in half.graph.nodes]
+
+    assert described(forward) == described(halves[0])
+    assert described(moved) == described(halves[1]) != described(backward)
+    assert moved.graph.output_node().meta.keys() == halves[1].graph.output_node().meta.keys()
+    moved.graph.lint()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from memopt.memory.timeline import timeline
+from memopt.step import planned as planned_module
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
 from memopt.step.planner import peaks_of, step_peak
 from tests.passes.build import capture_joint
@@ -45,6 +46,15 @@ def test_what_a_graph_took_more_than_predicted_moves_the_step_as_much():
 def test_a_fingerprint_tells_sizes_and_operators_apart(changed):
     assert fingerprint(program()) == fingerprint(program())
     assert fingerprint(program()) != fingerprint(program(**changed))
+
+
+def test_a_program_is_read_once_for_its_fingerprint(monkeypatch):
+    read, digest = [], planned_module._digest
+    monkeypatch.setattr(planned_module, "_digest", lambda item: read.append(item) or digest(item))
+    item = program()
+    other = item.copy()
+    assert fingerprint(item) == fingerprint(item) == fingerprint(other)
+    assert read == [item, other]
 
 
 def test_constants_count_once_unless_they_are_a_parameter():
