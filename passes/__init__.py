@@ -18,6 +18,7 @@ from memopt.passes.merge_common import MergeCommon
 from memopt.passes.reorder import Reorder
 from memopt.passes.shrink_indices import ShrinkIndices
 from memopt.passes.split_batch import SplitBatch
+from memopt.passes.sum_lookups import SumLookups
 from memopt.passes.unpad_products import UnpadProducts
 
 INFERENCE: tuple[Pass, ...] = (
@@ -39,6 +40,7 @@ TRAINING: tuple[Pass, ...] = (
     MergeCommon(),
     EliminateDead(),
     UnpadProducts(),
+    SumLookups(),
     ShrinkIndices(),
     CompressMasks(),
     ChunkLoss(),

@@ -9,7 +9,7 @@ from torch import fx
 
 from memopt.inductor.fusion import stored_reads
 from memopt.inductor.least import larger_half
-from memopt.patterns.product_sums import sum_so_far
+from memopt.patterns.overwrites import written_over
 from memopt.program import is_any_view
 from memopt.rewrite import storages
 from memopt.solve.overwrite import shared_bytes
@@ -78,8 +78,8 @@ def _peak(module: fx.GraphModule, there: Collection[int], held: Mapping[int, int
         made: dict[int, int] = {}
         if node.op == "call_function":
             made = {key: size for key, size in own[node].items() if key in last and key not in live}
-        before = sum_so_far(node)
-        alone = ends if node not in calls else () if before is None else own[before]
+        before = written_over(node)
+        alone = ends if node not in calls else () if before is None else own.get(before, ())
         # A kernel may write over what it alone reads last, and a sum of products does.
         spared = shared_bytes(made.values(), [live[key] for key in alone if key in live and key not in kept])
         live.update(made)

@@ -19,7 +19,7 @@ from memopt.inductor.windows import arrange
 from memopt.memory.cost.devices import Device
 from memopt.memory.cost.roofline import moving_seconds, result_bytes, touched_bytes
 from memopt.memory.cost.table import CostTable, OperatorCost
-from memopt.patterns.product_sums import sum_so_far
+from memopt.patterns.overwrites import written_over
 from memopt.program import Program, is_any_view, tensors_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -60,7 +60,7 @@ class InductorFusion:
 
         `meta["kernel"]` is on what is stored, but by a kernel that Inductor generates: what may be fused with others.
         `meta["stored"]` is on what Inductor would not store by itself, and should: see `realize`. `meta["inplace"]` is
-        on sums that Inductor writes over the sum so far (see `_continues_a_sum`).
+        on sums that Inductor writes over the sum so far (see `_continues_a_sum`), and tables with rows added to them.
 
         The rules are those of Inductor's lowering (`torch._inductor.ir.StorageBox`, `GraphLowering.run_node`): readers
         that need memory, values that the caller gets, and the thresholds on reads and operations above which a value
@@ -80,7 +80,8 @@ class InductorFusion:
                 node.meta["kernel"] = True
             if node in marker.stored:
                 node.meta["stored"] = True
-            if _continues_a_sum(node) or sum_so_far(node) is not None:
+            over = written_over(node)
+            if _continues_a_sum(node) or (over is not None and over not in fused):
                 node.meta["inplace"] = 0
         return new  # the graph is as it was: there is nothing to propagate
 

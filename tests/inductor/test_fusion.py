@@ -16,7 +16,9 @@ from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import timeline
 from memopt.passes.checkpoint import Checkpoint
 from memopt.passes.chunk_loss import ChunkLoss
+from memopt.passes.eliminate_copies import EliminateCopies
 from memopt.passes.inplace import Inplace
+from memopt.passes.sum_lookups import SumLookups
 from memopt.program import Phase
 from memopt.solve.recompute import plan
 from memopt.step.recompute import lower
@@ -365,3 +367,21 @@ def test_a_plan_of_what_is_stored_gives_the_same_gradients(share):
     }
     assert not crossing & fused(result), "what is not stored is computed again where backward needs it"
     assert timeline(result).peak_bytes <= share * most
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_rows_are_added_to_a_tied_table_s_gradient_in_its_place(tied):
+    """Where it is a product, that is; what is computed element by element is computed where the rows are put."""
+    torch.manual_seed(0)
+    table, ids = torch.randn(300, 8, dtype=torch.bfloat16).requires_grad_(), torch.randint(0, 9, (12,))
+
+    def loss(table, ids):
+        x = F.embedding(ids, table).sin()
+        return (x @ table.t() if tied else x).float().square().sum() + (0 if tied else (table * 2).float().sum())
+
+    program = capture_joint(loss, table, ids, decompositions=select_decomp_table())
+    planned = marked(SumLookups().run(EliminateCopies().run(program).program).program)
+    (put,) = [n for n in planned.calls if n.target is torch.ops.aten.index_put.default and len(n.meta["val"]) == 300]
+    assert put.meta.get("inplace") == (0 if tied else None)
+    aliasing = analyse(planned)
+    assert bool(aliasing.created_by(put)) is not tied
