@@ -48,7 +48,7 @@ class Call:
     plain: bool = True
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class _Kept:
     """A value with the call that it came of, and what the node held then: the very same is not looked at again."""
 
@@ -152,7 +152,7 @@ def copied(node: fx.Node, copy: fx.Node) -> None:
     """What is known of a node is known of a copy that makes the same call of copies of its operands."""
     kept: _Kept | None = node.meta.get(MARK)
     if kept is not None and kept.args is node.args and kept.kwargs is node.kwargs:
-        copy.meta[MARK] = dataclasses.replace(kept, args=copy.args, kwargs=copy.kwargs)
+        copy.meta[MARK] = _Kept(kept.call, kept.aliased, kept.value, copy.args, copy.kwargs)
 
 
 def forget(graph: fx.Graph) -> None:

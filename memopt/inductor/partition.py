@@ -81,9 +81,9 @@ def cut_as_planned(hooks: Hooks, program: Program, num_fwd_outputs: int, **optio
     Kernels that read the same values stand together, where that is expected to take no more memory.
     """
     forward, backward = hooks.cut(program, num_fwd_outputs, **options)
-    other = together(program)
-    if other is not program:
-        moved = in_order(backward, [node.name for node in other.calls])
+    order = together(program)
+    if order is not None:
+        moved = in_order(backward, [node.name for node in order])
         if expected_bytes(forward, moved, num_fwd_outputs) <= expected_bytes(forward, backward, num_fwd_outputs):
             backward = moved
     realize(forward)
@@ -92,15 +92,15 @@ def cut_as_planned(hooks: Hooks, program: Program, num_fwd_outputs: int, **optio
 
 
 def in_order(half: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
-    """A copy of a half with its operations in the order of their names among those of a whole program.
+    """A copy of a half with its operations in the order of these names; what is not among them comes first, as it is.
 
-    It is what a program in that order would be cut into, where only operations of this half have moved.
+    It is what a program would be cut into whose operations of that phase are in that order.
     """
     place = {name: index for index, name in enumerate(names)}
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     given = [node for node in half.graph.nodes if node.op != "output"]
-    for node in sorted(given, key=lambda node: place[node.name] if node.op == "call_function" else -1):
+    for node in sorted(given, key=lambda node: place.get(node.name, -1) if node.op == "call_function" else -1):
         copies[node] = copy_node(graph, node, copies.__getitem__)
     copy_node(graph, half.graph.output_node(), copies.__getitem__)
     return module_of(half, graph)

@@ -19,8 +19,8 @@ from memopt.program import Phase, Program, is_effectful, is_random
 _FAR = 4
 
 
-def together(program: Program) -> Program:
-    """Return a planned program with its backward half in an order in which kernels read and write less.
+def together(program: Program) -> list[fx.Node] | None:
+    """The backward half of a planned program in an order in which kernels read and write less; None where it is in it.
 
     1. Library calls that run again come before the kernels, between two others, that do not feed them.
     2. What reads the same as a window's kernels, once it can be computed, stands beside them.
@@ -30,22 +30,14 @@ def together(program: Program) -> Program:
     Each is done where the memory stays below the most that backward takes anyway.
     """
     if not program.training:
-        return program
+        return None
     given = [n for n in program.graph.nodes if n.op == "call_function" and n.meta.get("phase") is Phase.BACKWARD]
     stored = StoredReads(program)
     found = _Order(given, stored)
     _run_again_first(found)
     _bring_beside(found)
     _put_off(found)
-    if found.nodes == given:
-        return program
-    new = program.copy()
-    copies = {node.name: node for node in new.graph.nodes}
-    output = new.graph.output_node()
-    for node in found.nodes:
-        output.prepend(copies[node.name])
-    new.graph_module.recompile()
-    return new
+    return None if found.nodes == given else found.nodes
 
 
 class _Order:

@@ -7,7 +7,6 @@ from torch._inductor.decomposition import select_decomp_table
 
 from memopt.inductor import together as module
 from memopt.inductor.fusion import InductorFusion
-from memopt.inductor.together import together
 from memopt.inductor.windows import arrange
 from memopt.memory.cost.table import CostTable
 from memopt.program import Phase
@@ -35,6 +34,18 @@ def planned(again, name="gated"):
             saved[problem.writes[operation][0]] = False
     steps = Rollout(problem).play(saved, [FOREVER] * len(saved)).steps
     return given, program, apply_schedule(program, lowering, Schedule(tuple(steps), problem.forward))
+
+
+def together(program):
+    """The program with its backward half in the order that kernels like better."""
+    found = module.together(program)
+    if found is None:
+        return program
+    new = program.copy()
+    copies = {node.name: node for node in new.graph.nodes}
+    for node in found:
+        new.graph.output_node().prepend(copies[node.name])
+    return new
 
 
 def order(program):
