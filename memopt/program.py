@@ -211,11 +211,12 @@ def copy_node(graph: fx.Graph, node: fx.Node, resolve: Callable[[fx.Node], fx.No
     """
     args, kwargs = fx.map_arg(node.args, resolve), fx.map_arg(node.kwargs, resolve)
     copied = graph.create_node(node.op, node.target, (), None, node.name, node.type)
-    if args:
-        copied.args = args
-    if kwargs:
-        copied.kwargs = kwargs
-    copied.meta = dict(node.meta)
+    both = getattr(copied, "_update_args_kwargs", None)
+    if both is not None:
+        both(args, kwargs)
+    else:
+        copied.args, copied.kwargs = args, kwargs
+    copied.meta.update(node.meta)  # an assignment to an attribute of a node is a call in Python
     return copied
 
 

@@ -20,6 +20,7 @@ from memopt.program import (
     Program,
     ProgramError,
     argument,
+    copy_node,
     is_any_view,
     is_effectful,
     is_random,
@@ -203,6 +204,28 @@ def test_forward_outputs_are_computed_in_forward() -> None:
 
 
 # -- copies and edits -----------------------------------------------------------------------------------------------
+
+
+def test_a_copied_node_is_what_torch_makes_of_it() -> None:
+    graph, other = fx.Graph(), fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y", type_expr=int, default_value=3)
+    cat = graph.call_function(torch.ops.aten.cat.default, ([x, y], 1), name="a_name")
+    made = graph.call_function(torch.ops.aten.full_like.default, (cat, 2.0), {"dtype": torch.float32})
+    cat.meta["val"] = made.meta["val"] = "a value"
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        copies[node] = copy_node(other, node, copies.__getitem__)
+    expected = fx.Graph()
+    same: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        same[node] = expected.node_copy(node, same.__getitem__)
+    for node in graph.nodes:
+        one, two = copies[node], same[node]
+        assert (one.format_node(), one.type, one.meta) == (two.format_node(), two.type, two.meta)
+        assert [user.name for user in one.users] == [user.name for user in two.users]
+        assert one.meta is not node.meta
+    assert list(other.find_nodes(op="call_function", target=cat.target)) == [copies[cat]]
+    other.lint()
 
 
 def test_a_copy_is_independent_and_keeps_names_metadata_and_tensors() -> None:
