@@ -1,18 +1,26 @@
 """One thread, one seed and an own cache: results must not depend on cores, the order of tests, or a user's files."""
 
 import gc
+import types
 from collections.abc import Iterator
 
 import hypothesis
 import pytest
 import torch
 
-from memopt.solve import recompute
+from memopt.memory.cost import measure, roofline
+from memopt.memory.cost.devices import CPU, typical
+from memopt.memory.cost.table import CostTable
+from memopt.solve import recompute, search
+from memopt.solve.rollout import Rollout
 from memopt.step import side_by_side
 
 # No time limit for an example, as machines are busy, and the same examples every time: what fails is found again.
 hypothesis.settings.register_profile("memopt", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("memopt")
+
+# What one operation of a search counts for, of the seconds that it is given: about what it takes.
+_PLAYED = 1e-5
 
 
 @pytest.fixture(autouse=True)
@@ -35,11 +43,34 @@ def _brief_searches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
     A count of operations ends such a search, not the time: its plan is the same on a busy machine.
     """
-    if not request.node.get_closest_marker("slow"):
-        monkeypatch.setattr(recompute, "EFFORT", 300_000)
-        monkeypatch.setattr(recompute, "PATIENCE", 4)
-        monkeypatch.setattr(recompute, "_SINKING", 2.0)  # of a slow machine's time the floor gets what it takes
-        monkeypatch.setattr(side_by_side, "_cores", lambda: 1)  # none in another process, which would take its time
+    if request.node.get_closest_marker("slow"):
+        return
+    monkeypatch.setattr(recompute, "EFFORT", 100_000)
+    monkeypatch.setattr(recompute, "PATIENCE", 4)
+    monkeypatch.setattr(recompute, "_SINKING", 2.0)  # of a slow machine's time the floor gets what it takes
+    monkeypatch.setattr(side_by_side, "_cores", lambda: 1)  # none in another process, which would take its time
+    seconds, play = [0.0], Rollout.play
+
+    def counted(rollout, saved, hold):
+        outcome = play(rollout, saved, hold)
+        seconds[0] += _PLAYED * len(outcome.steps)
+        return outcome
+
+    monkeypatch.setattr(Rollout, "play", counted)
+    monkeypatch.setattr(search, "time", types.SimpleNamespace(thread_time=lambda: seconds[0]))
+
+
+@pytest.fixture(autouse=True)
+def _costs_by_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU the times by which steps are planned come of figures: a noisy clock would choose another plan.
+
+    Bytes are measured all the same. The folder tests/memory/cost, which is about the clock, does without this.
+    """
+    if any(map(request.node.get_closest_marker, ("slow", "gpu"))):
+        return
+    monkeypatch.setattr(CostTable, "_place", lambda self, device: f"{device} by figures")  # apart from other processes'
+    monkeypatch.setattr(CostTable, "_calibrated", lambda self, device, place: typical(device.type))
+    monkeypatch.setattr(measure, "_timed", lambda node, *rest: roofline.seconds(node, CPU))
 
 
 @pytest.fixture(scope="module", autouse=True)

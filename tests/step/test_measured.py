@@ -121,12 +121,16 @@ def test_a_step_that_is_planned_for_less_is_not_searched_again(monkeypatch, step
 
 def test_a_step_that_would_reserve_more_and_runs_within_the_limit_is_taken(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
+    plain = memopt.compile(model, budget, backend="aten")
+    trained(plain, x)
+    model.zero_grad()
+    torch._dynamo.reset()
     steps()
     taken = {False: Taken(budget - 10, budget + 20_000, 50), True: Taken(budget - 10, budget - 5, 50)}
     monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False: taken[held])
     run = memopt.compile(model, budget, backend="aten")
     trained(run, x)
-    assert run.report.peak_bytes > budget - 20_000 and not run.report.notes
+    assert run.report.peak_bytes == plain.report.peak_bytes and not run.report.notes
     assert run._sessions[False].beyond == budget - 50
 
 
