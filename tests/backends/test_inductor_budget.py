@@ -145,7 +145,7 @@ def test_torch_s_own_cut_of_the_chunked_loss_comes_before_any_plan():
 def test_a_weight_s_gradient_in_chunks_is_one_running_sum():
     """Of no chunk but the present one are there logits, or a product that is yet to be added."""
     torch.manual_seed(0)
-    model = memopt.models.build("llama_1b", tiny=True, vocabulary=8192, width=128).to(torch.bfloat16)
+    model = memopt.models.build("llama_1b", tiny=True, vocabulary=8192, width=128, layers=1).to(torch.bfloat16)
     inputs = model.example_inputs(64, labels=True)
     peak = measured(torch.compile(model), model, inputs)
     torch._dynamo.reset()

@@ -68,7 +68,7 @@ def test_the_code_writes_over_the_sum(monkeypatch):
     written = []
     monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(written.append))
     torch.manual_seed(0)
-    model = memopt.models.build("llama_1b", tiny=True, vocabulary=4096, width=64).to(torch.bfloat16)
+    model = memopt.models.build("llama_1b", tiny=True, vocabulary=4096, width=64, layers=1).to(torch.bfloat16)
     inputs = model.example_inputs(32, labels=True)
     restore = restorer(model)
     true, eager = eager_gradients(copy.deepcopy(model).double(), inputs), eager_gradients(model, inputs)
