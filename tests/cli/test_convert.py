@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from memopt import models
 from memopt.convert import pipeline
 from tests.cli.conftest import assert_one_line
+from tests.convert.conftest import _unmeasured  # noqa: F401
 from tests.convert.onnx_models import saved, sound
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.cli.conftest import assert_one_line
+from tests.convert.conftest import _unmeasured  # noqa: F401
 
 transformers = pytest.importorskip("transformers")
 

@@ -14,6 +14,11 @@ WIDE = "(float[N,1024] x) => (float[N,1024] y) { a = Exp(x) b = Exp(a) c = Add(a
 WEIGHTS = {"w": np.eye(1024, dtype=np.float32)}
 
 
+@pytest.fixture(autouse=True)
+def _unmeasured():
+    """Here graphs are run."""
+
+
 def test_the_estimate_counts_weights_inputs_and_what_is_alive():
     row = 1024 * 4
     model = prepare(built(WIDE, WEIGHTS, opset=20))
