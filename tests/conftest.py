@@ -37,18 +37,25 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def own_patch() -> Iterator[pytest.MonkeyPatch]:
+    """For fixtures: a test that undoes its own changes keeps theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
 @pytest.fixture(autouse=True)
-def _brief_searches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _brief_searches(request: pytest.FixtureRequest, own_patch: pytest.MonkeyPatch) -> None:
     """A step must stay inside whatever plan was found: how good the plan is, tests/solve asks, and the slow tests.
 
     A count of operations ends such a search, not the time: its plan is the same on a busy machine.
     """
     if request.node.get_closest_marker("slow"):
         return
-    monkeypatch.setattr(recompute, "EFFORT", 100_000)
-    monkeypatch.setattr(recompute, "PATIENCE", 4)
-    monkeypatch.setattr(recompute, "_SINKING", 2.0)  # of a slow machine's time the floor gets what it takes
-    monkeypatch.setattr(side_by_side, "_cores", lambda: 1)  # none in another process, which would take its time
+    own_patch.setattr(recompute, "EFFORT", 100_000)
+    own_patch.setattr(recompute, "PATIENCE", 4)
+    own_patch.setattr(recompute, "_SINKING", 2.0)  # of a slow machine's time the floor gets what it takes
+    own_patch.setattr(side_by_side, "_cores", lambda: 1)  # none in another process, which would take its time
     seconds, play = [0.0], Rollout.play
 
     def counted(rollout, saved, hold):
@@ -56,21 +63,21 @@ def _brief_searches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
         seconds[0] += _PLAYED * len(outcome.steps)
         return outcome
 
-    monkeypatch.setattr(Rollout, "play", counted)
-    monkeypatch.setattr(search, "time", types.SimpleNamespace(thread_time=lambda: seconds[0]))
+    own_patch.setattr(Rollout, "play", counted)
+    own_patch.setattr(search, "time", types.SimpleNamespace(thread_time=lambda: seconds[0]))
 
 
 @pytest.fixture(autouse=True)
-def _costs_by_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _costs_by_figures(request: pytest.FixtureRequest, own_patch: pytest.MonkeyPatch) -> None:
     """On a CPU the times by which steps are planned come of figures: a noisy clock would choose another plan.
 
     Bytes are measured all the same. The folder tests/memory/cost, which is about the clock, does without this.
     """
     if any(map(request.node.get_closest_marker, ("slow", "gpu"))):
         return
-    monkeypatch.setattr(CostTable, "_place", lambda self, device: f"{device} by figures")  # apart from other processes'
-    monkeypatch.setattr(CostTable, "_calibrated", lambda self, device, place: typical(device.type))
-    monkeypatch.setattr(measure, "_timed", lambda node, *rest: roofline.seconds(node, CPU))
+    own_patch.setattr(CostTable, "_place", lambda self, device: f"{device} by figures")  # apart from other processes'
+    own_patch.setattr(CostTable, "_calibrated", lambda self, device, place: typical(device.type))
+    own_patch.setattr(measure, "_timed", lambda node, *rest: roofline.seconds(node, CPU))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -59,7 +59,7 @@ def _model() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def _first_step(budget, monkeypatch):
+def _first_step(budget):
     """Take a step with nothing in memory; return its attempts, its gradients and its report."""
     torch._dynamo.reset()
     attempts = []
@@ -69,20 +69,18 @@ def _first_step(budget, monkeypatch):
         attempts.append(plain(self, planned=planned))
         return attempts[-1]
 
-    monkeypatch.setattr(Training, "_attempt", counted)
     model = _model()
     run = memopt.compile(model, budget, backend="inductor")
-    run(torch.linspace(-1, 1, 512 * 64).reshape(512, 64)).square().sum().backward()
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:  # of its own: the test's undone would take back all fixtures' patches
+        patch.setattr(Training, "_attempt", counted)
+        run(torch.linspace(-1, 1, 512 * 64).reshape(512, 64)).square().sum().backward()
     return attempts, [parameter.grad for parameter in model.parameters()], run.report
 
 
 @needs_compiler
-def test_a_second_process_lowers_the_step_once(monkeypatch, tmp_path):
-    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
-    attempts, gradients, report = _first_step(0.6, monkeypatch)
-    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
-    again, same, found = _first_step(0.6, monkeypatch)
+def test_a_second_process_lowers_the_step_once():
+    attempts, gradients, report = _first_step(0.6)
+    again, same, found = _first_step(0.6)
     assert len(again) == 1 <= len(attempts)
     assert again[0].settled == attempts[-1].settled or again[0].settled in [one.settled for one in attempts if one]
     assert (found.peak_bytes, found.budget_bytes) == (report.peak_bytes, report.budget_bytes)
@@ -93,10 +91,10 @@ def test_a_second_process_lowers_the_step_once(monkeypatch, tmp_path):
 def test_what_does_not_keep_the_budget_now_is_left(monkeypatch, tmp_path):
     monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(SettledSteps, "get", lambda self, key: Settled(True, (), 1 << 40))
-    _, gradients, report = _first_step(0.6, monkeypatch)
+    _, gradients, report = _first_step(0.6)
     assert report.peak_bytes <= report.budget_bytes
     monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(SettledSteps, "get", lambda self, key: Settled(False, ("no such rewrite",)))
-    _, same, report = _first_step(0.6, monkeypatch)
+    _, same, report = _first_step(0.6)
     assert report.peak_bytes <= report.budget_bytes
     torch.testing.assert_close(same, gradients)
