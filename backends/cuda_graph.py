@@ -173,7 +173,7 @@ class Replay:
             self._finish(self._outputs, self._inputs, _copy)
         except RuntimeError as error:
             self._give_up(first_line(error))
-            _leave_capture(self._pool, stream)
+            leave_capture(self._pool, stream)
         else:
             self._graph = graph
 
@@ -185,7 +185,7 @@ class Replay:
         with (
             _own_workspaces(),
             _own_random_state(),
-            _no_warning(),
+            no_warning(),
             torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
         ):
             if segment:
@@ -228,7 +228,7 @@ def least_segment(reserved: Callable[[int], int]) -> int:
     return found * _UNIT
 
 
-def _leave_capture(pool: tuple[int, int], stream: torch.cuda.Stream) -> None:
+def leave_capture(pool: tuple[int, int], stream: torch.cuda.Stream) -> None:
     """Leave a capture that failed at its end: PyTorch stays on its stream and in its pool."""
     if torch.cuda.current_stream() == stream:
         return
@@ -266,7 +266,7 @@ def _own_random_state() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_warning() -> Iterator[None]:
+def no_warning() -> Iterator[None]:
     """PyTorch does not warn that a graph is empty.
 
     It does so where memory runs out before the first kernel, too: as an error, that would hide the one that says so.

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from memopt.backends.recorder import CudaRecorder
 from memopt.budget import Budget
 from memopt.capture.export import CaptureError
 from memopt.capture.shadow import model_names
@@ -39,6 +40,7 @@ from memopt.steady import Kind, SteadyCalls, SteadyGraph
 from memopt.step.carry import Sizes
 from memopt.step.guard import StepGuard
 from memopt.step.inference import plan_inference
+from memopt.step.recorded import Pool
 from memopt.step.whole import settled
 from memopt.tracing import collect, dynamo_backend, dynamo_settings, note_outside
 
@@ -100,6 +102,8 @@ class CompiledModule(nn.Module):
         self._gradients = Gradients(model)
         self._sizes = Sizes()
         self._last: Session | None = None
+        self._recordings: Pool | None = None  # of training steps
+        self._kind: Kind | None = None  # of the latest call
         weakref.finalize(self, _release, self._sessions).atexit = False
 
     # -- the user's surface --------------------------------------------------------------------------------------
@@ -130,6 +134,9 @@ class CompiledModule(nn.Module):
         """
         kind, steady = self._find_steady(args, kwargs)
         gradients, accumulating = kind
+        if self._recordings is not None and kind != self._kind:
+            self._recordings.release()  # a call of another kind needs the memory
+        self._kind = kind
         if steady is not None:
             try:
                 return self._steady_call(steady.call if gradients else steady.run, kind, args, kwargs)
@@ -328,12 +335,19 @@ class CompiledModule(nn.Module):
             )
             self._sessions[accumulating].notes.extend(self._options.notes)
             self._sessions[accumulating].whole_step = True
+            self._sessions[accumulating].recordings = self._recordings_here()
             self._sessions[accumulating].hold = functools.partial(
                 _allow, weakref.ref(self), weakref.ref(self._sessions[accumulating])
             )
             if self._options.engine.lays_out:
                 self._sessions[accumulating].movable = movable_parameters(self._model)
         return self._sessions[accumulating]
+
+    def _recordings_here(self) -> Pool | None:
+        """Where training steps are recorded, the same for all of them; None where they cannot be."""
+        if self._recordings is None and any(parameter.is_cuda for parameter in self._model.parameters()):
+            self._recordings = Pool(CudaRecorder())
+        return self._recordings
 
     def _resident(self, args: Sequence[Any], kwargs: Mapping[str, Any], accumulating: bool) -> Resident:
         return resident_of(self._model, args, kwargs, self._count_optimizer(), accumulating, self._options.place)
@@ -372,6 +386,8 @@ def _release(sessions: Mapping[bool, Session]) -> None:
     for session in sessions.values():
         for function in list(session.functions):
             function.release()
+        if session.recordings is not None:
+            session.recordings.release()
 
 
 def _container(model: type[nn.Module]) -> type[CompiledModule]:

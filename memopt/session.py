@@ -31,6 +31,7 @@ from memopt.step.graphs import StepGraphs
 from memopt.step.inference import Inferred, plan_inference
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
 from memopt.step.planner import GraphPeaks, StepPlan
+from memopt.step.recorded import Pool
 from memopt.step.search import StepSearch
 from memopt.step.stages import Stages, replay, stages_of
 from memopt.step.standing import Step
@@ -100,6 +101,7 @@ class Session(Told):
         self.frozen = frozen  # whether batch norms may be folded into the model's own weights
         # Whether what runs is the program itself, so that its timeline is the peak.
         self.exact = backend.exact
+        self.recordings: Pool | None = None  # where training steps may be recorded
         self.code_fails = False  # whether memory ran out in a step of the engine's own code that should keep the budget
 
     # -- the front door's protocol -------------------------------------------------------------------------------

@@ -82,6 +82,7 @@ class Hooks:
         self.captured: Program | None = None  # the joint program, once it was partitioned
         self._joint: fx.GraphModule | None = None  # the graph that it was captured from
         self.kept: Any = None  # what an engine knows of the graph from one lowering of it to the next
+        self.recordable: tuple[Any, Any] = None, None  # a function that an engine made, and its step, to be recorded
         reason = getattr(graph_module, "compile_subgraph_reason", None)
         self.graph_break = bool(reason is not None and reason.graph_break) or _inside_eager_code()
         self.needs_gradients = torch.is_grad_enabled() and any(

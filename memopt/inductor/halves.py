@@ -21,6 +21,7 @@ from memopt.inductor.replay import Meter, ReplayError, Workspace, Wrapper, repla
 from memopt.phases import phase
 from memopt.program import InputKind, OutputKind, Program
 from memopt.step.planner import GraphPeaks
+from memopt.step.recorded import Pool, RecordedStep, ends_of
 
 Call = Callable[[list[Any]], Sequence[Any]]
 
@@ -38,8 +39,9 @@ class Half:
         self.outputs = [value.name if isinstance(value, fx.Node) else None for value in outputs]
         self.wrapper: Wrapper | None = None
         self.run: Call | None = None
-        self.load: Callable[[], None] = lambda: None
-        self.around: Callable[[Call], Call] = lambda call: call  # put around the generated code
+        self.load: Callable[[], Call | None] = lambda: None  # the generated code, ready to run
+        self.around: Callable[[Call], Call] = lambda call: call  # put around what runs
+        self.instead: Call | None = None  # what runs in place of the generated code
 
 
 class Halves:
@@ -68,6 +70,29 @@ class Halves:
         for half in (self.forward, self.backward):
             if half is not None:
                 half.load()
+
+    def recordable(self, program: Program, pool: Pool) -> RecordedStep | None:
+        """Both halves, loaded, as a step that may be recorded, and runs as they do until it is started.
+
+        Args:
+            program: the joint program that was lowered.
+            pool: where it would be recorded.
+
+        Returns:
+            The step, by which the halves run from now on; None where its ends are not known.
+        """
+        forward, backward = self.forward, self.backward
+        codes = [half.load() if half is not None else None for half in (forward, backward)]
+        if forward is None or backward is None or codes[0] is None or codes[1] is None:
+            return None
+        fixed = {entry.name for entry in program.inputs if entry.kind in (InputKind.PARAMETER, InputKind.BUFFER)}
+        names = [name for name, _ in forward.inputs]
+        ends = ends_of(names, forward.outputs, [name for name, _ in backward.inputs], fixed)
+        if ends is None:
+            return None
+        step = RecordedStep(codes[0], codes[1], ends, pool)
+        forward.instead, backward.instead = step.forward, step.backward
+        return step
 
     def peaks(self, program: Program, workspace: Workspace) -> GraphPeaks:
         """What the generated code takes, in bytes above what is resident.
@@ -131,14 +156,16 @@ def _deferred(half: Half) -> Iterator[None]:
         half.wrapper = Wrapper(Path(path).read_text(), dict(attrs))
         loaded: list[Call] = []
 
-        def ready() -> None:
+        def ready() -> Call:
             if not loaded:
                 with unset_fake_temporarily():
-                    loaded.append(half.around(load(key, path, linemap, attrs, **options).call))
+                    loaded.append(load(key, path, linemap, attrs, **options).call)
+            return loaded[0]
 
-        def call(args: list[Any]) -> Any:
-            ready()
-            return loaded[0](args)
+        def run(args: list[Any]) -> Sequence[Any]:
+            return (half.instead or ready())(args)
+
+        call = half.around(run)
 
         half.load = ready
         return SimpleNamespace(call=call, __file__=path)

@@ -103,6 +103,8 @@ class Training:
             SettledSteps().put(self._key, attempt.settled)
         with phase("compiling kernels"):
             attempt.halves.load()
+        if session.recordings is not None and self.hooks.captured is not None:
+            self.hooks.recordable = attempt.run, attempt.halves.recordable(self.hooks.captured, session.recordings)
         return attempt.run
 
     def _operator_by_operator(self, least: int | None) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -17,6 +18,7 @@ from memopt.memory.allocator import settled_bytes
 from memopt.memory.allocator_limit import grow, held_bytes
 from memopt.phases import phase
 from memopt.progress import stage
+from memopt.step.recording import Tried, try_recording
 from memopt.step.taken import Short, Taken, is_short, lacked, mutated, take_step
 
 if TYPE_CHECKING:
@@ -55,13 +57,57 @@ def lower_within(
     Raises:
         BudgetError: no plan keeps the budget, or none whose step does not run out of memory within it.
     """
+    if session.recordings is not None:
+        session.recordings.release()
+    run, hooks = _lowered_within(session, lower, given)
+    return _recorded(session, lower, run, hooks, given)
+
+
+def _recorded(
+    session: Session,
+    lower: Callable[[], tuple[Callable[..., Any], Hooks]],
+    run: Callable[..., Any],
+    hooks: Hooks,
+    given: Sequence[Any],
+) -> Callable[..., Any]:
+    """The step recorded where that is faster; lowered for less for it, once, where it needs the room."""
+    found = _tried(session, run, hooks, given)
+    if not found.missing_bytes:
+        return run
+    log.info("a recorded step lacks %d bytes: planning again", found.missing_bytes)
+    beyond, known = session.beyond, session.tighten(found.missing_bytes + found.missing_bytes // 8)
+    with contextlib.suppress(BudgetError):
+        other, hooks = _lowered_within(session, lower, given)
+        if not _tried(session, other, hooks, given).reason:
+            return other
+    session.loosen(known)
+    session.beyond = beyond
+    return run
+
+
+def _tried(session: Session, run: Callable[..., Any], hooks: Hooks, given: Sequence[Any]) -> Tried:
+    made, step = hooks.recordable
+    written = _measurable(session, hooks)
+    limited = held_bytes(session.resident.device) is not None
+    if step is None or made is not run or session.recordings is None or written is None or not limited:
+        return Tried("it cannot be")
+    found = try_recording(session, step, session.recordings, run, given, written)
+    if not found.reason:
+        session.note("forward and backward of the step are recorded as CUDA graphs, which was faster")
+    return found
+
+
+def _lowered_within(
+    session: Session, lower: Callable[[], tuple[Callable[..., Any], Hooks]], given: Sequence[Any]
+) -> tuple[Callable[..., Any], Hooks]:
+    """As `lower_within`, as it is: nothing is recorded."""
     margin = session.margin
     run, hooks = lower()
     for left in reversed(range(_ROUNDS + 1)):
         device = session.resident.device
         written, allowed = _measurable(session, hooks), held_bytes(device)
         if written is None or allowed is None:
-            return run
+            return run, hooks
         stage("taking a step")
         with phase("trial steps"):
             taken = _patiently(functools.partial(take_step, run, given, written, device), device, allowed)
@@ -80,7 +126,7 @@ def lower_within(
             if isinstance(held, _Held):
                 session.beyond = held.cache_bytes - coming - taken.before_bytes
                 if held.full_speed or (over <= 0 and not left):
-                    return run
+                    return run, hooks
         within = isinstance(held, _Held) and over <= 0
         if isinstance(held, Short):
             near = held.missing_bytes + allowed // _SPREAD.get(left, _SHORT)
@@ -96,11 +142,11 @@ def lower_within(
         except BudgetError:
             session.loosen(known)
             if within:
-                return run
+                return run, hooks
             break
     if isinstance(held, Short) and (held.others or is_short(device, held_bytes(device) or 0)):
         session.note("the device had less than the budget, for what others hold: no step was taken within it")
-        return run
+        return run, hooks
     # The caller's own step would run out of memory as well.
     if isinstance(held, Short):
         refusal = session.over(session.limit_bytes + over, session.limit_bytes)
@@ -109,7 +155,7 @@ def lower_within(
         session.margin, session.code_fails = margin, True  # its operators may take less than code, in another order
         session.forget_plan()
         try:
-            return lower_within(session, lower, given)
+            return _lowered_within(session, lower, given)
         except BudgetError as error:
             if error.minimum_bytes <= refusal.minimum_bytes:
                 raise
@@ -117,7 +163,7 @@ def lower_within(
             session.code_fails = False
         raise refusal
     session.note("the allocator reserves more than the step needs: it is held to the budget, which takes time")
-    return run
+    return run, hooks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,7 +92,7 @@ def take_step(
                     torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(device)
                 before, retried = torch.cuda.memory_allocated(device), retries_of(device)
-                _step(run, given, written)
+                results_of(run, given, written)
                 torch.cuda.synchronize(device)
             peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
             return Taken(*peaks, before, _left(device, first, before), retries_of(device) - retried)
@@ -130,14 +130,24 @@ def _left(device: torch.device, first: int, second: int) -> int:
     return max(0, min(second, torch.cuda.memory_allocated(device)) - first)
 
 
-def _step(run: Callable[..., Any], given: Sequence[Any], written: Collection[int]) -> None:
+def results_of(run: Callable[..., Any], given: Sequence[Any], written: Collection[int]) -> list[Any]:
+    """Forward's results and the gradients of one step of a compiled graph, with tangents of ones.
+
+    Args:
+        run: the compiled graph.
+        given: its arguments; hooks and gradients of these see nothing.
+        written: positions of those that it is to write to copies of.
+    """
     arguments = [_own(value, index in written) for index, value in enumerate(given)]
     wanted = [value for value in arguments if isinstance(value, torch.Tensor) and value.requires_grad]
     with torch.enable_grad():
         results = run(*arguments)
         made = [value for value in results if isinstance(value, torch.Tensor) and value.requires_grad]
+        gradients: Sequence[Any] = ()
         if made and wanted:
-            torch.autograd.grad(made, wanted, [torch.ones_like(value) for value in made], allow_unused=True)
+            ones = [torch.ones_like(value) for value in made]
+            gradients = torch.autograd.grad(made, wanted, ones, allow_unused=True)
+    return [*(value.detach() if isinstance(value, torch.Tensor) else value for value in results), *gradients]
 
 
 def _own(value: Any, copied: bool) -> Any:

@@ -1,0 +1,71 @@
+"""CUDA graphs of functions, one after the other in one pool, drawing random numbers as the functions do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from memopt.backends.cuda_graph import leave_capture, no_warning
+from memopt.errors import first_line
+from memopt.step.recorded import Call, Unrecordable
+
+log = logging.getLogger("memopt")
+
+
+class CudaRecorder:
+    """Records on the current stream of the current device; see `memopt.step.recorded.Recorder`."""
+
+    def __init__(self) -> None:
+        """The pool is there with the first recording."""
+        self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None  # of the latest replay
+
+    def record(self, run: Call, arguments: list[Any]) -> tuple[Callable[[], None], Sequence[Any]]:
+        """Capture a function of a list of arguments, which is emptied, as a CUDA graph in the pool.
+
+        Raises:
+            Unrecordable: it waits for the device, returns what is elsewhere, or memory is short.
+        """
+        pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        results: Sequence[Any] = ()
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        before, reason = generator.clone_state(), ""
+        _clear_workspaces()
+        try:
+            # Other threads may do as they like meanwhile: backward runs in one of autograd's.
+            with no_warning(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                results = run(arguments)
+        except RuntimeError as error:
+            reason = first_line(error)
+            leave_capture(pool, stream)
+            generator.graphsafe_set_state(before)  # its own state is as if the capture still went on
+        finally:
+            _clear_workspaces()
+        if not reason and not all(value.is_cuda for value in results if isinstance(value, torch.Tensor)):
+            reason = "a result is not on the device"
+        if reason:
+            log.info("a half is not recorded: %s", reason)
+            raise Unrecordable(reason)
+
+        def replay() -> None:
+            current = torch.cuda.current_stream()
+            if self._stream is not None and self._stream != current:
+                current.wait_stream(self._stream)  # which may still use the pool
+            self._stream = current
+            graph.replay()
+
+        return replay, results
+
+    def release(self) -> None:
+        """Give the pool back, once nothing holds a recording."""
+        self._pool = self._stream = None
+        torch.cuda.empty_cache()
+
+
+def _clear_workspaces() -> None:
+    """Buffers of cuBLAS are taken in the pool, of the size that they have outside, and are free there afterwards."""
+    torch._C._cuda_clearCublasWorkspaces()

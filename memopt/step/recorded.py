@@ -1,0 +1,375 @@
+"""Both halves of a training step as recordings: one launch each, where the device would wait for the host.
+
+A recording runs the generated code's own kernels in their order, on the addresses that it was made with. What a half
+is given is copied to where its recording reads it; parameters and buffers are read where they lie. What the caller gets
+is copied out. What is saved for backward stays where it is: autograd holds it between the halves, nothing else sees it.
+
+Whatever is not as it was when the halves were recorded runs as the generated code does: a weight that lies elsewhere, a
+second forward before the first one's backward, a backward that keeps its graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from memopt.errors import first_line
+
+Call = Callable[[list[Any]], Sequence[Any]]
+
+# How often steps whose recordings lie in the same memory may take turns: each time they are made anew.
+_TURNS = 8
+
+
+class Unrecordable(RuntimeError):
+    """A half cannot be recorded; the message says why."""
+
+
+class Recorder(Protocol):
+    """Records functions one after the other, in memory of their own that they share."""
+
+    def record(self, run: Call, arguments: list[Any]) -> tuple[Callable[[], None], Sequence[Any]]:
+        """Record a function of a list of arguments, which is emptied, without running it.
+
+        Returns:
+            What runs the recording, and the function's results: of their memory a later recording takes what is free.
+
+        Raises:
+            RuntimeError: it cannot be recorded, or memory is short. Nothing is left behind.
+        """
+
+    def release(self) -> None:
+        """Give the memory back: nothing that was recorded may run again."""
+
+
+class Pool:
+    """The memory of one model's recordings: those of one step at a time, of which one is under way at a time.
+
+    Attributes:
+        recorder: records into it.
+        closed: why nothing is recorded any more; empty as long as it may be.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Nothing is recorded yet."""
+        self.recorder, self.closed = recorder, ""
+        self._owner: weakref.ref[RecordedStep] | None = None
+        self._turns = 0  # how often another step took it over
+        self._saved: weakref.ref[torch.Tensor] | None = None
+        self._pending = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether something saved for a backward that has not run is in it."""
+        return self._saved is not None and self._saved() is not None
+
+    def claim(self, step: RecordedStep, *, anew: bool = False) -> bool:
+        """Give the memory to a step whose forward is to run, while nothing is busy; whether it may be recorded.
+
+        Another step's recordings are forgotten for it, or its own where they are to be made anew.
+        """
+        if self._owner is not None and (anew or self._owner() is not step):
+            self.release()
+            self._turns += 1
+            if self._turns > _TURNS:
+                self.closed = "steps of several kinds take turns, whose recordings would not fit beside each other"
+        self._owner = None if self.closed else weakref.ref(step)
+        return not self.closed
+
+    def begin(self, saved: torch.Tensor | None) -> None:
+        """The forward of a step has run; what it saved is in use as long as this tensor of it."""
+        self._pending, self._saved = True, None if saved is None else weakref.ref(saved)
+
+    def end(self) -> None:
+        """The backward of the step under way has run."""
+        self._pending, self._saved = False, None
+
+    def is_under_way(self, step: RecordedStep) -> bool:
+        """Whether what was saved last, and not used up, is this step's."""
+        return self._pending and self._owner is not None and self._owner() is step
+
+    def release(self) -> None:
+        """Forget what is recorded and give its memory back, unless a backward needs it."""
+        if self.busy or self._owner is None:
+            return
+        self.end()
+        step, self._owner = self._owner(), None
+        if step is not None:
+            step.forget()
+        self.recorder.release()
+
+
+@dataclasses.dataclass(frozen=True)
+class Ends:
+    """What is at the ends of a step's halves.
+
+    Attributes:
+        fixed: positions of forward's arguments that are read where they lie: parameters and buffers.
+        results: how many leading results of forward are the caller's; those behind them are saved.
+        saved: how many leading arguments of backward are those; those behind them are tangents.
+    """
+
+    fixed: frozenset[int]
+    results: int
+    saved: int
+
+
+def ends_of(
+    inputs: Sequence[str], outputs: Sequence[str | None], given: Sequence[str], fixed: Collection[str]
+) -> Ends | None:
+    """The ends of two halves, by names of values; None where backward takes what forward does not pass on last.
+
+    Args:
+        inputs: forward's arguments.
+        outputs: forward's results.
+        given: backward's arguments.
+        fixed: names of parameters and buffers among forward's arguments.
+    """
+    passed = set(outputs)
+    saved = next((index for index, name in enumerate(given) if name not in passed), len(given))
+    first = len(outputs) - saved
+    if list(outputs[first:]) != list(given[:saved]):
+        return None
+    return Ends(frozenset(index for index, name in enumerate(inputs) if name in fixed), first, saved)
+
+
+class RecordedStep:
+    """Forward and backward of one graph, recorded when they are called for the first time after `start`.
+
+    Attributes:
+        reason: why nothing is recorded any more; empty as long as it may be.
+    """
+
+    def __init__(self, forward: Call, backward: Call, ends: Ends, pool: Pool) -> None:
+        """Take the generated code of both halves; each empties its list of arguments.
+
+        Args:
+            forward: returns the caller's results, and what it saves behind them.
+            backward: takes what was saved, and tangents.
+            ends: which is which.
+            pool: where they are recorded.
+        """
+        self._forward, self._backward, self._ends, self._pool = forward, backward, ends, pool
+        self._started = False
+        self.reason = ""
+        self.forget()
+
+    def start(self) -> None:
+        """Record the halves from now on."""
+        self._started = not self.reason
+
+    def renew(self) -> None:
+        """Let it be recorded after all, once `start` is called."""
+        self._started, self.reason = False, ""
+        self.forget()
+
+    def stop(self, reason: str) -> None:
+        """Record nothing any more, and forget what was recorded."""
+        self._started, self.reason = False, reason
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was recorded; the next step is recorded anew."""
+        self._inputs: list[Any] = []
+        self._places: list[int] = []
+        self._run_forward: Callable[[], None] | None = None
+        self._run_backward: Callable[[], None] | None = None
+        self._returned: list[Any] = []  # what forward's recording leaves, seen without holding its memory
+        self._held: list[Any] | None = None  # the same, holding it, until backward is recorded
+        self._own: list[int] = []  # which of what is saved lies in the recordings' memory
+        self._own_places: list[int] = []
+        self._tangents: list[Any] = []
+        self._gradients: list[Any] = []
+
+    # -- forward ---------------------------------------------------------------------------------------------------
+
+    def forward(self, args: list[Any]) -> Sequence[Any]:
+        """Run forward on a list of arguments, which is emptied."""
+        given = list(args)
+        args.clear()
+        if self._pool.busy:
+            return self._forward(given)
+        if not self._prepared(given):
+            self._pool.release()  # the code needs the memory
+            return self._forward(given)
+        for index, value in enumerate(given):
+            if index not in self._ends.fixed and isinstance(value, torch.Tensor):
+                self._inputs[index].copy_(value)
+        assert self._run_forward is not None
+        self._run_forward()
+        saved, token = self._saved(given)
+        self._pool.begin(token)
+        return [*_copies(self._returned[: self._ends.results]), *saved]
+
+    def _prepared(self, given: Sequence[Any]) -> bool:
+        """Whether there is a recording for these arguments, or one was made now."""
+        if not self._started or not self._pool.claim(
+            self, anew=self._run_forward is not None and not self._alike(given)
+        ):
+            return False
+        if self._run_forward is None:
+            try:
+                self._record_forward(given)
+            except RuntimeError as error:
+                self.stop(first_line(error))
+        return self._run_forward is not None
+
+    def _record_forward(self, given: Sequence[Any]) -> None:
+        self._inputs = [
+            value if index in self._ends.fixed or not isinstance(value, torch.Tensor) else _copy(value)
+            for index, value in enumerate(given)
+        ]
+        self._places = [value.data_ptr() if isinstance(value, torch.Tensor) else 0 for value in self._inputs]
+        run, results = self._pool.recorder.record(self._forward, list(self._inputs))
+        known = {_address(value): value for value in self._inputs if isinstance(value, torch.Tensor)}
+        for value in results[: self._ends.results]:
+            if isinstance(value, torch.Tensor) and _address(value) in known:
+                raise Unrecordable("a result of forward shares memory with an input")
+        views = _Views()
+        self._returned = [
+            value if not isinstance(value, torch.Tensor) or _address(value) in known else views.of(value)
+            for value in results
+        ]
+        self._run_forward = run
+        # Of these only what is saved has memory that backward's recording may not take before it has read it.
+        self._held = list(results[self._ends.results :])
+        saved = self._returned[self._ends.results :]
+        self._own = [i for i, v in enumerate(saved) if isinstance(v, torch.Tensor) and _address(v) not in known]
+        self._own_places = [saved[index].data_ptr() for index in self._own]
+        fixed = {id(self._inputs[index]): index for index in self._ends.fixed}
+        for index, value in enumerate(self._returned):  # weights are handed on as they come
+            if id(value) in fixed:
+                self._returned[index] = _Argument(fixed[id(value)])
+
+    def _alike(self, given: Sequence[Any]) -> bool:
+        """Whether the arguments are as those that forward was recorded with, but for the values of what is copied."""
+        for index, (value, known, place) in enumerate(zip(given, self._inputs, self._places, strict=True)):
+            if not isinstance(value, torch.Tensor):
+                if value != known:
+                    return False
+            elif index in self._ends.fixed:
+                if value.data_ptr() != place:
+                    return False
+            elif value.shape != known.shape or value.dtype != known.dtype or value.device != known.device:
+                return False
+        return True
+
+    def _saved(self, given: Sequence[Any]) -> tuple[list[Any], torch.Tensor | None]:
+        """What is handed to autograd, and a tensor of it that lives as long as autograd holds it."""
+        saved = [
+            given[value.index] if isinstance(value, _Argument) else value
+            for value in self._returned[self._ends.results :]
+        ]
+        if not self._own:
+            return saved, None
+        first = self._own[0]
+        saved[first] = token = _view(saved[first].untyped_storage(), saved[first])  # a new object: its end is seen
+        return saved, token
+
+    # -- backward --------------------------------------------------------------------------------------------------
+
+    def backward(self, args: list[Any]) -> Sequence[Any]:
+        """Run backward on a list of arguments, which is emptied."""
+        given = list(args)
+        args.clear()
+        if not self._is_of_recording(given):
+            return self._backward(given)
+        if _keeps_graph():  # it runs beside what is saved, and leaves that as it is
+            return self._backward(given)
+        if not self._pool.is_under_way(self):
+            raise RuntimeError("what backward needs was used up by the backward of the same step, or of a later one")
+        if self._run_backward is None:
+            try:
+                self._record_backward(given[self._ends.saved :])
+            except RuntimeError as error:
+                reason = first_line(error)
+                results = self._backward(given)  # forward's recording keeps what it has saved until then
+                self._pool.end()
+                self.stop(reason)
+                return results
+        tangents = given[self._ends.saved :]
+        for kept, value in zip(self._tangents, tangents, strict=True):
+            if isinstance(value, torch.Tensor):
+                kept.copy_(value)
+        assert self._run_backward is not None
+        self._run_backward()
+        self._pool.end()
+        return _copies(self._gradients)
+
+    def _is_of_recording(self, given: Sequence[Any]) -> bool:
+        """Whether backward was called on what forward's recording has saved."""
+        if self._run_forward is None or not self._own:
+            return False
+        values = [given[index] for index in self._own]
+        return all(isinstance(value, torch.Tensor) for value in values) and self._own_places == [
+            value.data_ptr() for value in values
+        ]
+
+    def _record_backward(self, tangents: Sequence[Any]) -> None:
+        self._tangents = [_copy(value) if isinstance(value, torch.Tensor) else value for value in tangents]
+        arguments, self._held = [*(self._held or ()), *self._tangents], None
+        # What is saved is free where the code lets go of it: nothing else holds it.
+        recorded, results = self._pool.recorder.record(self._backward, arguments)
+        views = _Views()
+        self._gradients = [views.of(value) if isinstance(value, torch.Tensor) else value for value in results]
+        self._run_backward = recorded
+
+
+@dataclasses.dataclass(frozen=True)
+class _Argument:
+    """Stands for an argument of forward that it returns as it is."""
+
+    index: int
+
+
+class _Views:
+    """Tensors on the memory of others, which they do not hold: a recording writes there, and reads, as it did."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, Any] = {}
+
+    def of(self, value: torch.Tensor) -> torch.Tensor:
+        address = _address(value)
+        if address not in self._storages:
+            storage = value.untyped_storage()
+            self._storages[address] = torch._C._construct_storage_from_data_pointer(
+                storage.data_ptr(), storage.device, storage.nbytes()
+            )
+        return _view(self._storages[address], value)
+
+
+def _view(storage: Any, like: torch.Tensor) -> torch.Tensor:
+    made = torch.empty(0, dtype=like.dtype, device=like.device)
+    return made.set_(storage, like.storage_offset(), like.shape, like.stride())
+
+
+def _address(value: torch.Tensor) -> int:
+    return value.untyped_storage().data_ptr()
+
+
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return made.copy_(value)
+
+
+def _copies(values: Sequence[Any]) -> list[Any]:
+    """Copies in memory of the caller's; of equal tensors several in one launch."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if not tensors:
+        return list(values)
+    made = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in tensors]
+    torch._foreach_copy_(made, tensors)
+    copies = iter(made)
+    return [next(copies) if isinstance(value, torch.Tensor) else value for value in values]
+
+
+def _keeps_graph() -> bool:
+    """Whether the backward that runs now was asked to keep the graph for another one."""
+    try:
+        return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+    except RuntimeError:  # no backward runs: it is called by hand
+        return False

@@ -1,0 +1,199 @@
+"""Whether a training step is recorded: it is tried beside its own code, and taken where that leaves the host behind.
+
+A recording takes memory of its own beside what the caller gets of it, so that the step may have to be planned for less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import statistics
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from memopt.memory.allocator import settled_bytes
+from memopt.memory.allocator_limit import held_bytes, lifted
+from memopt.phases import phase
+from memopt.progress import stage
+from memopt.step.recorded import Pool, RecordedStep
+from memopt.step.taken import results_of
+from memopt.synthesis import same_random_state
+
+if TYPE_CHECKING:
+    from memopt.session import Session
+
+log = logging.getLogger("memopt")
+
+# A recorded step is taken where it takes less than this share of the other's time; one that needs another plan, where
+# it takes less than that share.
+_WORTH, _WORTH_A_PLAN = 0.97, 0.9
+# Steps by which both are judged; before them one that sets things up.
+_STEPS = 3
+# Kernels that do not repeat themselves differ from one step to the next; a recording may differ by so many times that.
+_UNSTEADY = 4.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """What came of a trial.
+
+    Attributes:
+        reason: why the step is not recorded; empty where it is.
+        missing_bytes: what it would take beyond the limit, where that is the reason; else 0.
+    """
+
+    reason: str = ""
+    missing_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """Some steps: seconds of each, and numbers that tell their results apart."""
+
+    seconds: list[float]
+    digests: list[list[float]]
+
+
+def try_recording(
+    session: Session,
+    step: RecordedStep,
+    pool: Pool,
+    run: Callable[..., Any],
+    given: Sequence[Any],
+    written: Collection[int],
+) -> Tried:
+    """Take steps as they are and recorded, within the limit; leave the step recorded where it is faster, and the same.
+
+    Nothing of the caller's changes: what the step writes to is put back.
+
+    Args:
+        session: whose step it is.
+        step: the halves of `run`.
+        pool: where they are recorded.
+        run: the compiled graph.
+        given: its arguments.
+        written: positions of those that it writes to.
+    """
+    device = session.resident.device
+    stage("recording the step")
+    with phase("recording steps"), unset_fake_temporarily(), torch._guards.tracing(None):
+        plain = _taken(run, given, written, device)
+        if plain is None:
+            return Tried("memory is short")
+        step.start()
+        recorded = _taken(run, given, written, device)
+        if recorded is not None and not step.reason:
+            found = _judged(plain, recorded, _WORTH)
+            if not found:
+                session.beyond = _beyond(session, run, given, written, device)
+                return Tried()
+            return _given_up(step, pool, found)
+        reason = step.reason or "memory is short"
+        if "out of memory" not in reason and "memory is short" not in reason:
+            return _given_up(step, pool, reason)
+        step.renew()
+        pool.release()
+        step.start()
+        with lifted(device):  # what it would take, and whether that is worth another plan
+            settled_bytes(device)
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+            recorded = _taken(run, given, written, device)
+            held = torch.cuda.max_memory_reserved(device)
+        found = step.reason or ("memory is short" if recorded is None else _judged(plain, recorded, _WORTH_A_PLAN))
+        over = held + session.resident.coming - (held_bytes(device) or 0)
+        _given_up(step, pool, found or reason)
+        return Tried(found or reason, 0 if found else max(0, over))
+
+
+def _given_up(step: RecordedStep, pool: Pool, reason: str) -> Tried:
+    step.stop(reason)
+    pool.release()
+    log.info("the step is not recorded: %s", reason)
+    return Tried(reason)
+
+
+def _judged(plain: _Run, recorded: _Run, worth: float) -> str:
+    """Why a recorded step is not taken; empty where it is."""
+    known, seen = _distance(plain.digests, plain.digests), _distance(recorded.digests, plain.digests)
+    if seen > _UNSTEADY * known:
+        return f"its results differ from the step's own by {seen:.1e}, those from each other by {known:.1e}"
+    before, after = statistics.median(plain.seconds), statistics.median(recorded.seconds)
+    log.info("a step takes %.1f ms, recorded %.1f ms", 1e3 * before, 1e3 * after)
+    return "" if after < worth * before else "it is no faster so"
+
+
+def _distance(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> float:
+    """The largest relative difference between any two steps' numbers."""
+    most = 0.0
+    for one in left:
+        for other in right:
+            for a, b in zip(one, other, strict=True):
+                if a != b:
+                    most = max(most, abs(a - b) / max(abs(a), abs(b)) if a == a and b == b else float("inf"))
+    return most
+
+
+def _taken(
+    run: Callable[..., Any], given: Sequence[Any], written: Collection[int], device: torch.device
+) -> _Run | None:
+    """Take steps from the same state each; None where memory runs out."""
+    seconds, digests = [], []
+    try:
+        for index in range(1 + _STEPS):
+            taken, numbers = _step(run, given, written, device)
+            if index:
+                seconds.append(taken)
+                digests.append(numbers)
+    except (torch.OutOfMemoryError, MemoryError):
+        return None
+    return _Run(seconds, digests)
+
+
+def _step(
+    run: Callable[..., Any], given: Sequence[Any], written: Collection[int], device: torch.device
+) -> tuple[float, list[float]]:
+    """One step on the arguments themselves; what it writes to, and random states, are put back."""
+    before = {index: given[index].detach().clone() for index in written if isinstance(given[index], torch.Tensor)}
+    with same_random_state(given):
+        try:
+            torch.cuda.synchronize(device)
+            began = time.perf_counter()
+            results = results_of(run, given, ())
+            torch.cuda.synchronize(device)
+            seconds = time.perf_counter() - began
+            return seconds, _digest([*results, *(given[index] for index in before)])
+        finally:
+            with torch.no_grad():
+                for index, value in before.items():
+                    given[index].detach().copy_(value)
+
+
+def _digest(values: Sequence[Any]) -> list[float]:
+    """Two numbers of each tensor, in little memory: its sum and its norm, in float32 at least."""
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.numel():
+            value = value.detach()
+            if value.is_floating_point():
+                wide = torch.float64 if value.dtype is torch.float64 else torch.float32
+                found += [value.sum(dtype=wide), torch.linalg.vector_norm(value, dtype=wide)]
+            elif not value.is_complex():
+                found.append(value.sum())
+    return [float(number) for number in found]
+
+
+def _beyond(
+    session: Session, run: Callable[..., Any], given: Sequence[Any], written: Collection[int], device: torch.device
+) -> int:
+    """What the allocator holds in a recorded step beyond what is there when it begins, in bytes."""
+    settled_bytes(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    _step(run, given, written, device)
+    return torch.cuda.max_memory_reserved(device) - session.resident.coming - before

@@ -1,0 +1,103 @@
+"""Halves of a training step as CUDA graphs on a real device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from memopt.backends.recorder import CudaRecorder
+from memopt.step.recorded import Unrecordable
+
+pytestmark = pytest.mark.gpu
+
+
+def test_a_recording_draws_the_numbers_that_the_function_would():
+    recorder = CudaRecorder()
+    x = torch.ones(1000, device="cuda")
+
+    def run(args):
+        (given,) = args
+        args.clear()
+        return [nn.functional.dropout(given, 0.5) * torch.rand_like(given)]
+
+    torch.manual_seed(0)
+    expected = [run([x])[0] for _ in range(3)]
+    replay, (result,) = recorder.record(run, [x])
+    torch.manual_seed(0)
+    for value in expected:
+        replay()
+        assert torch.equal(result, value)
+    assert torch.equal(run([x])[0], run([x])[0]) is False
+
+
+def test_what_waits_for_the_device_is_refused_and_leaves_nothing_behind():
+    recorder = CudaRecorder()
+    x = torch.ones(1000, device="cuda")
+    torch.manual_seed(0)
+    expected = torch.rand(4, device="cuda")
+    torch.manual_seed(0)
+    with pytest.raises(Unrecordable):
+        recorder.record(lambda args: [args[0] * float(args[0].sum())], [x])
+    assert torch.equal(torch.rand(4, device="cuda"), expected)
+    replay, (result,) = recorder.record(lambda args: [args[0] * 2], [x])
+    replay()
+    assert torch.equal(result, 2 * x)
+    del replay, result
+    before = torch.cuda.memory_reserved()
+    recorder.release()
+    assert torch.cuda.memory_reserved() <= before
+
+
+class Deep(nn.Module):
+    """Many small layers, whose kernels end before the host has launched the next."""
+
+    def __init__(self, layers=60, width=32):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+            for _ in range(layers)
+        )
+        self.drop, self.head = nn.Dropout(0.1), nn.Linear(width, 10)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(self.drop(x.mean((2, 3)))).square().mean()
+
+
+def trained(budget, steps=6):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Deep().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    run = memopt.compile(model, budget, backend="inductor", optimizer=optimizer) if budget else model
+    losses = []
+    for number in range(steps):
+        torch.manual_seed(number)
+        torch.cuda.reset_peak_memory_stats()
+        loss = run(torch.randn(16, 32, 16, 16, device="cuda"))
+        loss.backward()
+        losses.append(loss.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+        if budget and number:
+            assert torch.cuda.max_memory_reserved() <= run.report.budget_bytes
+    return run, losses, [value.clone() for value in model.state_dict().values()]
+
+
+def test_a_step_that_waits_for_its_host_is_recorded_and_trains_as_before():
+    run, losses, state = trained("1GB")
+    assert any("CUDA graphs" in note for note in run.report.notes), run.report.notes
+    _, expected, other = trained(None)
+    torch.testing.assert_close(losses, expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(state, other, rtol=1e-2, atol=1e-3)
+    x = torch.randn(16, 32, 16, 16, device="cuda")
+    with torch.no_grad():
+        run.eval()
+        run(x)
+        run.train()
+    first, second = run(x), run(2 * x)  # two at a time
+    (first + second).backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in run.parameters())

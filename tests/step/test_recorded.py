@@ -1,0 +1,190 @@
+"""Recorded halves of a step: the same numbers as the code's own, and the code itself where anything differs."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from memopt.step.recorded import Ends, Pool, RecordedStep, ends_of
+from tests.step.tape import Tape
+
+
+class Code:
+    """The halves of y = (tanh(x·w))·w summed, with a count of calls in a buffer, as generated code has them."""
+
+    def __init__(self):
+        self.calls = []
+
+    def forward(self, args):
+        weight, count, x = args
+        args.clear()
+        self.calls.append("forward")
+        count.add_(1)
+        hidden = torch.tanh(x * weight)
+        return [(hidden * weight).sum(), weight, x, hidden]
+
+    def backward(self, args):
+        weight, x, hidden, tangent = args
+        args.clear()
+        self.calls.append("backward")
+        inner = tangent * weight * (1 - hidden * hidden)
+        return [(inner * x).sum() + (tangent * hidden).sum(), None, inner * weight]
+
+
+def step_of(code, pool=None):
+    step = RecordedStep(code.forward, code.backward, Ends(frozenset({0, 1}), 1, 3), pool or Pool(Tape()))
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *args):
+            result, *saved = step.forward(list(args))
+            ctx.save_for_backward(*saved)
+            return result
+
+        @staticmethod
+        def backward(ctx, tangent):
+            return tuple(step.backward([*ctx.saved_tensors, tangent]))
+
+    return step, Function.apply
+
+
+@pytest.fixture
+def case():
+    torch.manual_seed(0)
+    return torch.tensor(0.7, requires_grad=True), torch.zeros(()), [torch.randn(6) for _ in range(6)]
+
+
+def expected(weight, x):
+    own, x = weight.detach().clone().requires_grad_(), x.clone().requires_grad_()
+    loss = (torch.tanh(x * own) * own).sum()
+    return loss, *torch.autograd.grad(loss, [own, x])
+
+
+def check(run, weight, count, x, **options):
+    given = x.clone().requires_grad_()
+    loss = run(weight, count, given)
+    found = torch.autograd.grad(2 * loss, [weight, given], **options)
+    known = expected(weight, x)
+    torch.testing.assert_close((loss, *found), (known[0], 2 * known[1], 2 * known[2]), rtol=1e-6, atol=1e-6)
+    return loss, found
+
+
+def test_steps_run_as_they_were_recorded_on_other_values(case):
+    weight, count, inputs = case
+    code, (step, run) = (made := Code()), step_of(made)
+    check(run, weight, count, inputs[0])
+    assert code.calls == ["forward", "backward"]
+    step.start()
+    kept = [check(run, weight, count, x) for x in inputs]
+    with torch.no_grad():
+        weight.add_(0.25)
+    check(run, weight, count, inputs[1])
+    tape = step._pool.recorder
+    assert (tape.recordings, tape.replays) == (2, 14) and count == 8
+    for (loss, found), x in zip(kept, inputs, strict=True):  # what a caller keeps stays as it was
+        known = expected(torch.tensor(0.7), x)
+        torch.testing.assert_close((loss, *found), (known[0], 2 * known[1], 2 * known[2]), rtol=1e-6, atol=1e-6)
+
+
+def test_a_second_forward_before_backward_runs_beside_the_first(case):
+    weight, count, (x, y, *_) = case
+    code, (step, run) = (made := Code()), step_of(made)
+    step.start()
+    check(run, weight, count, x)
+    code.calls.clear()
+    a, b = x.clone().requires_grad_(), y.clone().requires_grad_()
+    first, second = run(weight, count, a), run(weight, count, b)
+    (first + second).backward()
+    torch.testing.assert_close(a.grad, expected(weight, x)[2])
+    torch.testing.assert_close(b.grad, expected(weight, y)[2])
+    assert code.calls.count("forward") == 2  # one of them by the tape
+    assert not step._pool.busy
+    check(run, weight, count, y)
+
+
+def test_a_loss_that_is_dropped_leaves_the_memory_to_the_next_step(case):
+    weight, count, (x, y, *_) = case
+    step, run = step_of(Code())
+    step.start()
+    check(run, weight, count, x)
+    loss = run(weight, count, x)
+    assert step._pool.busy
+    del loss
+    gc.collect()
+    assert not step._pool.busy
+    check(run, weight, count, y)
+    assert step._pool.recorder.recordings == 2
+
+
+def test_a_graph_that_is_kept_is_run_by_the_code_until_it_is_not(case):
+    weight, count, (x, *_) = case
+    step, run = step_of(Code())
+    step.start()
+    check(run, weight, count, x)
+    loss = run(weight, count, x)
+    known = expected(weight, x)[1]
+    for kept in (True, True, False):
+        (found,) = torch.autograd.grad(loss, [weight], retain_graph=kept)
+        torch.testing.assert_close(found, known)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss, [weight])
+    check(run, weight, count, x)
+
+
+def test_a_weight_that_lies_elsewhere_is_recorded_anew(case):
+    weight, count, (x, *_) = case
+    step, run = step_of(Code())
+    step.start()
+    check(run, weight, count, x)
+    weight.data = torch.tensor(0.3)
+    check(run, weight, count, x)
+    assert step._pool.recorder.recordings == 4 and step._pool.recorder.releases == 1
+
+
+def test_steps_that_take_turns_too_often_are_recorded_no_more(case):
+    weight, count, (x, *_) = case
+    pool = Pool(Tape())
+    (one, first), (other, second) = step_of(Code(), pool), step_of(Code(), pool)
+    one.start()
+    other.start()
+    for _ in range(12):
+        check(first, weight, count, x)
+        check(second, weight, count, x)
+    assert pool.closed and pool.recorder.recordings == 2 * 9
+    assert count == 24
+
+
+@pytest.mark.parametrize("failing", [[True], [False, True]], ids=["forward", "backward"])
+def test_what_cannot_be_recorded_runs_as_it_is(case, failing):
+    weight, count, (x, y, *_) = case
+    step, run = step_of(Code())
+    step._pool.recorder.failing = failing
+    step.start()
+    check(run, weight, count, x)
+    check(run, weight, count, y)
+    assert step.reason == "CUDA out of memory." and step._pool.recorder.releases == 1
+    assert count == 2
+
+
+def test_a_pool_is_not_given_back_under_a_backward_that_needs_it(case):
+    weight, count, (x, *_) = case
+    step, run = step_of(Code())
+    step.start()
+    given = x.clone().requires_grad_()
+    loss = run(weight, count, given)
+    step._pool.release()
+    loss.backward()
+    torch.testing.assert_close(given.grad, expected(weight, x)[2])
+    step._pool.release()
+    assert step._pool.recorder.releases == 1
+    weight.grad = None
+    check(run, weight, count, x)
+
+
+def test_ends_are_known_by_the_names_of_values():
+    found = ends_of(["w", "b", "x"], ["loss", "w", "h"], ["w", "h", "tangent"], {"w", "b", "other"})
+    assert found == Ends(frozenset({0, 1}), 1, 2)
+    assert ends_of(["x"], ["loss"], ["tangent"], ()) == Ends(frozenset(), 1, 0)
+    assert ends_of(["w", "x"], ["h", "loss"], ["h", "tangent"], ()) is None

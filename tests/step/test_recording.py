@@ -1,0 +1,210 @@
+"""A step that is tried recorded: what is taken, what is left, and what either changes (nothing)."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from memopt.backends.inductor import missing_compiler
+from memopt.module import CompiledModule
+from memopt.session import Session
+from memopt.step import measured, recording
+from memopt.step.recorded import Pool
+from memopt.step.taken import Taken, mutated
+from tests.step.tape import Tape
+from tests.training.steps import gradients
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(missing_compiler(CPU) is not None, reason="no C++ compiler")
+
+
+class Net(nn.Module):
+    """Batch norms, dropout and a weight that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(16, 16), nn.BatchNorm1d(16)
+        self.drop, self.last = nn.Dropout(0.3), nn.Linear(16, 16)
+
+    def forward(self, x, y=None):
+        x = self.drop(torch.relu(self.norm(self.first(x))))
+        x = self.last(torch.tanh(self.first(x)))
+        return (x if y is None else x - y).square().mean()
+
+
+@pytest.fixture
+def tape(monkeypatch):
+    """A pool on CPU, whose steps are measured as if there were a device; recorded ones are taken however fast."""
+    torch._dynamo.reset()
+    for name in ("synchronize", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: None)
+    for name in ("memory_allocated", "max_memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    for module in (measured, recording):
+        monkeypatch.setattr(module, "held_bytes", lambda device: 10**9)
+        monkeypatch.setattr(module, "settled_bytes", lambda device: 0)
+    monkeypatch.setattr(measured, "_measurable", lambda session, hooks: hooks.captured and mutated(hooks.captured))
+    monkeypatch.setattr(measured, "take_step", lambda *args, held=False: Taken(1, 1, 0))
+    monkeypatch.setattr(measured, "grow", lambda device, size: None)
+    monkeypatch.setattr(recording, "lifted", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(recording, "_WORTH", 1e9)
+    monkeypatch.setattr(recording, "_WORTH_A_PLAN", 1e9)
+    found = Tape()
+    pool = Pool(found)
+
+    def here(model):
+        model._recordings = pool
+        return pool
+
+    monkeypatch.setattr(CompiledModule, "_recordings_here", here)
+    return found
+
+
+def made():
+    torch.manual_seed(0)
+    return Net(), [torch.randn(32, 16) for _ in range(4)]
+
+
+def trained(run, model, inputs, **options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for number, x in enumerate(inputs):
+        torch.manual_seed(number)
+        loss = run(x, **options)
+        loss.backward()
+        losses.append(loss.detach())
+        optimizer.step()
+        if number < len(inputs) - 1:
+            optimizer.zero_grad()
+    return losses, gradients(model), [value.clone() for value in model.state_dict().values()]
+
+
+def test_recorded_steps_train_as_the_code_does(tape):
+    model, inputs = made()
+    expected = trained(memopt.compile(model, "1GB", backend="inductor", passes=None), model, inputs)
+    assert tape.recordings == 2 and tape.replays > 8
+    torch._dynamo.reset()
+    tape.failing = [True] * 9
+    other, inputs = made()
+    run = memopt.compile(other, "1GB", backend="inductor")
+    torch.testing.assert_close(trained(run, other, inputs), expected, rtol=0, atol=0)
+    assert tape.recordings == 2 and not any("CUDA graphs" in note for note in run.report.notes)
+
+
+def both(tape, train):
+    """What comes of training recorded, and of training as the code does it."""
+    found = []
+    for failing in (False, True):
+        torch._dynamo.reset()
+        tape.failing = [failing] * 99
+        model, inputs = made()
+        run = memopt.compile(model, "1GB", backend="inductor")
+        found.append((train(run, model, inputs), gradients(model), list(model.state_dict().values())))
+    return found
+
+
+def assert_same(found, **tolerances):
+    torch.testing.assert_close(found[0], found[1], **{"rtol": 0, "atol": 0, **tolerances})
+
+
+def test_calls_of_other_kinds_between_steps(tape):
+    def train(run, model, inputs):
+        losses = []
+        for number, x in enumerate([*inputs, *inputs]):
+            torch.manual_seed(number)
+            loss = run(x)
+            loss.backward()
+            with torch.no_grad():
+                run.eval()
+                losses.append(run(x))
+                run.train()
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+                    parameter.grad = None
+        return losses
+
+    assert_same(both(tape, train))
+    assert tape.releases >= 7 and tape.recordings >= 14
+
+
+def test_gradients_that_add_up(tape):
+    def train(run, model, inputs):
+        for number, x in enumerate(inputs):
+            torch.manual_seed(number)
+            run(x).backward()
+
+    assert_same(both(tape, train))
+
+
+def test_batches_of_two_sizes_in_turn(tape):
+    def train(run, model, inputs):
+        losses = []
+        for number in range(24):
+            torch.manual_seed(number)
+            loss = run(inputs[number % 4][: 32 - 8 * (number % 2)])
+            losses.append(loss.detach())
+            loss.backward()
+        return losses
+
+    assert_same(both(tape, train))
+
+
+def test_two_losses_at_a_time_and_one_that_is_dropped(tape):
+    def train(run, model, inputs):
+        for number in range(3):
+            torch.manual_seed(number)
+            first, second = run(inputs[0]), run(inputs[1], y=inputs[2])
+            (first + 2 * second).backward()
+            run(inputs[3])
+        return first, second
+
+    assert_same(both(tape, train))
+
+
+def test_results_that_differ_are_not_taken(tape, monkeypatch):
+    record = Tape.record
+
+    def wrong(self, run, arguments):
+        replay, results = record(self, run, arguments)
+
+        def other():
+            replay()
+            results[0].mul_(1.001)
+
+        return other, results
+
+    monkeypatch.setattr(Tape, "record", wrong)
+    model, inputs = made()
+    run = memopt.compile(model, "1GB", backend="inductor")
+    losses, *_ = trained(run, model, inputs)
+    monkeypatch.undo()
+    torch._dynamo.reset()
+    other, inputs = made()
+    torch.testing.assert_close(losses, trained(memopt.compile(other, backend="inductor"), other, inputs)[0])
+    assert not any("CUDA graphs" in note for note in run.report.notes) and tape.releases == 1
+
+
+def test_a_step_that_is_no_faster_recorded_is_not(tape, monkeypatch):
+    monkeypatch.setattr(recording, "_WORTH", 0.0)
+    model, inputs = made()
+    run = memopt.compile(model, "1GB", backend="inductor")
+    trained(run, model, inputs)
+    assert not any("CUDA graphs" in note for note in run.report.notes) and tape.releases == 1
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["fits then", "does not"])
+def test_a_recording_that_lacks_memory_is_planned_for_less(tape, monkeypatch, again):
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 10**9 + 80_000)
+    asked, tighten = [], Session.tighten
+    monkeypatch.setattr(Session, "tighten", lambda self, size: asked.append(size) or tighten(self, size))
+    tape.failing = [True, False, False, *[again] * 4]
+    model, inputs = made()
+    run = memopt.compile(model, "1GB", backend="inductor")
+    trained(run, model, inputs)
+    assert asked == [90_000]
+    assert any("CUDA graphs" in note for note in run.report.notes) is not again
