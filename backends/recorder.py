@@ -40,7 +40,7 @@ class CudaRecorder:
             with no_warning(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 results = run(arguments)
         except RuntimeError as error:
-            reason = first_line(error)
+            reason = _cause(error)
             leave_capture(pool, stream)
             generator.graphsafe_set_state(before)  # its own state is as if the capture still went on
         finally:
@@ -64,6 +64,14 @@ class CudaRecorder:
         """Give the pool back, once nothing holds a recording."""
         self._pool = self._stream = None
         torch.cuda.empty_cache()
+
+
+def _cause(error: BaseException) -> str:
+    """What is said of a capture that failed: that memory ran out, where that came before, as it breaks a capture."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, torch.OutOfMemoryError):
+        seen = seen.__context__
+    return first_line(seen or error)
 
 
 def _clear_workspaces() -> None:

@@ -31,6 +31,7 @@ log = logging.getLogger("memopt")
 # A recorded step is taken where it takes less than this share of the other's time; one that needs another plan, where
 # it takes less than that share.
 _WORTH, _WORTH_A_PLAN = 0.97, 0.9
+_SHORT = "memory is short"
 # Steps by which both are judged; before them one that sets things up.
 _STEPS = 3
 # Kernels that do not repeat themselves differ from one step to the next; a recording may differ by so many times that.
@@ -52,10 +53,11 @@ class Tried:
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """Some steps: seconds of each, and numbers that tell their results apart."""
+    """Some steps: seconds of each, numbers that tell their results apart, and the most that the allocator held."""
 
     seconds: list[float]
     digests: list[list[float]]
+    reserved_bytes: int
 
 
 def try_recording(
@@ -83,31 +85,31 @@ def try_recording(
     with phase("recording steps"), unset_fake_temporarily(), torch._guards.tracing(None):
         plain = _taken(run, given, written, device)
         if plain is None:
-            return Tried("memory is short")
-        step.start()
-        recorded = _taken(run, given, written, device)
-        if recorded is not None and not step.reason:
-            found = _judged(plain, recorded, _WORTH)
-            if not found:
-                session.beyond = _beyond(session, run, given, written, device)
-                return Tried()
-            return _given_up(step, pool, found)
-        reason = step.reason or "memory is short"
-        if "out of memory" not in reason and "memory is short" not in reason:
-            return _given_up(step, pool, reason)
-        step.renew()
-        pool.release()
+            return Tried(_SHORT)
+        allowed, coming = held_bytes(device) or 0, session.resident.coming
+        reason = _SHORT
+        if plain.reserved_bytes + _copied_bytes(given) + coming <= allowed:  # else a capture would run out of memory
+            step.start()
+            recorded = _taken(run, given, written, device)
+            reason = step.reason or _SHORT
+            if recorded is not None and not step.reason:
+                found = _judged(plain, recorded, _WORTH)
+                if not found:
+                    session.beyond = _beyond(session, run, given, written, device)
+                    return Tried()
+                return _given_up(step, pool, found)
+            if reason != _SHORT and "out of memory" not in reason:
+                return _given_up(step, pool, reason)
+            step.renew()
+            pool.release()
         step.start()
         with lifted(device):  # what it would take, and whether that is worth another plan
-            settled_bytes(device)
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)
             recorded = _taken(run, given, written, device)
-            held = torch.cuda.max_memory_reserved(device)
-        found = step.reason or ("memory is short" if recorded is None else _judged(plain, recorded, _WORTH_A_PLAN))
-        over = held + session.resident.coming - (held_bytes(device) or 0)
+        found = step.reason or (_SHORT if recorded is None else _judged(plain, recorded, _WORTH_A_PLAN))
         _given_up(step, pool, found or reason)
-        return Tried(found or reason, 0 if found else max(0, over))
+        if found or recorded is None:
+            return Tried(found)
+        return Tried(reason, max(0, recorded.reserved_bytes + coming - allowed))
 
 
 def _given_up(step: RecordedStep, pool: Pool, reason: str) -> Tried:
@@ -143,6 +145,9 @@ def _taken(
 ) -> _Run | None:
     """Take steps from the same state each; None where memory runs out."""
     seconds, digests = [], []
+    settled_bytes(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
     try:
         for index in range(1 + _STEPS):
             taken, numbers = _step(run, given, written, device)
@@ -151,7 +156,13 @@ def _taken(
                 digests.append(numbers)
     except (torch.OutOfMemoryError, MemoryError):
         return None
-    return _Run(seconds, digests)
+    return _Run(seconds, digests, torch.cuda.max_memory_reserved(device))
+
+
+def _copied_bytes(given: Sequence[Any]) -> int:
+    """Bytes that a recording takes beside the step's own: what is copied in, and gradients, which are copied out."""
+    copied = [value for value in given if isinstance(value, torch.Tensor)]
+    return sum(value.nbytes for value in copied if value.requires_grad or not isinstance(value, torch.nn.Parameter))
 
 
 def _step(

@@ -198,11 +198,13 @@ def test_a_step_that_is_no_faster_recorded_is_not(tape, monkeypatch):
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["fits then", "does not"])
-def test_a_recording_that_lacks_memory_is_planned_for_less(tape, monkeypatch, again):
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 10**9 + 80_000)
+@pytest.mark.parametrize("known", [False, True], ids=["tried", "known beforehand"])
+def test_a_recording_that_lacks_memory_is_planned_for_less(tape, monkeypatch, again, known):
+    reserved = iter([10**9, 10**9 + 80_000] if known else [0, 0, 10**9 + 80_000])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: next(reserved, 0))
     asked, tighten = [], Session.tighten
     monkeypatch.setattr(Session, "tighten", lambda self, size: asked.append(size) or tighten(self, size))
-    tape.failing = [True, False, False, *[again] * 4]
+    tape.failing = [*[True] * (not known), False, False, *[again] * 4]
     model, inputs = made()
     run = memopt.compile(model, "1GB", backend="inductor")
     trained(run, model, inputs)
