@@ -106,10 +106,14 @@ def try_recording(
         with lifted(device):  # what it would take, and whether that is worth another plan
             recorded = _taken(run, given, written, device)
         found = step.reason or (_SHORT if recorded is None else _judged(plain, recorded, _WORTH_A_PLAN))
-        _given_up(step, pool, found or reason)
         if found or recorded is None:
-            return Tried(found)
-        return Tried(reason, max(0, recorded.reserved_bytes + coming - allowed))
+            return _given_up(step, pool, found)
+        over = recorded.reserved_bytes + coming - allowed
+        if over <= 0:
+            session.beyond = _beyond(session, run, given, written, device)
+            return Tried()
+        _given_up(step, pool, reason)
+        return Tried(reason, over)
 
 
 def _given_up(step: RecordedStep, pool: Pool, reason: str) -> Tried:
