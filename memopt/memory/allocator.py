@@ -18,6 +18,9 @@ _LIBRARIES = 65 * 2**20
 _SEGMENTS = 22 * 2**20
 OWN_SEGMENT = 10 * 2**20  # smaller blocks share segments
 _SHARE = 1000  # one part in so many is lost between blocks, with expandable segments
+# Segments grow by pages of this size, and a page that holds anything cannot be handed back: the smallest that torch
+# takes (2.12; by default they have 20 MiB).
+_PAGES = ",large_segment_size_mb:12"
 # Bytes that libraries were seen to keep beyond what was measured, by device.
 _further: dict[int, int] = {}
 
@@ -102,15 +105,27 @@ def with_slack(size: int, device: torch.device) -> int:
 
 
 def use_expandable_segments(device: torch.device) -> None:
-    """Let the allocator grow segments instead of leaving gaps between them, where the user has not chosen settings."""
-    if device.type == "cuda" and torch.cuda.is_available() and not _chosen():
+    """Let the allocator grow segments instead of leaving gaps between them, where the user has not chosen settings.
+
+    Where all that was chosen is that they grow, they do so by smaller pages.
+    """
+    if device.type == "cuda" and torch.cuda.is_available() and _may_set():
         _set_expandable(True)
+
+
+def _may_set() -> bool:
+    return _chosen().replace(" ", "").lower() in ("", "expandable_segments:true")
 
 
 def _set_expandable(expand: bool) -> None:
     # The older function warns on versions that have the newer one.
     settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    (settings or torch.cuda.memory._set_allocator_settings)(f"expandable_segments:{expand}")
+    settings = settings or torch.cuda.memory._set_allocator_settings
+    plain = f"expandable_segments:{expand}"
+    try:
+        settings(plain + _PAGES * expand)
+    except (ValueError, RuntimeError):  # of a version that has pages of one size
+        settings(plain)
     _now_expanding[:] = [expand]
 
 
@@ -123,8 +138,7 @@ def own_segment() -> Iterator[None]:
 
     Segments that grow do so by 20 MiB. Settings of the user's that say more than that they grow are left alone.
     """
-    given = _chosen().replace(" ", "").lower()
-    if given != "expandable_segments:true" and (given or _now_expanding != [True]):
+    if not _may_set() or not (_chosen() or _now_expanding == [True]):
         yield
         return
     _set_expandable(False)

@@ -90,5 +90,31 @@ def test_a_segment_of_its_own_is_taken_where_segments_grow(monkeypatch, given, b
     with pytest.raises(KeyError), allocator.own_segment():
         assert allocator._now_expanding == during
         raise KeyError
-    assert set_to == (["expandable_segments:False", "expandable_segments:True"] if during else [])
+    pages = "expandable_segments:True,large_segment_size_mb:12"
+    assert set_to == (["expandable_segments:False", pages] if during else [])
     assert allocator._now_expanding == ([True] if during else before)
+
+
+@pytest.mark.parametrize(
+    ("given", "refused", "expected"),
+    [
+        ("", False, ["expandable_segments:True,large_segment_size_mb:12"]),
+        ("expandable_segments:True", True, ["expandable_segments:True"]),
+        ("expandable_segments:True,max_split_size_mb:64", False, []),
+    ],
+    ids=["by small pages", "of one size", "chosen otherwise"],
+)
+def test_segments_grow_by_small_pages_where_torch_has_them(monkeypatch, given, refused, expected):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", given)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(allocator, "_now_expanding", [])
+    set_to = []
+
+    def settings(text):
+        if refused and "large" in text:
+            raise ValueError("Unrecognized key 'large_segment_size_mb'")
+        set_to.append(text)
+
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings, raising=False)
+    allocator.use_expandable_segments(GPU)
+    assert set_to == expected
