@@ -1,0 +1,265 @@
+"""Where a caching allocator is led to put each block, so that blocks lie as they were packed.
+
+The allocator gives a request the smallest free block that is large enough, and cuts it off at that block's beginning.
+So all free memory of an arena is held, but for the holes of the requests that come next: each finds its own. What is
+held and let go again is a script of few steps between the lines of a program whose requests are known beforehand.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Protocol
+
+from memopt.solve.pack import Buffer, pack
+
+# Blocks begin at multiples of this: what lies between two is either nothing, or large enough to be held.
+UNIT = 2 * 2**20
+# Smaller requests have memory of their own.
+SMALL = 2**20
+_LEAST = 512  # sizes of blocks are multiples of this
+# Packings until requests of the same line are not mistaken for each other.
+_ROUNDS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A request's block.
+
+    Attributes:
+        size: its bytes.
+        born: the line of the program that asks for it.
+        dies: the line that it is let go of in, or before the next one.
+    """
+
+    size: int
+    born: int
+    dies: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where blocks lie in an arena.
+
+    Attributes:
+        blocks: all of them, in the order in which they are asked for.
+        offsets: in bytes from the arena's beginning; -1 for those that have memory of their own.
+        holes: bytes that are left free for each before it is asked for.
+        arena_bytes: the arena's size.
+    """
+
+    blocks: tuple[Block, ...]
+    offsets: tuple[int, ...]
+    holes: tuple[int, ...]
+    arena_bytes: int
+
+
+class Memory(Protocol):
+    """An allocator's memory, of which blocks are taken by hand."""
+
+    def take(self, size: int) -> int:
+        """Take a block of so many bytes; return its address."""
+
+    def give(self, address: int) -> None:
+        """Give a block back."""
+
+
+class Misplaced(RuntimeError):
+    """A block does not lie where it was led: the program asks for other blocks than were known."""
+
+
+def place(blocks: Sequence[Block], timeout: float = 5.0) -> Placement | None:
+    """Pack blocks into an arena; None where blocks of one line would take each other's place.
+
+    Args:
+        blocks: in the order in which they are asked for.
+        timeout: seconds for each packing.
+    """
+    large = [index for index, block in enumerate(blocks) if block.size > SMALL]
+    holes = [-(-block.size // _LEAST) * _LEAST for block in blocks]
+    apart: set[int] = set()  # with something held behind them
+    for _ in range(_ROUNDS):
+        rooms = [_room(holes[index]) + UNIT * (index in apart) for index in large]
+        lives = [(blocks[index].born, blocks[index].dies + 1) for index in large]
+        packing = pack([Buffer(*life, room) for life, room in zip(lives, rooms, strict=True)], timeout=timeout)
+        offsets = [-1] * len(blocks)
+        for index, offset in zip(large, packing.offsets, strict=True):
+            offsets[index] = offset
+        found = Placement(tuple(blocks), tuple(offsets), tuple(holes), packing.size)
+        wrong = _mistaken(found)
+        if not wrong:
+            return found
+        for line in wrong:
+            if apart.issuperset(line):  # of equal ones the first is to fit best
+                for earlier, later in itertools.pairwise(sorted(line, key=lambda index: (holes[index], index))):
+                    if holes[later] <= holes[earlier]:
+                        holes[later] = holes[earlier] + _LEAST
+            apart.update(line)
+    return None
+
+
+def _mistaken(placement: Placement) -> list[list[int]]:
+    """Lines whose requests, one after the other, do not all get the holes that are theirs: blocks of each."""
+    wrong = []
+    for _, group in itertools.groupby(
+        (index for index, offset in enumerate(placement.offsets) if offset >= 0),
+        key=lambda index: placement.blocks[index].born,
+    ):
+        line = list(group)
+        if not _each_finds_its_own(placement, line):
+            wrong.append(line)
+    return wrong
+
+
+def _each_finds_its_own(placement: Placement, line: Sequence[int]) -> bool:
+    holes = _runs([(placement.offsets[index], placement.holes[index]) for index in line])
+    for index in line:
+        block, offset = placement.blocks[index], placement.offsets[index]
+        fitting = [(size, start) for start, size in holes if size >= block.size]
+        size, start = min(fitting, default=(0, -1))
+        if start != offset:
+            return False
+        if block.dies > block.born:  # else it may be free again before the next request
+            holes.remove((start, size))
+            if size > block.size:
+                holes.append((start + block.size, size - block.size))
+    return True
+
+
+def _room(size: int) -> int:
+    """Bytes that a hole has to itself: what is left of them behind it is nothing, or can be held."""
+    room = -(-size // UNIT) * UNIT
+    return room + UNIT if 0 < room - size <= SMALL else room
+
+
+def _runs(pieces: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Pieces of memory as (offset, bytes), those that touch as one."""
+    runs: list[tuple[int, int]] = []
+    for offset, size in sorted(pieces):
+        if runs and sum(runs[-1]) == offset:
+            runs[-1] = runs[-1][0], runs[-1][1] + size
+        else:
+            runs.append((offset, size))
+    return runs
+
+
+class Steering:
+    """Leads an allocator through one run of a program.
+
+    The memory must have no other free block of more than `SMALL` bytes than those that are let go of here.
+    """
+
+    def __init__(self, placement: Placement, memory: Memory) -> None:
+        """Nothing is held before `begin`."""
+        self._placement, self._memory = placement, memory
+        self._born: dict[int, list[int]] = {}
+        self._dead: dict[int, list[int]] = {}
+        for index, block in enumerate(placement.blocks):
+            if placement.offsets[index] >= 0:
+                self._born.setdefault(block.born, []).append(index)
+                self._dead.setdefault(block.dies, []).append(index)
+        self._base = 0
+        self._line = -1  # the latest
+        self._offsets: list[int] = []  # of what is held, in order
+        self._sizes: dict[int, int] = {}
+
+    def begin(self) -> None:
+        """Take the arena."""
+        self._base, self._line = self._memory.take(self._placement.arena_bytes), -1
+        self._hold(0, self._placement.arena_bytes)
+
+    def before(self, line: int) -> None:
+        """Leave the holes of a line's requests free, and nothing else.
+
+        Raises:
+            Misplaced: a block lies elsewhere; all that was held is free.
+        """
+        try:
+            self._take_back(range(self._line, line))
+            self._line = line
+            self._open([(self._placement.offsets[i], self._placement.holes[i]) for i in self._of(line)])
+        except Misplaced:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Let go of all that is held."""
+        for offset in self._offsets:
+            self._memory.give(self._base + offset)
+        self._offsets, self._sizes = [], {}
+
+    def _of(self, line: int) -> list[int]:
+        return self._born.get(line, [])
+
+    def _take_back(self, lines: range) -> None:
+        """Hold what died in lines that have run."""
+        dead = [index for line in lines for index in self._dead.get(line, ())]
+        free = [(self._placement.offsets[index], self._placement.holes[index]) for index in dead]
+        # The largest first: each finds the free block that is as large.
+        for offset, size in sorted(_runs(free), key=lambda run: (-run[1], run[0])):
+            self._take(offset, size)
+
+    def _open(self, holes: Sequence[tuple[int, int]]) -> None:
+        fillers = []
+        for begin, end, own in self._regions(sorted(holes)):
+            for offset in [offset for offset in self._offsets if begin <= offset < end]:
+                self._memory.give(self._base + offset)
+                self._let_go(offset)
+            # Nothing else is free now: requests are cut off from its beginning.
+            at = begin
+            for offset, size in own:
+                if offset > at:
+                    self._take(at, offset - at)
+                fillers.append(self._taken(offset, size))
+                at = offset + size
+                # By itself: it stays where it is as long as the block, which may leave a little free between them.
+                left = min(end, offset + _room(size)) - at
+                if left > 0:
+                    self._take(at, left)
+                    at += left
+            if end > at:
+                self._take(at, end - at)
+        for address in fillers:
+            self._memory.give(address)
+
+    def _regions(self, holes: Sequence[tuple[int, int]]) -> list[tuple[int, int, list[tuple[int, int]]]]:
+        """Stretches of what is held that the holes lie in, as (begin, end, holes): what is beside these can be held."""
+        regions: list[tuple[int, int, list[tuple[int, int]]]] = []
+        for offset, size in holes:
+            first = bisect.bisect_right(self._offsets, offset) - 1
+            last = bisect.bisect_left(self._offsets, offset + _room(size)) - 1
+            # To where rooms begin and end: what is left beside the hole can be held then.
+            while self._offsets[first] % UNIT and first and self._end(first - 1) == self._offsets[first]:
+                first -= 1
+            while self._end(last) % UNIT and self._offsets[last + 1 : last + 2] == [self._end(last)]:
+                last += 1
+            begin, end, own = self._offsets[first], self._end(last), [(offset, size)]
+            if regions and begin < regions[-1][1]:
+                begin, own = regions[-1][0], [*regions[-1][2], *own]
+                end = max(end, regions[-1][1])
+                del regions[-1]
+            regions.append((begin, end, own))
+        return regions
+
+    def _end(self, index: int) -> int:
+        return self._offsets[index] + self._sizes[self._offsets[index]]
+
+    def _let_go(self, offset: int) -> None:
+        del self._offsets[bisect.bisect_left(self._offsets, offset)], self._sizes[offset]
+
+    def _take(self, offset: int, size: int) -> None:
+        self._taken(offset, size)
+        self._hold(offset, size)
+
+    def _taken(self, offset: int, size: int) -> int:
+        address = self._memory.take(size)
+        if address != self._base + offset:
+            self._memory.give(address)
+            raise Misplaced(f"{size} bytes lie {address - self._base - offset} bytes off")
+        return address
+
+    def _hold(self, offset: int, size: int) -> None:
+        bisect.insort(self._offsets, offset)
+        self._sizes[offset] = size

@@ -1,0 +1,138 @@
+"""Blocks that a best-fit allocator is led to put where they were packed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from memopt.solve.placement import SMALL, UNIT, Block, Misplaced, Placement, Steering, _mistaken, _room, place
+
+MIB = 2**20
+
+
+class Heap:
+    """A best-fit allocator: the smallest free block that fits, the lowest of equal ones, cut in two."""
+
+    def __init__(self, size):
+        self.free, self.taken, self.small = {0: size}, {}, 0
+
+    def take(self, size):
+        size = -(-size // 512) * 512
+        if size <= SMALL:
+            self.small -= 1
+            self.taken[self.small] = size
+            return self.small
+        fitting = [(length, start) for start, length in self.free.items() if length >= size]
+        if not fitting:
+            raise MemoryError
+        length, start = min(fitting)
+        del self.free[start]
+        if length > size:
+            self.free[start + size] = length - size
+        self.taken[start] = size
+        return start
+
+    def give(self, start):
+        size = self.taken.pop(start)
+        if start < 0:
+            return
+        for other, length in list(self.free.items()):
+            if other + length == start:
+                del self.free[other]
+                start, size = other, size + length
+            elif start + size == other:
+                del self.free[other]
+                size += length
+        self.free[start] = size
+
+
+def run(blocks, memory, steering=None):
+    """Ask for the blocks of a program, line by line; return their addresses."""
+    addresses = {}
+    for line in range(1 + max(block.dies for block in blocks)):
+        born = [index for index, block in enumerate(blocks) if block.born == line]
+        if steering is not None and any(blocks[index].size > SMALL for index in born):
+            steering.before(line)
+        for index in born:
+            addresses[index] = memory.take(blocks[index].size)
+            if blocks[index].dies == line and index % 2:  # some at once, some when the line has ended
+                memory.give(addresses[index])
+        for index, block in enumerate(blocks):
+            if block.dies == line and not (block.born == line and index % 2):
+                memory.give(addresses[index])
+    return [addresses[index] for index in range(len(blocks))]
+
+
+def programs(seed, lines=40):
+    """Blocks of one line each have another size, most of the time."""
+    draw = random.Random(seed)
+    sizes = [draw.choice((1, 2, 3, 8, 16, 64)) * MIB + draw.choice((0, 0, 512, 700 * 1024)) for _ in range(6)]
+    blocks = []
+    for line in range(lines):
+        for size in draw.sample(sizes, draw.choice((0, 1, 1, 2, 3))):
+            blocks.append(Block(size, line, min(lines, line + draw.choice((0, 1, 1, 2, 9, 30)))))
+    return [*blocks, Block(4 * MIB, lines, lines)]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_block_lies_where_it_was_packed(seed):
+    blocks = programs(seed)
+    placement = place(blocks, timeout=0.5)
+    if placement is None:  # two requests of a line would be mistaken for each other
+        return
+    heap = Heap(placement.arena_bytes)
+    steering = Steering(placement, heap)
+    for _ in range(2):  # a step, and another one
+        steering.begin()
+        addresses = run(blocks, heap, steering)
+        steering.end()
+        for address, offset in zip(addresses, placement.offsets, strict=True):
+            assert address == offset if offset >= 0 else address < 0
+        assert heap.free == {0: placement.arena_bytes} and not heap.taken
+
+
+def test_most_programs_can_be_led():
+    assert sum(place(programs(seed), timeout=0.2) is not None for seed in range(30)) >= 20
+
+
+def test_best_fit_alone_takes_more():
+    """A block that stays splits the memory of two that came before it."""
+    blocks = [Block(8 * MIB, 0, 1), Block(2 * MIB, 1, 4), Block(4 * MIB, 2, 4), Block(10 * MIB, 3, 3)]
+    placement = place(blocks)
+    assert placement.arena_bytes == 16 * MIB
+    with pytest.raises(MemoryError):
+        run(blocks, Heap(16 * MIB))
+    heap = Heap(16 * MIB)
+    steering = Steering(placement, heap)
+    steering.begin()
+    run(blocks, heap, steering)
+    steering.end()
+    assert heap.free == {0: 16 * MIB}
+
+
+def test_requests_of_one_line_that_would_be_mistaken_are_not_placed():
+    blocks, holes = (Block(8 * MIB, 0, 1), Block(8 * MIB, 0, 2)), (8 * MIB, 8 * MIB)
+    assert _mistaken(Placement(blocks, (8 * MIB, 0), holes, 16 * MIB)) == [[0, 1]]
+    assert _mistaken(Placement(blocks, (0, 8 * MIB), holes, 16 * MIB)) == []
+
+
+def test_a_program_that_asks_for_something_else_is_noticed_and_all_is_free():
+    blocks = [Block(8 * MIB, 0, 1), Block(4 * MIB, 1, 3), Block(8 * MIB, 2, 3)]
+    heap = Heap(64 * MIB)
+    steering = Steering(place(blocks), heap)
+    steering.begin()
+    steering.before(0)
+    first = heap.take(6 * MIB)  # smaller than was known
+    with pytest.raises(Misplaced):
+        steering.before(1)
+        heap.give(first)
+        steering.before(2)
+    held = [size for start, size in heap.taken.items() if start >= 0]
+    assert sum(held) <= 6 * MIB
+
+
+def test_sizes_leave_nothing_that_cannot_be_held():
+    for size in (UNIT, UNIT + 512, 2 * UNIT - 512, 2 * UNIT - SMALL, 2 * UNIT - SMALL - 512):
+        left = _room(size) - size
+        assert left == 0 or left > SMALL
