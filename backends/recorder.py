@@ -34,7 +34,6 @@ class CudaRecorder:
         results: Sequence[Any] = ()
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         before, reason = generator.clone_state(), ""
-        _clear_workspaces()
         try:
             # Other threads may do as they like meanwhile: backward runs in one of autograd's.
             with no_warning(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
@@ -43,8 +42,6 @@ class CudaRecorder:
             reason = _cause(error)
             leave_capture(pool, stream)
             generator.graphsafe_set_state(before)  # its own state is as if the capture still went on
-        finally:
-            _clear_workspaces()
         if not reason and not all(value.is_cuda for value in results if isinstance(value, torch.Tensor)):
             reason = "a result is not on the device"
         if reason:
@@ -60,8 +57,17 @@ class CudaRecorder:
 
         return replay, results
 
+    def begin(self) -> None:
+        """Buffers of cuBLAS are taken in the pool from now on, of the size that they have outside."""
+        torch._C._cuda_clearCublasWorkspaces()
+
+    def end(self) -> None:
+        """They are free in the pool."""
+        torch._C._cuda_clearCublasWorkspaces()
+
     def release(self) -> None:
         """Give the pool back, once nothing holds a recording."""
+        self.end()
         self._pool = self._stream = None
         torch.cuda.empty_cache()
 
@@ -72,8 +78,3 @@ def _cause(error: BaseException) -> str:
     while seen is not None and not isinstance(seen, torch.OutOfMemoryError):
         seen = seen.__context__
     return first_line(seen or error)
-
-
-def _clear_workspaces() -> None:
-    """Buffers of cuBLAS are taken in the pool, of the size that they have outside, and are free there afterwards."""
-    torch._C._cuda_clearCublasWorkspaces()

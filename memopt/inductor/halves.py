@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,9 +17,11 @@ from torch._inductor import codecache
 from torch._inductor import compile_fx as inductor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
+from memopt.inductor.lines import with_lines
 from memopt.inductor.replay import Meter, ReplayError, Workspace, Wrapper, replay
 from memopt.phases import phase
 from memopt.program import InputKind, OutputKind, Program
+from memopt.step.guide import Guide
 from memopt.step.planner import GraphPeaks
 from memopt.step.recorded import Pool, RecordedStep, ends_of
 
@@ -39,7 +41,7 @@ class Half:
         self.outputs = [value.name if isinstance(value, fx.Node) else None for value in outputs]
         self.wrapper: Wrapper | None = None
         self.run: Call | None = None
-        self.load: Callable[[], Call | None] = lambda: None  # the generated code, ready to run
+        self.load: Callable[[], ModuleType | None] = lambda: None  # the generated module, ready to run
         self.around: Callable[[Call], Call] = lambda call: call  # put around what runs
         self.instead: Call | None = None  # what runs in place of the generated code
 
@@ -82,17 +84,29 @@ class Halves:
             The step, by which the halves run from now on; None where its ends are not known.
         """
         forward, backward = self.forward, self.backward
-        codes = [half.load() if half is not None else None for half in (forward, backward)]
-        if forward is None or backward is None or codes[0] is None or codes[1] is None:
+        modules = [half.load() if half is not None else None for half in (forward, backward)]
+        if forward is None or backward is None or modules[0] is None or modules[1] is None:
             return None
         fixed = {entry.name for entry in program.inputs if entry.kind in (InputKind.PARAMETER, InputKind.BUFFER)}
         names = [name for name, _ in forward.inputs]
         ends = ends_of(names, forward.outputs, [name for name, _ in backward.inputs], fixed)
         if ends is None:
             return None
-        step = RecordedStep(codes[0], codes[1], ends, pool)
+        step = RecordedStep(modules[0].call, modules[1].call, ends, pool, self._guide(modules[0], modules[1]))
         forward.instead, backward.instead = step.forward, step.backward
         return step
+
+    def _guide(self, forward: ModuleType, backward: ModuleType) -> Guide | None:
+        """The same code, as it tells its lines; None where it cannot."""
+        guide = Guide()
+        if self.forward is None or self.backward is None or not self.forward.wrapper or not self.backward.wrapper:
+            return None
+        first = with_lines(self.forward.wrapper.source, forward, guide.before)
+        second = None if first is None else with_lines(self.backward.wrapper.source, backward, guide.before, first[1])
+        if first is None or second is None:
+            return None
+        guide.forward, guide.backward = first[0], second[0]
+        return guide
 
     def peaks(self, program: Program, workspace: Workspace) -> GraphPeaks:
         """What the generated code takes, in bytes above what is resident.
@@ -154,16 +168,16 @@ def _deferred(half: Half) -> Iterator[None]:
         if attrs is None:  # a kernel's own module
             return load(key, path, linemap, attrs, **options)
         half.wrapper = Wrapper(Path(path).read_text(), dict(attrs))
-        loaded: list[Call] = []
+        loaded: list[Any] = []
 
-        def ready() -> Call:
+        def ready() -> Any:
             if not loaded:
                 with unset_fake_temporarily():
-                    loaded.append(load(key, path, linemap, attrs, **options).call)
+                    loaded.append(load(key, path, linemap, attrs, **options))
             return loaded[0]
 
-        def run(args: list[Any]) -> Sequence[Any]:
-            return (half.instead or ready())(args)
+        def run(args: list[Any]) -> Any:
+            return (half.instead or ready().call)(args)
 
         call = half.around(run)
 

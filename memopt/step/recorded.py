@@ -10,9 +10,10 @@ second forward before the first one's backward, a backward that keeps its graph.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -42,8 +43,27 @@ class Recorder(Protocol):
             RuntimeError: it cannot be recorded, or memory is short. Nothing is left behind.
         """
 
+    def begin(self) -> None:
+        """Functions of one step are about to be recorded."""
+
+    def end(self) -> None:
+        """They are."""
+
     def release(self) -> None:
         """Give the memory back: nothing that was recorded may run again."""
+
+
+class Guide(Protocol):
+    """What leads the allocator while both halves are recorded; see `memopt.step.guide`."""
+
+    def led_forward(self, args: list[Any]) -> Sequence[Any]:
+        """Run forward on a list of arguments, which is emptied."""
+
+    def led_backward(self, args: list[Any]) -> Sequence[Any]:
+        """Run backward likewise."""
+
+    def stop(self) -> None:
+        """Let go of what is held."""
 
 
 class Pool:
@@ -144,7 +164,7 @@ class RecordedStep:
         reason: why nothing is recorded any more; empty as long as it may be.
     """
 
-    def __init__(self, forward: Call, backward: Call, ends: Ends, pool: Pool) -> None:
+    def __init__(self, forward: Call, backward: Call, ends: Ends, pool: Pool, guide: Guide | None = None) -> None:
         """Take the generated code of both halves; each empties its list of arguments.
 
         Args:
@@ -152,8 +172,10 @@ class RecordedStep:
             backward: takes what was saved, and tangents.
             ends: which is which.
             pool: where they are recorded.
+            guide: runs the same code for a recording.
         """
         self._forward, self._backward, self._ends, self._pool = forward, backward, ends, pool
+        self.guide: Any = guide
         self._started = False
         self.reason = ""
         self.forget()
@@ -161,6 +183,18 @@ class RecordedStep:
     def start(self) -> None:
         """Record the halves from now on."""
         self._started = not self.reason
+
+    @contextlib.contextmanager
+    def telling(self, act: Callable[[int], None]) -> Iterator[None]:
+        """Within, the code runs as it is, and tells this of its lines."""
+        halves = self._forward, self._backward
+        self.guide.noting(act)
+        self._forward, self._backward = self.guide.forward, self.guide.backward
+        try:
+            yield
+        finally:
+            self._forward, self._backward = halves
+            self.guide.noting(None)
 
     def renew(self) -> None:
         """Let it be recorded after all, once `start` is called."""
@@ -174,12 +208,14 @@ class RecordedStep:
 
     def forget(self) -> None:
         """Forget what was recorded; the next step is recorded anew."""
+        if self.guide is not None:
+            self.guide.stop()
         self._inputs: list[Any] = []
         self._places: list[int] = []
         self._run_forward: Callable[[], None] | None = None
         self._run_backward: Callable[[], None] | None = None
         self._returned: list[Any] = []  # what forward's recording leaves, seen without holding its memory
-        self._held: list[Any] | None = None  # the same, holding it, until backward is recorded
+        self._held: list[Any] = []  # the same, holding it, until backward is recorded
         self._own: list[int] = []  # which of what is saved lies in the recordings' memory
         self._own_places: list[int] = []
         self._tangents: list[Any] = []
@@ -224,7 +260,9 @@ class RecordedStep:
             for index, value in enumerate(given)
         ]
         self._places = [value.data_ptr() if isinstance(value, torch.Tensor) else 0 for value in self._inputs]
-        run, results = self._pool.recorder.record(self._forward, list(self._inputs))
+        code = self._forward if self.guide is None else self.guide.led_forward
+        self._pool.recorder.begin()
+        run, results = self._pool.recorder.record(code, list(self._inputs))
         known = {_address(value): value for value in self._inputs if isinstance(value, torch.Tensor)}
         for value in results[: self._ends.results]:
             if isinstance(value, torch.Tensor) and _address(value) in known:
@@ -235,8 +273,8 @@ class RecordedStep:
             for value in results
         ]
         self._run_forward = run
-        # Of these only what is saved has memory that backward's recording may not take before it has read it.
-        self._held = list(results[self._ends.results :])
+        # As long as a step's own results are: backward's recording may not take their memory before it is let go of.
+        self._held = list(results)
         saved = self._returned[self._ends.results :]
         self._own = [i for i, v in enumerate(saved) if isinstance(v, torch.Tensor) and _address(v) not in known]
         self._own_places = [saved[index].data_ptr() for index in self._own]
@@ -311,9 +349,12 @@ class RecordedStep:
 
     def _record_backward(self, tangents: Sequence[Any]) -> None:
         self._tangents = [_copy(value) if isinstance(value, torch.Tensor) else value for value in tangents]
-        arguments, self._held = [*(self._held or ()), *self._tangents], None
-        # What is saved is free where the code lets go of it: nothing else holds it.
-        recorded, results = self._pool.recorder.record(self._backward, arguments)
+        arguments = [*self._held[self._ends.results :], *self._tangents]
+        self._held[self._ends.results :] = ()  # what is saved is free where the code lets go of it
+        code = self._backward if self.guide is None else self.guide.led_backward
+        recorded, results = self._pool.recorder.record(code, arguments)
+        self._held = []
+        self._pool.recorder.end()
         views = _Views()
         self._gradients = [views.of(value) if isinstance(value, torch.Tensor) else value for value in results]
         self._run_backward = recorded

@@ -5,6 +5,7 @@ A recording takes memory of its own beside what the caller gets of it, so that t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import statistics
@@ -17,8 +18,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.memory.allocator import settled_bytes
 from memopt.memory.allocator_limit import held_bytes, lifted
+from memopt.memory.requests import Requests
 from memopt.phases import phase
 from memopt.progress import stage
+from memopt.solve.placement import place
 from memopt.step.recorded import Pool, RecordedStep
 from memopt.step.taken import results_of
 from memopt.synthesis import same_random_state
@@ -86,6 +89,7 @@ def try_recording(
         plain = _taken(run, given, written, device)
         if plain is None:
             return Tried(_SHORT)
+        _learn(step, run, given, written, device)
         allowed, coming = held_bytes(device) or 0, session.resident.coming
         reason = _SHORT
         if plain.reserved_bytes + _copied_bytes(given) + coming <= allowed:  # else a capture would run out of memory
@@ -114,6 +118,22 @@ def try_recording(
             return Tried()
         _given_up(step, pool, reason)
         return Tried(reason, over)
+
+
+def _learn(
+    step: RecordedStep, run: Callable[..., Any], given: Sequence[Any], written: Collection[int], device: torch.device
+) -> None:
+    """Learn what the step asks the allocator for, and pack it, where its code tells its lines."""
+    guide = step.guide
+    if guide is None or device.type != "cuda":
+        return
+    requests = Requests(device)
+    torch._C._cuda_clearCublasWorkspaces()  # they are asked for within, as in a recording
+    with contextlib.suppress(torch.OutOfMemoryError, MemoryError), requests.noting(), step.telling(requests.before):
+        _step(run, given, written, device)
+    if requests.blocks:
+        guide.placement = place(requests.blocks)
+        log.info("blocks of a recording are %s", "led" if guide.placement else "not led: some are mistaken for others")
 
 
 def _given_up(step: RecordedStep, pool: Pool, reason: str) -> Tried:

@@ -87,6 +87,43 @@ def trained(budget, steps=6):
     return run, losses, [value.clone() for value in model.state_dict().values()]
 
 
+class Pyramid(nn.Module):
+    """Blocks of many sizes: between those that stay, free ones lie where the next does not fit."""
+
+    def __init__(self, width=16, levels=4):
+        super().__init__()
+        self.down = nn.ModuleList(nn.Conv2d(width * 2**i, width * 2 ** (i + 1), 3, padding=1) for i in range(levels))
+        self.up = nn.ModuleList(nn.Conv2d(width * 2 ** (i + 1), width * 2**i, 3, padding=1) for i in range(levels))
+
+    def forward(self, x):
+        kept = []
+        for layer in self.down:
+            kept.append(x)
+            x = nn.functional.max_pool2d(torch.relu(layer(x)), 2)
+        for layer in reversed(self.up):
+            x = torch.relu(layer(nn.functional.interpolate(x, scale_factor=2))) + kept.pop()
+        return x.square().mean()
+
+
+def test_blocks_of_a_recording_lie_as_they_were_packed(monkeypatch):
+    from memopt.step import guide
+
+    torch._dynamo.reset()
+    model = Pyramid().cuda()
+    x = torch.randn(8, 16, 256, 256, device="cuda")
+    stopped, stop = [], guide.Guide.stop
+    monkeypatch.setattr(guide.log, "info", lambda text, *args: stopped.append(text))
+    monkeypatch.setattr("memopt.step.recording._WORTH", 1e9)
+    run = memopt.compile(model, "4GB", backend="inductor")
+    run(x).backward()
+    assert any("CUDA graphs" in note for note in run.report.notes), run.report.notes
+    assert not stopped and stop
+    torch.cuda.empty_cache()
+    snapshot = torch.cuda.memory_snapshot()
+    pool = sum(item["total_size"] for item in snapshot if tuple(item["segment_pool_id"]) != (0, 0))
+    assert pool <= run.report.peak_bytes + 64 * 2**20
+
+
 def test_a_step_that_waits_for_its_host_is_recorded_and_trains_as_before():
     run, losses, state = trained("1GB")
     assert any("CUDA graphs" in note for note in run.report.notes), run.report.notes

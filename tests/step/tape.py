@@ -37,6 +37,12 @@ class Tape:
 
         return replay, results
 
+    def begin(self):
+        self.recording = True
+
+    def end(self):
+        self.recording = False
+
     def release(self):
         self.releases += 1
 

@@ -13,6 +13,7 @@ from memopt.backends.inductor import missing_compiler
 from memopt.module import CompiledModule
 from memopt.session import Session
 from memopt.step import measured, recording
+from memopt.step.guide import Guide
 from memopt.step.recorded import Pool
 from memopt.step.taken import Taken, mutated
 from tests.step.tape import Tape
@@ -110,6 +111,16 @@ def both(tape, train):
 
 def assert_same(found, **tolerances):
     torch.testing.assert_close(found[0], found[1], **{"rtol": 0, "atol": 0, **tolerances})
+
+
+def test_the_code_tells_its_lines_while_it_is_recorded(tape, monkeypatch):
+    told = []
+    monkeypatch.setattr(Guide, "before", lambda self, line: told.append((tape.recording, line)))
+    model, inputs = made()
+    trained(memopt.compile(model, "1GB", backend="inductor"), model, inputs)
+    lines = [line for recording, line in told if recording]
+    assert lines[0] == 0 and len(lines) > 4 and not tape.recording
+    assert told and len(set(lines)) == max(lines) + 1  # forward's, and backward's after them
 
 
 def test_calls_of_other_kinds_between_steps(tape):

@@ -1,0 +1,83 @@
+"""Generated code that says which line comes next: before whatever may take memory."""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Callable
+from typing import Any
+
+from memopt.step.recorded import Call
+
+# How the code calls what it is told.
+_BEFORE = "_memopt_before"
+# Names by which it calls what takes no memory of the device.
+_HARMLESS = {
+    "assert_alignment",
+    "assert_size_stride",
+    "get_raw_stream",
+    "reinterpret_tensor",
+    "run_intermediate_hooks",
+}
+
+
+def with_lines(
+    source: str, module: types.ModuleType, before: Callable[[int], None], first: int = 0
+) -> tuple[Call, int] | None:
+    """The function `call` of a generated module, which tells the number of each line that may take memory beforehand.
+
+    Args:
+        source: the module's source.
+        module: the same, loaded: what it has loaded is used.
+        before: told the number of a line before it runs.
+        first: the number of the first line.
+
+    Returns:
+        The function, and the number after the last; None where the module has no such function.
+    """
+    tree = ast.parse(source)
+    found = next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "call"), None)
+    if found is None:
+        return None
+    counter = _Counter(first)
+    found.body = counter.told(found.body)
+    found.name, found.decorator_list = "_memopt_call", []
+    made: dict[str, Any] = {}
+    module.__dict__[_BEFORE] = before
+    code = ast.fix_missing_locations(ast.Module(body=[found], type_ignores=[]))
+    exec(compile(code, module.__file__ or "<inductor wrapper>", "exec"), module.__dict__, made)
+    function = made["_memopt_call"]
+    own = getattr(module, "runner", None)
+    return (types.MethodType(function, own) if found.args.args[0].arg == "self" else function), counter.next
+
+
+class _Counter:
+    """Numbers the lines of a body."""
+
+    def __init__(self, first: int) -> None:
+        self.next = first
+
+    def told(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        told: list[ast.stmt] = []
+        for statement in body:
+            if isinstance(statement, (ast.With, ast.If, ast.For)):
+                statement.body = self.told(statement.body)
+            elif _takes_memory(statement):
+                call = ast.Call(ast.Name(_BEFORE, ast.Load()), [ast.Constant(self.next)], [])
+                told.append(ast.Expr(call))
+                self.next += 1
+            told.append(statement)
+        return told
+
+
+def _takes_memory(statement: ast.stmt) -> bool:
+    value = statement.value if isinstance(statement, (ast.Assign, ast.Expr)) else None
+    if not isinstance(value, ast.Call):
+        return False
+    if isinstance(statement, ast.Assign):
+        return not (isinstance(value.func, ast.Name) and value.func.id in _HARMLESS)
+    # A kernel of the module's own writes where it is told; a library call may take room for itself.
+    root = value.func
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    return isinstance(root, ast.Name) and root.id in ("extern_kernels", "torch", "aten")

@@ -1,0 +1,80 @@
+"""Leads the allocator while a step is recorded, so that its blocks lie as they were packed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from memopt.solve.placement import Misplaced, Placement, Steering
+from memopt.step.recorded import Call
+
+log = logging.getLogger("memopt")
+
+
+class CudaMemory:
+    """Blocks of CUDA's caching allocator, on the current stream; within a capture, of its pool."""
+
+    def take(self, size: int) -> int:
+        """Take a block of so many bytes; return its address."""
+        return int(torch.cuda.caching_allocator_alloc(size))
+
+    def give(self, address: int) -> None:
+        """Give a block back."""
+        torch.cuda.caching_allocator_delete(address)  # type: ignore[no-untyped-call]
+
+
+class Guide:
+    """Both halves of a step as code that tells its lines, and what is done before each."""
+
+    def __init__(self) -> None:
+        """Nothing is done before lines."""
+        self.forward: Call | None = None
+        self.backward: Call | None = None
+        self.placement: Placement | None = None
+        self.memory: Any = CudaMemory()
+        self._act: Callable[[int], None] | None = None
+        self._steering: Steering | None = None
+
+    def before(self, line: int) -> None:
+        """A line begins."""
+        if self._act is not None:
+            self._act(line)
+
+    def noting(self, act: Callable[[int], None] | None) -> None:
+        """Do this before lines."""
+        self._act = act
+
+    def led_forward(self, args: list[Any]) -> Sequence[Any]:
+        """Run forward, led."""
+        assert self.forward is not None
+        self.stop()
+        if self.placement is not None:
+            self._steering = Steering(self.placement, self.memory)
+            self._steering.begin()
+            self._act = self._lead
+        return self.forward(args)
+
+    def led_backward(self, args: list[Any]) -> Sequence[Any]:
+        """Run backward, led as forward was."""
+        assert self.backward is not None
+        try:
+            return self.backward(args)
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Let go of what is held."""
+        steering, self._steering, self._act = self._steering, None, None
+        if steering is not None:
+            steering.end()
+
+    def _lead(self, line: int) -> None:
+        assert self._steering is not None
+        try:
+            self._steering.before(line)
+        except (Misplaced, torch.OutOfMemoryError) as error:
+            log.info("blocks are not led any further: %s", error)
+            self.stop()
