@@ -59,6 +59,9 @@ class Placement:
 class Memory(Protocol):
     """An allocator's memory, of which blocks are taken by hand."""
 
+    def take_arena(self, size: int) -> int:
+        """Take a block of so many bytes that none is free beside; return its address."""
+
     def take(self, size: int) -> int:
         """Take a block of so many bytes; return its address."""
 
@@ -167,7 +170,7 @@ class Steering:
 
     def begin(self) -> None:
         """Take the arena."""
-        self._base, self._line = self._memory.take(self._placement.arena_bytes), -1
+        self._base, self._line = self._memory.take_arena(self._placement.arena_bytes), -1
         self._hold(0, self._placement.arena_bytes)
 
     def before(self, line: int) -> None:

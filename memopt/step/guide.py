@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from memopt.memory.allocator import own_segment
 from memopt.solve.placement import Misplaced, Placement, Steering
 from memopt.step.recorded import Call
 
@@ -16,6 +17,11 @@ log = logging.getLogger("memopt")
 
 class CudaMemory:
     """Blocks of CUDA's caching allocator, on the current stream; within a capture, of its pool."""
+
+    def take_arena(self, size: int) -> int:
+        """Take a segment of its own: one that grows would leave the rest of its last page free."""
+        with own_segment():
+            return self.take(size)
 
     def take(self, size: int) -> int:
         """Take a block of so many bytes; return its address."""

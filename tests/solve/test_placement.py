@@ -33,6 +33,8 @@ class Heap:
         self.taken[start] = size
         return start
 
+    take_arena = take
+
     def give(self, start):
         size = self.taken.pop(start)
         if start < 0:
