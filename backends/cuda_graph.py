@@ -229,14 +229,17 @@ def least_segment(reserved: Callable[[int], int]) -> int:
 
 
 def leave_capture(pool: tuple[int, int], stream: torch.cuda.Stream) -> None:
-    """Leave a capture that failed at its end: PyTorch stays on its stream and in its pool."""
+    """Leave a capture that failed at its end: PyTorch stays on its stream and in its pool.
+
+    Nothing else can be captured in the pool: PyTorch's allocator of host memory stays in it.
+    """
     if torch.cuda.current_stream() == stream:
         return
     torch.cuda.set_stream(stream)
-    end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    device = torch.cuda.current_device()
     with contextlib.suppress(RuntimeError):  # where PyTorch did so itself
-        if end is not None:
-            end(torch.cuda.current_device(), pool)
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)  # the capture counts as a user of it
 
 
 @contextlib.contextmanager

@@ -41,6 +41,7 @@ class CudaRecorder:
         except RuntimeError as error:
             reason = _cause(error)
             leave_capture(pool, stream)
+            self._pool = None
             generator.graphsafe_set_state(before)  # its own state is as if the capture still went on
         if not reason and not all(value.is_cuda for value in results if isinstance(value, torch.Tensor)):
             reason = "a result is not on the device"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -145,7 +146,7 @@ class _Tally:
             self.unproved.append(f"{first}: the region takes {region.bytes} bytes, above {limit}")
             return
         try:
-            with torch.no_grad(), same_random_state(_fakes(region)):
+            with torch.no_grad(), _exact_convolutions(), same_random_state(_fakes(region)):
                 found, expected, reference, again = _run_region(region, state)
         except (RuntimeError, IndexError, ValueError, NotImplementedError) as error:
             reason = first_line(error)
@@ -157,7 +158,7 @@ class _Tally:
         def runs(index: int) -> list[Any]:
             """One leaf of the results before, as each of several more runs has it."""
             if not repeated:
-                with torch.no_grad(), same_random_state(_fakes(region)):
+                with torch.no_grad(), _exact_convolutions(), same_random_state(_fakes(region)):
                     repeated.extend(pytree.tree_leaves(again()) for _ in range(_REPEATS))
             return [leaves[index] for leaves in repeated]
 
@@ -209,6 +210,21 @@ def _floor(expected: torch.Tensor, reference: torch.Tensor) -> float:
     scale = torch.nan_to_num(reference.abs(), nan=0.0, posinf=0.0).max().item() if reference.numel() else 0.0
     units = _FLOOR_ULP_WIDEST if expected.dtype == torch.float64 else _FLOOR_ULP
     return float(units * torch.finfo(expected.dtype).eps * scale)
+
+
+@contextlib.contextmanager
+def _exact_convolutions() -> Iterator[None]:
+    """Convolutions in float32 use no TF32: cuDNN does for some shapes and layouts alone, whatever a rewrite did."""
+    settings: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    chosen = settings.fp32_precision
+    if chosen != "tf32":
+        yield
+        return
+    settings.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = chosen
 
 
 def _run_region(

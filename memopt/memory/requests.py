@@ -41,6 +41,7 @@ class Requests:
         if getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)():
             yield
             return
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # a history of a device that is not set up crashes
         torch.cuda.memory._record_memory_history("all", context=None, max_entries=_MOST)
         try:
             yield
