@@ -37,11 +37,13 @@ class Requests:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Note what is asked for within; nothing where a history is being kept already."""
+        """Note what is asked for within; nothing where a history is being kept already.
+
+        The allocator must have given something out before: torch crashes otherwise.
+        """
         if getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)():
             yield
             return
-        torch.cuda.init()  # type: ignore[no-untyped-call]  # a history of a device that is not set up crashes
         torch.cuda.memory._record_memory_history("all", context=None, max_entries=_MOST)
         try:
             yield

@@ -59,55 +59,66 @@ def lower_within(
     """
     if session.recordings is not None:
         session.recordings.release()
-    run, hooks = _lowered_within(session, lower, given)
-    return _recorded(session, lower, run, hooks, given)
+    lowered = _lowered_within(session, lower, given)
+    return lowered.run if lowered.recorded else _recorded(session, lower, lowered, given)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lowered:
+    """A compiled graph, what its engine knows of it, and whether its step is recorded."""
+
+    run: Callable[..., Any]
+    hooks: Hooks
+    recorded: bool = False
 
 
 def _recorded(
     session: Session,
     lower: Callable[[], tuple[Callable[..., Any], Hooks]],
-    run: Callable[..., Any],
-    hooks: Hooks,
+    lowered: _Lowered,
     given: Sequence[Any],
 ) -> Callable[..., Any]:
     """The step recorded where that is faster; lowered for less for it, once, where it needs the room."""
-    found = _tried(session, run, hooks, given)
+    found = _tried(session, lowered.run, lowered.hooks, given)
     if not found.missing_bytes:
-        return run
+        return lowered.run
     log.info("a recorded step lacks %d bytes: planning again", found.missing_bytes)
     beyond, known = session.beyond, session.tighten(found.missing_bytes + found.missing_bytes // 8)
     with contextlib.suppress(BudgetError):
-        other, hooks = _lowered_within(session, lower, given)
-        if not _tried(session, other, hooks, given).reason:
-            return other
+        other = _lowered_within(session, lower, given)
+        if other.recorded or not _tried(session, other.run, other.hooks, given).reason:
+            return other.run
     session.loosen(known)
     session.beyond = beyond
-    return run
+    return lowered.run
 
 
-def _tried(session: Session, run: Callable[..., Any], hooks: Hooks, given: Sequence[Any]) -> Tried:
+def _tried(
+    session: Session, run: Callable[..., Any], hooks: Hooks, given: Sequence[Any], *, beyond_limit: bool = False
+) -> Tried:
     made, step = hooks.recordable
     written = _measurable(session, hooks)
     limited = held_bytes(session.resident.device) is not None
     if step is None or made is not run or session.recordings is None or written is None or not limited:
         return Tried("it cannot be")
-    found = try_recording(session, step, session.recordings, run, given, written)
+    found = try_recording(session, step, session.recordings, run, given, written, beyond_limit=beyond_limit)
     if not found.reason:
-        session.note("forward and backward of the step are recorded as CUDA graphs, which was faster")
+        reason = "which takes less memory" if beyond_limit else "which was faster"
+        session.note(f"forward and backward of the step are recorded as CUDA graphs, {reason}")
     return found
 
 
 def _lowered_within(
     session: Session, lower: Callable[[], tuple[Callable[..., Any], Hooks]], given: Sequence[Any]
-) -> tuple[Callable[..., Any], Hooks]:
-    """As `lower_within`, as it is: nothing is recorded."""
+) -> _Lowered:
+    """As `lower_within`; recorded only where the step keeps the budget so, and would not as it is."""
     margin = session.margin
     run, hooks = lower()
     for left in reversed(range(_ROUNDS + 1)):
         device = session.resident.device
         written, allowed = _measurable(session, hooks), held_bytes(device)
         if written is None or allowed is None:
-            return run, hooks
+            return _Lowered(run, hooks)
         stage("taking a step")
         with phase("trial steps"):
             taken = _patiently(functools.partial(take_step, run, given, written, device), device, allowed)
@@ -126,8 +137,14 @@ def _lowered_within(
             if isinstance(held, _Held):
                 session.beyond = held.cache_bytes - coming - taken.before_bytes
                 if held.full_speed or (over <= 0 and not left):
-                    return run, hooks
+                    return _Lowered(run, hooks)
         within = isinstance(held, _Held) and over <= 0
+        lacking = 0
+        if isinstance(taken, Taken) and taken.allocated_bytes + coming <= allowed:  # it is how its blocks come to lie
+            found = _tried(session, run, hooks, given, beyond_limit=True)
+            if not found.reason:
+                return _Lowered(run, hooks, recorded=True)
+            lacking = found.missing_bytes
         if isinstance(held, Short):
             near = held.missing_bytes + allowed // _SPREAD.get(left, _SHORT)
             over = max(over, near if held.missing_bytes else allowed // _SHORT)
@@ -135,6 +152,7 @@ def _lowered_within(
             over = allowed // _SLOW
         if not left:
             break
+        over = min(over, lacking) if lacking else over
         log.info("the allocator holds %d bytes more than the budget in a step: planning again", over)
         known = session.tighten(over + over // 8)
         try:
@@ -142,11 +160,11 @@ def _lowered_within(
         except BudgetError:
             session.loosen(known)
             if within:
-                return run, hooks
+                return _Lowered(run, hooks)
             break
     if isinstance(held, Short) and (held.others or is_short(device, held_bytes(device) or 0)):
         session.note("the device had less than the budget, for what others hold: no step was taken within it")
-        return run, hooks
+        return _Lowered(run, hooks)
     # The caller's own step would run out of memory as well.
     if isinstance(held, Short):
         refusal = session.over(session.limit_bytes + over, session.limit_bytes)
@@ -163,7 +181,7 @@ def _lowered_within(
             session.code_fails = False
         raise refusal
     session.note("the allocator reserves more than the step needs: it is held to the budget, which takes time")
-    return run, hooks
+    return _Lowered(run, hooks)
 
 
 @dataclasses.dataclass(frozen=True)

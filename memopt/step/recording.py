@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("memopt")
 
 # A recorded step is taken where it takes less than this share of the other's time; one that needs another plan, where
-# it takes less than that share.
-_WORTH, _WORTH_A_PLAN = 0.97, 0.9
+# it takes less than that share; and one without which the step would be planned for less, less than that.
+_WORTH, _WORTH_A_PLAN, _INSTEAD_OF_A_PLAN = 0.97, 0.9, 1.05
 _SHORT = "memory is short"
 # Steps by which both are judged; before them one that sets things up.
 _STEPS = 3
@@ -70,6 +70,8 @@ def try_recording(
     run: Callable[..., Any],
     given: Sequence[Any],
     written: Collection[int],
+    *,
+    beyond_limit: bool = False,
 ) -> Tried:
     """Take steps as they are and recorded, within the limit; leave the step recorded where it is faster, and the same.
 
@@ -82,22 +84,27 @@ def try_recording(
         run: the compiled graph.
         given: its arguments.
         written: positions of those that it writes to.
+        beyond_limit: whether the step as it is has no room within the limit, for how its blocks come to lie; then a
+            recorded one is taken where it has, and is not much slower.
     """
     device = session.resident.device
+    worth, worth_a_plan = (_INSTEAD_OF_A_PLAN,) * 2 if beyond_limit else (_WORTH, _WORTH_A_PLAN)
     stage("recording the step")
     with phase("recording steps"), unset_fake_temporarily(), torch._guards.tracing(None):
-        plain = _taken(run, given, written, device)
-        if plain is None:
-            return Tried(_SHORT)
-        _learn(step, run, given, written, device)
+        with lifted(device) if beyond_limit else contextlib.nullcontext():
+            plain = _taken(run, given, written, device)
+            if plain is None:
+                return Tried(_SHORT)
+            _learn(step, run, given, written, device)
         allowed, coming = held_bytes(device) or 0, session.resident.coming
         reason = _SHORT
-        if plain.reserved_bytes + _copied_bytes(given) + coming <= allowed:  # else a capture would run out of memory
+        # Else a capture would run out of memory.
+        if _reserved_bytes(step, plain, device) + _copied_bytes(given) + coming <= allowed:
             step.start()
             recorded = _taken(run, given, written, device)
             reason = step.reason or _SHORT
             if recorded is not None and not step.reason:
-                found = _judged(plain, recorded, _WORTH)
+                found = _judged(plain, recorded, worth)
                 if not found:
                     session.beyond = _beyond(session, run, given, written, device)
                     return Tried()
@@ -109,7 +116,7 @@ def try_recording(
         step.start()
         with lifted(device):  # what it would take, and whether that is worth another plan
             recorded = _taken(run, given, written, device)
-        found = step.reason or (_SHORT if recorded is None else _judged(plain, recorded, _WORTH_A_PLAN))
+        found = step.reason or (_SHORT if recorded is None else _judged(plain, recorded, worth_a_plan))
         if found or recorded is None:
             return _given_up(step, pool, found)
         over = recorded.reserved_bytes + coming - allowed
@@ -134,6 +141,14 @@ def _learn(
     if requests.blocks:
         guide.placement = place(requests.blocks)
         log.info("blocks of a recording are %s", "led" if guide.placement else "not led: some are mistaken for others")
+
+
+def _reserved_bytes(step: RecordedStep, plain: _Run, device: torch.device) -> int:
+    """What the allocator would hold in a recording's memory, and beside it: as it is led, or else as without one."""
+    placement = step.guide.placement if step.guide is not None else None
+    if placement is None:
+        return plain.reserved_bytes
+    return min(plain.reserved_bytes, settled_bytes(device) + int(placement.arena_bytes))
 
 
 def _given_up(step: RecordedStep, pool: Pool, reason: str) -> Tried:

@@ -10,7 +10,7 @@ import memopt
 from memopt.backends.recorder import CudaRecorder
 from memopt.step.recorded import Unrecordable
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:TensorFloat32")]
 
 
 def test_a_recording_draws_the_numbers_that_the_function_would():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import pytest
 import torch
@@ -55,6 +56,7 @@ def tape(monkeypatch):
     monkeypatch.setattr(recording, "lifted", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(recording, "_WORTH", 1e9)
     monkeypatch.setattr(recording, "_WORTH_A_PLAN", 1e9)
+    monkeypatch.setattr(recording, "_INSTEAD_OF_A_PLAN", 1e9)
     found = Tape()
     pool = Pool(found)
 
@@ -221,3 +223,26 @@ def test_a_recording_that_lacks_memory_is_planned_for_less(tape, monkeypatch, ag
     trained(run, model, inputs)
     assert asked == [90_000]
     assert any("CUDA graphs" in note for note in run.report.notes) is not again
+
+
+@pytest.mark.parametrize("lacking", [0, 80_000], ids=["fits", "fits with less"])
+def test_a_step_whose_blocks_lie_badly_is_recorded_before_it_is_planned_for_less(tape, monkeypatch, lacking):
+    def taken(*args, held=False):
+        return Taken(1, 2 * 10**9, 0, retries=3 * held)
+
+    monkeypatch.setattr(measured, "take_step", taken)
+    monkeypatch.setattr(torch, "empty", functools.partial(_little, torch.empty))
+    # Without the limit the step as it is holds more; a recording lacks some at first, or nothing.
+    reserved = iter([2 * 10**9, 10**9 + lacking] if lacking else [])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: next(reserved, 0))
+    asked, tighten = [], Session.tighten
+    monkeypatch.setattr(Session, "tighten", lambda self, size: asked.append(size) or tighten(self, size))
+    model, inputs = made()
+    run = memopt.compile(model, "1GB", backend="inductor")
+    trained(run, model, inputs)
+    assert asked == ([90_000] if lacking else [])
+    assert any("CUDA graphs, which takes less memory" in note for note in run.report.notes), run.report.notes
+
+
+def _little(empty, *args, **options):
+    return empty(0 if args and isinstance(args[0], int) and args[0] > 10**8 else args[0], *args[1:], **options)
