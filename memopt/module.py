@@ -134,8 +134,10 @@ class CompiledModule(nn.Module):
         """
         kind, steady = self._find_steady(args, kwargs)
         gradients, accumulating = kind
-        if self._recordings is not None and kind != self._kind:
-            self._recordings.release()  # a call of another kind needs the memory
+        if self._recordings is not None:
+            if kind != self._kind:
+                self._recordings.release()  # a call of another kind needs the memory
+            self._recordings.settle()
         self._kind = kind
         if steady is not None:
             try:
@@ -346,7 +348,7 @@ class CompiledModule(nn.Module):
     def _recordings_here(self) -> Pool | None:
         """Where training steps are recorded, the same for all of them; None where they cannot be."""
         if self._recordings is None and any(parameter.is_cuda for parameter in self._model.parameters()):
-            self._recordings = Pool(CudaRecorder())
+            self._recordings = Pool(CudaRecorder(), functools.partial(_gradients, weakref.ref(self._model)))
         return self._recordings
 
     def _resident(self, args: Sequence[Any], kwargs: Mapping[str, Any], accumulating: bool) -> Resident:
@@ -388,6 +390,11 @@ def _release(sessions: Mapping[bool, Session]) -> None:
             function.release()
         if session.recordings is not None:
             session.recordings.release()
+
+
+def _gradients(model: weakref.ref[nn.Module]) -> list[torch.Tensor]:
+    here = model()
+    return [] if here is None else [p.grad for p in here.parameters() if p.grad is not None]
 
 
 def _container(model: type[nn.Module]) -> type[CompiledModule]:

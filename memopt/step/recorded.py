@@ -1,8 +1,9 @@
 """Both halves of a training step as recordings: one launch each, where the device would wait for the host.
 
 A recording runs the generated code's own kernels in their order, on the addresses that it was made with. What a half
-is given is copied to where its recording reads it; parameters and buffers are read where they lie. What the caller gets
-is copied out. What is saved for backward stays where it is: autograd holds it between the halves, nothing else sees it.
+is given is copied to where its recording reads it; parameters and buffers are read where they lie. Forward's results
+are copied out; gradients are lent until the next step (see `memopt.step.lent`). What is saved for backward stays where
+it is: autograd holds it between the halves, nothing else sees it.
 
 Whatever is not as it was when the halves were recorded runs as the generated code does: a weight that lies elsewhere, a
 second forward before the first one's backward, a backward that keeps its graph.
@@ -13,17 +14,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from memopt.errors import first_line
+from memopt.step.lent import Loan, address_of, storage_at, view
 
 Call = Callable[[list[Any]], Sequence[Any]]
 
-# How often steps whose recordings lie in the same memory may take turns: each time they are made anew.
-_TURNS = 8
+# How often recordings may be made anew after so few steps: of steps that take turns, or between calls of other kinds.
+_TURNS, _FEW = 8, 4
 
 
 class Unrecordable(RuntimeError):
@@ -74,11 +76,14 @@ class Pool:
         closed: why nothing is recorded any more; empty as long as it may be.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        """Nothing is recorded yet."""
+    def __init__(self, recorder: Recorder, gradients: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
+        """Nothing is recorded yet; `gradients` tells those that parameters have."""
         self.recorder, self.closed = recorder, ""
+        self._gradients = gradients
         self._owner: weakref.ref[RecordedStep] | None = None
-        self._turns = 0  # how often another step took it over
+        self._turns = 0  # how often little came of what was recorded
+        self._steps = 0  # that were taken with what is recorded
+        self._loan: Loan | None = None
         self._saved: weakref.ref[torch.Tensor] | None = None
         self._pending = False
 
@@ -94,14 +99,24 @@ class Pool:
         """
         if self._owner is not None and (anew or self._owner() is not step):
             self.release()
-            self._turns += 1
-            if self._turns > _TURNS:
-                self.closed = "steps of several kinds take turns, whose recordings would not fit beside each other"
+        if self._turns > _TURNS:
+            self.closed = "steps of several kinds take turns, whose recordings would not fit beside each other"
         self._owner = None if self.closed else weakref.ref(step)
         return not self.closed
 
+    def settle(self) -> bool:
+        """Have the gradients that are lent copied where they are held; whether the memory may be written over."""
+        if self._loan is not None and self._loan.settle(self._gradients()):
+            self._loan = None
+        return self._loan is None
+
+    def lent(self, loan: Loan) -> None:
+        """Gradients in it are the caller's."""
+        self._loan = loan
+
     def begin(self, saved: torch.Tensor | None) -> None:
         """The forward of a step has run; what it saved is in use as long as this tensor of it."""
+        self._steps += 1
         self._pending, self._saved = True, None if saved is None else weakref.ref(saved)
 
     def end(self) -> None:
@@ -117,6 +132,11 @@ class Pool:
         if self.busy or self._owner is None:
             return
         self.end()
+        if not self.settle() and self._loan is not None:
+            self._loan.keep()
+            self._loan = None
+        self._turns += 0 < self._steps < _FEW
+        self._steps = 0
         step, self._owner = self._owner(), None
         if step is not None:
             step.forget()
@@ -229,6 +249,8 @@ class RecordedStep:
         args.clear()
         if self._pool.busy:
             return self._forward(given)
+        if not self._pool.settle():
+            self.stop("its gradients are held beyond the next step")
         if not self._prepared(given):
             self._pool.release()  # the code needs the memory
             return self._forward(given)
@@ -263,20 +285,16 @@ class RecordedStep:
         code = self._forward if self.guide is None else self.guide.led_forward
         self._pool.recorder.begin()
         run, results = self._pool.recorder.record(code, list(self._inputs))
-        known = {_address(value): value for value in self._inputs if isinstance(value, torch.Tensor)}
+        known = {address_of(value): value for value in self._inputs if isinstance(value, torch.Tensor)}
         for value in results[: self._ends.results]:
-            if isinstance(value, torch.Tensor) and _address(value) in known:
+            if isinstance(value, torch.Tensor) and address_of(value) in known:
                 raise Unrecordable("a result of forward shares memory with an input")
-        views = _Views()
-        self._returned = [
-            value if not isinstance(value, torch.Tensor) or _address(value) in known else views.of(value)
-            for value in results
-        ]
+        self._returned = _unheld(results, known)
         self._run_forward = run
         # As long as a step's own results are: backward's recording may not take their memory before it is let go of.
         self._held = list(results)
         saved = self._returned[self._ends.results :]
-        self._own = [i for i, v in enumerate(saved) if isinstance(v, torch.Tensor) and _address(v) not in known]
+        self._own = [i for i, v in enumerate(saved) if isinstance(v, torch.Tensor) and address_of(v) not in known]
         self._own_places = [saved[index].data_ptr() for index in self._own]
         fixed = {id(self._inputs[index]): index for index in self._ends.fixed}
         for index, value in enumerate(self._returned):  # weights are handed on as they come
@@ -305,7 +323,7 @@ class RecordedStep:
         if not self._own:
             return saved, None
         first = self._own[0]
-        saved[first] = token = _view(saved[first].untyped_storage(), saved[first])  # a new object: its end is seen
+        saved[first] = token = view(saved[first].untyped_storage(), saved[first])  # a new object: its end is seen
         return saved, token
 
     # -- backward --------------------------------------------------------------------------------------------------
@@ -336,7 +354,9 @@ class RecordedStep:
         assert self._run_backward is not None
         self._run_backward()
         self._pool.end()
-        return _copies(self._gradients)
+        loan = Loan((self._run_forward, self._run_backward))
+        self._pool.lent(loan)
+        return loan.lend(self._gradients)
 
     def _is_of_recording(self, given: Sequence[Any]) -> bool:
         """Whether backward was called on what forward's recording has saved."""
@@ -355,8 +375,7 @@ class RecordedStep:
         recorded, results = self._pool.recorder.record(code, arguments)
         self._held = []
         self._pool.recorder.end()
-        views = _Views()
-        self._gradients = [views.of(value) if isinstance(value, torch.Tensor) else value for value in results]
+        self._gradients = _unheld(results, ())
         self._run_backward = recorded
 
 
@@ -367,29 +386,18 @@ class _Argument:
     index: int
 
 
-class _Views:
-    """Tensors on the memory of others, which they do not hold: a recording writes there, and reads, as it did."""
+def _unheld(values: Sequence[Any], but: Collection[int]) -> list[Any]:
+    """Tensors on the same memory, which they do not hold, but for those at some addresses.
 
-    def __init__(self) -> None:
-        self._storages: dict[int, Any] = {}
-
-    def of(self, value: torch.Tensor) -> torch.Tensor:
-        address = _address(value)
-        if address not in self._storages:
-            storage = value.untyped_storage()
-            self._storages[address] = torch._C._construct_storage_from_data_pointer(
-                storage.data_ptr(), storage.device, storage.nbytes()
-            )
-        return _view(self._storages[address], value)
-
-
-def _view(storage: Any, like: torch.Tensor) -> torch.Tensor:
-    made = torch.empty(0, dtype=like.dtype, device=like.device)
-    return made.set_(storage, like.storage_offset(), like.shape, like.stride())
-
-
-def _address(value: torch.Tensor) -> int:
-    return value.untyped_storage().data_ptr()
+    A recording writes there, and reads, as it did.
+    """
+    storages: dict[int, Any] = {}
+    return [
+        value
+        if not isinstance(value, torch.Tensor) or address_of(value) in but
+        else view(storage_at(value, storages), value)
+        for value in values
+    ]
 
 
 def _copy(value: torch.Tensor) -> torch.Tensor:

@@ -199,9 +199,9 @@ def _taken(
 
 
 def _copied_bytes(given: Sequence[Any]) -> int:
-    """Bytes that a recording takes beside the step's own: what is copied in, and gradients, which are copied out."""
+    """Bytes that a recording takes beside the step's own: what is copied in."""
     copied = [value for value in given if isinstance(value, torch.Tensor)]
-    return sum(value.nbytes for value in copied if value.requires_grad or not isinstance(value, torch.nn.Parameter))
+    return sum(value.nbytes for value in copied if not isinstance(value, torch.nn.Parameter))
 
 
 def _step(

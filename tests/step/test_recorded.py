@@ -143,6 +143,37 @@ def test_a_weight_that_lies_elsewhere_is_recorded_anew(case):
     assert step._pool.recorder.recordings == 4 and step._pool.recorder.releases == 1
 
 
+def test_gradients_are_lent_until_the_next_step_and_what_is_held_is_copied(case):
+    weight, count, (x, y, z, *_) = case
+    step, run = step_of(Code(), Pool(Tape(), lambda: [weight.grad] if weight.grad is not None else []))
+    step.start()
+    run(weight, count, x).backward()
+    kept, place = weight.grad, weight.grad.data_ptr()
+    run(weight, count, y)
+    assert weight.grad is kept and kept.data_ptr() != place
+    torch.testing.assert_close(kept, expected(weight, x)[1])
+    weight.grad = None
+    run(weight, count, z).backward()
+    assert weight.grad.data_ptr() == place  # nothing was copied
+    step._pool.release()
+    assert weight.grad.data_ptr() != place
+    torch.testing.assert_close(weight.grad, expected(weight, z)[1])
+
+
+def test_a_gradient_that_is_held_unseen_is_not_written_over(case):
+    weight, count, (x, y, *_) = case
+    code, (step, run) = (made := Code()), step_of(made)
+    step.start()
+    (found,) = torch.autograd.grad(run(weight, count, x), [weight])
+    unseen = found.view(1)
+    del found
+    code.calls.clear()
+    check(run, weight, count, y)
+    assert code.calls == ["forward", "backward"] and "held" in step.reason
+    torch.testing.assert_close(unseen[0], expected(weight, x)[1])
+    check(run, weight, count, y)
+
+
 def test_steps_that_take_turns_too_often_are_recorded_no_more(case):
     weight, count, (x, *_) = case
     pool = Pool(Tape())

@@ -1,0 +1,95 @@
+"""Tensors in memory that is written over: lent to a caller until it lets go of them, or else copied in time.
+
+Gradients of a recorded step lie in its recordings' memory. Most training lets go of them before the next step; to copy
+all of them out would take as much memory again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+# Loans whose memory is needed elsewhere, or given back, while somebody holds part of it in a way that was not found.
+_kept: list[Loan] = []
+
+
+class Loan:
+    """Tensors on the memory of others, of which it is seen whether somebody holds them still."""
+
+    def __init__(self, memory: Any = None) -> None:
+        """Lend nothing yet; `memory` holds what is lent, and is held as long as that."""
+        self._memory = memory
+        self._storages: dict[int, StorageWeakRef] = {}
+        self._tensors: list[weakref.ref[torch.Tensor]] = []
+
+    def lend(self, values: Sequence[Any]) -> list[Any]:
+        """Tensors at the same addresses as these, for a caller; what is no tensor comes as it is."""
+        _kept[:] = [loan for loan in _kept if loan.held()]
+        storages: dict[int, Any] = {}
+        found = []
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                value = view(storage_at(value, storages), value)
+                self._tensors.append(weakref.ref(value))
+            found.append(value)
+        self._storages = {address: _seen(storage) for address, storage in storages.items()}
+        return found
+
+    def held(self) -> set[int]:
+        """The addresses of what somebody holds."""
+        return {address for address, storage in self._storages.items() if not _is_gone(storage)}
+
+    def settle(self, others: Iterable[torch.Tensor]) -> bool:
+        """Give what is held memory of its own; whether nothing is held of this loan afterwards.
+
+        Args:
+            others: tensors that may share the memory of those that were lent: gradients of parameters.
+        """
+        held = self.held()
+        if held:
+            for tensor in (*others, *(reference() for reference in self._tensors)):
+                if tensor is not None and address_of(tensor) in held:
+                    tensor.data = tensor.detach().clone()
+        if self.held():
+            return False
+        self._memory, self._storages, self._tensors = None, {}, []
+        return True
+
+    def keep(self) -> None:
+        """Hold the memory as long as somebody holds something of it, whatever becomes of its owner."""
+        if self.held():
+            _kept.append(self)
+
+
+def _seen(storage: Any) -> StorageWeakRef:
+    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+
+def _is_gone(storage: StorageWeakRef) -> bool:
+    return bool(storage.expired())  # type: ignore[no-untyped-call]
+
+
+def storage_at(value: torch.Tensor, known: dict[int, Any]) -> Any:
+    """A storage on a tensor's memory that does not hold it: that of `known`, by address, or a new one, then known."""
+    address = address_of(value)
+    if address not in known:
+        storage = value.untyped_storage()
+        known[address] = torch._C._construct_storage_from_data_pointer(
+            storage.data_ptr(), storage.device, storage.nbytes()
+        )
+    return known[address]
+
+
+def view(storage: Any, like: torch.Tensor) -> torch.Tensor:
+    """A tensor on a storage, as another one lies on its own."""
+    made = torch.empty(0, dtype=like.dtype, device=like.device)
+    return made.set_(storage, like.storage_offset(), like.shape, like.stride())
+
+
+def address_of(value: torch.Tensor) -> int:
+    """Where a tensor's storage begins."""
+    return value.untyped_storage().data_ptr()
