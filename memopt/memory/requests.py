@@ -32,7 +32,8 @@ class Requests:
 
     def before(self, line: int) -> None:
         """Note that a line begins."""
-        torch.cuda.caching_allocator_delete(torch.cuda.caching_allocator_alloc(_MARK, self._device))  # type: ignore[no-untyped-call]
+        mark = torch.cuda.caching_allocator_alloc(_MARK, index_of(self._device))
+        torch.cuda.caching_allocator_delete(mark)  # type: ignore[no-untyped-call]
         self._lines.append(line)
 
     @contextlib.contextmanager

@@ -34,6 +34,8 @@ log = logging.getLogger("memopt")
 # A recorded step is taken where it takes less than this share of the other's time; one that needs another plan, where
 # it takes less than that share; and one without which the step would be planned for less, less than that.
 _WORTH, _WORTH_A_PLAN, _INSTEAD_OF_A_PLAN = 0.97, 0.9, 1.05
+# Where all is launched in less than this share of a step, the device does not wait for its host.
+_WAITS = 0.75
 _SHORT = "memory is short"
 # Steps by which both are judged; before them one that sets things up.
 _STEPS = 3
@@ -56,9 +58,10 @@ class Tried:
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """Some steps: seconds of each, numbers that tell their results apart, and the most that the allocator held."""
+    """Some steps: seconds of each, and until all was launched; numbers that tell results apart; the most bytes held."""
 
     seconds: list[float]
+    host_seconds: list[float]
     digests: list[list[float]]
     reserved_bytes: int
 
@@ -95,6 +98,8 @@ def try_recording(
             plain = _taken(run, given, written, device)
             if plain is None:
                 return Tried(_SHORT)
+            if not beyond_limit and statistics.median(plain.host_seconds) < _WAITS * statistics.median(plain.seconds):
+                return _given_up(step, pool, "the device does not wait for its host")
             _learn(step, run, given, written, device)
         allowed, coming = held_bytes(device) or 0, session.resident.coming
         reason = _SHORT
@@ -183,19 +188,20 @@ def _taken(
     run: Callable[..., Any], given: Sequence[Any], written: Collection[int], device: torch.device
 ) -> _Run | None:
     """Take steps from the same state each; None where memory runs out."""
-    seconds, digests = [], []
+    seconds, hosts, digests = [], [], []
     settled_bytes(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     try:
         for index in range(1 + _STEPS):
-            taken, numbers = _step(run, given, written, device)
+            taken, host, numbers = _step(run, given, written, device)
             if index:
                 seconds.append(taken)
+                hosts.append(host)
                 digests.append(numbers)
     except (torch.OutOfMemoryError, MemoryError):
         return None
-    return _Run(seconds, digests, torch.cuda.max_memory_reserved(device))
+    return _Run(seconds, hosts, digests, torch.cuda.max_memory_reserved(device))
 
 
 def _copied_bytes(given: Sequence[Any]) -> int:
@@ -206,17 +212,22 @@ def _copied_bytes(given: Sequence[Any]) -> int:
 
 def _step(
     run: Callable[..., Any], given: Sequence[Any], written: Collection[int], device: torch.device
-) -> tuple[float, list[float]]:
-    """One step on the arguments themselves; what it writes to, and random states, are put back."""
+) -> tuple[float, float, list[float]]:
+    """One step on the arguments themselves; what it writes to, and random states, are put back.
+
+    Returns:
+        Seconds of the step, seconds until all of it was launched, and numbers that tell its results apart.
+    """
     before = {index: given[index].detach().clone() for index in written if isinstance(given[index], torch.Tensor)}
     with same_random_state(given):
         try:
             torch.cuda.synchronize(device)
             began = time.perf_counter()
             results = results_of(run, given, ())
+            host = time.perf_counter() - began
             torch.cuda.synchronize(device)
             seconds = time.perf_counter() - began
-            return seconds, _digest([*results, *(given[index] for index in before)])
+            return seconds, host, _digest([*results, *(given[index] for index in before)])
         finally:
             with torch.no_grad():
                 for index, value in before.items():

@@ -210,6 +210,15 @@ def test_a_step_that_is_no_faster_recorded_is_not(tape, monkeypatch):
     assert not any("CUDA graphs" in note for note in run.report.notes) and tape.releases == 1
 
 
+def test_a_step_whose_device_does_not_wait_is_not_tried(tape, monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr(recording.time, "perf_counter", lambda: next(clock))  # as much for the device as for its host
+    model, inputs = made()
+    run = memopt.compile(model, "1GB", backend="inductor")
+    trained(run, model, inputs)
+    assert not tape.recordings and not any("CUDA graphs" in note for note in run.report.notes)
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["fits then", "does not"])
 @pytest.mark.parametrize("known", [False, True], ids=["tried", "known beforehand"])
 def test_a_recording_that_lacks_memory_is_planned_for_less(tape, monkeypatch, again, known):
