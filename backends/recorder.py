@@ -10,13 +10,13 @@ import torch
 
 from memopt.backends.cuda_graph import leave_capture, no_warning
 from memopt.errors import first_line
-from memopt.step.recorded import Call, Unrecordable
+from memopt.recording.step import Call, Unrecordable
 
 log = logging.getLogger("memopt")
 
 
 class CudaRecorder:
-    """Records on the current stream of the current device; see `memopt.step.recorded.Recorder`."""
+    """Records on the current stream of the current device; see `memopt.recording.pool.Recorder`."""
 
     def __init__(self) -> None:
         """The pool is there with the first recording."""

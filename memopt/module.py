@@ -34,13 +34,13 @@ from memopt.memory.resident import Resident, resident_of, storage_bytes
 from memopt.pass_manager import Pass
 from memopt.program import Program
 from memopt.progress import planning, stage
+from memopt.recording.pool import Pool
 from memopt.report.record import Report
 from memopt.session import Session, WholeStepNeeded
 from memopt.steady import Kind, SteadyCalls, SteadyGraph
 from memopt.step.carry import Sizes
 from memopt.step.guard import StepGuard
 from memopt.step.inference import plan_inference
-from memopt.step.recorded import Pool
 from memopt.step.whole import settled
 from memopt.tracing import collect, dynamo_backend, dynamo_settings, note_outside
 

@@ -22,6 +22,7 @@ from memopt.pass_manager import Pass
 from memopt.phases import phase
 from memopt.program import Program
 from memopt.progress import planning
+from memopt.recording.pool import Pool
 from memopt.report.build import build_report
 from memopt.report.record import Report
 from memopt.solve.schedule import Schedule
@@ -31,7 +32,6 @@ from memopt.step.graphs import StepGraphs
 from memopt.step.inference import Inferred, plan_inference
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
 from memopt.step.planner import GraphPeaks, StepPlan
-from memopt.step.recorded import Pool
 from memopt.step.search import StepSearch
 from memopt.step.stages import Stages, replay, stages_of
 from memopt.step.standing import Step

@@ -21,9 +21,10 @@ from memopt.inductor.lines import with_lines
 from memopt.inductor.replay import Meter, ReplayError, Workspace, Wrapper, replay
 from memopt.phases import phase
 from memopt.program import InputKind, OutputKind, Program
-from memopt.step.guide import Guide
+from memopt.recording.guide import Guide
+from memopt.recording.pool import Pool
+from memopt.recording.step import RecordedStep, ends_of
 from memopt.step.planner import GraphPeaks
-from memopt.step.recorded import Pool, RecordedStep, ends_of
 
 Call = Callable[[list[Any]], Sequence[Any]]
 

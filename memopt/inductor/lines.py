@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from memopt.step.recorded import Call
+from memopt.recording.step import Call
 
 # How the code calls what it is told.
 _BEFORE = "_memopt_before"

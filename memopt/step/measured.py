@@ -18,7 +18,7 @@ from memopt.memory.allocator import settled_bytes
 from memopt.memory.allocator_limit import grow, held_bytes
 from memopt.phases import phase
 from memopt.progress import stage
-from memopt.step.recording import Tried, try_recording
+from memopt.recording.trial import IMPOSSIBLE, NO_NEED, Tried, try_recording
 from memopt.step.taken import Short, Taken, is_short, lacked, mutated, take_step
 
 if TYPE_CHECKING:
@@ -81,16 +81,25 @@ def _recorded(
     """The step recorded where that is faster; lowered for less for it, once, where it needs the room."""
     found = _tried(session, lowered.run, lowered.hooks, given)
     if not found.missing_bytes:
+        _say_why_not(session, found)
         return lowered.run
     log.info("a recorded step lacks %d bytes: planning again", found.missing_bytes)
     beyond, known = session.beyond, session.tighten(found.missing_bytes + found.missing_bytes // 8)
     with contextlib.suppress(BudgetError):
         other = _lowered_within(session, lower, given)
-        if other.recorded or not _tried(session, other.run, other.hooks, given).reason:
+        again = Tried() if other.recorded else _tried(session, other.run, other.hooks, given)
+        if not again.reason:
             return other.run
+        found = again
     session.loosen(known)
     session.beyond = beyond
+    _say_why_not(session, found)
     return lowered.run
+
+
+def _say_why_not(session: Session, found: Tried) -> None:
+    if found.reason not in ("", IMPOSSIBLE, NO_NEED):
+        session.note(f"the step is not recorded: {found.reason}")
 
 
 def _tried(
@@ -100,7 +109,7 @@ def _tried(
     written = _measurable(session, hooks)
     limited = held_bytes(session.resident.device) is not None
     if step is None or made is not run or session.recordings is None or written is None or not limited:
-        return Tried("it cannot be")
+        return Tried(IMPOSSIBLE)
     found = try_recording(session, step, session.recordings, run, given, written, beyond_limit=beyond_limit)
     if not found.reason:
         reason = "which takes less memory" if beyond_limit else "which was faster"

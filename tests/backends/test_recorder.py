@@ -10,8 +10,9 @@ from torch import nn
 
 import memopt
 from memopt.backends.recorder import CudaRecorder
-from memopt.step import guide, recording
-from memopt.step.recorded import Unrecordable
+from memopt.recording import guide
+from memopt.recording import trial as recording
+from memopt.recording.step import Unrecordable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:TensorFloat32")]
 

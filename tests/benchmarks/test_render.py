@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import render
 from benchmarks.render_compare import compare_table
-from benchmarks.render_training import ratios_table
+from benchmarks.render_training import ratios_table, training_table
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
@@ -117,3 +117,14 @@ def test_ratios_are_those_of_one_run_and_a_peer_counts_where_it_reserves_no_more
     )
     assert kernels == "| | its kernels | 1.05 | - | 1.25 | - | - | - | 2.00 |"
     assert peers.startswith("| | fastest peer | 1.00 compile | 1.50 compile:0.5 | 2.50 checkpoint | - | - | - |")
+
+
+def test_a_recorded_step_shows_no_bytes_that_torch_does_not_count():
+    settings = {"model": "m", "batch": 2, "dtype": "bfloat16", "repeats": 7, "jobs": 4}
+    note = "forward and backward of the step are recorded as CUDA graphs, which was faster"
+    row = {"row": "memopt:0.5", "seconds": 0.002, "first_step_seconds": 3.0, "predicted_bytes": 9e6, "peak_bytes": 1e6}
+    rows = [{**row, "reserved_bytes": 10e6, "notes": [note]}, {**row, "reserved_bytes": 10e6, "notes": []}]
+    result = {"machine": "H100", "torch": "2.11", "allocator": "a:b", "settings": settings, "rows": rows}
+    recorded, other = training_table(result).splitlines()[4:]
+    assert recorded == "| memopt:0.5 |  | 9 MB | recorded | 10 MB | 2.0 ms | 3 s |"
+    assert other == "| memopt:0.5 |  | 9 MB | 1 MB | 10 MB | 2.0 ms | 3 s |"

@@ -21,8 +21,9 @@ from memopt.memory.allocator_limit import held_bytes, lifted
 from memopt.memory.requests import Requests
 from memopt.phases import phase
 from memopt.progress import stage
+from memopt.recording.pool import Pool
+from memopt.recording.step import RecordedStep
 from memopt.solve.placement import place
-from memopt.step.recorded import Pool, RecordedStep
 from memopt.step.taken import results_of
 from memopt.synthesis import same_random_state
 
@@ -36,6 +37,7 @@ log = logging.getLogger("memopt")
 _WORTH, _WORTH_A_PLAN, _INSTEAD_OF_A_PLAN = 0.97, 0.9, 1.05
 # Where all is launched in less than this share of a step, the device does not wait for its host.
 _WAITS = 0.75
+IMPOSSIBLE, NO_NEED = "it cannot be", "the device does not wait for its host"
 _SHORT = "memory is short"
 # Steps by which both are judged; before them one that sets things up.
 _STEPS = 3
@@ -99,7 +101,7 @@ def try_recording(
             if plain is None:
                 return Tried(_SHORT)
             if not beyond_limit and statistics.median(plain.host_seconds) < _WAITS * statistics.median(plain.seconds):
-                return _given_up(step, pool, "the device does not wait for its host")
+                return _given_up(step, pool, NO_NEED)
             _learn(step, run, given, written, device)
         allowed, coming = held_bytes(device) or 0, session.resident.coming
         reason = _SHORT

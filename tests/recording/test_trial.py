@@ -12,12 +12,13 @@ from torch import nn
 import memopt
 from memopt.backends.inductor import missing_compiler
 from memopt.module import CompiledModule
+from memopt.recording import trial as recording
+from memopt.recording.guide import Guide
+from memopt.recording.pool import Pool
 from memopt.session import Session
-from memopt.step import measured, recording
-from memopt.step.guide import Guide
-from memopt.step.recorded import Pool
+from memopt.step import measured
 from memopt.step.taken import Taken, mutated
-from tests.step.tape import Tape
+from tests.recording.tape import Tape
 from tests.training.steps import gradients
 
 CPU = torch.device("cpu")
@@ -208,6 +209,7 @@ def test_a_step_that_is_no_faster_recorded_is_not(tape, monkeypatch):
     run = memopt.compile(model, "1GB", backend="inductor")
     trained(run, model, inputs)
     assert not any("CUDA graphs" in note for note in run.report.notes) and tape.releases == 1
+    assert "the step is not recorded: it is no faster so" in run.report.notes
 
 
 def test_a_step_whose_device_does_not_wait_is_not_tried(tape, monkeypatch):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from memopt.memory.allocator import own_segment
+from memopt.recording.step import Call
 from memopt.solve.placement import Misplaced, Placement, Steering
-from memopt.step.recorded import Call
 
 log = logging.getLogger("memopt")
 

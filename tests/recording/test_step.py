@@ -7,8 +7,9 @@ import gc
 import pytest
 import torch
 
-from memopt.step.recorded import Ends, Pool, RecordedStep, ends_of
-from tests.step.tape import Tape
+from memopt.recording.pool import Pool
+from memopt.recording.step import Ends, RecordedStep, ends_of
+from tests.recording.tape import Tape
 
 
 class Code:

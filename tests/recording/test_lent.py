@@ -6,7 +6,7 @@ import weakref
 
 import torch
 
-from memopt.step.lent import Loan
+from memopt.recording.lent import Loan
 
 
 class Memory:

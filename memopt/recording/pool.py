@@ -1,0 +1,117 @@
+"""The memory that recordings of one model's steps lie in, one step's at a time."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from memopt.recording.lent import Loan
+
+if TYPE_CHECKING:
+    from memopt.recording.step import RecordedStep
+
+# How often recordings may be made anew after so few steps: of steps that take turns, or between calls of other kinds.
+_TURNS, _FEW = 8, 4
+
+
+class Recorder(Protocol):
+    """Records functions one after the other, in memory of their own that they share."""
+
+    def record(
+        self, run: Callable[[list[Any]], Sequence[Any]], arguments: list[Any]
+    ) -> tuple[Callable[[], None], Sequence[Any]]:
+        """Record a function of a list of arguments, which is emptied, without running it.
+
+        Returns:
+            What runs the recording, and the function's results: of their memory a later recording takes what is free.
+
+        Raises:
+            RuntimeError: it cannot be recorded, or memory is short. Nothing is left behind.
+        """
+
+    def begin(self) -> None:
+        """Functions of one step are about to be recorded."""
+
+    def end(self) -> None:
+        """They are."""
+
+    def release(self) -> None:
+        """Give the memory back: nothing that was recorded may run again."""
+
+
+class Pool:
+    """The memory of one model's recordings: those of one step at a time, of which one is under way at a time.
+
+    Attributes:
+        recorder: records into it.
+        closed: why nothing is recorded any more; empty as long as it may be.
+    """
+
+    def __init__(self, recorder: Recorder, gradients: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
+        """Nothing is recorded yet; `gradients` tells those that parameters have."""
+        self.recorder, self.closed = recorder, ""
+        self._gradients = gradients
+        self._owner: weakref.ref[RecordedStep] | None = None
+        self._turns = 0  # how often little came of what was recorded
+        self._steps = 0  # that were taken with what is recorded
+        self._loan: Loan | None = None
+        self._saved: weakref.ref[torch.Tensor] | None = None
+        self._pending = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether something saved for a backward that has not run is in it."""
+        return self._saved is not None and self._saved() is not None
+
+    def claim(self, step: RecordedStep, *, anew: bool = False) -> bool:
+        """Give the memory to a step whose forward is to run, while nothing is busy; whether it may be recorded.
+
+        Another step's recordings are forgotten for it, or its own where they are to be made anew.
+        """
+        if self._owner is not None and (anew or self._owner() is not step):
+            self.release()
+        if self._turns > _TURNS:
+            self.closed = "steps of several kinds take turns, whose recordings would not fit beside each other"
+        self._owner = None if self.closed else weakref.ref(step)
+        return not self.closed
+
+    def settle(self) -> bool:
+        """Have the gradients that are lent copied where they are held; whether the memory may be written over."""
+        if self._loan is not None and self._loan.settle(self._gradients()):
+            self._loan = None
+        return self._loan is None
+
+    def lent(self, loan: Loan) -> None:
+        """Gradients in it are the caller's."""
+        self._loan = loan
+
+    def begin(self, saved: torch.Tensor | None) -> None:
+        """The forward of a step has run; what it saved is in use as long as this tensor of it."""
+        self._steps += 1
+        self._pending, self._saved = True, None if saved is None else weakref.ref(saved)
+
+    def end(self) -> None:
+        """The backward of the step under way has run."""
+        self._pending, self._saved = False, None
+
+    def is_under_way(self, step: RecordedStep) -> bool:
+        """Whether what was saved last, and not used up, is this step's."""
+        return self._pending and self._owner is not None and self._owner() is step
+
+    def release(self) -> None:
+        """Forget what is recorded and give its memory back, unless a backward needs it."""
+        if self.busy or self._owner is None:
+            return
+        self.end()
+        if not self.settle() and self._loan is not None:
+            self._loan.keep()
+            self._loan = None
+        self._turns += 0 < self._steps < _FEW
+        self._steps = 0
+        step, self._owner = self._owner(), None
+        if step is not None:
+            step.forget()
+        self.recorder.release()
