@@ -73,3 +73,11 @@ def test_every_folder_has_its_row() -> None:
     for room in FOLDERS:
         row = f"| `{room}/` (as `memopt.{room}`)" if room in ("passes", "backends", "models") else f"| `memopt/{room}/`"
         assert row in text, room
+
+
+def test_every_package_is_installed() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    named = ast.literal_eval(text[text.index("packages = [") :].partition("= ")[2].partition("\n]")[0] + "]")
+    found = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "memopt").rglob("__init__.py")}
+    found |= {f"memopt.{room}" for room in ("passes", "backends", "models")}
+    assert sorted(found) == sorted(named)
