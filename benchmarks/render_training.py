@@ -26,7 +26,7 @@ def training_table(result: dict[str, Any]) -> str:
             continue
         kinds = ("predicted_bytes", "peak_bytes", "reserved_bytes")
         cells = [f"{row[key] / 1e6:,.0f} MB" if key in row else "" for key in kinds]
-        if _is_recorded(row):  # torch counts nothing of what a CUDA graph's kernels write to
+        if _is_recorded(row) and "pooled_bytes" not in row:  # of what a CUDA graph writes to torch counts nothing
             cells[1] = "recorded"
         cells += [f"{row['seconds'] * 1e3:,.1f} ms{_mark(row)}"]
         cells += [f"{row['kernels_seconds'] * 1e3:,.1f} ms" if "kernels_seconds" in row else ""] * busy

@@ -19,6 +19,7 @@ from memopt.comparison.inside import Seat, serve
 from memopt.comparison.job import Job
 from memopt.comparison.steps import OPTIMIZERS, Engine, call, loss_of, placed
 from memopt.comparison.truth import step_values, truth
+from memopt.memory.allocator import pooled_bytes
 
 
 def work(job: Job, seat: Seat) -> dict[str, Any]:
@@ -111,8 +112,10 @@ def timed(job: Job, in_torch_memory: bool, step: Callable[[], None], model: nn.M
     found: dict[str, Any] = {"seconds": seconds}
     if torch.device(job.device).type == "cuda":
         if in_torch_memory:
-            found["allocated_bytes"] = torch.cuda.max_memory_allocated()
             found["reserved_bytes"] = torch.cuda.max_memory_reserved()
+            # What a CUDA graph's kernels write to is not allocated, and nothing else can have it.
+            pooled = found["pooled_bytes"] = pooled_bytes(torch.device(job.device))
+            found["allocated_bytes"] = torch.cuda.max_memory_allocated() + pooled
         return found
     found["process_bytes"] = _resident_peak()
     if in_torch_memory:

@@ -52,10 +52,12 @@ class Tried:
     Attributes:
         reason: why the step is not recorded; empty where it is.
         missing_bytes: what it would take beyond the limit, where that is the reason; else 0.
+        reserved_bytes: the most that the allocator held in steps of the recording, where it is taken.
     """
 
     reason: str = ""
     missing_bytes: int = 0
+    reserved_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +116,7 @@ def try_recording(
                 found = _judged(plain, recorded, worth)
                 if not found:
                     session.beyond = _beyond(session, run, given, written, device)
-                    return Tried()
+                    return Tried(reserved_bytes=recorded.reserved_bytes)
                 return _given_up(step, pool, found)
             if reason != _SHORT and "out of memory" not in reason:
                 return _given_up(step, pool, reason)
@@ -129,7 +131,7 @@ def try_recording(
         over = recorded.reserved_bytes + coming - allowed
         if over <= 0:
             session.beyond = _beyond(session, run, given, written, device)
-            return Tried()
+            return Tried(reserved_bytes=recorded.reserved_bytes)
         _given_up(step, pool, reason)
         return Tried(reason, over)
 

@@ -107,13 +107,14 @@ def _tried(
 ) -> Tried:
     made, step = hooks.recordable
     written = _measurable(session, hooks)
-    limited = held_bytes(session.resident.device) is not None
-    if step is None or made is not run or session.recordings is None or written is None or not limited:
+    allowed = held_bytes(session.resident.device)
+    if step is None or made is not run or session.recordings is None or written is None or allowed is None:
         return Tried(IMPOSSIBLE)
     found = try_recording(session, step, session.recordings, run, given, written, beyond_limit=beyond_limit)
     if not found.reason:
         reason = "which takes less memory" if beyond_limit else "which was faster"
         session.note(f"forward and backward of the step are recorded as CUDA graphs, {reason}")
+        session.took(found.reserved_bytes - (allowed - session.limit_bytes))  # nothing else counts its memory
     return found
 
 

@@ -123,8 +123,10 @@ def test_a_recorded_step_shows_no_bytes_that_torch_does_not_count():
     settings = {"model": "m", "batch": 2, "dtype": "bfloat16", "repeats": 7, "jobs": 4}
     note = "forward and backward of the step are recorded as CUDA graphs, which was faster"
     row = {"row": "memopt:0.5", "seconds": 0.002, "first_step_seconds": 3.0, "predicted_bytes": 9e6, "peak_bytes": 1e6}
-    rows = [{**row, "reserved_bytes": 10e6, "notes": [note]}, {**row, "reserved_bytes": 10e6, "notes": []}]
+    rows = [{**row, "reserved_bytes": 10e6, "notes": notes} for notes in ([note], [])]
+    rows.append({**rows[0], "pooled_bytes": 8e6, "peak_bytes": 9.5e6})
     result = {"machine": "H100", "torch": "2.11", "allocator": "a:b", "settings": settings, "rows": rows}
-    recorded, other = training_table(result).splitlines()[4:]
+    recorded, other, counted = training_table(result).splitlines()[4:]
+    assert counted == "| memopt:0.5 |  | 9 MB | 10 MB | 10 MB | 2.0 ms | 3 s |"
     assert recorded == "| memopt:0.5 |  | 9 MB | recorded | 10 MB | 2.0 ms | 3 s |"
     assert other == "| memopt:0.5 |  | 9 MB | 1 MB | 10 MB | 2.0 ms | 3 s |"

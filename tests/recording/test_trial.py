@@ -88,9 +88,12 @@ def trained(run, model, inputs, **options):
     return losses, gradients(model), [value.clone() for value in model.state_dict().values()]
 
 
-def test_recorded_steps_train_as_the_code_does(tape):
+def test_recorded_steps_train_as_the_code_does(tape, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 123_456_789)
     model, inputs = made()
-    expected = trained(memopt.compile(model, "1GB", backend="inductor", passes=None), model, inputs)
+    run = memopt.compile(model, "1GB", backend="inductor", passes=None)
+    expected = trained(run, model, inputs)
+    assert run.report.measured_peak_bytes == 123_456_789
     assert tape.recordings == 2 and tape.replays > 8
     torch._dynamo.reset()
     tape.failing = [True] * 9
