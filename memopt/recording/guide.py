@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,11 +18,6 @@ log = logging.getLogger("memopt")
 
 class CudaMemory:
     """Blocks of CUDA's caching allocator, on the current stream; within a capture, of its pool."""
-
-    def take_arena(self, size: int) -> int:
-        """Take a segment of its own: one that grows would leave the rest of its last page free."""
-        with own_segment():
-            return self.take(size)
 
     def take(self, size: int) -> int:
         """Take a block of so many bytes; return its address."""
@@ -57,17 +53,20 @@ class Guide:
         """Run forward, led."""
         assert self.forward is not None
         self.stop()
-        if self.placement is not None:
+        if self.placement is None:
+            return self.forward(args)
+        with own_segment():  # the arena; blocks of segments that grow are cut however little is left
             self._steering = Steering(self.placement, self.memory)
             self._steering.begin()
             self._act = self._lead
-        return self.forward(args)
+            return self.forward(args)
 
     def led_backward(self, args: list[Any]) -> Sequence[Any]:
         """Run backward, led as forward was."""
         assert self.backward is not None
         try:
-            return self.backward(args)
+            with own_segment() if self._steering is not None else contextlib.nullcontext():
+                return self.backward(args)
         finally:
             self.stop()
 

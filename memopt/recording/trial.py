@@ -23,7 +23,7 @@ from memopt.phases import phase
 from memopt.progress import stage
 from memopt.recording.pool import Pool
 from memopt.recording.step import RecordedStep
-from memopt.solve.placement import place
+from memopt.solve.placement import most_bytes, place
 from memopt.step.taken import results_of
 from memopt.synthesis import same_random_state
 
@@ -148,8 +148,12 @@ def _learn(
     with contextlib.suppress(torch.OutOfMemoryError, MemoryError), requests.noting(), step.telling(requests.before):
         _step(run, given, written, device)
     if requests.blocks:
-        guide.placement = place(requests.blocks)
-        log.info("blocks of a recording are %s", "led" if guide.placement else "not led: some are mistaken for others")
+        found = guide.placement = place(requests.blocks)
+        used = most_bytes(requests.blocks)
+        if found is None:
+            log.info("blocks of a recording, %d bytes at once, are not led: some are mistaken for others", used)
+        else:
+            log.info("blocks of a recording, %d bytes at once, are led in %d", used, found.arena_bytes)
 
 
 def _reserved_bytes(step: RecordedStep, plain: _Run, device: torch.device) -> int:

@@ -1,13 +1,15 @@
 """Where a caching allocator is led to put each block, so that blocks lie as they were packed.
 
-The allocator gives a request the smallest free block that is large enough, and cuts it off at that block's beginning.
-So all free memory of an arena is held, but for the holes of the requests that come next: each finds its own. What is
-held and let go again is a script of few steps between the lines of a program whose requests are known beforehand.
+The allocator gives a request the smallest free block that is large enough, and cuts it off at that block's beginning,
+where more than `SMALL` bytes are left; a request of no more than those has memory elsewhere. So all free memory of an
+arena is held, but for the holes of the requests that come next: each finds its own. What is held and let go again is a
+script of few steps between the lines of a program whose requests are known beforehand.
 """
 
 from __future__ import annotations
 
 import bisect
+import collections
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -15,10 +17,13 @@ from typing import Protocol
 
 from memopt.solve.pack import Buffer, pack
 
-# Blocks begin at multiples of this: what lies between two is either nothing, or large enough to be held.
-UNIT = 2 * 2**20
-# Smaller requests have memory of their own.
+# Smaller requests have memory of their own, and so much is not cut off a block.
 SMALL = 2**20
+# Blocks begin at multiples of this: what lies between two is nothing, or can be held. A block is given all of its last
+# unit: what it does not need of it is too little to be cut off.
+UNIT = SMALL + 512
+# Segments are multiples of this.
+_SEGMENT = 2 * 2**20
 _LEAST = 512  # sizes of blocks are multiples of this
 # Packings until requests of the same line are not mistaken for each other.
 _ROUNDS = 6
@@ -47,7 +52,7 @@ class Placement:
         blocks: all of them, in the order in which they are asked for.
         offsets: in bytes from the arena's beginning; -1 for those that have memory of their own.
         holes: bytes that are left free for each before it is asked for.
-        arena_bytes: the arena's size.
+        arena_bytes: the arena's size: its last unit, at least, stays free.
     """
 
     blocks: tuple[Block, ...]
@@ -58,9 +63,6 @@ class Placement:
 
 class Memory(Protocol):
     """An allocator's memory, of which blocks are taken by hand."""
-
-    def take_arena(self, size: int) -> int:
-        """Take a block of so many bytes that none is free beside; return its address."""
 
     def take(self, size: int) -> int:
         """Take a block of so many bytes; return its address."""
@@ -73,6 +75,16 @@ class Misplaced(RuntimeError):
     """A block does not lie where it was led: the program asks for other blocks than were known."""
 
 
+def most_bytes(blocks: Sequence[Block]) -> int:
+    """The most bytes of the blocks that lie in an arena at once."""
+    changes: collections.Counter[int] = collections.Counter()
+    for block in blocks:
+        if block.size > SMALL:
+            changes[block.born] += block.size
+            changes[block.dies + 1] -= block.size
+    return max(itertools.accumulate(changes[line] for line in sorted(changes)), default=0)
+
+
 def place(blocks: Sequence[Block], timeout: float = 5.0) -> Placement | None:
     """Pack blocks into an arena; None where blocks of one line would take each other's place.
 
@@ -81,20 +93,23 @@ def place(blocks: Sequence[Block], timeout: float = 5.0) -> Placement | None:
         timeout: seconds for each packing.
     """
     large = [index for index, block in enumerate(blocks) if block.size > SMALL]
-    holes = [-(-block.size // _LEAST) * _LEAST for block in blocks]
+    holes = [_rounded(block.size, UNIT) for block in blocks]
     apart: set[int] = set()  # with something held behind them
     for _ in range(_ROUNDS):
-        rooms = [_room(holes[index]) + UNIT * (index in apart) for index in large]
         lives = [(blocks[index].born, blocks[index].dies + 1) for index in large]
-        packing = pack([Buffer(*life, room) for life, room in zip(lives, rooms, strict=True)], timeout=timeout)
+        packing = pack(
+            [Buffer(*life, _room(holes[index])) for life, index in zip(lives, large, strict=True)], timeout=timeout
+        )
         offsets = [-1] * len(blocks)
         for index, offset in zip(large, packing.offsets, strict=True):
             offsets[index] = offset
-        found = Placement(tuple(blocks), tuple(offsets), tuple(holes), packing.size)
+        found = Placement(tuple(blocks), tuple(offsets), tuple(holes), _rounded(packing.size + UNIT, _SEGMENT))
         wrong = _mistaken(found)
         if not wrong:
             return found
         for line in wrong:
+            for index in line:
+                holes[index] = max(holes[index] * (index in apart), _rounded(blocks[index].size, _LEAST))
             if apart.issuperset(line):  # of equal ones the first is to fit best
                 for earlier, later in itertools.pairwise(sorted(line, key=lambda index: (holes[index], index))):
                     if holes[later] <= holes[earlier]:
@@ -126,15 +141,19 @@ def _each_finds_its_own(placement: Placement, line: Sequence[int]) -> bool:
             return False
         if block.dies > block.born:  # else it may be free again before the next request
             holes.remove((start, size))
-            if size > block.size:
+            if size - block.size > SMALL:
                 holes.append((start + block.size, size - block.size))
     return True
 
 
-def _room(size: int) -> int:
+def _room(hole: int) -> int:
     """Bytes that a hole has to itself: what is left of them behind it is nothing, or can be held."""
-    room = -(-size // UNIT) * UNIT
-    return room + UNIT if 0 < room - size <= SMALL else room
+    room = _rounded(hole, UNIT)
+    return room if room == hole else room + UNIT
+
+
+def _rounded(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
 
 
 def _runs(pieces: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -170,7 +189,7 @@ class Steering:
 
     def begin(self) -> None:
         """Take the arena."""
-        self._base, self._line = self._memory.take_arena(self._placement.arena_bytes), -1
+        self._base, self._line = self._memory.take(self._placement.arena_bytes), -1
         self._hold(0, self._placement.arena_bytes)
 
     def before(self, line: int) -> None:

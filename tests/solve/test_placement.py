@@ -6,13 +6,24 @@ import random
 
 import pytest
 
-from memopt.solve.placement import SMALL, UNIT, Block, Misplaced, Placement, Steering, _mistaken, _room, place
+from memopt.solve.placement import (
+    SMALL,
+    UNIT,
+    Block,
+    Misplaced,
+    Placement,
+    Steering,
+    _mistaken,
+    _room,
+    most_bytes,
+    place,
+)
 
 MIB = 2**20
 
 
 class Heap:
-    """A best-fit allocator: the smallest free block that fits, the lowest of equal ones, cut in two."""
+    """A best-fit allocator: the smallest free block that fits, the lowest of equal ones, cut where enough is left."""
 
     def __init__(self, size):
         self.free, self.taken, self.small = {0: size}, {}, 0
@@ -28,12 +39,11 @@ class Heap:
             raise MemoryError
         length, start = min(fitting)
         del self.free[start]
-        if length > size:
+        if length - size > SMALL:
             self.free[start + size] = length - size
-        self.taken[start] = size
+            length = size
+        self.taken[start] = length
         return start
-
-    take_arena = take
 
     def give(self, start):
         size = self.taken.pop(start)
@@ -102,15 +112,15 @@ def test_best_fit_alone_takes_more():
     """A block that stays splits the memory of two that came before it."""
     blocks = [Block(8 * MIB, 0, 1), Block(2 * MIB, 1, 4), Block(4 * MIB, 2, 4), Block(10 * MIB, 3, 3)]
     placement = place(blocks)
-    assert placement.arena_bytes == 16 * MIB
+    assert placement.arena_bytes == 18 * MIB  # 16 are in use at once
     with pytest.raises(MemoryError):
-        run(blocks, Heap(16 * MIB))
-    heap = Heap(16 * MIB)
+        run(blocks, Heap(18 * MIB))
+    heap = Heap(18 * MIB)
     steering = Steering(placement, heap)
     steering.begin()
     run(blocks, heap, steering)
     steering.end()
-    assert heap.free == {0: 16 * MIB}
+    assert heap.free == {0: 18 * MIB}
 
 
 def test_requests_of_one_line_that_would_be_mistaken_are_not_placed():
@@ -135,6 +145,14 @@ def test_a_program_that_asks_for_something_else_is_noticed_and_all_is_free():
 
 
 def test_sizes_leave_nothing_that_cannot_be_held():
-    for size in (UNIT, UNIT + 512, 2 * UNIT - 512, 2 * UNIT - SMALL, 2 * UNIT - SMALL - 512):
+    for size in (UNIT, UNIT + 512, 2 * UNIT - 512, 2 * UNIT, 3 * UNIT - SMALL, 3 * UNIT - SMALL - 512):
         left = _room(size) - size
         assert left == 0 or left > SMALL
+
+
+def test_little_is_lost_where_blocks_are_of_odd_sizes():
+    sizes = [49 * MIB, 49 * MIB // 2, 49 * MIB // 4, 49 * MIB // 8]
+    blocks = [Block(size, index, 99) for index, size in enumerate(sizes * 8)]
+    used = sum(block.size for block in blocks)
+    assert most_bytes([*blocks, Block(SMALL, 0, 99), Block(9 * MIB, 100, 101)]) == used
+    assert used < place(blocks, timeout=0.2).arena_bytes < 1.05 * used
