@@ -66,7 +66,7 @@ def blocks_of(trace: Sequence[Mapping[str, Any]], lines: Sequence[int]) -> list[
     """
     begun = -1
     open_: dict[int, tuple[int, int, int]] = {}
-    found: list[tuple[int, int, int, int]] = []  # order, size, born, dies
+    found: list[tuple[int, Block]] = []  # by order
     order = 0
     for event in trace:
         address, size = event["addr"], event["size"]
@@ -78,8 +78,9 @@ def blocks_of(trace: Sequence[Mapping[str, Any]], lines: Sequence[int]) -> list[
             open_[address] = order, size, lines[begun]
             order += 1
         elif event["action"] == "free_completed" and address in open_:
-            found.append((*open_.pop(address), lines[begun]))
+            number, size, born = open_.pop(address)
+            found.append((number, Block(size, born, lines[begun], order if born == lines[begun] else -1)))
     if begun != len(lines) - 1:
         return None
-    found += [(*block, lines[-1]) for block in open_.values()]
-    return [Block(size, born, dies) for _, size, born, dies in sorted(found)]
+    found += [(number, Block(size, born, lines[-1])) for number, size, born in open_.values()]
+    return [block for _, block in sorted(found, key=lambda item: item[0])]

@@ -37,11 +37,14 @@ class Block:
         size: its bytes.
         born: the line of the program that asks for it.
         dies: the line that it is let go of in, or before the next one.
+        until: the first request, by its place among all, that comes after it is let go of, where that is in the line
+            that it is born in; else -1.
     """
 
     size: int
     born: int
     dies: int
+    until: int = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,13 +112,42 @@ def place(blocks: Sequence[Block], timeout: float = 5.0) -> Placement | None:
             return found
         for line in wrong:
             for index in line:
-                holes[index] = max(holes[index] * (index in apart), _rounded(blocks[index].size, _LEAST))
-            if apart.issuperset(line):  # of equal ones the first is to fit best
-                for earlier, later in itertools.pairwise(sorted(line, key=lambda index: (holes[index], index))):
-                    if holes[later] <= holes[earlier]:
-                        holes[later] = holes[earlier] + _LEAST
+                holes[index] = _uneven(_rounded(blocks[index].size, _LEAST))
+            if apart.issuperset(line):
+                _tell_apart(blocks, line, holes)
             apart.update(line)
     return None
+
+
+def _tell_apart(blocks: Sequence[Block], line: Sequence[int], holes: list[int]) -> None:
+    """Have requests of a line that are equal find their own holes: each takes the smallest that is free then.
+
+    A hole of one that is let go of before the line ends is free again for the next. What comes to lie in a hole last
+    is the one that it belongs to.
+    """
+    least = 0
+    for size, same in itertools.groupby(sorted(line, key=lambda index: (holes[index], index)), lambda i: holes[i]):
+        group, free, made = list(same), list[int](), 0
+        slots: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for place_, index in enumerate(group):
+            for earlier in group[:place_]:
+                if last.get(slots[earlier]) == earlier and 0 <= blocks[earlier].until <= index:
+                    bisect.insort(free, slots[earlier])
+                    last[slots[earlier]] = -1
+            slots[index] = free.pop(0) if free else made
+            made += slots[index] == made
+            last[slots[index]] = index
+        owners = {slots[index]: index for index in group}
+        rest = [index for index in group if owners[slots[index]] != index]
+        least = max(least, size)
+        for index in [*(owners[slot] for slot in range(made)), *rest]:
+            holes[index], least = least, _uneven(least + _LEAST)
+
+
+def _uneven(hole: int) -> int:
+    """A hole of at least so many bytes that something is held behind."""
+    return hole if hole % UNIT else hole + _LEAST
 
 
 def _mistaken(placement: Placement) -> list[list[int]]:
@@ -132,17 +164,25 @@ def _mistaken(placement: Placement) -> list[list[int]]:
 
 
 def _each_finds_its_own(placement: Placement, line: Sequence[int]) -> bool:
-    holes = _runs([(placement.offsets[index], placement.holes[index]) for index in line])
+    """Whether each block of a line that outlives it is given its own hole, all of it."""
+    blocks, whole = placement.blocks, placement.holes
+    free = _runs([(placement.offsets[index], whole[index]) for index in line])
+    taken: dict[int, tuple[int, int]] = {}
     for index in line:
-        block, offset = placement.blocks[index], placement.offsets[index]
-        fitting = [(size, start) for start, size in holes if size >= block.size]
-        size, start = min(fitting, default=(0, -1))
-        if start != offset:
+        gone = [earlier for earlier in taken if 0 <= blocks[earlier].until <= index]
+        free = _runs([*free, *(taken.pop(earlier) for earlier in gone)])
+        size, start = min(((size, start) for start, size in free if size >= blocks[index].size), default=(0, -1))
+        if start < 0:
             return False
-        if block.dies > block.born:  # else it may be free again before the next request
-            holes.remove((start, size))
-            if size - block.size > SMALL:
-                holes.append((start + block.size, size - block.size))
+        free.remove((start, size))
+        used = _rounded(blocks[index].size, _LEAST)
+        if size - used > SMALL:
+            free.append((start + used, size - used))
+        else:
+            used = size
+        if blocks[index].dies > blocks[index].born and (start, used) != (placement.offsets[index], whole[index]):
+            return False
+        taken[index] = start, used
     return True
 
 

@@ -31,7 +31,7 @@ def test_blocks_have_the_lines_that_they_live_in():
         event("alloc", 100, 3000),  # the same place
         *MARK,
     ]
-    assert blocks_of(trace, [0, 4, 5]) == [Block(1000, 0, 4), Block(2000, 0, 0), Block(3000, 4, 5)]
+    assert blocks_of(trace, [0, 4, 5]) == [Block(1000, 0, 4), Block(2000, 0, 0, 2), Block(3000, 4, 5)]
 
 
 @pytest.mark.parametrize("lines", [[0], [0, 1, 2]], ids=["fewer", "more"])
