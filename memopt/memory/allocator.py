@@ -19,7 +19,7 @@ _SEGMENTS = 22 * 2**20
 OWN_SEGMENT = 10 * 2**20  # smaller blocks share segments
 _SHARE = 1000  # one part in so many is lost between blocks, with expandable segments
 # Segments grow by pages of this size, and a page that holds anything cannot be handed back: the smallest that torch
-# takes (2.12; by default they have 20 MiB).
+# takes (by default they have 20 MiB).
 _PAGES = ",large_segment_size_mb:12"
 # Bytes that libraries were seen to keep beyond what was measured, by device.
 _further: dict[int, int] = {}
