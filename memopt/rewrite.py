@@ -1,4 +1,4 @@
-"""What several rewrites share: storages as recorded in the metadata, constants added and dropped, dead nodes erased."""
+"""What several rewrites share: storages in the metadata, constants added and dropped, dead nodes erased, new ones."""
 
 from __future__ import annotations
 
@@ -135,3 +135,23 @@ def fake_value(
     values, named = fx.map_arg((tuple(args), dict(kwargs or {})), lambda node: node.meta["val"])
     with fake_mode(program.graph_module), torch.no_grad():
         return target(*values, **named)
+
+
+class Builder:
+    """Adds nodes before one, with the source line and in the half of another.
+
+    Attributes:
+        before: the node that stands behind them.
+    """
+
+    def __init__(self, before: fx.Node, like: fx.Node | None = None) -> None:
+        """Add before a node what is like another one, or like itself."""
+        self.before = before
+        self._meta = {key: value for key, value in (like or before).meta.items() if key in ("stack_trace", "phase")}
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Add a call of an operator; its value is not known yet."""
+        with self.before.graph.inserting_before(self.before):
+            node = self.before.graph.call_function(target, args, kwargs)
+        node.meta = dict(self._meta)
+        return node

@@ -12,7 +12,7 @@ from torch import fx
 
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.program import Phase, Program
-from memopt.rewrite import VIEWS, Refused, erase_unused, forget_inplace
+from memopt.rewrite import VIEWS, Builder, Refused, erase_unused, forget_inplace
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -112,19 +112,12 @@ class _Windows:
         return sum((width - 1) * step * weight for width, step, weight in steps)
 
 
-class _Builder:
-    """Adds nodes before another one, with the source line and in the half of `like`."""
+class _Builder(Builder):
+    """Adds what indices are made of, on the device of what `like` reads."""
 
     def __init__(self, before: fx.Node, like: fx.Node) -> None:
-        self.before = before
-        self.meta = {key: value for key, value in like.meta.items() if key in ("stack_trace", "phase")}
+        super().__init__(before, like)
         self.device = like.all_input_nodes[0].meta["val"].device
-
-    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        with self.before.graph.inserting_before(self.before):
-            node = self.before.graph.call_function(target, args, kwargs)
-        node.meta = dict(self.meta)
-        return node
 
     def grid(
         self, lengths: Sequence[int], starts: Sequence[int], steps: Sequence[int], dtype: torch.dtype, gap: int

@@ -11,7 +11,7 @@ from torch import fx
 
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.program import Program
-from memopt.rewrite import Refused, erase_unused, forget_inplace
+from memopt.rewrite import Builder, Refused, erase_unused, forget_inplace
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -180,18 +180,8 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class _Builder:
-    """Adds nodes before one, with the source line and in the half of another."""
-
-    def __init__(self, before: fx.Node, like: fx.Node | None = None) -> None:
-        self.before = before
-        self.meta = {k: v for k, v in (like or before).meta.items() if k in ("stack_trace", "phase")}
-
-    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        with self.before.graph.inserting_before(self.before):
-            node = self.before.graph.call_function(target, args, kwargs)
-        node.meta = dict(self.meta)
-        return node
+class _Builder(Builder):
+    """Adds what sums are made of."""
 
     def full(self, shape: Any, dtype: torch.dtype, device: torch.device) -> fx.Node:
         """Zeros."""

@@ -1,4 +1,4 @@
-"""What rewrites share: storages read from the metadata, dead nodes erased, constants added and dropped."""
+"""What rewrites share: storages read from the metadata, dead nodes erased and new ones added, constants likewise."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from memopt.passes.inplace import Inplace
 from memopt.program import InputKind, Program
 from memopt.rewrite import (
+    Builder,
     add_constant,
     ancestors,
     drop_unused_constants,
@@ -140,3 +141,12 @@ def test_what_a_node_is_computed_from() -> None:
     found = ancestors([program.calls[1]])
     assert {node.name for node in found} == {"exp", "add", program.placeholders[0].name}
     assert ancestors([]) == set()
+
+
+def test_nodes_are_added_before_one_with_the_line_of_another() -> None:
+    program = trace(lambda x: (x.sin().cos(),), X)
+    sin, cos = node(program, "sin"), node(program, "cos")
+    sin.meta.update(stack_trace="line 1", phase="forward", val=None)
+    made = Builder(cos, sin).call(aten.mul.Tensor, sin, 2)
+    assert made.next is cos and made.meta == {"stack_trace": "line 1", "phase": "forward"}
+    assert Builder(sin).call(aten.neg.default, made.args[0]).next is sin
