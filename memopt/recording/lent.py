@@ -7,7 +7,7 @@ all of them out would take as much memory again.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -43,18 +43,18 @@ class Loan:
         """The addresses of what somebody holds."""
         return {address for address, storage in self._storages.items() if not _is_gone(storage)}
 
-    def settle(self, others: Iterable[torch.Tensor]) -> bool:
+    def settle(self, others: Callable[[], Iterable[torch.Tensor]]) -> bool:
         """Give what is held memory of its own; whether nothing is held of this loan afterwards.
 
         Args:
-            others: tensors that may share the memory of those that were lent: gradients of parameters.
+            others: tells tensors that may share the memory of those that were lent: gradients of parameters.
         """
         held = self.held()
         if held:
-            for tensor in (*others, *(reference() for reference in self._tensors)):
+            for tensor in (*others(), *(reference() for reference in self._tensors)):
                 if tensor is not None and address_of(tensor) in held:
                     tensor.data = tensor.detach().clone()
-        if self.held():
+        if held and self.held():
             return False
         self._memory, self._storages, self._tensors = None, {}, []
         return True

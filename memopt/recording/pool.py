@@ -80,7 +80,7 @@ class Pool:
 
     def settle(self) -> bool:
         """Have the gradients that are lent copied where they are held; whether the memory may be written over."""
-        if self._loan is not None and self._loan.settle(self._gradients()):
+        if self._loan is not None and self._loan.settle(self._gradients):
             self._loan = None
         return self._loan is None
 

@@ -130,6 +130,8 @@ class RecordedStep:
         if self.guide is not None:
             self.guide.stop()
         self._inputs: list[Any] = []
+        self._kept: list[int] = []  # which of them are read where they lie
+        self._copied: list[int] = []  # the others
         self._places: list[int] = []
         self._run_forward: Callable[[], None] | None = None
         self._run_backward: Callable[[], None] | None = None
@@ -153,9 +155,9 @@ class RecordedStep:
         if not self._prepared(given):
             self._pool.release()  # the code needs the memory
             return self._forward(given)
-        for index, value in enumerate(given):
-            if index not in self._ends.fixed and isinstance(value, torch.Tensor):
-                self._inputs[index].copy_(value)
+        for index in self._copied:
+            if isinstance(given[index], torch.Tensor):
+                self._inputs[index].copy_(given[index])
         assert self._run_forward is not None
         self._run_forward()
         saved, token = self._saved(given)
@@ -180,7 +182,9 @@ class RecordedStep:
             value if index in self._ends.fixed or not isinstance(value, torch.Tensor) else _copy(value)
             for index, value in enumerate(given)
         ]
-        self._places = [value.data_ptr() if isinstance(value, torch.Tensor) else 0 for value in self._inputs]
+        self._kept = [index for index in sorted(self._ends.fixed) if isinstance(given[index], torch.Tensor)]
+        self._places = [given[index].data_ptr() for index in self._kept]
+        self._copied = [index for index in range(len(given)) if index not in self._ends.fixed]
         code = self._forward if self.guide is None else self.guide.led_forward
         self._pool.recorder.begin()
         run, results = self._pool.recorder.record(code, list(self._inputs))
@@ -202,12 +206,12 @@ class RecordedStep:
 
     def _alike(self, given: Sequence[Any]) -> bool:
         """Whether the arguments are as those that forward was recorded with, but for the values of what is copied."""
-        for index, (value, known, place) in enumerate(zip(given, self._inputs, self._places, strict=True)):
+        if [given[index].data_ptr() for index in self._kept] != self._places:  # hundreds, before the device has work
+            return False
+        for index in self._copied:
+            value, known = given[index], self._inputs[index]
             if not isinstance(value, torch.Tensor):
                 if value != known:
-                    return False
-            elif index in self._ends.fixed:
-                if value.data_ptr() != place:
                     return False
             elif value.shape != known.shape or value.dtype != known.dtype or value.device != known.device:
                 return False

@@ -88,7 +88,7 @@ def most_bytes(blocks: Sequence[Block]) -> int:
     return max(itertools.accumulate(changes[line] for line in sorted(changes)), default=0)
 
 
-def place(blocks: Sequence[Block], timeout: float = 5.0) -> Placement | None:
+def place(blocks: Sequence[Block], timeout: float = 2.0) -> Placement | None:
     """Pack blocks into an arena; None where blocks of one line would take each other's place.
 
     Args:

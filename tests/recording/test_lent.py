@@ -29,14 +29,14 @@ def test_what_is_lent_lies_where_the_values_do():
 def test_what_was_let_go_of_needs_nothing():
     _, loan, made = lend()
     del made
-    assert not loan.held() and loan.settle([])
+    assert not loan.held() and loan.settle(tuple)
 
 
 def test_tensors_that_are_held_get_memory_of_their_own():
     values, loan, (first, _, last) = lend()
     other = last.detach()  # as an accumulated gradient is
     del last
-    assert loan.settle([other])
+    assert loan.settle(lambda: [other])
     values[0].zero_()
     values[2].zero_()
     assert first[2, 1] == 5.0 and other.sum() == 4 and first.stride() == (1, 3)
@@ -48,7 +48,7 @@ def test_memory_of_what_is_held_unseen_is_kept_as_long():
     loan = Loan(memory)
     del memory
     unseen = loan.lend(values)[0][1:]
-    assert not loan.settle([])
+    assert not loan.settle(tuple)
     loan.keep()
     del loan
     assert gone() is not None and unseen[0] == 1.0
