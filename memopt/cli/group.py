@@ -105,17 +105,20 @@ def all_asked_for(_: logging.LogRecord) -> bool:
 
 
 def set_up_logging(ctx: click.Context) -> None:
-    """Send memopt's log to stderr at the level asked for, for as long as the command runs."""
+    """Send memopt's log to stderr at the level asked for, and warnings likewise, for as long as the command runs."""
     level = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}.get(max(-1, min(verbosity(ctx), 2)), logging.DEBUG)
     logger, root = logging.getLogger("memopt"), ctx.find_root()
-    logger.setLevel(level)
-    warnings.simplefilter("ignore" if verbosity(ctx) < 1 else "default")
     if "memopt.log" not in root.meta:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
         root.meta["memopt.log"] = handler
         logger.addHandler(handler)
+        before = logger.level
+        root.call_on_close(lambda: logger.setLevel(before))
         root.call_on_close(lambda: logger.removeHandler(handler))
+        root.with_resource(warnings.catch_warnings())
         fake = logging.getLogger(FAKE)
         fake.addFilter(all_asked_for)
         root.call_on_close(lambda: fake.removeFilter(all_asked_for))
+    logger.setLevel(level)
+    warnings.simplefilter("ignore" if verbosity(ctx) < 1 else "default")

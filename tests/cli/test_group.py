@@ -1,4 +1,5 @@
 import logging
+import warnings
 
 import click
 import pytest
@@ -57,9 +58,11 @@ def test_log_goes_to_stderr_at_the_level_asked_for(group, words, expected):
 
 
 def test_handlers_do_not_pile_up(group):
+    level, filters = logging.getLogger("memopt").level, list(warnings.filters)
     before = list(logging.getLogger("memopt").handlers)
     call(group, "-v", "verb", "ok", "-v")
     assert logging.getLogger("memopt").handlers == before
+    assert logging.getLogger("memopt").level == level and warnings.filters == filters
 
 
 def test_a_budget_that_cannot_be_met_is_exit_code_3(group):
