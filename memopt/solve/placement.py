@@ -98,7 +98,7 @@ def place(blocks: Sequence[Block], timeout: float = 2.0) -> Placement | None:
     large = [index for index, block in enumerate(blocks) if block.size > SMALL]
     holes = [_rounded(block.size, UNIT) for block in blocks]
     apart: set[int] = set()  # with something held behind them
-    for _ in range(_ROUNDS):
+    for number in range(_ROUNDS):
         lives = [(blocks[index].born, blocks[index].dies + 1) for index in large]
         packing = pack(
             [Buffer(*life, _room(holes[index])) for life, index in zip(lives, large, strict=True)], timeout=timeout
@@ -110,7 +110,7 @@ def place(blocks: Sequence[Block], timeout: float = 2.0) -> Placement | None:
         wrong = _mistaken(found)
         if not wrong:
             return found
-        for line in wrong:
+        for line in wrong if number < _ROUNDS // 3 else _lines(found):  # each packing has others that touch
             for index in line:
                 holes[index] = _uneven(_rounded(blocks[index].size, _LEAST))
             if apart.issuperset(line):
@@ -152,15 +152,14 @@ def _uneven(hole: int) -> int:
 
 def _mistaken(placement: Placement) -> list[list[int]]:
     """Lines whose requests, one after the other, do not all get the holes that are theirs: blocks of each."""
-    wrong = []
-    for _, group in itertools.groupby(
-        (index for index, offset in enumerate(placement.offsets) if offset >= 0),
-        key=lambda index: placement.blocks[index].born,
-    ):
-        line = list(group)
-        if not _each_finds_its_own(placement, line):
-            wrong.append(line)
-    return wrong
+    return [line for line in _lines(placement) if not _each_finds_its_own(placement, line)]
+
+
+def _lines(placement: Placement) -> list[list[int]]:
+    """The blocks of each line that asks for several."""
+    placed = (index for index, offset in enumerate(placement.offsets) if offset >= 0)
+    lines = [list(group) for _, group in itertools.groupby(placed, key=lambda index: placement.blocks[index].born)]
+    return [line for line in lines if len(line) > 1]
 
 
 def _each_finds_its_own(placement: Placement, line: Sequence[int]) -> bool:
