@@ -304,8 +304,11 @@ def _unheld(values: Sequence[Any], but: Collection[int]) -> list[Any]:
 
 
 def _copy(value: torch.Tensor) -> torch.Tensor:
-    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    return made.copy_(value)
+    return _like(value).copy_(value)
+
+
+def _like(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 def _copies(values: Sequence[Any]) -> list[Any]:
@@ -313,7 +316,7 @@ def _copies(values: Sequence[Any]) -> list[Any]:
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if not tensors:
         return list(values)
-    made = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in tensors]
+    made = [_like(value) for value in tensors]
     torch._foreach_copy_(made, tensors)
     copies = iter(made)
     return [next(copies) if isinstance(value, torch.Tensor) else value for value in values]

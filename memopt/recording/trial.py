@@ -96,6 +96,11 @@ def try_recording(
     """
     device = session.resident.device
     worth, worth_a_plan = (_INSTEAD_OF_A_PLAN,) * 2 if beyond_limit else (_WORTH, _WORTH_A_PLAN)
+
+    def kept(recorded: _Run) -> Tried:
+        session.beyond = _beyond(session, run, given, written, device)
+        return Tried(reserved_bytes=recorded.reserved_bytes)
+
     stage("recording the step")
     with phase("recording steps"), unset_fake_temporarily(), torch._guards.tracing(None):
         with lifted(device) if beyond_limit else contextlib.nullcontext():
@@ -114,10 +119,7 @@ def try_recording(
             reason = step.reason or _SHORT
             if recorded is not None and not step.reason:
                 found = _judged(plain, recorded, worth)
-                if not found:
-                    session.beyond = _beyond(session, run, given, written, device)
-                    return Tried(reserved_bytes=recorded.reserved_bytes)
-                return _given_up(step, pool, found)
+                return _given_up(step, pool, found) if found else kept(recorded)
             if reason != _SHORT and "out of memory" not in reason:
                 return _given_up(step, pool, reason)
             step.renew()
@@ -130,8 +132,7 @@ def try_recording(
             return _given_up(step, pool, found)
         over = recorded.reserved_bytes + coming - allowed
         if over <= 0:
-            session.beyond = _beyond(session, run, given, written, device)
-            return Tried(reserved_bytes=recorded.reserved_bytes)
+            return kept(recorded)
         _given_up(step, pool, reason)
         return Tried(reason, over)
 
@@ -197,9 +198,7 @@ def _taken(
 ) -> _Run | None:
     """Take steps from the same state each; None where memory runs out."""
     seconds, hosts, digests = [], [], []
-    settled_bytes(device)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
+    _begin_anew(device)
     try:
         for index in range(1 + _STEPS):
             taken, host, numbers = _step(run, given, written, device)
@@ -210,6 +209,13 @@ def _taken(
     except (torch.OutOfMemoryError, MemoryError):
         return None
     return _Run(seconds, hosts, digests, torch.cuda.max_memory_reserved(device))
+
+
+def _begin_anew(device: torch.device) -> None:
+    """Leave nothing of earlier steps in the allocator, nor of what it held at most."""
+    settled_bytes(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
 
 
 def _copied_bytes(given: Sequence[Any]) -> int:
@@ -260,9 +266,7 @@ def _beyond(
     session: Session, run: Callable[..., Any], given: Sequence[Any], written: Collection[int], device: torch.device
 ) -> int:
     """What the allocator holds in a recorded step beyond what is there when it begins, in bytes."""
-    settled_bytes(device)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
+    _begin_anew(device)
     before = torch.cuda.memory_allocated(device)
     _step(run, given, written, device)
     return torch.cuda.max_memory_reserved(device) - session.resident.coming - before
