@@ -90,7 +90,8 @@ class Halves:
             return None
         fixed = {entry.name for entry in program.inputs if entry.kind in (InputKind.PARAMETER, InputKind.BUFFER)}
         names = [name for name, _ in forward.inputs]
-        ends = ends_of(names, forward.outputs, [name for name, _ in backward.inputs], fixed)
+        gradients = [output.target for output in program.outputs[program.forward_outputs :]]
+        ends = ends_of(names, forward.outputs, [name for name, _ in backward.inputs], fixed, gradients)
         if ends is None:
             return None
         step = RecordedStep(modules[0].call, modules[1].call, ends, pool, self._guide(modules[0], modules[1]))

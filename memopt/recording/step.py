@@ -50,15 +50,21 @@ class Ends:
         fixed: positions of forward's arguments that are read where they lie: parameters and buffers.
         results: how many leading results of forward are the caller's; those behind them are saved.
         saved: how many leading arguments of backward are those; those behind them are tangents.
+        gradient_of: for results of backward, the position of the parameter among forward's arguments; -1 for others.
     """
 
     fixed: frozenset[int]
     results: int
     saved: int
+    gradient_of: tuple[int, ...] = ()
 
 
 def ends_of(
-    inputs: Sequence[str], outputs: Sequence[str | None], given: Sequence[str], fixed: Collection[str]
+    inputs: Sequence[str],
+    outputs: Sequence[str | None],
+    given: Sequence[str],
+    fixed: Collection[str],
+    gradient_of: Sequence[str | None] = (),
 ) -> Ends | None:
     """The ends of two halves, by names of values; None where backward takes what forward does not pass on last.
 
@@ -67,13 +73,16 @@ def ends_of(
         outputs: forward's results.
         given: backward's arguments.
         fixed: names of parameters and buffers among forward's arguments.
+        gradient_of: whose gradients backward's results are.
     """
     passed = set(outputs)
     saved = next((index for index, name in enumerate(given) if name not in passed), len(given))
     first = len(outputs) - saved
     if list(outputs[first:]) != list(given[:saved]):
         return None
-    return Ends(frozenset(index for index, name in enumerate(inputs) if name in fixed), first, saved)
+    places = {name: index for index, name in enumerate(inputs) if name in fixed}
+    of = tuple(-1 if name is None else places.get(name, -1) for name in gradient_of)
+    return Ends(frozenset(places.values()), first, saved, of)
 
 
 class RecordedStep:
@@ -275,11 +284,28 @@ class RecordedStep:
         arguments = [*self._held[self._ends.results :], *self._tangents]
         self._held[self._ends.results :] = ()  # what is saved is free where the code lets go of it
         code = self._backward if self.guide is None else self.guide.led_backward
-        recorded, results = self._pool.recorder.record(code, arguments)
+        recorded, results = self._pool.recorder.record(lambda args: self._as_parameters_lie(code(args)), arguments)
         self._held = []
         self._pool.recorder.end()
         self._gradients = _unheld(results, ())
         self._run_backward = recorded
+
+    def _as_parameters_lie(self, results: Sequence[Any]) -> list[Any]:
+        """Backward's results, gradients laid out as their parameters are: autograd would copy others once more.
+
+        At the end of backward, there is room for it where the step's blocks were.
+        """
+        found = list(results)
+        del results
+        for place, index in enumerate(self._ends.gradient_of[: len(found)]):
+            value, like = found[place], self._inputs[index] if index >= 0 else None
+            if not isinstance(value, torch.Tensor) or not isinstance(like, torch.Tensor):
+                continue
+            dense = torch.empty_like(like, device="meta").stride() == like.stride()
+            if dense and value.shape == like.shape and value.stride() != like.stride():
+                found[place] = torch.empty_strided(like.shape, like.stride(), dtype=value.dtype, device=value.device)
+                found[place].copy_(value)
+        return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
-import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -39,8 +39,9 @@ _WORTH, _WORTH_A_PLAN, _INSTEAD_OF_A_PLAN = 0.97, 0.9, 1.05
 _WAITS = 0.75
 IMPOSSIBLE, NO_NEED = "it cannot be", "the device does not wait for its host"
 _SHORT = "memory is short"
-# Steps by which both are judged; before them one that sets things up.
-_STEPS = 3
+# Steps by which both are judged; before them one that sets things up. Recorded ones are taken up to so many times, as
+# long as they seem no faster: other processes may use the device meanwhile.
+_STEPS, _TIMES = 3, 3
 # Kernels that do not repeat themselves differ from one step to the next; a recording may differ by so many times that.
 _UNSTEADY = 4.0
 
@@ -68,6 +69,15 @@ class _Run:
     host_seconds: list[float]
     digests: list[list[float]]
     reserved_bytes: int
+
+    def joined(self, more: _Run) -> _Run:
+        """These steps, and more."""
+        return _Run(
+            self.seconds + more.seconds,
+            self.host_seconds + more.host_seconds,
+            self.digests + more.digests,
+            max(self.reserved_bytes, more.reserved_bytes),
+        )
 
 
 def try_recording(
@@ -97,6 +107,8 @@ def try_recording(
     device = session.resident.device
     worth, worth_a_plan = (_INSTEAD_OF_A_PLAN,) * 2 if beyond_limit else (_WORTH, _WORTH_A_PLAN)
 
+    take = functools.partial(_taken, run, given, written, device)
+
     def kept(recorded: _Run) -> Tried:
         session.beyond = _beyond(session, run, given, written, device)
         return Tried(reserved_bytes=recorded.reserved_bytes)
@@ -104,10 +116,10 @@ def try_recording(
     stage("recording the step")
     with phase("recording steps"), unset_fake_temporarily(), torch._guards.tracing(None):
         with lifted(device) if beyond_limit else contextlib.nullcontext():
-            plain = _taken(run, given, written, device)
+            plain = take()
             if plain is None:
                 return Tried(_SHORT)
-            if not beyond_limit and statistics.median(plain.host_seconds) < _WAITS * statistics.median(plain.seconds):
+            if not beyond_limit and min(plain.host_seconds) < _WAITS * min(plain.seconds):
                 return _given_up(step, pool, NO_NEED)
             _learn(step, run, given, written, device)
         allowed, coming = held_bytes(device) or 0, session.resident.coming
@@ -115,7 +127,7 @@ def try_recording(
         # Else a capture would run out of memory.
         if _reserved_bytes(step, plain, device) + _copied_bytes(given) + coming <= allowed:
             step.start()
-            recorded = _taken(run, given, written, device)
+            recorded = _recorded(step, plain, worth, take)
             reason = step.reason or _SHORT
             if recorded is not None and not step.reason:
                 found = _judged(plain, recorded, worth)
@@ -126,7 +138,7 @@ def try_recording(
             pool.release()
         step.start()
         with lifted(device):  # what it would take, and whether that is worth another plan
-            recorded = _taken(run, given, written, device)
+            recorded = _recorded(step, plain, worth_a_plan, take)
         found = step.reason or (_SHORT if recorded is None else _judged(plain, recorded, worth_a_plan))
         if found or recorded is None:
             return _given_up(step, pool, found)
@@ -177,7 +189,7 @@ def _judged(plain: _Run, recorded: _Run, worth: float) -> str:
     known, seen = _distance(plain.digests, plain.digests), _distance(recorded.digests, plain.digests)
     if seen > _UNSTEADY * known:
         return f"its results differ from the step's own by {seen:.1e}, those from each other by {known:.1e}"
-    before, after = statistics.median(plain.seconds), statistics.median(recorded.seconds)
+    before, after = min(plain.seconds), min(recorded.seconds)
     log.info("a step takes %.1f ms, recorded %.1f ms", 1e3 * before, 1e3 * after)
     return "" if after < worth * before else "it is no faster so"
 
@@ -191,6 +203,17 @@ def _distance(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]])
                 if a != b:
                     most = max(most, abs(a - b) / max(abs(a), abs(b)) if a == a and b == b else float("inf"))
     return most
+
+
+def _recorded(step: RecordedStep, plain: _Run, worth: float, take: Callable[[], _Run | None]) -> _Run | None:
+    """Recorded steps, more of them as long as they seem no faster; None where memory runs out, or they stop."""
+    found = take()
+    for _ in range(1, _TIMES):
+        if found is None or step.reason or min(found.seconds) < worth * min(plain.seconds):
+            break
+        more = take()
+        found = None if more is None else found.joined(more)
+    return found
 
 
 def _taken(
@@ -253,7 +276,7 @@ def _digest(values: Sequence[Any]) -> list[float]:
     found = []
     for value in values:
         if isinstance(value, torch.Tensor) and value.numel():
-            value = value.detach()
+            value = value.detach().contiguous()  # numbers are added in one order, however they lie
             if value.is_floating_point():
                 wide = torch.float64 if value.dtype is torch.float64 else torch.float32
                 found += [value.sum(dtype=wide), torch.linalg.vector_norm(value, dtype=wide)]

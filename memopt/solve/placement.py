@@ -15,16 +15,18 @@ import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from memopt.solve.pack import Buffer, pack
 
 # Smaller requests have memory of their own, and so much is not cut off a block.
 SMALL = 2**20
-# Blocks begin at multiples of this: what lies between two is nothing, or can be held. A block is given all of its last
-# unit: what it does not need of it is too little to be cut off.
-UNIT = SMALL + 512
 # Segments are multiples of this.
 _SEGMENT = 2 * 2**20
 _LEAST = 512  # sizes of blocks are multiples of this
+# Blocks begin at multiples of one of these: what lies between two is nothing, or can be held. A block is given all of
+# its last unit: what it does not need of it is too little to be cut off, or, in a larger unit, can be held.
+UNITS = range(SMALL + _LEAST, 2 * SMALL + _LEAST, _LEAST)
 # Packings until requests of the same line are not mistaken for each other.
 _ROUNDS = 6
 
@@ -56,12 +58,14 @@ class Placement:
         offsets: in bytes from the arena's beginning; -1 for those that have memory of their own.
         holes: bytes that are left free for each before it is asked for.
         arena_bytes: the arena's size: its last unit, at least, stays free.
+        unit: bytes of which offsets are multiples.
     """
 
     blocks: tuple[Block, ...]
     offsets: tuple[int, ...]
     holes: tuple[int, ...]
     arena_bytes: int
+    unit: int
 
 
 class Memory(Protocol):
@@ -96,30 +100,59 @@ def place(blocks: Sequence[Block], timeout: float = 2.0) -> Placement | None:
         timeout: seconds for each packing.
     """
     large = [index for index, block in enumerate(blocks) if block.size > SMALL]
-    holes = [_rounded(block.size, UNIT) for block in blocks]
+    unit = _least_lossy(blocks)
+    holes = [_whole(block.size, unit) for block in blocks]
     apart: set[int] = set()  # with something held behind them
     for number in range(_ROUNDS):
         lives = [(blocks[index].born, blocks[index].dies + 1) for index in large]
         packing = pack(
-            [Buffer(*life, _room(holes[index])) for life, index in zip(lives, large, strict=True)], timeout=timeout
+            [Buffer(*life, _room(holes[index], unit)) for life, index in zip(lives, large, strict=True)],
+            timeout=timeout,
         )
         offsets = [-1] * len(blocks)
         for index, offset in zip(large, packing.offsets, strict=True):
             offsets[index] = offset
-        found = Placement(tuple(blocks), tuple(offsets), tuple(holes), _rounded(packing.size + UNIT, _SEGMENT))
+        found = Placement(tuple(blocks), tuple(offsets), tuple(holes), _rounded(packing.size + unit, _SEGMENT), unit)
         wrong = _mistaken(found)
         if not wrong:
             return found
         for line in wrong if number < _ROUNDS // 3 else _lines(found):  # each packing has others that touch
             for index in line:
-                holes[index] = _uneven(_rounded(blocks[index].size, _LEAST))
+                holes[index] = _uneven(_rounded(blocks[index].size, _LEAST), unit)
             if apart.issuperset(line):
-                _tell_apart(blocks, line, holes)
+                _tell_apart(blocks, line, holes, unit)
             apart.update(line)
     return None
 
 
-def _tell_apart(blocks: Sequence[Block], line: Sequence[int], holes: list[int]) -> None:
+def _least_lossy(blocks: Sequence[Block]) -> int:
+    """The unit with which the blocks take the least at once, each all of its last unit."""
+    sizes = {block.size: 0 for block in blocks if block.size > SMALL}
+    for index, size in enumerate(sizes):
+        sizes[size] = index
+    if not sizes:
+        return UNITS[0]
+    lines: dict[int, int] = {}
+    for line in sorted({line for block in blocks for line in (block.born, block.dies + 1)}):
+        lines[line] = len(lines)
+    alive = np.zeros((len(lines), len(sizes)))  # blocks of each size, by line
+    for block in blocks:
+        if block.size > SMALL:
+            alive[lines[block.born], sizes[block.size]] += 1
+            alive[lines[block.dies + 1], sizes[block.size]] -= 1
+    alive = np.unique(alive.cumsum(axis=0), axis=0)
+    units = np.array(UNITS)
+    taken = -(-np.array(list(sizes))[:, None] // units) * units
+    return int(units[(alive @ taken).max(axis=0).argmin()])
+
+
+def _whole(size: int, unit: int) -> int:
+    """The hole of a block: all of its last unit, or just itself where what it leaves of that would be cut off."""
+    hole, least = _rounded(size, unit), _rounded(size, _LEAST)
+    return hole if hole - least <= SMALL else least
+
+
+def _tell_apart(blocks: Sequence[Block], line: Sequence[int], holes: list[int], unit: int) -> None:
     """Have requests of a line that are equal find their own holes: each takes the smallest that is free then.
 
     A hole of one that is let go of before the line ends is free again for the next. What comes to lie in a hole last
@@ -142,12 +175,12 @@ def _tell_apart(blocks: Sequence[Block], line: Sequence[int], holes: list[int]) 
         rest = [index for index in group if owners[slots[index]] != index]
         least = max(least, size)
         for index in [*(owners[slot] for slot in range(made)), *rest]:
-            holes[index], least = least, _uneven(least + _LEAST)
+            holes[index], least = least, _uneven(least + _LEAST, unit)
 
 
-def _uneven(hole: int) -> int:
+def _uneven(hole: int, unit: int) -> int:
     """A hole of at least so many bytes that something is held behind."""
-    return hole if hole % UNIT else hole + _LEAST
+    return hole if hole % unit else hole + _LEAST
 
 
 def _mistaken(placement: Placement) -> list[list[int]]:
@@ -185,10 +218,10 @@ def _each_finds_its_own(placement: Placement, line: Sequence[int]) -> bool:
     return True
 
 
-def _room(hole: int) -> int:
+def _room(hole: int, unit: int) -> int:
     """Bytes that a hole has to itself: what is left of them behind it is nothing, or can be held."""
-    room = _rounded(hole, UNIT)
-    return room if room == hole else room + UNIT
+    room = _rounded(hole, unit)
+    return room if room == hole or room - hole > SMALL else room + unit
 
 
 def _rounded(size: int, unit: int) -> int:
@@ -263,7 +296,7 @@ class Steering:
             self._take(offset, size)
 
     def _open(self, holes: Sequence[tuple[int, int]]) -> None:
-        fillers = []
+        fillers, unit = [], self._placement.unit
         for begin, end, own in self._regions(sorted(holes)):
             for offset in [offset for offset in self._offsets if begin <= offset < end]:
                 self._memory.give(self._base + offset)
@@ -276,7 +309,7 @@ class Steering:
                 fillers.append(self._taken(offset, size))
                 at = offset + size
                 # By itself: it stays where it is as long as the block, which may leave a little free between them.
-                left = min(end, offset + _room(size)) - at
+                left = min(end, offset + _room(size, unit)) - at
                 if left > 0:
                     self._take(at, left)
                     at += left
@@ -288,13 +321,14 @@ class Steering:
     def _regions(self, holes: Sequence[tuple[int, int]]) -> list[tuple[int, int, list[tuple[int, int]]]]:
         """Stretches of what is held that the holes lie in, as (begin, end, holes): what is beside these can be held."""
         regions: list[tuple[int, int, list[tuple[int, int]]]] = []
+        unit = self._placement.unit
         for offset, size in holes:
             first = bisect.bisect_right(self._offsets, offset) - 1
-            last = bisect.bisect_left(self._offsets, offset + _room(size)) - 1
+            last = bisect.bisect_left(self._offsets, offset + _room(size, unit)) - 1
             # To where rooms begin and end: what is left beside the hole can be held then.
-            while self._offsets[first] % UNIT and first and self._end(first - 1) == self._offsets[first]:
+            while self._offsets[first] % unit and first and self._end(first - 1) == self._offsets[first]:
                 first -= 1
-            while self._end(last) % UNIT and self._offsets[last + 1 : last + 2] == [self._end(last)]:
+            while self._end(last) % unit and self._offsets[last + 1 : last + 2] == [self._end(last)]:
                 last += 1
             begin, end, own = self._offsets[first], self._end(last), [(offset, size)]
             if regions and begin < regions[-1][1]:

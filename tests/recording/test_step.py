@@ -34,8 +34,11 @@ class Code:
         return [(inner * x).sum() + (tangent * hidden).sum(), None, inner * weight]
 
 
-def step_of(code, pool=None):
-    step = RecordedStep(code.forward, code.backward, Ends(frozenset({0, 1}), 1, 3), pool or Pool(Tape()))
+ENDS = Ends(frozenset({0, 1}), 1, 3)
+
+
+def step_of(code, pool=None, ends=ENDS):
+    step = RecordedStep(code.forward, code.backward, ends, pool or Pool(Tape()))
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -218,5 +221,32 @@ def test_a_pool_is_not_given_back_under_a_backward_that_needs_it(case):
 def test_ends_are_known_by_the_names_of_values():
     found = ends_of(["w", "b", "x"], ["loss", "w", "h"], ["w", "h", "tangent"], {"w", "b", "other"})
     assert found == Ends(frozenset({0, 1}), 1, 2)
+    found = ends_of(["x", "w"], ["loss", "h"], ["h", "tangent"], {"w"}, ["x", "w", None])
+    assert found == Ends(frozenset({1}), 1, 1, (-1, 1, -1))
     assert ends_of(["x"], ["loss"], ["tangent"], ()) == Ends(frozenset(), 1, 0)
     assert ends_of(["w", "x"], ["h", "loss"], ["h", "tangent"], ()) is None
+
+
+class Transposed:
+    """The halves of (w·x) summed, whose gradients lie otherwise than w and x."""
+
+    def forward(self, args):
+        weight, x = args
+        args.clear()
+        return [(weight * x).sum(), weight, x.clone()]
+
+    def backward(self, args):
+        weight, x, tangent = args
+        args.clear()
+        return [(tangent * other).t().contiguous().t() for other in (x, weight)]
+
+
+def test_gradients_lie_as_their_parameters_do():
+    """Autograd keeps such a gradient as it is, and copies any other."""
+    step, run = step_of(Transposed(), ends=Ends(frozenset({0}), 1, 2, (0, -1)))
+    weight, x = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    step.start()
+    gradient, other = torch.autograd.grad(run(weight, x), [weight, x])
+    assert step._pool.recorder.recordings == 2
+    assert gradient.stride() == weight.stride() and other.stride() == (1, 3)
+    torch.testing.assert_close((gradient, other), (x.detach(), weight.detach()))
