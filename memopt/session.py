@@ -23,6 +23,7 @@ from memopt.phases import phase
 from memopt.program import Program
 from memopt.progress import planning
 from memopt.recording.pool import Pool
+from memopt.recording.room import set_aside
 from memopt.report.build import build_report
 from memopt.report.record import Report
 from memopt.solve.schedule import Schedule
@@ -102,6 +103,7 @@ class Session(Told):
         # Whether what runs is the program itself, so that its timeline is the peak.
         self.exact = backend.exact
         self.recordings: Pool | None = None  # where training steps may be recorded
+        self.leaves_room = True  # whether something is left of the budget for that: not where it is short
         self.code_fails = False  # whether memory ran out in a step of the engine's own code that should keep the budget
 
     # -- the front door's protocol -------------------------------------------------------------------------------
@@ -179,10 +181,13 @@ class Session(Told):
         plain = predicted_peak(captured)
         base = self.resident.total + sum(constant_bytes(item.program) for item in captured)
         limit = self.held_to(base + plain)
+        self.aside = self._aside(captured, limit)
         room = None if limit is None else self.usable(limit) - base + self.correction
         if search.stages.searched and self.search:
             with phase("rewriting"):
                 found = self._found(search, programs, plain, room)
+            if not found.plan.feasible and self.plans_anew():
+                return self.plan_training(programs, settled=settled)
             if not found.plan.feasible and search.stages.arranges:
                 self._arranges = False
                 return self.plan_training(programs, settled=settled)
@@ -215,6 +220,20 @@ class Session(Told):
         if self.exact:
             self.forget_search()
         return planned
+
+    def _aside(self, captured: Sequence[Planned], limit: int | None) -> int:
+        """Bytes of the budget that are left for a recording of the step."""
+        if limit is None or len(captured) > 1 or self.exact or self.recordings is None or not self.leaves_room:
+            return 0
+        return set_aside(captured[0].costs.values(), limit, self.resident.inputs)
+
+    def plans_anew(self) -> bool:
+        """Whether the budget is too short to leave something for a recording: all of it is planned with then."""
+        anew = self.aside > 0
+        if anew:
+            self.leaves_room, self.aside = False, 0
+            self.forget_plan()
+        return anew
 
     @contextlib.contextmanager
     def operator_by_operator(self) -> Iterator[None]:

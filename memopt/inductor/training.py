@@ -97,6 +97,8 @@ class Training:
         if attempt is not None or not session.one_graph:
             session.conclude()
         self._before = None if attempt is None else attempt.settled
+        if attempt is None and session.plans_anew():
+            return self.compile()
         if attempt is None:
             return self._operator_by_operator(self._least)
         if self._key and self._followed is None and attempt.fits:

@@ -54,11 +54,13 @@ class Tried:
         reason: why the step is not recorded; empty where it is.
         missing_bytes: what it would take beyond the limit, where that is the reason; else 0.
         reserved_bytes: the most that the allocator held in steps of the recording, where it is taken.
+        expected_bytes: what was expected of that, before there was a recording; 0 where its blocks are not led.
     """
 
     reason: str = ""
     missing_bytes: int = 0
     reserved_bytes: int = 0
+    expected_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +113,7 @@ def try_recording(
 
     def kept(recorded: _Run) -> Tried:
         session.beyond = _beyond(session, run, given, written, device)
-        return Tried(reserved_bytes=recorded.reserved_bytes)
+        return Tried(reserved_bytes=recorded.reserved_bytes, expected_bytes=expected)
 
     stage("recording the step")
     with phase("recording steps"), unset_fake_temporarily(), torch._guards.tracing(None):
@@ -123,9 +125,9 @@ def try_recording(
                 return _given_up(step, pool, NO_NEED)
             _learn(step, run, given, written, device)
         allowed, coming = held_bytes(device) or 0, session.resident.coming
-        reason = _SHORT
+        reason, expected, unled = _SHORT, _led_bytes(step, given, device), plain.reserved_bytes + _copied_bytes(given)
         # Else a capture would run out of memory.
-        if _reserved_bytes(step, plain, device) + _copied_bytes(given) + coming <= allowed:
+        if min(expected or unled, unled) + coming <= allowed:
             step.start()
             recorded = _recorded(step, plain, worth, take)
             reason = step.reason or _SHORT
@@ -169,12 +171,13 @@ def _learn(
             log.info("blocks of a recording, %d bytes at once, are led in %d", used, found.arena_bytes)
 
 
-def _reserved_bytes(step: RecordedStep, plain: _Run, device: torch.device) -> int:
-    """What the allocator would hold in a recording's memory, and beside it: as it is led, or else as without one."""
+def _led_bytes(step: RecordedStep, given: Sequence[Any], device: torch.device) -> int:
+    """What the allocator will hold where a recording's blocks are led, in its memory and beside it; 0 where not."""
     placement = step.guide.placement if step.guide is not None else None
     if placement is None:
-        return plain.reserved_bytes
-    return min(plain.reserved_bytes, settled_bytes(device) + int(placement.arena_bytes))
+        return 0
+    small = most_bytes(placement.blocks, small=True)
+    return settled_bytes(device) + int(placement.arena_bytes) + small + _copied_bytes(given)
 
 
 def _given_up(step: RecordedStep, pool: Pool, reason: str) -> Tried:

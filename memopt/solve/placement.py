@@ -82,11 +82,11 @@ class Misplaced(RuntimeError):
     """A block does not lie where it was led: the program asks for other blocks than were known."""
 
 
-def most_bytes(blocks: Sequence[Block]) -> int:
-    """The most bytes of the blocks that lie in an arena at once."""
+def most_bytes(blocks: Sequence[Block], *, small: bool = False) -> int:
+    """The most bytes of the blocks that lie in an arena at once, or of the small ones that lie elsewhere."""
     changes: collections.Counter[int] = collections.Counter()
     for block in blocks:
-        if block.size > SMALL:
+        if (block.size <= SMALL) is small:
             changes[block.born] += block.size
             changes[block.dies + 1] -= block.size
     return max(itertools.accumulate(changes[line] for line in sorted(changes)), default=0)

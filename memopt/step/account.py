@@ -19,6 +19,7 @@ class Account:
     Attributes:
         budget: the limit that was asked for; None without one.
         margin: bytes of the budget that the allocator was seen to lose beyond the slack left to it.
+        aside: bytes of the budget that are left to a recording of the step.
         hold: told the budget in bytes before anything is run under it.
         multiplies: whether any graph that was seen may have cuBLAS multiply, or was not all that there is of a call.
     """
@@ -26,7 +27,7 @@ class Account:
     def __init__(self, budget: Budget | None, resident: Resident) -> None:
         """Take the budget, and what is there before the first call."""
         self.budget = budget
-        self.margin = 0
+        self.margin = self.aside = 0
         self.hold: Callable[[int], None] = _unheld
         self.multiplies = False
         self._resident = resident
@@ -72,8 +73,8 @@ class Account:
         return None if self.budget is None else self.budget.resolve(unconstrained_bytes)
 
     def usable(self, limit: int) -> int:
-        """The bytes of a limit that tensors may take: what the allocator loses is left to it."""
-        return limit - slack_bytes(limit, self.resident.device) - self.margin
+        """The bytes of a limit that tensors may take: what the allocator loses is left to it, and to a recording."""
+        return limit - slack_bytes(limit, self.resident.device) - self.margin - self.aside
 
     @property
     def room(self) -> int | None:

@@ -114,7 +114,9 @@ def _tried(
     if not found.reason:
         reason = "which takes less memory" if beyond_limit else "which was faster"
         session.note(f"forward and backward of the step are recorded as CUDA graphs, {reason}")
-        session.took(found.reserved_bytes - (allowed - session.limit_bytes))  # nothing else counts its memory
+        others = allowed - session.limit_bytes
+        session.took(found.reserved_bytes - others)  # nothing else counts its memory
+        session.expects(found.expected_bytes - others)
     return found
 
 
@@ -288,7 +290,7 @@ def step_decides(session: Session, hooks: Hooks, excess: int) -> bool:
     """
     if session.margin or held_bytes(session.resident.device) is None or _measurable(session, hooks) is None:
         return False
-    return excess <= session.limit_bytes - session.usable(session.limit_bytes)
+    return excess <= session.limit_bytes - session.usable(session.limit_bytes) - session.aside
 
 
 def _measurable(session: Session, hooks: Hooks) -> frozenset[int] | None:

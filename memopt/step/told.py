@@ -63,6 +63,11 @@ class Told(Standing):
             measured = max(size, self.optimizer_peak())
             self.report = dataclasses.replace(self.report, measured_peak_bytes=measured)
 
+    def expects(self, size: int) -> None:
+        """Put on record what the step is predicted to take where that is more than its tensors: bytes, as `took`."""
+        if self.report is not None and size > self.report.peak_bytes:
+            self.report = dataclasses.replace(self.report, peak_bytes=size)
+
     def note(self, text: str) -> None:
         """Tell the user something, once."""
         if text not in self.notes:

@@ -1,0 +1,55 @@
+"""What is left of a budget for a recording before there is code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import memopt
+from memopt.comparison.steps import call, loss_of
+from memopt.memory.cost.table import OperatorCost
+from memopt.module import CompiledModule
+from memopt.recording import room
+from memopt.recording.pool import Pool
+from memopt.recording.room import set_aside
+from tests.recording.tape import Tape
+
+
+def cost(seconds):
+    return OperatorCost(seconds, 0, 0, False)
+
+
+def test_something_is_left_where_the_device_may_wait_for_its_host():
+    waits, works = [cost(5e-6)] * 100 + [cost(0.0)] * 900, [cost(5e-4)] * 100 + [cost(0.0)] * 10**5
+    assert set_aside(waits, 640 * 10**6, 3000) == 10 * 10**6 + 32 * 2**20 + 3000
+    assert set_aside(works, 640 * 10**6, 3000) == 0
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Compile and take a step of a small model within a budget; its report."""
+
+    def plan(budget, recorded=True):
+        torch._dynamo.reset()
+        monkeypatch.setattr(CompiledModule, "_recordings_here", lambda self: Pool(Tape()) if recorded else None)
+        torch.manual_seed(0)
+        model = memopt.models.build("resnet18", tiny=True).train()
+        run = memopt.compile(model, budget, backend="inductor")
+        loss_of(call(run, model.example_inputs(batch=4, labels=True))).backward()
+        return run.report
+
+    monkeypatch.setattr(room, "_SEGMENTS", 0)
+    return plan
+
+
+def test_a_plan_leaves_room_for_a_recording_where_there_is_some(planned):
+    budget = planned(planned(None, recorded=False).peak_bytes, recorded=False).peak_bytes
+    assert planned(budget, recorded=False).peak_bytes == budget
+    assert planned(budget).peak_bytes <= budget - budget // 64
+
+
+def test_all_of_a_budget_is_planned_with_where_it_is_short(planned):
+    with pytest.raises(memopt.BudgetError) as refusal:
+        planned(1, recorded=False)
+    report = planned(refusal.value.minimum_bytes)
+    assert report.peak_bytes <= refusal.value.minimum_bytes
