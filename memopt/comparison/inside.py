@@ -28,8 +28,8 @@ from memopt.comparison.job import Job
 
 # What memopt does on the device while it plans: measured, or it takes as much as a step does.
 _ON_DEVICE = ("measuring operators", "measuring the device", "trial steps")
-# Runs by whose time an engine or a kernel is chosen: others are stopped as when a row is timed.
-_ALONE = ("timing engines", "timing kernels")
+# Runs by whose time an engine, a kernel or a way to launch them is chosen: others are stopped as when a row is timed.
+_ALONE = ("timing engines", "timing kernels", "timing steps")
 
 
 class Pauses:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from memopt.memory.cost.table import OperatorCost
 
 # What generated code's host was seen to need for each kernel, from Python, in seconds; and the share of a step's time
-# from which on its device may wait.
-_LAUNCH, _MAY_WAIT = 25e-6, 0.75
+# from which on its device may wait: there are some more kernels than operators, and those are timed with cold caches.
+_LAUNCH, _MAY_WAIT = 25e-6, 0.5
 # What is lost between a recording's blocks: ResNet-152's lost 1.6 to 4.3 %; and segments of small ones, in bytes.
 _SHARE, _SEGMENTS = 64, 32 * 2**20
 

@@ -160,7 +160,8 @@ def _learn(
         return
     requests = Requests(device)
     torch._C._cuda_clearCublasWorkspaces()  # they are asked for within, as in a recording
-    with contextlib.suppress(torch.OutOfMemoryError, MemoryError), requests.noting(), step.telling(requests.before):
+    short = contextlib.suppress(torch.OutOfMemoryError, MemoryError)
+    with short, phase("trial steps"), requests.noting(), step.telling(requests.before):
         _step(run, given, written, device)
     if requests.blocks:
         found = guide.placement = place(requests.blocks)
@@ -224,17 +225,18 @@ def _taken(
 ) -> _Run | None:
     """Take steps from the same state each; None where memory runs out."""
     seconds, hosts, digests = [], [], []
-    _begin_anew(device)
-    try:
-        for index in range(1 + _STEPS):
-            taken, host, numbers = _step(run, given, written, device)
-            if index:
-                seconds.append(taken)
-                hosts.append(host)
-                digests.append(numbers)
-    except (torch.OutOfMemoryError, MemoryError):
-        return None
-    return _Run(seconds, hosts, digests, torch.cuda.max_memory_reserved(device))
+    with phase("timing steps"):
+        _begin_anew(device)
+        try:
+            for index in range(1 + _STEPS):
+                taken, host, numbers = _step(run, given, written, device)
+                if index:
+                    seconds.append(taken)
+                    hosts.append(host)
+                    digests.append(numbers)
+        except (torch.OutOfMemoryError, MemoryError):
+            return None
+        return _Run(seconds, hosts, digests, torch.cuda.max_memory_reserved(device))
 
 
 def _begin_anew(device: torch.device) -> None:

@@ -65,11 +65,19 @@ def lower_within(
 
 @dataclasses.dataclass(frozen=True)
 class _Lowered:
-    """A compiled graph, what its engine knows of it, and whether its step is recorded."""
+    """A compiled graph.
+
+    Attributes:
+        run: runs it.
+        hooks: what its engine knows of it.
+        recorded: whether its step is recorded.
+        cache_bytes: what the allocator is to hold when a step begins, in one piece; 0 where that is not known.
+    """
 
     run: Callable[..., Any]
     hooks: Hooks
     recorded: bool = False
+    cache_bytes: int = 0
 
 
 def _recorded(
@@ -81,7 +89,7 @@ def _recorded(
     """The step recorded where that is faster; lowered for less for it, once, where it needs the room."""
     found = _tried(session, lowered.run, lowered.hooks, given)
     if not found.missing_bytes:
-        _say_why_not(session, found)
+        _go_without(session, lowered, found)
         return lowered.run
     log.info("a recorded step lacks %d bytes: planning again", found.missing_bytes)
     beyond, known = session.beyond, session.tighten(found.missing_bytes + found.missing_bytes // 8)
@@ -93,11 +101,14 @@ def _recorded(
         found = again
     session.loosen(known)
     session.beyond = beyond
-    _say_why_not(session, found)
+    _go_without(session, lowered, found)
     return lowered.run
 
 
-def _say_why_not(session: Session, found: Tried) -> None:
+def _go_without(session: Session, lowered: _Lowered, found: Tried) -> None:
+    """Say why the step is not recorded, where it was tried, and leave the allocator as it was before."""
+    if found.reason and found.reason != IMPOSSIBLE and lowered.cache_bytes:
+        _begin_anew(session.resident.device, lowered.cache_bytes)
     if found.reason not in ("", IMPOSSIBLE, NO_NEED):
         session.note(f"the step is not recorded: {found.reason}")
 
@@ -149,7 +160,7 @@ def _lowered_within(
             if isinstance(held, _Held):
                 session.beyond = held.cache_bytes - coming - taken.before_bytes
                 if held.full_speed or (over <= 0 and not left):
-                    return _Lowered(run, hooks)
+                    return _Lowered(run, hooks, cache_bytes=held.cache_bytes)
         within = isinstance(held, _Held) and over <= 0
         lacking = 0
         if isinstance(taken, Taken) and taken.allocated_bytes + coming <= allowed:  # it is how its blocks come to lie
