@@ -14,7 +14,8 @@ from memopt.memory.timeline import timeline
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.passes.chunk_batch import bounds, seen_by_the_caller
 from memopt.patterns.batch import NO_BATCH, Batched, State, Summed, batch_of
-from memopt.patterns.batch_stretches import CONVOLUTIONS, Span, Spans, find_spans
+from memopt.patterns.batch_stretches import CONVOLUTIONS, FILLED, Span, Spans, find_spans
+from memopt.patterns.elements import shape
 from memopt.program import Phase, Program, ProgramError, is_any_view, tensors_of
 from memopt.rewrite import Refused, forget_inplace, storages
 
@@ -93,6 +94,7 @@ class SplitBatch(Pass):
             reason = f"the greediest convolution needs {most} of {peak} bytes at the peak: recomputing lowers the rest"
             return PassResult(program, (), (Refusal(first, reason),))
         new = program.copy()
+        _take_apart_at_once(new.graph)
         found = find_spans(new, size, {node: own[node.name] for node in new.calls})
         refusals = tuple(Refusal(node.name, f"not in parts: {reason}") for node, reason in found.reasons.items())
         if not found.spans:
@@ -112,6 +114,16 @@ def own_bytes(node: fx.Node) -> int:
     for operand in (*node.all_input_nodes, node):
         read.update(storages(operand))
     return sum(read.values()) + workspace_bytes(node)
+
+
+def _take_apart_at_once(graph: fx.Graph) -> None:
+    """Items of results behind what makes these: an engine's order may have them stand behind the end of a stretch."""
+    last: dict[fx.Node, fx.Node] = {}
+    for node in list(graph.nodes):
+        made_by = node.args[0] if node.target is operator.getitem else None
+        if isinstance(made_by, fx.Node) and made_by.meta.get("phase") is node.meta.get("phase"):
+            last.get(made_by, made_by).append(node)
+            last[made_by] = node
 
 
 def _split(program: Program, new: Program, found: Spans, parts: int) -> tuple[Program, tuple[Change, ...]]:
@@ -193,6 +205,9 @@ class _Parts:
         for span in reversed(self.found.spans):
             for node in reversed(span.members):
                 self.graph.erase_node(node)
+            for node in span.early:
+                if node.target is FILLED and not node.users:
+                    self.graph.erase_node(node)
 
     # -- one part ------------------------------------------------------------------------------------------------
 
@@ -219,8 +234,7 @@ class _Parts:
                 return self.pieces[value][index]
             if (value, state) not in slices:
                 span = (start * state.inner, stop * state.inner)
-                whole = self.joined.get(value, value)
-                slices[value, state] = self._call(node, aten.slice.Tensor, (whole, state.dim, *span), "rows")
+                slices[value, state] = self._rows(node, value, state.dim, span)
             return slices[value, state]
 
         args, kwargs = fx.map_arg((node.args, node.kwargs), operand)
@@ -228,6 +242,14 @@ class _Parts:
         for position, argument in (rule.resize(stop - start) if rule.resize is not None else {}).items():
             changed[position] = argument
         return self._call(node, node.target, tuple(changed), "part", kwargs)
+
+    def _rows(self, node: fx.Node, value: fx.Node, dim: int, span: tuple[int, int]) -> fx.Node:
+        """For a node, these entries of a value along a dimension."""
+        if value.target is FILLED:
+            sizes = list(shape(value))
+            sizes[dim] = span[1] - span[0]
+            return self._call(node, FILLED, (sizes, value.args[1]), "filled", value.kwargs)
+        return self._call(node, aten.slice.Tensor, (self.joined.get(value, value), dim, *span), "rows")
 
     def _call(
         self, node: fx.Node, target: Any, args: Any, suffix: str, kwargs: Mapping[str, Any] | None = None

@@ -85,6 +85,19 @@ def _softmax(node: fx.Node, states: States, size: int) -> Rule:
     return Rule(state)
 
 
+def _scattered(node: fx.Node, states: States, size: int) -> Rule:
+    """Sums at places along another dimension than the batch: what a sample adds lands in its own rows."""
+    total, dim, index, values = node.args[:4]
+    state, own = batched(index, states), batched(total, states)
+    if state is None or batched(values, states) != state or own not in (None, state):
+        raise NotBatched(f"{node.target} meets operands that lie differently along the batch")
+    assert isinstance(total, fx.Node) and isinstance(dim, int)
+    apart(node, state, [dim], len(shape(node)))
+    if len({shape(operand)[state.dim] for operand in (total, index, values)}) > 1:
+        raise NotBatched(f"{node.target} adds fewer rows than there are")
+    return Rule(state, {} if own is not None else {total: state})
+
+
 _KINDS: Kinds = (
     (_convolution, (aten.convolution_backward.default,)),
     (_sum, (aten.sum.dim_IntList,)),
@@ -98,6 +111,7 @@ _KINDS: Kinds = (
         aten.upsample_bicubic2d_backward.default,
     )),
     (_elements, (aten.native_dropout_backward.default,)),
+    (_scattered, (aten.scatter_add.default,)),
     (_softmax, (aten._log_softmax_backward_data.default, aten._softmax_backward_data.default)),
 )  # fmt: skip
 RULES: Mapping[Any, Function] = {target: function for function, targets in _KINDS for target in targets}

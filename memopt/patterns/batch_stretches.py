@@ -17,6 +17,8 @@ from memopt.program import InputKind, Program, is_effectful, is_random
 aten = torch.ops.aten
 
 CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_backward.default})
+# What is filled with one number.
+FILLED = aten.full.default
 # A convolution is heavy that needs this share of what the program's greediest operation needs by itself; stretches
 # begin and end with operations that need this smaller one: lighter ones between them cost less in parts than putting
 # together what they read and make.
@@ -148,7 +150,8 @@ class _Finder:
             raise NotBatched("as_strided counts from the beginning of the whole storage")
         rule = gradient_rule(node, states, self.size)
         if rule.state is None:
-            if reads_members or is_random(node) or is_effectful(node) or self.own[node] >= self.least:
+            heavy = self.own[node] >= self.least and node.target is not FILLED  # parts have their own
+            if reads_members or is_random(node) or is_effectful(node) or heavy:
                 raise NotBatched(f"{node.target} is computed of the whole batch, or of none of it")
             early.append(node)
             return

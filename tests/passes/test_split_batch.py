@@ -145,6 +145,50 @@ def test_pools_and_resizing_do_not_end_a_stretch():
         assert len(result.changes) == 2 and "convolution_1" in result.changes[0].before, between
 
 
+class Pool(torch.autograd.Function):
+    """Max pooling whose gradient is spelled out as Inductor does it: sums at places, in rows of zeros."""
+
+    @staticmethod
+    def forward(ctx, x):
+        values, places = F.max_pool2d(x, 2, return_indices=True)
+        ctx.save_for_backward(places)
+        ctx.shape = x.shape
+        return values
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (places,) = ctx.saved_tensors
+        batch, channels, height, width = ctx.shape
+        rows = torch.full((batch * channels, height * width), 0.0, dtype=torch.float32)
+        values = gradient.float().reshape(batch * channels, -1)
+        rows = torch.scatter_add(rows, 1, places.reshape(batch * channels, -1), values)
+        return rows.view(ctx.shape).to(gradient.dtype)
+
+
+def test_sums_at_places_do_not_end_a_stretch():
+    tensors = operands()
+    before = joint(network(Pool.apply), *tensors)
+    assert "aten.scatter_add.default" in targets(before)
+    result = split(before, 3)
+    assert len(result.changes) == 2
+    filled = [node for node in result.program.calls if node.target is aten.full.default and node.meta["val"].dim() == 2]
+    assert [tuple(node.meta["val"].shape) for node in filled] == [(2 * 8, 144)] * 3, "each part has its own zeros"
+    assert_as_exact(result.program, before, network(Pool.apply), tensors)
+
+
+def test_results_that_are_taken_apart_late_stay_in_their_stretch():
+    before = joint(network(), *operands())
+    late = before.copy()
+    items = [node for node in late.calls if node.name in ("getitem_1", "getitem_2")]
+    for node in items:  # gradients of a weight and of a bias
+        late.graph.output_node().prepend(node)
+    late = late.finish()
+    assert late.calls[-1].name == items[-1].name
+    result = split(late, 3)
+    assert len(result.changes) == 2
+    assert_as_exact(result.program, before, network(), operands())
+
+
 def test_a_bias_whose_gradient_is_a_sum_of_its_own():
     def loss(x, w, b):
         return (F.conv2d(x, w, padding=1) + b).square().sum()

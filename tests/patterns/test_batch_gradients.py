@@ -100,6 +100,31 @@ def test_what_mixes_samples_is_refused(function, shapes, reason):
             states[node] = gradient_rule(node, states, N).state
 
 
+def test_sums_at_places_stay_with_their_samples():
+    def function(places, values, total):
+        rows = torch.scatter_add(torch.zeros(3 * N, 9), 1, places.view(3 * N, 4), values.view(3 * N, 4))
+        return rows, torch.scatter_add(total, 1, places.view(3 * N, 4), values.view(3 * N, 4))
+
+    places, values = torch.zeros(N, 3, 4, dtype=torch.int64), torch.ones(N, 3, 4)
+
+    def rules(total, **changed):
+        program = trace(function, places, values, total, kinds={})
+        states = {node: Batched(0) for node in program.placeholders}
+        states[program.placeholders[2]] = changed.get("state", Batched(0, 3))
+        found = {}
+        for node in program.calls:
+            found[node] = gradient_rule(node, states, N)
+            states[node] = found[node].state
+        return [rule for node, rule in found.items() if node.target is aten.scatter_add.default]
+
+    first, second = rules(torch.ones(3 * N, 9))
+    assert first.state == second.state == Batched(0, 3)
+    assert list(first.slices.values()) == [Batched(0, 3)] and not second.slices, "of what is whole, a part's rows"
+    for total, state in ((torch.ones(3 * N, 9), Batched(0)), (torch.ones(4 * N, 9), None)):
+        with pytest.raises(NotBatched, match=r"differently|fewer rows"):
+            rules(total, state=state)
+
+
 def test_sums_over_other_dimensions_stay_with_their_samples():
     program = trace(lambda x: (x.sum((1, 2)), x.sum((0, 2), keepdim=True)), torch.ones(N, 3, 4), kinds={})
     assert program.inputs[0].kind is InputKind.USER
