@@ -41,7 +41,8 @@ def ratios_table(results: Sequence[dict[str, Any]]) -> str:
 
     A peer is compared where it reserves no more than the share: an engine that cannot be told a budget may do so.
     """
-    settings = sorted({_settings(result) for result in results})
+    jobs = sorted({result["settings"]["jobs"] for result in results})
+    settings = sorted({_settings(result, jobs) for result in results})
     lines = [
         f"{'; '.join(settings)}:",
         "",
@@ -100,10 +101,13 @@ def _title(result: dict[str, Any]) -> str:
     return f"{settings['model']}, {', '.join(sizes)}, {settings['dtype']}"
 
 
-def _settings(result: dict[str, Any]) -> str:
+def _settings(result: dict[str, Any], jobs: Sequence[int] = ()) -> str:
+    """How the rows were taken; of several results with as many jobs at a time as any."""
     settings = result["settings"]
+    jobs = jobs or [settings["jobs"]]
+    side_by_side = f"{jobs[0]} to {jobs[-1]}" if jobs[1:] else str(jobs[0])
     caches = ", which share their caches" if settings.get("shared_caches") else ""
     return (
         f"{result['machine']}, torch {result['torch']}, `{result['allocator']}`, median of {settings['repeats']} "
-        f"steps, {settings['jobs']} rows compiled at a time{caches}"
+        f"steps, {side_by_side} rows compiled at a time{caches}"
     )
