@@ -22,7 +22,7 @@ from memopt.cache_dir import cache_dir
 log = logging.getLogger("memopt")
 
 # Raised whenever what records mean changes: older ones are then absent.
-FORMAT = 1
+FORMAT = 2
 # No record is this long: a longer file is none of ours.
 _LONGEST = 1 << 22
 

@@ -6,7 +6,6 @@ import bisect
 import contextlib
 import dataclasses
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -40,8 +39,8 @@ class Measured:
     """What one call took.
 
     Attributes:
-        seconds: the median of a few calls; None for operators whose time is not measured (`roofline.is_light`), and
-            where memory was short for timing.
+        seconds: the least of a few calls, as others may use the device meanwhile; None for operators whose time is not
+            measured (`roofline.is_light`), and where memory was short for timing.
         workspace_bytes: the most bytes alive at once while it ran, above its inputs and its results.
         output_bytes: bytes that its results took of the allocator.
     """
@@ -170,7 +169,7 @@ def _timed(node: fx.Node, inputs: _Inputs, device: torch.device, clock: _Clock |
     args, kwargs = inputs.arguments(node)
     target = _as_run(node)
     try:
-        return None if clock is None else clock.median(lambda: target(*args, **kwargs))
+        return None if clock is None else clock.least(lambda: target(*args, **kwargs))
     except RuntimeError:  # memory is short beside what the clock holds
         return None
 
@@ -192,10 +191,9 @@ class _Clock:
             for _ in range(_WARM_UP):
                 self.cache.zero_()
 
-    def median(self, call: Callable[[], Any], calls: int = 1) -> float:
-        """The median time of `call()`, which has run before and makes `calls` equal calls."""
-        samples = self._on_cuda(call) if self.cuda else self._on_cpu(call)
-        return statistics.median(samples) / calls
+    def least(self, call: Callable[[], Any], calls: int = 1) -> float:
+        """The least time of `call()`, which has run before and makes `calls` equal calls."""
+        return min(self._on_cuda(call) if self.cuda else self._on_cpu(call)) / calls
 
     def _on_cpu(self, call: Callable[[], Any]) -> list[float]:
         samples: list[float] = []
@@ -297,7 +295,7 @@ def calibrate(device: torch.device) -> Device:
             operand = data[:size]
             repeats = 1 if size > 2**15 else 16  # short calls are timed several together
             _call(operand, 1)()
-            taken = clock.median(_call(operand, repeats), repeats)
+            taken = clock.least(_call(operand, repeats), repeats)
             points.append((3 * operand.nbytes, max(taken, *(seconds for _, seconds in points), 0.0)))
         rates = dict(CPU.flops)
         side = _MATRIX[device.type]
@@ -305,7 +303,7 @@ def calibrate(device: torch.device) -> Device:
             left = torch.full((side, side), 0.5, dtype=dtype, device=device)
             product = _product(left)
             product()
-            rates[str(dtype).removeprefix("torch.")] = 2 * side**3 / clock.median(product)
+            rates[str(dtype).removeprefix("torch.")] = 2 * side**3 / clock.least(product)
     on_cuda = device.type == "cuda"
     rates["tf32"] = max(rates["float32"], rates["bfloat16"] / 2) if on_cuda else rates["float32"]
     rates["float64"] = rates["float32"] / 2

@@ -63,7 +63,7 @@ def test_an_entry_of_another_key_scope_or_format_is_foreign(folder, monkeypatch)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(path.read_bytes())
         assert store.get(scope, key) is None
-    monkeypatch.setattr(disk, "FORMAT", 2)
+    monkeypatch.setattr(disk, "FORMAT", disk.FORMAT + 1)
     assert store.get("scope", "key") is None
 
 
