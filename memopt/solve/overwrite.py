@@ -42,11 +42,15 @@ def overwritten(problem: StepProblem, schedule: Schedule, may: Sequence[bool]) -
             latest.pop(storage, None)  # a fresh copy: the one before stays dead where it was
             made[storage] = step
     held = problem.pinned | problem.resident | problem.arriving
-    found = []
+    sizes, found = problem.sizes, [0] * len(steps)
     for step, operation in enumerate(steps):
-        made_here = problem.writes[operation] if may[operation] else ()
-        dying = last[step] - held
-        found.append(shared_bytes((problem.sizes[s] for s in made_here), (problem.sizes[s] for s in dying)))
+        made_here = problem.writes[operation] if may[operation] and last[step] else ()
+        dying = last[step] - held if made_here else ()
+        if dying and len(made_here) == 1:  # most operations: thousands, for each plan of a curve
+            size = sizes[made_here[0]]
+            found[step] = size if any(sizes[storage] == size for storage in dying) else 0
+        elif dying:
+            found[step] = shared_bytes((sizes[s] for s in made_here), (sizes[s] for s in dying))
     return tuple(found)
 
 
