@@ -155,15 +155,18 @@ class _Marker:
         self.found: dict[fx.Node, None] | None = None  # what the last round found not to be stored
         self.stored: set[fx.Node] = set()  # what is stored only for the sake of kernels after a library call
         self.marked = {node for node in self.graph.nodes if node.meta.get("stored")}  # what is stored in any case
-        self.window: dict[fx.Node, int] = {}  # library calls before it: kernels are fused between two such calls only
+        # Library calls before it, and ends of halves: kernels are fused between two such only.
+        self.window: dict[fx.Node, int] = {}
         self.last: dict[fx.Node, int] = {}  # the last window in which a kernel reads it, or what is computed from it
         self.limits: dict[bool, tuple[int, int]] = {}  # Inductor's thresholds on operations and reads, on CPU or not
 
     def fused(self, *, store: bool = True) -> dict[fx.Node, None]:
         """The values that are not stored, views of such values included; `store`: but for a later kernel's sake."""
-        calls = 0
+        calls, before = 0, None
         for node in self.graph.nodes:
-            self.window[node] = calls
+            phase = node.meta.get("phase", before)
+            calls += phase is not before  # no kernel is part of both halves
+            before, self.window[node] = phase, calls
             calls += node in self.calls
         for node in reversed(self.graph.nodes):
             self.inlining[node] = self._readers_inline(node)

@@ -267,6 +267,17 @@ def test_a_number_for_each_row_is_stored_where_a_kernel_after_a_library_call_rea
     assert stored(program) == {"rsqrt"}
 
 
+def test_a_number_for_each_row_is_stored_where_the_other_half_reads_it():
+    """The labels of a loss, say, shifted by one: a kernel would look them up for each class."""
+
+    def loss(x, weights):
+        shifted = F.pad(weights, (0, 1))[..., 1:]
+        return (x * shifted.unsqueeze(-1)).square().sum()
+
+    program = marked(capture_joint(loss, torch.randn(64, 512, requires_grad=True), torch.randn(64)))
+    assert stored(program) == {"constant_pad_nd"}
+
+
 def test_what_is_computed_of_nothing_in_memory_is_computed_again_after_a_library_call():
     x, w = torch.randn(64, 512), torch.randn(512, 512)
 
