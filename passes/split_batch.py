@@ -205,9 +205,8 @@ class _Parts:
         for span in reversed(self.found.spans):
             for node in reversed(span.members):
                 self.graph.erase_node(node)
-            for node in span.early:
-                if node.target is FILLED and not node.users:
-                    self.graph.erase_node(node)
+        for node in [node for node in self.graph.nodes if node.target is FILLED and not node.users]:
+            self.graph.erase_node(node)
 
     # -- one part ------------------------------------------------------------------------------------------------
 
