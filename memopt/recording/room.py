@@ -9,8 +9,9 @@ from memopt.memory.cost.table import OperatorCost
 # What generated code's host was seen to need for each kernel, from Python, in seconds; and the share of a step's time
 # from which on its device may wait: there are some more kernels than operators, and those are timed with cold caches.
 _LAUNCH, _MAY_WAIT = 25e-6, 0.5
-# What is lost between a recording's blocks: ResNet-152's lost 1.6 to 4.3 %; and segments of small ones, in bytes.
-_SHARE, _SEGMENTS = 64, 32 * 2**20
+# What is lost between a recording's blocks, one part in so many: ResNet-152's lost up to 4 %, then 1 %. And segments of
+# small ones: bytes, and at most one part in so many.
+_SHARE, _SEGMENTS, _MOST = 64, 32 * 2**20, 16
 
 
 def set_aside(costs: Iterable[OperatorCost], limit: int, inputs: int) -> int:
@@ -24,4 +25,4 @@ def set_aside(costs: Iterable[OperatorCost], limit: int, inputs: int) -> int:
     seconds = [cost.seconds for cost in costs if cost.seconds]
     if _LAUNCH * len(seconds) < _MAY_WAIT * sum(seconds):
         return 0
-    return inputs + limit // _SHARE + _SEGMENTS
+    return inputs + limit // _SHARE + min(_SEGMENTS, limit // _MOST)

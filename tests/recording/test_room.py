@@ -23,6 +23,7 @@ def test_something_is_left_where_the_device_may_wait_for_its_host():
     waits, works = [cost(5e-6)] * 100 + [cost(0.0)] * 900, [cost(5e-4)] * 100 + [cost(0.0)] * 10**5
     assert set_aside(waits, 640 * 10**6, 3000) == 10 * 10**6 + 32 * 2**20 + 3000
     assert set_aside(works, 640 * 10**6, 3000) == 0
+    assert set_aside(waits, 64 * 10**6, 0) == 5 * 10**6, "of a small budget not half"
 
 
 @pytest.fixture
