@@ -195,6 +195,7 @@ _STUBS: dict[str, Any] = {
     "reinterpret_tensor": _reinterpret,
     "assert_size_stride": _nothing,
     "assert_alignment": _nothing,
+    "copy_if_misaligned": lambda tensor: tensor,  # as torch.compile finds its inputs
     "run_intermediate_hooks": _nothing,
     "get_raw_stream": lambda device: 0,
 }

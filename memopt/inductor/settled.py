@@ -39,6 +39,13 @@ class Settled:
     lowering: tuple[str, ...] = ()
     correction: int = 0
 
+    @property
+    def described(self) -> str:
+        """In words, for a log."""
+        if self.planned:
+            return f"a plan for {self.correction} bytes more" if self.correction else "a plan"
+        return " and ".join(["torch's own cut", *([", ".join(self.lowering)] if self.lowering else [])])
+
 
 class SettledSteps:
     """Settled steps of this version of memopt and torch, below the folder for caches."""

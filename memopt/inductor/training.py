@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ from memopt.rewrite import ancestors
 from memopt.step.corrections import corrected
 from memopt.step.measured import step_decides
 from memopt.step.planner import GraphPeaks
+
+log = logging.getLogger("memopt")
 
 # Code of torch's own cut takes no less than this share of what is expected of it: its order is Inductor's to choose.
 _LESS = 0.85
@@ -210,6 +213,7 @@ class Training:
             session.note(f"the peak of the generated code is not known: {error}")
             return None if session.limit_bytes else _Attempt(run, halves, None, settled)  # it cannot be promised
         saving, excess = session.emitted(captured, peaks)
+        log.info("code of %s takes %d bytes: %s", settled.described, session.code_peak(), _against(excess))
         taken = 0 if excess is None else excess + session.usable(session.limit_bytes)
         if taken and not settled.planned:
             self._cuts[settled.lowering] = taken
@@ -303,6 +307,12 @@ class Training:
             return None
         mutations_in_place(forward, program, forward_outputs)
         return forward, backward
+
+
+def _against(excess: int | None) -> str:
+    if excess is None:
+        return "there is no budget"
+    return f"{excess} more than the budget" if excess > 0 else f"{-excess} of the budget are left"
 
 
 def _return_early(module: fx.GraphModule, outputs: int) -> int:

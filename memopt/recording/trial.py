@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("memopt")
 
-# A recorded step is taken where it takes less than this share of the other's time; one that needs another plan, where
-# it takes less than that share; and one without which the step would be planned for less, less than that.
-_WORTH, _WORTH_A_PLAN, _INSTEAD_OF_A_PLAN = 0.97, 0.9, 1.05
+# A recorded step is taken where it takes less than this share of the other's time, which grows where others use the
+# host; one that needs another plan, where it takes less than that share; and one without which the step would be
+# planned for less, less than that.
+_WORTH, _WORTH_A_PLAN, _INSTEAD_OF_A_PLAN = 1.0, 0.9, 1.05
 # Where all is launched in less than this share of a step, the device does not wait for its host.
 _WAITS = 0.75
 IMPOSSIBLE, NO_NEED = "it cannot be", "the device does not wait for its host"
