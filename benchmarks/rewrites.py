@@ -92,7 +92,8 @@ def main() -> int:
     parser.add_argument("--model", default="llama_1b", choices=memopt.models.names(), metavar="MODEL")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--sequence", type=int)
+    parser.add_argument("--sequence", type=int, help="of models that read tokens")
+    parser.add_argument("--resolution", type=int, help="of models that see images")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--target", default="h100", help="whose data sheet: h100, a100, …")
@@ -100,7 +101,7 @@ def main() -> int:
 
     changes = {"tiny": True} if given.tiny else {}
     model = built(given.model, given.device, given.dtype, **changes).train()
-    sizes = {} if given.sequence is None else {"sequence": given.sequence}
+    sizes = {name: getattr(given, name) for name in ("sequence", "resolution") if getattr(given, name) is not None}
     table = CostTable()
     search = search_of(model, model.example_inputs(given.batch, labels=True, **sizes), table)
     print(f"{given.model}, batch {given.batch}, {given.dtype}, {given.device}, torch {torch.__version__}")
