@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torch import fx
 from torch._inductor.choices import InductorChoices
 from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, Scheduler
+from torch._inductor.virtualized import V
 
 # In the meta of a node that a rewrite has put into the graph.
 ADDED = "memopt_added"
@@ -28,8 +31,7 @@ class KeepOrder(InductorChoices):
         """
         super().__init__()
         self._added_only = added_only
-        self._calls: list[int] = []
-        self._scheduler: int | None = None
+        self._order: _Order | None = None
 
     def can_fuse_horizontal(  # type: ignore[override]
         self, scheduler: Scheduler, node1: BaseSchedulerNode, node2: BaseSchedulerNode, shared_data_score: int
@@ -53,18 +55,54 @@ class KeepOrder(InductorChoices):
         """Whether a library call stands between the two, in the order in which they were planned."""
         if self._added_only and not (_is_added(node1) and _is_added(node2)):
             return False
-        early, late = sorted((int(node1.min_order), int(node2.min_order)))
-        calls = self._orders(scheduler)
-        return bisect.bisect_right(calls, early) < bisect.bisect_left(calls, late)
+        if self._order is None or self._order.scheduler is not scheduler:
+            self._order = _Order(scheduler)
+        return self._order.apart(node1, node2)
 
-    def _orders(self, scheduler: Scheduler) -> list[int]:
-        """Positions of the library calls, which no fusion changes."""
-        if self._scheduler != id(scheduler):
-            self._scheduler = id(scheduler)
-            self._calls = sorted(
-                int(node.min_order) for node in scheduler.nodes if isinstance(node, ExternKernelSchedulerNode)
-            )
-        return self._calls
+
+class _Order:
+    """Where library calls stand in one scheduler's order, and in the graph's.
+
+    Inductor puts a value that it computes element by element where it is first needed in memory: of three that stand
+    together in the graph, each is scheduled before the call that reads it. Two nodes are together if they are so in
+    either order.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._place: dict[fx.Node, int] = {node: index for index, node in enumerate(_nodes())}
+        calls = [node for node in scheduler.nodes if isinstance(node, ExternKernelSchedulerNode)]  # no fusion moves one
+        self._scheduled = sorted(int(node.min_order) for node in calls)
+        self._written = sorted(place for node in calls for place in self._places(node))
+
+    def apart(self, *nodes: BaseSchedulerNode) -> bool:
+        """Whether a library call stands between nodes in both orders."""
+        scheduled = [int(order) for node in nodes for order in (node.min_order, node.max_order)]
+        if not _between(self._scheduled, scheduled):
+            return False
+        written = [self._places(node) for node in nodes]
+        return not all(written) or _between(self._written, [place for places in written for place in places])
+
+    def _places(self, node: BaseSchedulerNode) -> list[int]:
+        """Where the parts of a node stand in the graph; nothing where one is not known."""
+        found = []
+        for part in node.get_nodes():
+            origins = () if part.node is None else part.node.get_origins()
+            places = [self._place[origin] for origin in origins if origin in self._place]
+            if not places:
+                return []
+            found.append(max(places))  # the others are computed within
+        return found
+
+
+def _nodes() -> Iterable[fx.Node]:
+    graph = V.graph.graph
+    return graph.nodes if isinstance(graph, fx.Graph) else ()
+
+
+def _between(calls: Sequence[int], places: Sequence[int]) -> bool:
+    """Whether one of the calls, sorted, lies between the places."""
+    return bisect.bisect_right(calls, min(places)) < bisect.bisect_left(calls, max(places))
 
 
 def _is_added(node: BaseSchedulerNode) -> bool:

@@ -24,7 +24,7 @@ from memopt.program import Program, copy_node, module_of
 from memopt.rewrite import storages
 
 # What tells code that is fused in the plan's order, or in a rewrite's, from other code of the same graph.
-IN_ORDER, ADDED_IN_ORDER, IN_ANY_ORDER = b"memopt, in order", b"memopt, rewrites in order", b"memopt"
+IN_ORDER, ADDED_IN_ORDER, IN_ANY_ORDER = b"memopt, in either order", b"memopt, rewrites in either order", b"memopt"
 
 # A buffer that waits for another of its size is alive meanwhile (the allocator reuses memory as well), and the order is
 # chosen anew by a count of bytes that knows of no sum that takes the memory of its operand.
