@@ -10,7 +10,7 @@ import torch
 
 from memopt.backends.cuda_graph import leave_capture, no_warning
 from memopt.errors import first_line
-from memopt.recording.step import Call, Unrecordable
+from memopt.recording.step import Call, Unrecordable, like
 
 log = logging.getLogger("memopt")
 
@@ -21,7 +21,7 @@ class CudaRecorder:
     def __init__(self) -> None:
         """The pool is there with the first recording."""
         self._pool: Any = None
-        self._stream: torch.cuda.Stream | None = None  # of the latest replay
+        self._stream: torch.cuda.Stream | None = None  # of the latest use
 
     def record(self, run: Call, arguments: list[Any]) -> tuple[Callable[[], None], Sequence[Any]]:
         """Capture a function of a list of arguments, which is emptied, as a CUDA graph in the pool.
@@ -49,14 +49,18 @@ class CudaRecorder:
             log.info("a half is not recorded: %s", reason)
             raise Unrecordable(reason)
 
-        def replay() -> None:
-            current = torch.cuda.current_stream()
-            if self._stream is not None and self._stream != current:
-                current.wait_stream(self._stream)  # which may still use the pool
-            self._stream = current
-            graph.replay()
+        return graph.replay, results
 
-        return replay, results
+    def enter(self) -> None:
+        """The pool is about to be used on the current stream: what another one does with it comes first."""
+        current = torch.cuda.current_stream()
+        if self._stream is not None and self._stream != current:
+            current.wait_stream(self._stream)
+        self._stream = current
+
+    def blank(self, value: torch.Tensor) -> torch.Tensor:
+        """Memory for a copy of a tensor: while a capture is under way, of its pool."""
+        return like(value)
 
     def begin(self) -> None:
         """Buffers of cuBLAS are taken in the pool from now on, of the size that they have outside."""

@@ -21,7 +21,7 @@ from memopt.inductor.lines import with_lines
 from memopt.inductor.replay import Meter, ReplayError, Workspace, Wrapper, replay
 from memopt.phases import phase
 from memopt.program import InputKind, OutputKind, Program
-from memopt.recording.guide import Guide
+from memopt.recording.guide import FIRST, Guide
 from memopt.recording.pool import Pool
 from memopt.recording.step import RecordedStep, ends_of
 from memopt.step.planner import GraphPeaks
@@ -103,7 +103,7 @@ class Halves:
         guide = Guide()
         if self.forward is None or self.backward is None or not self.forward.wrapper or not self.backward.wrapper:
             return None
-        first = with_lines(self.forward.wrapper.source, forward, guide.before)
+        first = with_lines(self.forward.wrapper.source, forward, guide.before, FIRST)
         second = None if first is None else with_lines(self.backward.wrapper.source, backward, guide.before, first[1])
         if first is None or second is None:
             return None

@@ -10,10 +10,13 @@ from typing import Any
 import torch
 
 from memopt.memory.allocator import own_segment
-from memopt.recording.step import Call
+from memopt.recording.step import Call, Take
 from memopt.solve.placement import Misplaced, Placement, Steering
 
 log = logging.getLogger("memopt")
+
+# The line in which arguments of forward are taken; those of its code come behind it.
+_TAKEN, FIRST = 0, 1
 
 
 class CudaMemory:
@@ -49,17 +52,22 @@ class Guide:
         """Do this before lines."""
         self._act = act
 
-    def led_forward(self, args: list[Any]) -> Sequence[Any]:
-        """Run forward, led."""
+    def told_forward(self, args: list[Any], take: Take) -> Sequence[Any]:
+        """Run forward on what is taken of its arguments."""
         assert self.forward is not None
+        self.before(_TAKEN)
+        return self.forward(take(args))
+
+    def led_forward(self, args: list[Any], take: Take) -> Sequence[Any]:
+        """Run it likewise, led."""
         self.stop()
         if self.placement is None:
-            return self.forward(args)
+            return self.told_forward(args, take)
         with own_segment():  # the arena; blocks of segments that grow are cut however little is left
             self._steering = Steering(self.placement, self.memory)
             self._steering.begin()
             self._act = self._lead
-            return self.forward(args)
+            return self.told_forward(args, take)
 
     def led_backward(self, args: list[Any]) -> Sequence[Any]:
         """Run backward, led as forward was."""

@@ -37,7 +37,7 @@ class Loan:
                 value = view(storage_at(value, storages), value)
                 self._tensors.append(weakref.ref(value))
             found.append(value)
-        self._storages = {address: _seen(storage) for address, storage in storages.items()}
+        self._storages = {address: seen(storage) for address, storage in storages.items()}
         return found
 
     def held(self) -> set[int]:
@@ -66,7 +66,8 @@ class Loan:
             _kept.append(self)
 
 
-def _seen(storage: Any) -> StorageWeakRef:
+def seen(storage: Any) -> StorageWeakRef:
+    """A storage, whose memory is not held by that."""
     return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
 

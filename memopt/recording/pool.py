@@ -32,6 +32,12 @@ class Recorder(Protocol):
             RuntimeError: it cannot be recorded, or memory is short. Nothing is left behind.
         """
 
+    def blank(self, value: torch.Tensor) -> torch.Tensor:
+        """Memory for a copy of a tensor: of the recording's own, within a function that is recorded."""
+
+    def enter(self) -> None:
+        """The memory is about to be written to, and a recording run: what uses it now comes first."""
+
     def begin(self) -> None:
         """Functions of one step are about to be recorded."""
 

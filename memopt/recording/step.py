@@ -1,7 +1,8 @@
 """Both halves of a training step as recordings: one launch each, where the device would wait for the host.
 
 A recording runs the generated code's own kernels in their order, on the addresses that it was made with. What a half
-is given is copied to where its recording reads it; parameters and buffers are read where they lie. Forward's results
+is given is copied to where its recording reads it, which is free for others once it has been read for the last time;
+parameters and buffers are read where they lie. Forward's results
 are copied out; gradients are lent until the next step (see `memopt.recording.lent`). What is saved for backward stays
 where it is: autograd holds it between the halves, nothing else sees it.
 
@@ -13,16 +14,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from memopt.errors import first_line
-from memopt.recording.lent import Loan, address_of, storage_at, view
+from memopt.recording.lent import Loan, address_of, seen, storage_at, view
 from memopt.recording.pool import Pool
 
 Call = Callable[[list[Any]], Sequence[Any]]
+# Makes of a list of arguments, which is emptied, one in which some are in memory of their own.
+Take = Callable[[list[Any]], list[Any]]
 
 
 class Unrecordable(RuntimeError):
@@ -32,11 +37,11 @@ class Unrecordable(RuntimeError):
 class Guide(Protocol):
     """What leads the allocator while both halves are recorded; see `memopt.recording.guide`."""
 
-    def led_forward(self, args: list[Any]) -> Sequence[Any]:
-        """Run forward on a list of arguments, which is emptied."""
+    def led_forward(self, args: list[Any], take: Take) -> Sequence[Any]:
+        """Run forward on what is taken of a list of arguments, which is emptied."""
 
     def led_backward(self, args: list[Any]) -> Sequence[Any]:
-        """Run backward likewise."""
+        """Run backward on a list of arguments, which is emptied."""
 
     def stop(self) -> None:
         """Let go of what is held."""
@@ -114,10 +119,11 @@ class RecordedStep:
 
     @contextlib.contextmanager
     def telling(self, act: Callable[[int], None]) -> Iterator[None]:
-        """Within, the code runs as it is, and tells this of its lines."""
-        halves = self._forward, self._backward
-        self.guide.noting(act)
-        self._forward, self._backward = self.guide.forward, self.guide.backward
+        """Within, the code runs as it is on arguments as a recording's, and tells this of its lines."""
+        halves, guide = (self._forward, self._backward), self.guide
+        guide.noting(act)
+        self._forward = lambda args: guide.told_forward(args, functools.partial(self._taken, _copy))
+        self._backward = guide.backward
         try:
             yield
         finally:
@@ -138,7 +144,7 @@ class RecordedStep:
         """Forget what was recorded; the next step is recorded anew."""
         if self.guide is not None:
             self.guide.stop()
-        self._inputs: list[Any] = []
+        self._inputs: list[Any] = []  # in the recordings' memory, seen without holding it, but for what is fixed
         self._kept: list[int] = []  # which of them are read where they lie
         self._copied: list[int] = []  # the others
         self._places: list[int] = []
@@ -164,6 +170,7 @@ class RecordedStep:
         if not self._prepared(given):
             self._pool.release()  # the code needs the memory
             return self._forward(given)
+        self._pool.recorder.enter()
         for index in self._copied:
             if isinstance(given[index], torch.Tensor):
                 self._inputs[index].copy_(given[index])
@@ -187,19 +194,29 @@ class RecordedStep:
         return self._run_forward is not None
 
     def _record_forward(self, given: Sequence[Any]) -> None:
-        self._inputs = [
-            value if index in self._ends.fixed or not isinstance(value, torch.Tensor) else _copy(value)
-            for index, value in enumerate(given)
-        ]
         self._kept = [index for index in sorted(self._ends.fixed) if isinstance(given[index], torch.Tensor)]
         self._places = [given[index].data_ptr() for index in self._kept]
         self._copied = [index for index in range(len(given)) if index not in self._ends.fixed]
-        code = self._forward if self.guide is None else self.guide.led_forward
+        copies: dict[int, StorageWeakRef] = {}  # whose memory is free for results, once it is let go of
+
+        def take(args: list[Any]) -> list[Any]:
+            taken = self._taken(self._pool.recorder.blank, args)
+            for value in (taken[index] for index in self._copied):
+                if isinstance(value, torch.Tensor):
+                    copies[value.untyped_storage()._cdata] = seen(value.untyped_storage())
+            self._inputs = _unheld(taken, {address_of(taken[index]) for index in self._kept})
+            return taken
+
+        def code(args: list[Any]) -> Sequence[Any]:
+            return self._forward(take(args)) if self.guide is None else self.guide.led_forward(args, take)
+
         self._pool.recorder.begin()
-        run, results = self._pool.recorder.record(code, list(self._inputs))
-        known = {address_of(value): value for value in self._inputs if isinstance(value, torch.Tensor)}
+        run, results = self._pool.recorder.record(code, list(given))
+        known = {address_of(given[index]) for index in self._kept}
         for value in results[: self._ends.results]:
-            if isinstance(value, torch.Tensor) and address_of(value) in known:
+            if isinstance(value, torch.Tensor) and (
+                address_of(value) in known or value.untyped_storage()._cdata in copies
+            ):
                 raise Unrecordable("a result of forward shares memory with an input")
         self._returned = _unheld(results, known)
         self._run_forward = run
@@ -212,6 +229,16 @@ class RecordedStep:
         for index, value in enumerate(self._returned):  # weights are handed on as they come
             if id(value) in fixed:
                 self._returned[index] = _Argument(fixed[id(value)])
+
+    def _taken(self, make: Callable[[torch.Tensor], torch.Tensor], args: list[Any]) -> list[Any]:
+        """Arguments of forward, those that are not read where they lie made anew; the list is emptied."""
+        fixed = self._ends.fixed
+        taken = [
+            make(value) if index not in fixed and isinstance(value, torch.Tensor) else value
+            for index, value in enumerate(args)
+        ]
+        args.clear()
+        return taken
 
     def _alike(self, given: Sequence[Any]) -> bool:
         """Whether the arguments are as those that forward was recorded with, but for the values of what is copied."""
@@ -259,6 +286,7 @@ class RecordedStep:
                 self._pool.end()
                 self.stop(reason)
                 return results
+        self._pool.recorder.enter()
         tangents = given[self._ends.saved :]
         for kept, value in zip(self._tangents, tangents, strict=True):
             if isinstance(value, torch.Tensor):
@@ -298,12 +326,12 @@ class RecordedStep:
         found = list(results)
         del results
         for place, index in enumerate(self._ends.gradient_of[: len(found)]):
-            value, like = found[place], self._inputs[index] if index >= 0 else None
-            if not isinstance(value, torch.Tensor) or not isinstance(like, torch.Tensor):
+            value, of = found[place], self._inputs[index] if index >= 0 else None
+            if not isinstance(value, torch.Tensor) or not isinstance(of, torch.Tensor):
                 continue
-            dense = torch.empty_like(like, device="meta").stride() == like.stride()
-            if dense and value.shape == like.shape and value.stride() != like.stride():
-                found[place] = torch.empty_strided(like.shape, like.stride(), dtype=value.dtype, device=value.device)
+            dense = torch.empty_like(of, device="meta").stride() == of.stride()
+            if dense and value.shape == of.shape and value.stride() != of.stride():
+                found[place] = torch.empty_strided(of.shape, of.stride(), dtype=value.dtype, device=value.device)
                 found[place].copy_(value)
         return found
 
@@ -323,17 +351,18 @@ def _unheld(values: Sequence[Any], but: Collection[int]) -> list[Any]:
     storages: dict[int, Any] = {}
     return [
         value
-        if not isinstance(value, torch.Tensor) or address_of(value) in but
+        if not isinstance(value, torch.Tensor) or not value.untyped_storage().nbytes() or address_of(value) in but
         else view(storage_at(value, storages), value)
         for value in values
     ]
 
 
 def _copy(value: torch.Tensor) -> torch.Tensor:
-    return _like(value).copy_(value)
+    return like(value).copy_(value)
 
 
-def _like(value: torch.Tensor) -> torch.Tensor:
+def like(value: torch.Tensor) -> torch.Tensor:
+    """Memory for a copy of a tensor, of any values."""
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
@@ -342,7 +371,7 @@ def _copies(values: Sequence[Any]) -> list[Any]:
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if not tensors:
         return list(values)
-    made = [_like(value) for value in tensors]
+    made = [like(value) for value in tensors]
     torch._foreach_copy_(made, tensors)
     copies = iter(made)
     return [next(copies) if isinstance(value, torch.Tensor) else value for value in values]

@@ -126,7 +126,7 @@ def try_recording(
                 return _given_up(step, pool, NO_NEED)
             _learn(step, run, given, written, device)
         allowed, coming = held_bytes(device) or 0, session.resident.coming
-        reason, expected, unled = _SHORT, _led_bytes(step, given, device), plain.reserved_bytes + _copied_bytes(given)
+        reason, expected, unled = _SHORT, _led_bytes(step, device), plain.reserved_bytes + _copied_bytes(given)
         # Else a capture would run out of memory.
         if min(expected or unled, unled) + coming <= allowed:
             step.start()
@@ -173,13 +173,13 @@ def _learn(
             log.info("blocks of a recording, %d bytes at once, are led in %d", used, found.arena_bytes)
 
 
-def _led_bytes(step: RecordedStep, given: Sequence[Any], device: torch.device) -> int:
+def _led_bytes(step: RecordedStep, device: torch.device) -> int:
     """What the allocator will hold where a recording's blocks are led, in its memory and beside it; 0 where not."""
     placement = step.guide.placement if step.guide is not None else None
     if placement is None:
         return 0
     small = most_bytes(placement.blocks, small=True)
-    return settled_bytes(device) + int(placement.arena_bytes) + small + _copied_bytes(given)
+    return settled_bytes(device) + int(placement.arena_bytes) + small
 
 
 def _given_up(step: RecordedStep, pool: Pool, reason: str) -> Tried:

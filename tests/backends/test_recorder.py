@@ -12,7 +12,8 @@ import memopt
 from memopt.backends.recorder import CudaRecorder
 from memopt.recording import guide
 from memopt.recording import trial as recording
-from memopt.recording.step import Unrecordable
+from memopt.recording.pool import Pool
+from memopt.recording.step import Ends, RecordedStep, Unrecordable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:TensorFloat32")]
 
@@ -52,6 +53,31 @@ def test_what_waits_for_the_device_is_refused_and_leaves_nothing_behind():
     before = torch.cuda.memory_reserved()
     recorder.release()
     assert torch.cuda.memory_reserved() <= before
+
+
+def test_memory_of_an_argument_is_free_for_others_once_it_is_let_go_of():
+    weight, x = torch.tensor(2.0, device="cuda"), torch.randn(2**23, device="cuda")
+
+    def forward(args):
+        given_weight, given = args
+        args.clear()
+        made = given * 3
+        del given
+        return [(made * given_weight).sum(), given_weight, made]  # what is summed lies where the argument did
+
+    recorder = CudaRecorder()
+    step = RecordedStep(forward, forward, Ends(frozenset({0}), 1, 2), Pool(recorder))
+    step.start()
+    for scale in (1.0, -2.0):
+        loss = step.forward([weight, scale * x])[0]
+        torch.testing.assert_close(loss, scale * 6 * x.sum(), rtol=1e-3, atol=1e-1)
+        step._pool.end()
+    recorder.end()
+    taken = [item["total_size"] for item in torch.cuda.memory_snapshot() if tuple(item["segment_pool_id"]) != (0, 0)]
+    assert 2 * x.nbytes <= sum(taken) < 2.5 * x.nbytes
+    del loss
+    step.stop("enough")
+    step._pool.release()
 
 
 class Deep(nn.Module):

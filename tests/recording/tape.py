@@ -11,6 +11,7 @@ class Tape:
     def __init__(self):
         self.recordings = self.releases = self.replays = 0
         self.failing = []
+        self._blank = lambda value: value.clone()
 
     def record(self, run, arguments):
         kept = list(arguments)
@@ -19,6 +20,13 @@ class Tape:
             raise RuntimeError("CUDA out of memory.\nmore of it")
         self.recordings += 1
         before, random = [_copy(value) for value in kept], torch.get_rng_state()
+        made = []
+
+        def make(value):
+            made.append(value.clone())  # numbers that code can run on, to be written over
+            return made[-1]
+
+        self._blank = make
         results = run(list(kept))
         torch.set_rng_state(random)  # a recording runs nothing
         for value, known in zip(kept, before, strict=True):
@@ -31,11 +39,19 @@ class Tape:
 
         def replay():
             self.replays += 1
+            again = iter(made)
+            self._blank = lambda value: next(again)
             for place, value in zip(memory, run(list(kept)), strict=True):
                 if isinstance(place, torch.Tensor) and place is not value:
                     place.copy_(value)
 
         return replay, results
+
+    def blank(self, value):
+        return self._blank(value)
+
+    def enter(self):
+        pass
 
     def begin(self):
         self.recording = True

@@ -7,8 +7,9 @@ import gc
 import pytest
 import torch
 
+from memopt.recording.lent import seen, storage_at, view
 from memopt.recording.pool import Pool
-from memopt.recording.step import Ends, RecordedStep, ends_of
+from memopt.recording.step import Ends, RecordedStep, Unrecordable, ends_of
 from tests.recording.tape import Tape
 
 
@@ -216,6 +217,50 @@ def test_a_pool_is_not_given_back_under_a_backward_that_needs_it(case):
     assert step._pool.recorder.releases == 1
     weight.grad = None
     check(run, weight, count, x)
+
+
+class Shelf(Tape):
+    """A recorder whose copies of arguments lie in memory that stays; what holds them is seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory, self.held = torch.zeros(100), []
+
+    def blank(self, value):
+        copy = view(storage_at(self.memory, {}), value)
+        self.held.append(seen(copy.untyped_storage()))
+        return copy.copy_(value)
+
+
+class Forgetful(Code):
+    """The same, with nothing saved of x but a copy that is made where x is let go of."""
+
+    def forward(self, args):
+        weight, _, x = args
+        args.clear()
+        hidden, twice = torch.tanh(x * weight), x + 0
+        del x
+        self.free = [storage.expired() for storage in self.shelf.held]
+        return [(hidden * weight).sum(), weight, twice, hidden]
+
+
+def test_a_recording_lets_go_of_what_it_was_given_where_the_code_does(case):
+    weight, count, (x, *_) = case
+    code, shelf = Forgetful(), Shelf()
+    code.shelf = shelf
+    step, run = step_of(code, Pool(shelf))
+    step.start()
+    check(run, weight, count, x)
+    assert code.free[0] and all(storage.expired() for storage in shelf.held)
+    with torch.no_grad(), pytest.raises(Unrecordable, match="shares memory"):
+        step_of(Same(), Pool(Shelf()))[0]._record_forward([weight, count, x])
+
+
+class Same(Code):
+    """Returns what it was given."""
+
+    def forward(self, args):
+        return [args[2].view(2, 3), *args]
 
 
 def test_ends_are_known_by_the_names_of_values():
