@@ -6,7 +6,7 @@ the graph's order, says of most cuts that are too large that they are, in a hund
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -32,6 +32,16 @@ def least_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int)
     return int(_REORDERED * larger_half(forward, backward, outputs, _peak))
 
 
+def least_of_backward(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Callable[..., list[int]]:
+    """A function of the backward half's nodes in some order: about the least bytes that each takes with all there is.
+
+    Args:
+        forward, backward, outputs: the cut; see `least_bytes`.
+    """
+    there, held = _ends(forward, outputs)
+    return lambda nodes: _taken(nodes, there, held)
+
+
 def larger_half(
     forward: fx.GraphModule,
     backward: fx.GraphModule,
@@ -44,15 +54,23 @@ def larger_half(
         forward, backward, outputs: the cut; see `least_bytes`.
         peak: of a half, the storages that were there before and take nothing, and the bytes of those held throughout.
     """
-    there = {key for node in forward.graph.find_nodes(op="placeholder") for key in storages(node)}
-    results: Any = forward.graph.output_node().args[0]
-    nodes = [value for value in results[:outputs] if isinstance(value, fx.Node)]
-    held = {key: size for node in nodes for key, size in storages(node).items() if key not in there}
+    there, held = _ends(forward, outputs)
     return max(peak(forward, there, {}), peak(backward, there, held))
 
 
+def _ends(forward: fx.GraphModule, outputs: int) -> tuple[set[int], dict[int, int]]:
+    """Storages that were there before, and bytes of those that the caller holds throughout backward."""
+    there = {key for node in forward.graph.find_nodes(op="placeholder") for key in storages(node)}
+    results: Any = forward.graph.output_node().args[0]
+    nodes = [value for value in results[:outputs] if isinstance(value, fx.Node)]
+    return there, {key: size for node in nodes for key, size in storages(node).items() if key not in there}
+
+
 def _peak(module: fx.GraphModule, there: Collection[int], held: Mapping[int, int]) -> int:
-    nodes = list(module.graph.nodes)
+    return max(_taken(list(module.graph.nodes), there, held))
+
+
+def _taken(nodes: Sequence[fx.Node], there: Collection[int], held: Mapping[int, int]) -> list[int]:
     own = {node: {k: size for k, size in storages(node).items() if k not in there} for node in nodes}
     last: dict[int, int] = {}
     for index, node in enumerate(nodes):
@@ -72,7 +90,7 @@ def _peak(module: fx.GraphModule, there: Collection[int], held: Mapping[int, int
         if key not in held:
             dying.setdefault(index, []).append(key)
     total = sum(live.values())
-    peak = total
+    found = []
     for index, node in enumerate(nodes):
         call = node.op == "call_function" and _is_call(node)
         before = sum_so_far(node)
@@ -83,10 +101,10 @@ def _peak(module: fx.GraphModule, there: Collection[int], held: Mapping[int, int
                 if key in in_memory and key not in live:
                     live[key] = size
                     total += size
-        peak = max(peak, total)
+        found.append(total)
         if call:
             total -= sum(live.pop(key, 0) for key in dying.get(index, ()))
-    return peak
+    return found
 
 
 def _is_call(node: fx.Node) -> bool:

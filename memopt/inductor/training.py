@@ -25,6 +25,7 @@ from memopt.inductor.partition import Partition, compile_training, keep_order, s
 from memopt.inductor.plans import KnownPlan, Plans
 from memopt.inductor.replay import ReplayError, measured_workspace
 from memopt.inductor.settled import Settled, SettledSteps, key_of
+from memopt.inductor.sinks import put_off_sinks
 from memopt.inductor.trace import Trace
 from memopt.pass_manager import Pass
 from memopt.phases import phase
@@ -302,6 +303,7 @@ class Training:
             drop_outputs(forward, kept, kept + early)
         expected = int(expected_bytes(forward, backward, kept) * _LESS)
         needed = max(saved_bytes(forward, kept), least_bytes(forward, backward, kept), expected)
+        backward = put_off_sinks(forward, backward, kept, session.excess_with)
         excess = session.excess_with(needed)
         if excess and not step_decides(session, self.hooks, excess):
             return None

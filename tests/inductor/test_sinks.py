@@ -1,0 +1,70 @@
+"""Gradients that nothing needs yet wait where memory is short: by hand on small graphs, on the same numbers."""
+
+import pytest
+import torch
+
+from memopt.inductor.least import least_of_backward
+from memopt.inductor.sinks import put_off_sinks
+from tests.inductor.test_least import half
+
+aten = torch.ops.aten
+WIDE, ROWS = 40, 10  # a gradient of 6400 bytes of values of 1600
+
+
+def forward(call, weight, x):
+    values = [x]
+    for _ in range(3):
+        values.append(call(aten.mm.default, values[-1], weight))
+    return [values[-1], weight, *values]
+
+
+def backward(call, weight, a, b, c, out, tangent):
+    found = call(aten.mm.default, call(aten.t.default, out), tangent)  # the first gradient, though it is the largest
+    reader = call(aten.view.default, found, [WIDE * WIDE])
+    for value in (c, b, a):
+        tangent = call(aten.mm.default, tangent, weight)
+        tangent = call(aten.mul.Tensor, tangent, value)
+    return [tangent, call(aten.neg.default, reader)]
+
+
+@pytest.fixture
+def cut():
+    weight, x = torch.randn(WIDE, WIDE), torch.randn(ROWS, WIDE)
+    names = ("weight", "a", "b", "c", "out", "tangent")
+    given = (weight, *(torch.randn(ROWS, WIDE) for _ in names[1:]))
+    return half({"weight": weight, "x": x}, forward), half(dict(zip(names, given, strict=True)), backward), given
+
+
+def peak(forward, backward):
+    return max(least_of_backward(forward, backward, 1)(list(backward.graph.nodes)))
+
+
+def test_a_gradient_waits_until_there_is_room(cut):
+    ahead, given, values = cut
+    later = put_off_sinks(ahead, given, 1, lambda size: max(0, size - 1))
+    assert peak(ahead, later) < peak(ahead, given)
+    before, after = ([node.name for node in made.graph.nodes if node.op == "call_function"] for made in (given, later))
+    _, sink, its_view, first, *_ = before
+    assert sorted(after) == sorted(before) and after.index(sink) > after.index(first)
+    assert after.index(its_view) == after.index(sink) + 1, "its view goes with it"
+    later.graph.lint()
+    for found, known in zip(later(*values), given(*values), strict=True):
+        assert torch.equal(found, known)
+
+
+def test_where_there_is_room_the_order_stays(cut):
+    ahead, given, _ = cut
+    most = peak(ahead, given)
+    assert put_off_sinks(ahead, given, 1, lambda size: max(0, size - most)) is given
+
+
+def test_what_is_needed_next_stays():
+    weight = torch.randn(WIDE, WIDE)
+    ahead = half({"weight": weight}, lambda call, w: [call(aten.mm.default, w, w), w])
+
+    def chain(call, w, tangent):
+        first = call(aten.mm.default, tangent, w)
+        return [call(aten.mm.default, call(aten.neg.default, first), w)]
+
+    given = half({"weight": weight, "tangent": weight}, chain)
+    assert put_off_sinks(ahead, given, 1, lambda size: 1) is given
