@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch._inductor import config
 
-from memopt.inductor.kinds import REDUCTIONS, is_inlined, is_library_call
+from memopt.inductor.kinds import REDUCTIONS, is_generated, is_inlined, is_library_call
 from memopt.inductor.windows import arrange
 from memopt.memory.cost.devices import Device
 from memopt.memory.cost.roofline import moving_seconds, result_bytes, touched_bytes
@@ -101,7 +101,7 @@ class InductorFusion:
                 continue
             if node.meta.get("fused"):
                 found[node.name] = dataclasses.replace(found[node.name], seconds=0.0, workspace_bytes=0)
-            elif found[node.name].seconds and node.meta.get("kernel"):
+            elif found[node.name].seconds and (node.meta.get("kernel") or is_generated(node)):
                 operands = _operands(node, reads)
                 moved = sum(touched_bytes(tensor) for operand in operands for tensor in tensors_of(operand))
                 moved += result_bytes(node)

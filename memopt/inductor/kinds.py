@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor.utils import needs_fallback_due_to_atomic_add_limitations
 
 from memopt.memory.cost.roofline import is_light
 from memopt.program import is_any_view, is_effectful, is_random, tensors_of
@@ -26,6 +27,11 @@ REDUCTIONS = {
     aten.any.dim, aten.argmax.default, aten.argmin.default, aten.logsumexp.default,
 }  # fmt: skip
 _MOST_CAT_OPERANDS = 8
+# Added to by atomic operations; run by itself, each sorts first, and took up to 70 times as long on an H100.
+_SCATTERS = {
+    aten.index_put.default, aten._unsafe_index_put.default, aten._unsafe_masked_index_put_accumulate.default,
+    aten.scatter_add.default,
+}  # fmt: skip
 
 
 def is_inlined(node: fx.Node) -> bool:
@@ -48,6 +54,17 @@ def _is_pointwise_cat(node: fx.Node) -> bool:
     operands: Any = node.args[0]
     few = len(operands) <= _MOST_CAT_OPERANDS
     return few and all(is_light(user) or user.target is aten.constant_pad_nd.default for user in node.users)
+
+
+def is_generated(node: fx.Node) -> bool:
+    """Whether Inductor generates a kernel for the node, though nothing is computed inside it that others store.
+
+    Run by themselves, these are decomposed, or sort what is added up.
+    """
+    if getattr(node.target, "namespace", "") == "prims":
+        return True
+    found = tensors_of(node) if node.target in _SCATTERS else []
+    return bool(found) and not needs_fallback_due_to_atomic_add_limitations(found[0].dtype)
 
 
 def is_library_call(node: fx.Node) -> bool:

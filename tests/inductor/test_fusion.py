@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -326,6 +328,25 @@ def test_fused_values_cost_nothing_and_their_reader_pays_for_what_they_read():
     costs = fusion.costs(program, plain)
     assert costs["relu"].seconds == costs["add"].seconds == 0.0
     assert costs["sum_1"].seconds > costs["sum_2"].seconds, "two operands are read in place of one"
+
+
+def test_what_inductor_generates_a_kernel_for_is_not_priced_as_it_runs_by_itself():
+    """A table that is added to takes as long as to move it: a library would sort the rows first."""
+    table, ids, rows = torch.randn(300, 64), torch.randint(0, 300, (500,)), torch.randn(500, 64)
+
+    def function(table, ids, rows):
+        put = torch.ops.aten.index_put.default(table, [ids], rows, True)
+        return put, torch.ops.aten.index_put.default(table.long(), [ids], rows.long(), True), table @ table.t()
+
+    program = InductorFusion(CostTable()).mark(trace(function, table, ids, rows))
+    plain = {name: dataclasses.replace(cost, seconds=1.0) for name, cost in CostTable().measure_all(program).items()}
+    costs = InductorFusion(CostTable()).costs(program, plain)
+    (put, other), (product,) = (
+        [node.name for node in program.calls if node.target is target]
+        for target in (torch.ops.aten.index_put.default, torch.ops.aten.mm.default)
+    )
+    assert 0 < costs[put].seconds < 1e-3
+    assert costs[other].seconds == costs[product].seconds == 1.0, "of integers there is no such kernel"
 
 
 class Block(nn.Module):
