@@ -41,7 +41,7 @@ class Plans(Generic[T]):
         self._last = ""
         self._room: dict[str, tuple[int, int]] = {}  # what plans were corrected by, and their bytes
         self._expected = 0  # bytes that the halves of the last cut are expected to take
-        self._factor: float | None = None  # what code took of that, at most
+        self._factor: float | None = None  # what code took of that, at most, once there is some
 
     @property
     def code(self) -> T | None:
@@ -55,7 +55,7 @@ class Plans(Generic[T]):
     def took(self, size: int) -> None:
         """Learn that the code of the last cut takes so many bytes."""
         if self._expected:
-            self._factor = max(self._factor or 1.0, size / self._expected)
+            self._factor = max(self._factor or 0.0, size / self._expected)
 
     def cut(self, joint: fx.GraphModule, *, foresee: bool, num_fwd_outputs: int, **options: Any) -> Any:
         """Both halves by the session's plan.

@@ -90,6 +90,18 @@ def test_what_code_took_more_than_was_expected_is_expected_of_the_next_plans():
     assert hooks.planned == [1000, 950, 850], "950 * 1.14 are too much"
 
 
+def test_what_code_took_less_than_was_expected_is_not_held_against_the_next_plans():
+    hooks = Hooks(1.2)
+    plans = Plans(hooks)
+    plans.cut("joint", foresee=True, num_fwd_outputs=1)
+    assert hooks.planned == [1000, 800]
+    plans.code = "first"
+    plans.took(700)  # of 912 that were expected
+    hooks.session.correction = 50
+    plans.cut("joint", foresee=True, num_fwd_outputs=1)
+    assert hooks.planned[2:] == [1050], "1197 are expected, which will be 919"
+
+
 def test_it_is_foreseen_before_the_first_code_only():
     hooks = Hooks(0.8)
     plans = Plans(hooks)
