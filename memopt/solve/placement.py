@@ -27,6 +27,9 @@ _LEAST = 512  # sizes of blocks are multiples of this
 # Blocks begin at multiples of one of these: what lies between two is nothing, or can be held. A block is given all of
 # its last unit: what it does not need of it is too little to be cut off, or, in a larger unit, can be held.
 UNITS = range(SMALL + _LEAST, 2 * SMALL + _LEAST, _LEAST)
+# Where an arena is not this close to what is in use at once, but for two segments, it is packed again, for so many
+# times as long, and then with further units, so many in all, that differ by so many bytes.
+_CLOSE, _LONGER, _TRIED, _UNLIKE = 1.01, 4, 2, 2**16
 # Packings until requests of the same line are not mistaken for each other.
 _ROUNDS = 6
 
@@ -99,8 +102,19 @@ def place(blocks: Sequence[Block], timeout: float = 2.0) -> Placement | None:
         blocks: in the order in which they are asked for.
         timeout: seconds for each packing.
     """
+    enough, best = _CLOSE * most_bytes(blocks) + 2 * _SEGMENT, None
+    first, *others = _least_lossy(blocks)
+    for unit, seconds in ((first, timeout), (first, _LONGER * timeout), *((other, timeout) for other in others)):
+        found = _placed(blocks, unit, seconds)
+        if found is not None and (best is None or found.arena_bytes < best.arena_bytes):
+            best = found
+        if best is not None and best.arena_bytes <= enough:
+            break
+    return best
+
+
+def _placed(blocks: Sequence[Block], unit: int, timeout: float) -> Placement | None:
     large = [index for index, block in enumerate(blocks) if block.size > SMALL]
-    unit = _least_lossy(blocks)
     holes = [_whole(block.size, unit) for block in blocks]
     apart: set[int] = set()  # with something held behind them
     for number in range(_ROUNDS):
@@ -125,13 +139,13 @@ def place(blocks: Sequence[Block], timeout: float = 2.0) -> Placement | None:
     return None
 
 
-def _least_lossy(blocks: Sequence[Block]) -> int:
-    """The unit with which the blocks take the least at once, each all of its last unit."""
+def _least_lossy(blocks: Sequence[Block]) -> list[int]:
+    """A few units with which the blocks take little at once, each all of its last unit; the least comes first."""
     sizes = {block.size: 0 for block in blocks if block.size > SMALL}
     for index, size in enumerate(sizes):
         sizes[size] = index
     if not sizes:
-        return UNITS[0]
+        return [UNITS[0]]
     lines: dict[int, int] = {}
     for line in sorted({line for block in blocks for line in (block.born, block.dies + 1)}):
         lines[line] = len(lines)
@@ -143,7 +157,13 @@ def _least_lossy(blocks: Sequence[Block]) -> int:
     alive = np.unique(alive.cumsum(axis=0), axis=0)
     units = np.array(UNITS)
     taken = -(-np.array(list(sizes))[:, None] // units) * units
-    return int(units[(alive @ taken).max(axis=0).argmin()])
+    found: list[int] = []
+    for index in (alive @ taken).max(axis=0).argsort(kind="stable"):
+        if all(abs(int(units[index]) - other) >= _UNLIKE for other in found):
+            found.append(int(units[index]))
+        if len(found) == _TRIED:
+            break
+    return found
 
 
 def _whole(size: int, unit: int) -> int:

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from memopt.solve import placement
 from memopt.solve.placement import (
     SMALL,
     UNITS,
@@ -190,3 +191,22 @@ def test_little_is_lost_where_blocks_are_of_odd_sizes():
     used = sum(block.size for block in blocks)
     assert most_bytes([*blocks, Block(SMALL, 0, 99), Block(9 * MIB, 100, 101)]) == used
     assert used < place(blocks, timeout=0.2).arena_bytes < 1.01 * used
+
+
+def test_what_is_not_packed_closely_is_packed_for_longer_and_with_another_unit(monkeypatch):
+    blocks = [Block(30 * MIB, 0, 2), Block(50 * MIB, 1, 3)]
+    asked, placed = [], placement._placed
+
+    def loose(blocks, unit, timeout):
+        asked.append((unit, timeout))
+        found = placed(blocks, unit, timeout)
+        return None if len(asked) == 1 else dataclasses.replace(found, arena_bytes=found.arena_bytes * (5 - len(asked)))
+
+    monkeypatch.setattr(placement, "_placed", loose)
+    found = place(blocks, timeout=0.5)
+    (first, shortly), (again, longer), (other, _) = asked
+    assert first == again != other and (shortly, longer) == (0.5, 2.0)
+    assert found.unit == other, "the smallest of them"
+    asked.clear()
+    monkeypatch.setattr(placement, "_placed", lambda *given: asked.append(given) or placed(*given))
+    assert place(blocks) is not None and len(asked) == 1
