@@ -26,9 +26,10 @@ from memopt.rewrite import storages
 # What tells code that is fused in the plan's order, or in a rewrite's, from other code of the same graph.
 IN_ORDER, ADDED_IN_ORDER, IN_ANY_ORDER = b"memopt, in either order", b"memopt, rewrites in either order", b"memopt"
 
-# A buffer that waits for another of its size is alive meanwhile (the allocator reuses memory as well), and the order is
-# chosen anew by a count of bytes that knows of no sum that takes the memory of its operand.
-_AS_PLANNED = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False}
+# A buffer that waits for another of its size is alive meanwhile; the allocator reuses memory as well.
+_FREED_AT_ONCE = {"allow_buffer_reuse": False}
+# The order is chosen anew by a count of bytes that knows of no sum that takes the memory of its operand.
+_AS_PLANNED = {**_FREED_AT_ONCE, "reorder_for_peak_memory": False}
 
 
 class Partition(CustomPartitionerFn):
@@ -68,6 +69,11 @@ def keep_order(policy: contextlib.ExitStack, partition: Partition, *, added_only
     partition.token = ADDED_IN_ORDER if added_only else IN_ORDER
     policy.enter_context(V.set_choices_handler(KeepOrder(added_only=added_only)))
     policy.enter_context(inductor_config.patch(_AS_PLANNED))
+
+
+def free_at_once(policy: contextlib.ExitStack) -> None:
+    """Until the policy is left, code lets go of each buffer where it is read last, and keeps none for the next."""
+    policy.enter_context(inductor_config.patch(_FREED_AT_ONCE))
 
 
 def planned_cut(hooks: Hooks, joint: fx.GraphModule, num_fwd_outputs: int, **options: Any) -> Any:

@@ -21,7 +21,7 @@ from memopt.inductor.expected import expected_bytes
 from memopt.inductor.halves import Halves
 from memopt.inductor.least import least_bytes
 from memopt.inductor.order import ADDED
-from memopt.inductor.partition import Partition, compile_training, keep_order, saved_bytes
+from memopt.inductor.partition import Partition, compile_training, free_at_once, keep_order, saved_bytes
 from memopt.inductor.plans import KnownPlan, Plans
 from memopt.inductor.replay import ReplayError, measured_workspace
 from memopt.inductor.settled import Settled, SettledSteps, key_of
@@ -74,6 +74,7 @@ class Training:
         self._plans: Plans[_Attempt] = Plans(hooks)
         self._before: Settled | None = None  # what the graph was settled with under a larger limit
         self._cuts: dict[tuple[str, ...], int] = {}  # bytes that torch's own cut takes, by the rewrites it is made with
+        self._short = False  # whether code of torch's own cut may be over the limit
         self._least: int | None = None  # bytes for tensors with which code was made that would be made again
 
     def compile(self) -> Callable[..., Any]:
@@ -191,6 +192,8 @@ class Training:
                     if found is not None:
                         if session.lowering:
                             keep_order(policy, partition, added_only=True)
+                        elif self._short:
+                            free_at_once(policy)
                         return found
                     session.search, session.lowering = True, ()
                 keep_order(policy, partition)
@@ -301,8 +304,9 @@ class Training:
             )
         if early:
             drop_outputs(forward, kept, kept + early)
-        expected = int(expected_bytes(forward, backward, kept) * _LESS)
-        needed = max(saved_bytes(forward, kept), least_bytes(forward, backward, kept), expected)
+        expected = expected_bytes(forward, backward, kept)
+        needed = max(saved_bytes(forward, kept), least_bytes(forward, backward, kept), int(expected * _LESS))
+        self._short = bool(session.excess_with(expected))
         backward = put_off_sinks(forward, backward, kept, session.excess_with)
         excess = session.excess_with(needed)
         if excess and not step_decides(session, self.hooks, excess):

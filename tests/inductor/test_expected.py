@@ -103,3 +103,23 @@ def test_a_cut_that_is_expected_to_be_too_much_is_not_made(monkeypatch):
     run = memopt.compile(model, int(0.8 * free.report.peak_bytes), backend="inductor")
     run(x).square().mean().backward()
     assert made and all(halves is None for halves in made) and run.report.peak_bytes <= run.report.budget_bytes
+
+
+@needs_compiler
+def test_code_of_a_cut_that_may_be_too_much_keeps_no_buffer_for_the_next(monkeypatch):
+    model = nn.Sequential(*(Attention() for _ in range(4)))
+    x, asked, plain = torch.randn(8, 64, 64), [], engine.free_at_once
+    monkeypatch.setattr(engine, "free_at_once", lambda policy: (asked.append(True), plain(policy)))
+
+    def peak(budget):
+        torch._dynamo.reset()
+        model.zero_grad(set_to_none=True)
+        run = memopt.compile(model, budget, backend="inductor")
+        run(x).square().mean().backward()
+        return run.report.peak_bytes
+
+    ample = peak("4GB")
+    assert not asked, "there is room"
+    monkeypatch.setattr(engine, "expected_bytes", lambda *cut: 2 * ample)
+    monkeypatch.setattr(engine, "_LESS", 0)
+    assert peak(ample) <= ample and asked

@@ -1,5 +1,6 @@
 """Inductor's hook for the joint graph: what cuts it, what stands for it in keys of caches, what the halves pass on."""
 
+import contextlib
 import copy
 import pickle
 
@@ -8,7 +9,15 @@ import torch
 from torch import fx
 
 from memopt.capture.dynamo import Hooks
-from memopt.inductor.partition import IN_ANY_ORDER, IN_ORDER, Partition, compile_training, in_order, saved_bytes
+from memopt.inductor.partition import (
+    IN_ANY_ORDER,
+    IN_ORDER,
+    Partition,
+    compile_training,
+    free_at_once,
+    in_order,
+    saved_bytes,
+)
 from memopt.inductor.together import together as order_together
 from tests.inductor.test_together import planned, together
 
@@ -71,6 +80,22 @@ def test_both_halves_are_lowered_at_once_and_cut_as_asked():
     function(x).backward()
     torch.testing.assert_close(found, x.grad)
     assert len(cuts) == 1
+
+
+@pytest.mark.usefixtures("_compiler")
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_buffer_waits_for_another_of_its_size_unless_it_is_freed_at_once(at_once):
+    from torch._inductor.utils import run_and_get_code
+
+    torch._dynamo.reset()
+    x = torch.randn(64, 64)
+    chain = torch.compile(lambda x: x @ x @ x @ x @ x)
+    with contextlib.ExitStack() as policy:
+        if at_once:
+            free_at_once(policy)
+        found, (source,) = run_and_get_code(chain, x)
+    assert ("# reuse" in source) is not at_once
+    torch.testing.assert_close(found, x @ x @ x @ x @ x)
 
 
 def test_a_half_in_another_order_is_what_the_program_in_that_order_is_cut_into():
