@@ -32,7 +32,8 @@ class Settled:
     Attributes:
         planned: whether it follows a plan; else torch's own cut.
         lowering: names of the rewrites that lower the floor that torch's own cut was made with; a plan has its own.
-        correction: bytes that the code was taken to need less than the plan says.
+        correction: bytes that the code was taken to need less than the plan says; of torch's own cut, below 0: what it
+            saves less.
     """
 
     planned: bool
@@ -44,7 +45,8 @@ class Settled:
         """In words, for a log."""
         if self.planned:
             return f"a plan for {self.correction} bytes more" if self.correction else "a plan"
-        return " and ".join(["torch's own cut", *([", ".join(self.lowering)] if self.lowering else [])])
+        less = f" that saves {-self.correction} bytes less" if self.correction else ""
+        return " and ".join([f"torch's own cut{less}", *([", ".join(self.lowering)] if self.lowering else [])])
 
 
 class SettledSteps:

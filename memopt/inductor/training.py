@@ -26,6 +26,7 @@ from memopt.inductor.plans import KnownPlan, Plans
 from memopt.inductor.replay import ReplayError, measured_workspace
 from memopt.inductor.settled import Settled, SettledSteps, key_of
 from memopt.inductor.sinks import put_off_sinks
+from memopt.inductor.spared import spare_saved
 from memopt.inductor.trace import Trace
 from memopt.pass_manager import Pass
 from memopt.phases import phase
@@ -39,6 +40,8 @@ log = logging.getLogger("memopt")
 
 # Code of torch's own cut takes no less than this share of what is expected of it: its order is Inductor's to choose.
 _LESS = 0.85
+# Where it takes more than the limit by no more than one part in so many, it saves less: that costs a few kernels.
+_LITTLE = 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +76,9 @@ class Training:
         self._trace = Trace()
         self._plans: Plans[_Attempt] = Plans(hooks)
         self._before: Settled | None = None  # what the graph was settled with under a larger limit
-        self._cuts: dict[tuple[str, ...], int] = {}  # bytes that torch's own cut takes, by the rewrites it is made with
+        # What torch's own cut takes, by the rewrites it is made with, and what it saved less: in bytes.
+        self._cuts: dict[tuple[str, ...], tuple[int, int]] = {}
+        self._spared, self._in_vain = 0, False  # bytes that torch's own cut without rewrites is to save less
         self._short = False  # whether code of torch's own cut may be over the limit
         self._least: int | None = None  # bytes for tensors with which code was made that would be made again
 
@@ -89,7 +94,8 @@ class Training:
         before = self._before or Settled(planned=False)
         attempt: _Attempt | None = None
         try:
-            session.correction, session.proving = before.correction, False
+            self._start_from(before)
+            session.proving = False
             if not before.planned and session.may_leave(self.hooks.graph_break):
                 session.search, session.lowering = False, session.lowering_called(before.lowering) or ()
                 attempt = self._unplanned()
@@ -141,7 +147,8 @@ class Training:
             attempt = self._attempt(planned=False)
             if self._followed is not None and (attempt is None or not attempt.fits):
                 self._followed = None  # what kept the budget then does not now
-                session.search, session.correction, session.lowering = False, 0, ()
+                self._start_from(Settled(planned=False))
+                session.search, session.lowering = False, ()
                 continue
             if self._followed is None and attempt is not None and attempt.settled.planned:
                 self._first_plan = attempt
@@ -151,15 +158,34 @@ class Training:
                     session.prove()
                     session.emitted(self.hooks.captured, attempt.peaks)
                 return attempt
-            if not self._next_lowering():
+            little = attempt is not None and self._spare(self._spared, attempt.excess or 0)
+            if not little and not self._next_lowering():
                 return None
+
+    def _start_from(self, known: Settled) -> None:
+        self.session.correction = known.correction if known.planned else 0
+        self._spared = 0 if known.planned else -known.correction
+
+    def _spare(self, before: int, excess: int) -> bool:
+        """Have torch's own cut save more than `before` less, for what it took too much; whether that is but little."""
+        wanted = before + excess + excess // 8
+        if self.session.lowering or self._in_vain or excess <= 0 or wanted > self.session.limit_bytes // _LITTLE:
+            return False
+        self._spared = wanted
+        return True
+
+    def _cut_took(self, lowering: tuple[str, ...], taken: int) -> None:
+        known, spared = self._cuts.get(lowering, (0, 0))
+        if not lowering:  # what is saved less may be in use again where the most is
+            self._in_vain |= bool(known) and self._spared > spared and 2 * (known - taken) < self._spared - spared
+        self._cuts[lowering] = taken, self._spared
 
     def _next_lowering(self) -> bool:
         """Take the next rewrites to try; whether there are any."""
         if self._lowerings is None:
             self._lowerings = self.session.lowerings()
         if self._lowerings:
-            self.session.lowering = self._lowerings.pop(0)
+            self.session.lowering, self._spared = self._lowerings.pop(0), 0
             return True
         return False
 
@@ -209,7 +235,8 @@ class Training:
                 return self._again()
         captured = self.hooks.captured
         assert captured is not None
-        settled = Settled(session.search, tuple(item.key for item in session.lowering), session.correction)
+        correction = session.correction if session.search else -self._spared
+        settled = Settled(session.search, tuple(item.key for item in session.lowering), correction)
         try:
             with phase("replaying code"):
                 peaks = halves.peaks(captured, measured_workspace(session.table))
@@ -220,7 +247,7 @@ class Training:
         log.info("code of %s takes %d bytes: %s", settled.described, session.code_peak(), _against(excess))
         taken = 0 if excess is None else excess + session.usable(session.limit_bytes)
         if taken and not settled.planned:
-            self._cuts[settled.lowering] = taken
+            self._cut_took(settled.lowering, taken)
         if taken and session.one_graph and not (session.search and session.feasible):
             self._least = taken if self._least is None else min(self._least, taken)
         attempt = _Attempt(run, halves, peaks, settled, saving, excess, session.step)
@@ -251,7 +278,8 @@ class Training:
         lowering = None if known is None else session.lowering_called(known.lowering)
         if known is not None and lowering is not None:
             self._followed = known
-            session.search, session.correction, session.lowering = known.planned, known.correction, lowering
+            self._start_from(known)
+            session.search, session.lowering = known.planned, lowering
 
     def _torch_partition(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
         """Torch's own cut of the rewritten graph, the one that torch.compile makes.
@@ -267,7 +295,7 @@ class Training:
             session.lowering = asked
         halves = self._torch_cut(joint, joint_inputs, **options)
         if halves is None and self._followed is not None:
-            self._followed, session.lowering = None, ()
+            self._followed, self._spared, session.lowering = None, 0, ()
             halves = self._torch_cut(joint, joint_inputs, **options)
         if halves is None and self._lowerings is None:
             self._all_are_hopeless(joint, joint_inputs, **options)
@@ -289,8 +317,9 @@ class Training:
         program = self.hooks.rewrite(joint, forward_outputs)
         assert self.hooks.captured is not None
         session = self.session
-        known = self._cuts.get(tuple(item.key for item in session.lowering), 0)
-        if session.limit_bytes and known > session.usable(session.limit_bytes):
+        known, spared = self._cuts.get(tuple(item.key for item in session.lowering), (0, 0))
+        too_much = known - session.usable(session.limit_bytes) if session.limit_bytes else 0
+        if too_much > 0 and self._spared <= spared and not self._spare(spared, too_much):
             return None  # as was seen under a larger limit
         module = constants_to_attributes(program)
         _mark_added(module, {node.name for node in self.hooks.captured.graph.nodes})
@@ -304,13 +333,22 @@ class Training:
             )
         if early:
             drop_outputs(forward, kept, kept + early)
-        expected = expected_bytes(forward, backward, kept)
-        needed = max(saved_bytes(forward, kept), least_bytes(forward, backward, kept), int(expected * _LESS))
+        whole = forward, backward
+        while True:
+            if self._spared and not session.lowering:
+                less = spare_saved(*whole, kept, self._spared, program.mutated)
+                if less is None:
+                    return None
+                forward, backward = less
+            expected = expected_bytes(forward, backward, kept)
+            needed = max(saved_bytes(forward, kept), least_bytes(forward, backward, kept), int(expected * _LESS))
+            excess = session.excess_with(needed)
+            if not excess or step_decides(session, self.hooks, excess):
+                break
+            if not self._spare(self._spared, excess):
+                return None
         self._short = bool(session.excess_with(expected))
         backward = put_off_sinks(forward, backward, kept, session.excess_with)
-        excess = session.excess_with(needed)
-        if excess and not step_decides(session, self.hooks, excess):
-            return None
         mutations_in_place(forward, program, forward_outputs)
         return forward, backward
 

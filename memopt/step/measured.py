@@ -92,7 +92,7 @@ def _recorded(
         _go_without(session, lowered, found)
         return lowered.run
     log.info("a recorded step lacks %d bytes: planning again", found.missing_bytes)
-    beyond, known = session.beyond, session.tighten(found.missing_bytes + found.missing_bytes // 8)
+    beyond, known = session.beyond, _tighten(session, found.missing_bytes)
     with contextlib.suppress(BudgetError):
         other = _lowered_within(session, lower, given)
         again = Tried() if other.recorded else _tried(session, other.run, other.hooks, given)
@@ -177,7 +177,7 @@ def _lowered_within(
             break
         over = min(over, lacking) if lacking else over
         log.info("the allocator holds %d bytes more than the budget in a step: planning again", over)
-        known = session.tighten(over + over // 8)
+        known = _tighten(session, over)
         try:
             run, hooks = lower()
         except BudgetError:
@@ -205,6 +205,11 @@ def _lowered_within(
         raise refusal
     session.note("the allocator reserves more than the step needs: it is held to the budget, which takes time")
     return _Lowered(run, hooks)
+
+
+def _tighten(session: Session, size: int) -> Any:
+    """Plan for so many bytes less than the code takes now: what it leaves of the budget did not help."""
+    return session.tighten(size + size // 8 + session.unused())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -142,6 +142,11 @@ class Standing(Account):
         total = max(step.base + peak, self.optimizer_peak())
         return step.plan.peak_bytes - peak, None if step.limit is None else total - self.usable(step.limit)
 
+    def unused(self) -> int:
+        """Bytes that the code of the step leaves of what a budget leaves to tensors."""
+        excess = None if self.step is None else self.judged()[1]
+        return max(0, -(excess or 0))
+
     def coded(self) -> bool:
         """Whether what the code of every graph of the step takes is known."""
         return self.step is not None and all(key in self._emitted for key in self.step.keys)

@@ -234,6 +234,7 @@ def test_a_recording_that_lacks_memory_is_planned_for_less(tape, monkeypatch, ag
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: next(reserved, 0))
     asked, tighten = [], Session.tighten
     monkeypatch.setattr(Session, "tighten", lambda self, size: asked.append(size) or tighten(self, size))
+    monkeypatch.setattr(Session, "unused", lambda self: 0)
     tape.failing = [*[True] * (not known), False, False, *[again] * 4]
     model, inputs = made()
     run = memopt.compile(model, "1GB", backend="inductor")
@@ -254,6 +255,7 @@ def test_a_step_whose_blocks_lie_badly_is_recorded_before_it_is_planned_for_less
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: next(reserved, 0))
     asked, tighten = [], Session.tighten
     monkeypatch.setattr(Session, "tighten", lambda self, size: asked.append(size) or tighten(self, size))
+    monkeypatch.setattr(Session, "unused", lambda self: 0)
     model, inputs = made()
     run = memopt.compile(model, "1GB", backend="inductor")
     trained(run, model, inputs)

@@ -59,6 +59,8 @@ def test_code_is_judged_with_all_that_is_resident():
     step = standing(one, limit=50_000)
     step._emitted[fingerprint(one)] = GraphPeaks(forward=10, backward=48_000, saved=5, left=5)
     assert step.judged() == (step.step.plan.peak_bytes - 48_000, BASE + 48_000 - 50_000)
+    assert step.unused() == max(0, 50_000 - BASE - 48_000)
+    assert standing(one, limit=BASE + 50_000_000).unused() > 0 == Standing(None, Resident()).unused()
     assert (step.excess_with(49_001), step.excess_with(49_000)) == (1, 0)
     footprint = OptimizerFootprint(state_bytes=60_000, existing_state_bytes=0, step_peak_bytes=0)
     step = standing(one, limit=50_000, resident=Resident(parameters=BASE, optimizer=footprint))

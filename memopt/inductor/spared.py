@@ -1,0 +1,147 @@
+"""What torch's own cut saves though kernels can compute it again of what else is saved, where a little room is missing.
+
+Torch's partitioner saves an operand of a matrix product in backward even where one kernel computes it of other saved
+values, since it would be written to memory again. Computed again in the layers that backward comes to last, it is there
+when there is room for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from memopt.inductor.kinds import is_inlined
+from memopt.program import copy_node, is_any_view, is_effectful, is_random, module_of
+from memopt.rewrite import storages
+
+# A value is computed again of at most so many times its own bytes, by at most so many operations.
+_READ, _OPERATIONS = 3, 32
+# What is smaller, in bytes, is not worth an operation.
+_LEAST = 2**16
+
+_Halves = tuple[fx.GraphModule, fx.GraphModule]
+
+
+def spare_saved(
+    forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, wanted: int, mutated: Collection[str] = ()
+) -> _Halves | None:
+    """Both halves with saved values of at least so many bytes computed again in backward.
+
+    Those that forward makes first are taken first: backward reads them last.
+
+    Args:
+        forward: the forward half.
+        backward: the backward half; what it reads of forward goes by the same name.
+        outputs: how many leading outputs of forward the caller gets.
+        wanted: bytes to save less.
+        mutated: names of inputs that the step writes to: in backward they are not what they were.
+
+    Returns:
+        New halves; None where there is not so much that could be computed again.
+    """
+    results: Sequence[Any] = forward.graph.output_node().args[0]  # type: ignore[assignment]
+    given = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
+    inputs = [node for node in forward.graph.find_nodes(op="placeholder") if node.name not in mutated]
+    there = {node for node in inputs if node.name in given}
+    saved = [node for node in results[outputs:] if isinstance(node, fx.Node) and node.name in given]
+    held = {key for node in (*there, *_nodes(results[:outputs])) for key in storages(node)}
+    found: dict[fx.Node, list[fx.Node]] = {}
+    leaves: set[fx.Node] = set()  # what is computed again of; it stays saved
+    place = {node: index for index, node in enumerate(forward.graph.nodes)}
+    for node in sorted(set(saved), key=place.__getitem__):
+        if wanted <= 0:
+            break
+        size = _own_bytes(node, saved, held)
+        if size < _LEAST or node in leaves or saved.count(node) > 1:
+            continue
+        stay = there.union(saved).difference(found, (node,))
+        chain = _chain(node, stay, _READ * size)
+        if chain is not None:
+            found[node], wanted = sorted(chain, key=place.__getitem__), wanted - size
+            leaves.update(item for part in chain for item in part.all_input_nodes if item in stay)
+    if wanted > 0 or not found:
+        return None
+    return _without(forward, results, outputs, found), _with(backward, found)
+
+
+def _nodes(values: Sequence[Any]) -> list[fx.Node]:
+    return [value for value in values if isinstance(value, fx.Node)]
+
+
+def _own_bytes(node: fx.Node, saved: Sequence[fx.Node], held: set[int]) -> int:
+    """Bytes that are there for this saved value alone."""
+    shared = held.union(*(storages(other) for other in saved if other is not node))
+    return sum(size for key, size in storages(node).items() if key not in shared)
+
+
+def _chain(node: fx.Node, stay: set[fx.Node], most: int) -> set[fx.Node] | None:
+    """The operations that compute the node of what stays; None where these are no part of one kernel.
+
+    Args:
+        node: a saved value.
+        stay: what backward reads anyway.
+        most: bytes that may be read for it.
+    """
+    chain: set[fx.Node] = set()
+    read: dict[int, int] = {}
+    waiting = [node]
+    while waiting:
+        item = waiting.pop()
+        if item in stay:
+            read.update(storages(item))
+        elif item.op == "call_function" and _is_light(item):
+            chain.add(item)
+            waiting.extend(operand for operand in item.all_input_nodes if operand not in chain)
+        else:
+            return None
+        if len(chain) > _OPERATIONS or sum(read.values()) > most:
+            return None
+    return chain
+
+
+def _is_light(node: fx.Node) -> bool:
+    return (is_inlined(node) or is_any_view(node)) and not is_random(node) and not is_effectful(node)
+
+
+def _without(
+    forward: fx.GraphModule, results: Sequence[Any], outputs: int, dropped: Mapping[fx.Node, Any]
+) -> fx.GraphModule:
+    """A copy of forward that does not return these for backward."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in forward.graph.nodes:
+        if node.op != "output":
+            copies[node] = copy_node(graph, node, copies.__getitem__)
+    kept = [index for index, value in enumerate(results) if index < outputs or value not in dropped]
+    last = graph.output(tuple(fx.map_arg(results[index], copies.__getitem__) for index in kept))
+    last.meta = dict(forward.graph.output_node().meta)
+    if last.meta.get("desc"):
+        last.meta["desc"] = [last.meta["desc"][index] for index in kept]
+    graph.eliminate_dead_code()
+    return module_of(forward, graph)
+
+
+def _with(backward: fx.GraphModule, again: Mapping[fx.Node, Sequence[fx.Node]]) -> fx.GraphModule:
+    """A copy of backward that computes these itself, each before it is first read."""
+    chains = {node.name: chain for node, chain in again.items()}
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    made: dict[str, fx.Node] = {}  # by the name in forward
+
+    def resolve(node: fx.Node) -> fx.Node:
+        if node not in copies:  # one of these
+            for part in chains[node.name]:
+                if part.name not in made:
+                    made[part.name] = copy_node(graph, part, lambda item: made[item.name])
+            copies[node] = made[node.name]
+        return copies[node]
+
+    for node in backward.graph.nodes:
+        if node.op == "placeholder" and node.name in chains:
+            continue
+        copies[node] = copy_node(graph, node, resolve)
+        if node.op == "placeholder":
+            made[node.name] = copies[node]
+    return module_of(backward, graph)
