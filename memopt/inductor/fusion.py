@@ -117,10 +117,19 @@ class InductorFusion:
 
 
 def realize(module: fx.GraphModule) -> None:
-    """Have Inductor store what a plan counts on as stored, by its own mark for that."""
+    """Have Inductor store what a plan counts on as stored, by its own mark for that.
+
+    So is an operand of a concatenation in another layout than torch's own, channels last say, that something else reads
+    as well. Inductor would write it into its part of the result, which is laid out as torch does for that, converted
+    for what reads it, and there as a whole as long as the part is needed.
+    """
     for node in module.graph.nodes:
         if node.meta.get("stored"):
             node.meta["inductor_realize_to_strides"] = True
+        if node.target is aten.cat.default and not node.meta["val"].is_contiguous():
+            for operand in node.all_input_nodes:
+                if len(operand.users) > 1 and is_inlined(operand):
+                    operand.meta["inductor_realize_to_strides"] = True
 
 
 def stored_reads(

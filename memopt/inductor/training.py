@@ -164,7 +164,7 @@ class Training:
 
     def _start_from(self, known: Settled) -> None:
         self.session.correction = known.correction if known.planned else 0
-        self._spared = 0 if known.planned else -known.correction
+        self._spared = 0 if known.planned else max(0, -known.correction)
 
     def _spare(self, before: int, excess: int) -> bool:
         """Have torch's own cut save more than `before` less, for what it took too much; whether that is but little."""

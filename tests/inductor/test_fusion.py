@@ -24,7 +24,7 @@ from memopt.passes.sum_lookups import SumLookups
 from memopt.program import Phase
 from memopt.solve.recompute import plan
 from memopt.step.recompute import lower
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_least import half, needs_compiler
 from tests.passes.build import arguments, capture_joint, trace
 from tests.support import assert_same
 
@@ -417,3 +417,18 @@ def test_rows_are_added_to_a_tied_table_s_gradient_in_its_place(tied):
     assert put.meta.get("inplace") == (0 if tied else None)
     aliasing = analyse(planned)
     assert bool(aliasing.created_by(put)) is not tied
+
+
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+def test_what_is_joined_channels_last_is_stored_beside_it_where_something_else_reads_it(memory_format):
+    aten = torch.ops.aten
+
+    def build(call, x):
+        kept, alone = call(aten.relu.default, x), call(aten.sin.default, x)
+        joined = call(aten.cat.default, [kept, alone, x], 1)
+        return call(aten.neg.default, joined), call(aten.neg.default, kept)
+
+    module = half({"x": torch.randn(2, 4, 8, 8).to(memory_format=memory_format)}, build)
+    realize(module)
+    asked = [node.target for node in module.graph.nodes if node.meta.get("inductor_realize_to_strides")]
+    assert asked == ([aten.relu.default] if memory_format is torch.channels_last else [])
