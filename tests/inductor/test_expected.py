@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config
 
 import memopt
 from memopt.inductor import expected
@@ -123,3 +124,21 @@ def test_code_of_a_cut_that_may_be_too_much_keeps_no_buffer_for_the_next(monkeyp
     monkeypatch.setattr(engine, "expected_bytes", lambda *cut: 2 * ample)
     monkeypatch.setattr(engine, "_LESS", 0)
     assert peak(ample) <= ample and asked
+
+
+@pytest.mark.parametrize("relaid", [True, False])
+def test_an_input_that_is_saved_in_another_layout_is_there_twice(relaid):
+    aten = torch.ops.aten
+    given = {"x": torch.randn(2, 3, 8, 8), "wide": torch.randn(4, 3, 3, 3), "narrow": torch.randn(4, 4, 1, 1)}
+
+    def forward(call, x, wide, narrow):
+        def convolved(value, weight):
+            return call(aten.convolution.default, value, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+
+        return [call(aten.sum.default, convolved(convolved(x, wide), narrow)), x, wide, narrow]
+
+    made, back = half(given, forward), half({"wide": given["wide"]}, lambda call, wide: [call(aten.neg.default, wide)])
+    plain = half(given, lambda *args: forward(*args)[:1])
+    with config.patch(layout_optimization=relaid, force_layout_optimization=relaid):
+        found = expected_bytes(made, back, 1)
+        assert expected_bytes(plain, back, 1) + 4 * (2 * 3 * 64 + 4 * 27) * relaid == found, "one by one lies so anyway"
