@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from memopt.inductor.kinds import is_inlined
@@ -20,6 +21,8 @@ from memopt.rewrite import storages
 _READ, _OPERATIONS = 3, 32
 # What is smaller, in bytes, is not worth an operation.
 _LEAST = 2**16
+
+_DRAWS = {torch.ops.prims.inductor_random.default, torch.ops.prims.inductor_lookup_seed.default}
 
 _Halves = tuple[fx.GraphModule, fx.GraphModule]
 
@@ -102,7 +105,8 @@ def _chain(node: fx.Node, stay: set[fx.Node], most: int) -> set[fx.Node] | None:
 
 
 def _is_light(node: fx.Node) -> bool:
-    return (is_inlined(node) or is_any_view(node)) and not is_random(node) and not is_effectful(node)
+    drawn = node.target in _DRAWS or is_random(node)  # saved once is drawn once
+    return (is_inlined(node) or is_any_view(node)) and not drawn and not is_effectful(node)
 
 
 def _without(

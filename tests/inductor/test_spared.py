@@ -88,6 +88,32 @@ def test_what_the_caller_gets_is_no_gain(cut):
     assert "mul_tensor" in [node.name for node in found[0].graph.output_node().args[0][1:]]
 
 
+def test_what_is_drawn_stays_saved():
+    prims, x = torch.ops.prims, torch.randn(SIZE, SIZE)
+
+    def ahead(call, x):
+        seeds = call(prims.inductor_seeds.default, torch.zeros(1, dtype=torch.int64), 1, torch.device("cpu"))
+        seed = call(prims.inductor_lookup_seed.default, seeds.meta["val"][0], seeds, 0)
+        drawn = call(prims.inductor_random.default, torch.rand(SIZE, SIZE), [SIZE, SIZE], seed, "rand")
+        return [x, seeds, call(aten.mul.Tensor, torch.rand(SIZE, SIZE), drawn, x)]
+
+    graph = torch.fx.Graph()
+
+    def call(target, value, *args):
+        node = graph.call_function(target, args)
+        node.meta["val"] = value
+        return node
+
+    given = graph.placeholder("x")
+    given.meta["val"] = x
+    graph.output(tuple(ahead(call, given)))
+    forward = torch.fx.GraphModule({}, graph)
+    names = [node.name for node in forward.graph.output_node().args[0]]
+    values = {name: x.clone() for name in names}
+    backward = half(values, lambda call, *saved: [call(aten.neg.default, value) for value in saved])
+    assert spare_saved(forward, backward, 0, 1) is None
+
+
 class Gated(nn.Module):
     def __init__(self, width=128):
         super().__init__()
