@@ -155,10 +155,12 @@ def drop_outputs(module: fx.GraphModule, start: int, stop: int) -> None:
     """Let a graph return no more what it returns at these positions; what they are for goes with them."""
     node = module.graph.output_node()
     outputs = list(node.args[0])  # type: ignore[arg-type]
-    for positions in (outputs, node.meta.get("desc")):
-        if positions:
-            del positions[start:stop]
+    del outputs[start:stop]
     node.args = (tuple(outputs),)
+    described = list(node.meta.get("desc") or ())
+    if described:  # a copy of the graph has the same list
+        del described[start:stop]
+        node.meta["desc"] = described
     module.recompile()
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch._inductor import config
 
-from memopt.inductor.kinds import REDUCTIONS, is_generated, is_inlined, is_library_call
+from memopt.inductor.kinds import DRAWING, REDUCTIONS, SEED, is_generated, is_inlined, is_library_call
 from memopt.inductor.windows import arrange
 from memopt.memory.cost.devices import Device
 from memopt.memory.cost.roofline import moving_seconds, result_bytes, touched_bytes
@@ -34,7 +34,6 @@ _MUCH = 2
 # A value is stored wherever it is read again later if it has at most so many bytes, and is so much smaller than the
 # program's largest: a number for each row, say.
 _SMALL, _SMALLER = 2**20, 256
-_DRAWING, _SEED = prims.inductor_random.default, prims.inductor_lookup_seed.default
 # One number of Philox's ten rounds, in the time of so many float32 operations. It is about 80 instructions on integers,
 # of which a processor does one for four of those. A GPU does most of them while it waits for memory: drawn again in
 # place of a mask that is read, 16.8 million of them took kernels of an H100 6 to 25 µs.
@@ -153,7 +152,7 @@ class _Marker:
         self.view = {node: is_any_view(node) for node in self.graph.nodes}
         self.inlined = {node: node.op == "call_function" and is_inlined(node) for node in self.graph.nodes}
         self.calls = {node for node in self.graph.nodes if not self.inlined[node] and is_library_call(node)}
-        draws = any(node.target is _DRAWING for node in self.graph.nodes)
+        draws = any(node.target is DRAWING for node in self.graph.nodes)
         self.settles = {node: draws and self.inlined[node] and _settles_draws(node) for node in self.graph.nodes}
         self.reads: dict[fx.Node, frozenset[fx.Node]] = {}
         # As Inductor counts for its thresholds, by which a value may be a buffer of its own that lives in one kernel.
@@ -294,7 +293,7 @@ class _Marker:
 
         What is computed of nothing in memory, the numbers of columns say, takes longer to read.
         """
-        if self.last[node] <= self.window[node] or node.target is _SEED:
+        if self.last[node] <= self.window[node] or node.target is SEED:
             return False
         operands = _operands(node, self.reads)
         if not operands:
@@ -360,9 +359,9 @@ def _drawn_for(node: fx.Node) -> list[fx.Node]:
     """The random numbers that are drawn in the kernel of the node, which reads them through casts at most."""
     found = []
     for operand in node.all_input_nodes:
-        while operand.target is not _DRAWING and _passes_on(operand):
+        while operand.target is not DRAWING and _passes_on(operand):
             (operand,) = operand.all_input_nodes
-        if operand.target is _DRAWING:
+        if operand.target is DRAWING:
             found.append(operand)
     return found
 

@@ -14,11 +14,13 @@ from memopt.program import is_any_view, is_effectful, is_random, tensors_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
+# Random numbers, and the seed that they are drawn from: the same ones each time, for the same seed.
+DRAWING, SEED = prims.inductor_random.default, prims.inductor_lookup_seed.default
 # Computed element by element, though torch does not call them pointwise.
 _INLINED = {
     aten.gather.default, aten.index.Tensor, aten.embedding.default, aten.constant_pad_nd.default,
     aten.slice_scatter.default, aten.select_scatter.default, aten.flip.default, prims.iota.default,
-    prims.inductor_lookup_seed.default, prims.inductor_random.default,
+    SEED, DRAWING,
 }  # fmt: skip
 # One kernel each, whose operands may be computed inside it.
 REDUCTIONS = {

@@ -7,13 +7,15 @@ when there is room for it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
-from memopt.inductor.kinds import is_inlined
+from memopt.capture.joint import drop_outputs
+from memopt.inductor.kinds import DRAWING, SEED, is_inlined
+from memopt.inductor.partition import in_order
 from memopt.program import copy_node, is_any_view, is_effectful, is_random, module_of
 from memopt.rewrite import storages
 
@@ -21,8 +23,6 @@ from memopt.rewrite import storages
 _READ, _OPERATIONS = 3, 32
 # What is smaller, in bytes, is not worth an operation.
 _LEAST = 2**16
-
-_DRAWS = {torch.ops.prims.inductor_random.default, torch.ops.prims.inductor_lookup_seed.default}
 
 _Halves = tuple[fx.GraphModule, fx.GraphModule]
 
@@ -45,38 +45,32 @@ def spare_saved(
         New halves; None where there is not so much that could be computed again.
     """
     results: Sequence[Any] = forward.graph.output_node().args[0]  # type: ignore[assignment]
-    given = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
-    inputs = [node for node in forward.graph.find_nodes(op="placeholder") if node.name not in mutated]
-    there = {node for node in inputs if node.name in given}
-    saved = [node for node in results[outputs:] if isinstance(node, fx.Node) and node.name in given]
-    held = {key for node in (*there, *_nodes(results[:outputs])) for key in storages(node)}
+    place = {node: index for index, node in enumerate(forward.graph.nodes)}
+    inputs = forward.graph.find_nodes(op="placeholder")
+    names = {node.name for node in backward.graph.find_nodes(op="placeholder")}
+    kept = [node for node in results[outputs:] if isinstance(node, fx.Node)]
+    saved = [node for node in kept if node.op == "call_function" and node.name in names]
+    stay = {*saved, *(node for node in inputs if node.name in names and node.name not in mutated)}
+    caller = [node for node in results[:outputs] if isinstance(node, fx.Node)]
+    holders = Counter(key for node in (*inputs, *caller, *saved) for key in storages(node))
     found: dict[fx.Node, list[fx.Node]] = {}
     leaves: set[fx.Node] = set()  # what is computed again of; it stays saved
-    place = {node: index for index, node in enumerate(forward.graph.nodes)}
     for node in sorted(set(saved), key=place.__getitem__):
         if wanted <= 0:
             break
-        size = _own_bytes(node, saved, held)
-        if size < _LEAST or node in leaves or saved.count(node) > 1:
+        size = sum(size for key, size in storages(node).items() if holders[key] == 1)  # there for this value alone
+        if size < _LEAST or node in leaves:
             continue
-        stay = there.union(saved).difference(found, (node,))
+        stay.discard(node)
         chain = _chain(node, stay, _READ * size)
-        if chain is not None:
-            found[node], wanted = sorted(chain, key=place.__getitem__), wanted - size
-            leaves.update(item for part in chain for item in part.all_input_nodes if item in stay)
+        if chain is None:
+            stay.add(node)
+            continue
+        found[node], wanted = sorted(chain, key=place.__getitem__), wanted - size
+        leaves.update(item for part in chain for item in part.all_input_nodes if item in stay)
     if wanted > 0 or not found:
         return None
-    return _without(forward, results, outputs, found), _with(backward, found)
-
-
-def _nodes(values: Sequence[Any]) -> list[fx.Node]:
-    return [value for value in values if isinstance(value, fx.Node)]
-
-
-def _own_bytes(node: fx.Node, saved: Sequence[fx.Node], held: set[int]) -> int:
-    """Bytes that are there for this saved value alone."""
-    shared = held.union(*(storages(other) for other in saved if other is not node))
-    return sum(size for key, size in storages(node).items() if key not in shared)
+    return _without(forward, outputs, found), _with(backward, found)
 
 
 def _chain(node: fx.Node, stay: set[fx.Node], most: int) -> set[fx.Node] | None:
@@ -105,26 +99,20 @@ def _chain(node: fx.Node, stay: set[fx.Node], most: int) -> set[fx.Node] | None:
 
 
 def _is_light(node: fx.Node) -> bool:
-    drawn = node.target in _DRAWS or is_random(node)  # saved once is drawn once
+    drawn = node.target in (DRAWING, SEED) or is_random(node)  # saved once is drawn once
     return (is_inlined(node) or is_any_view(node)) and not drawn and not is_effectful(node)
 
 
-def _without(
-    forward: fx.GraphModule, results: Sequence[Any], outputs: int, dropped: Mapping[fx.Node, Any]
-) -> fx.GraphModule:
+def _without(forward: fx.GraphModule, outputs: int, dropped: Collection[fx.Node]) -> fx.GraphModule:
     """A copy of forward that does not return these for backward."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in forward.graph.nodes:
-        if node.op != "output":
-            copies[node] = copy_node(graph, node, copies.__getitem__)
-    kept = [index for index, value in enumerate(results) if index < outputs or value not in dropped]
-    last = graph.output(tuple(fx.map_arg(results[index], copies.__getitem__) for index in kept))
-    last.meta = dict(forward.graph.output_node().meta)
-    if last.meta.get("desc"):
-        last.meta["desc"] = [last.meta["desc"][index] for index in kept]
-    graph.eliminate_dead_code()
-    return module_of(forward, graph)
+    names = {node.name for node in dropped}
+    copied = in_order(forward, ())
+    results: Sequence[Any] = copied.graph.output_node().args[0]  # type: ignore[assignment]
+    for index in reversed(range(outputs, len(results))):
+        if isinstance(results[index], fx.Node) and results[index].name in names:
+            drop_outputs(copied, index, index + 1)
+    copied.graph.eliminate_dead_code()
+    return copied
 
 
 def _with(backward: fx.GraphModule, again: Mapping[fx.Node, Sequence[fx.Node]]) -> fx.GraphModule:

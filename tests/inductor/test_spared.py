@@ -22,7 +22,7 @@ def ahead(call, x, weight):
     second = call(aten.mm.default, product, weight)
     cosine = call(aten.cos.default, second)  # of what is not
     drawn = call(aten.mul.Tensor, cosine, call(aten.add.Tensor, product, weight))
-    return [call(aten.mm.default, drawn, weight), first, product, drawn, cosine]
+    return [call(aten.mm.default, drawn, weight), first, product, drawn, cosine, weight]
 
 
 @pytest.fixture
