@@ -127,12 +127,21 @@ class StepSearch:
     def _promised(self, key: str, found: Found, room: int) -> Found:
         """What some search has named as the least keeps it later, too, though a search in less time may not find it.
 
-        It is kept under the key of a limit of nothing.
+        It is kept under the key of a limit of nothing. Where that is more than the limit it is still the deepest plan:
+        an engine's code, made of it before, may take less than code of other plans.
         """
         stored, least = self._store.get(key), found.plan.peak_bytes
-        if stored is not None and stored.peak_bytes <= room:
-            return self.settled(stored, room) or found
         taken = max(least, measured_peak(found.planned, 0))
+        if stored is not None and (stored.peak_bytes <= room or stored.peak_bytes < taken):
+            known = self.settled(stored, None)
+            needs = taken if known is None else max(known.plan.peak_bytes, measured_peak(known.planned, 0))
+            if known is not None and needs <= room:
+                return known
+            if known is not None and needs < taken:
+                minimum = max(known.plan.minimum_bytes, measured_peak(known.planned, 0))
+                return dataclasses.replace(
+                    known, plan=dataclasses.replace(known.plan, feasible=False, minimum_bytes=minimum)
+                )
         if taken <= found.plan.minimum_bytes and (stored is None or least < stored.peak_bytes):
             self._store.put(key, stored_plan(found))
         return found

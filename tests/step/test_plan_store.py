@@ -52,6 +52,17 @@ def search(layers=5, seconds=0.5):
     return StepSearch(graphs, attempt=lambda item: item, seconds=seconds)
 
 
+def find_less(monkeypatch):
+    """Have searches find no more than the fastest plan."""
+    real = apart.curve
+
+    def poorer(problem, *, seconds):
+        found = real(problem, seconds=seconds)
+        return dataclasses.replace(found, points=found.points[:1])
+
+    monkeypatch.setattr(apart, "curve", poorer)
+
+
 def files(folder):
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
@@ -209,16 +220,21 @@ def test_a_plan_over_the_limit_when_measured_is_not_kept(searches):
 def test_the_least_that_a_refusal_names_is_kept_by_a_search_that_finds_less(searches, monkeypatch):
     refused = search().plan(0).plan
     assert not refused.feasible
-    real = apart.curve
-
-    def poorer(problem, *, seconds):
-        found = real(problem, seconds=seconds)
-        return dataclasses.replace(found, points=found.points[:1])
-
-    monkeypatch.setattr(apart, "curve", poorer)
+    find_less(monkeypatch)
     again = search().plan(refused.minimum_bytes)
     assert again.plan.feasible and predicted_peak(again.planned) == again.plan.peak_bytes == refused.minimum_bytes
-    assert not search().plan(refused.minimum_bytes - 1).plan.feasible  # nor is it taken for what it does not keep
+    less = search().plan(refused.minimum_bytes - 1)  # nor is it taken for what it does not keep
+    assert not less.plan.feasible and less.plan.minimum_bytes == refused.minimum_bytes
+    assert predicted_peak(less.planned) == less.plan.peak_bytes == refused.minimum_bytes  # but it is the deepest plan
+
+
+def test_the_deepest_plan_that_is_known_takes_what_its_run_took_where_that_is_more(searches, monkeypatch):
+    refused = search().plan(0).plan
+    find_less(monkeypatch)
+    first = search()
+    first.attempt = lambda item: dataclasses.replace(item, measured=item.timeline.peak_bytes + 1000)
+    again = first.plan(refused.minimum_bytes).plan
+    assert not again.feasible and again.minimum_bytes == refused.minimum_bytes + 1000
 
 
 def test_the_model_trains_the_same_on_a_plan_from_disk(searches):
