@@ -6,7 +6,8 @@ other, and each is timed as soon as it is ready, while all others are stopped; t
 how long some kernel ran: what lies between that and the step is the host's time.
 
 Budgets are shares of what torch.compile reserves (on CPU, allocates): memopt's rows begin when the row `compile` has
-ended, or at once where --reference-bytes tells. `least` is the least that memopt says it can do, plus 2 %.
+ended, or at once where --reference-bytes tells. `least` is the least that memopt says it can do, plus 2 %: it
+is ready last, so rows that are prepared beside it give way to it (nice).
 
 python benchmarks/training.py --model gpt2_medium --device cuda --dtype bfloat16 --json out.json
 python benchmarks/training.py --model unet --tiny --rows eager,compile,memopt:0.8
@@ -52,6 +53,9 @@ ROWS = (
     "memopt:0.6,memopt:0.4,compile:0.7,compile:0.3"
 )
 
+# How far rows that are prepared side by side give way to `memopt:least`.
+_NICE = 10
+
 
 class Table:
     """One model's rows, and its file."""
@@ -72,6 +76,8 @@ class Table:
         given, share = self.given, share_of(row)
         budget = None if share is None or self.reference is None else int(share * self.reference)
         changes = {"tiny": given.tiny, **({} if given.layers is None else {"layers": given.layers})}
+        # What the least is takes a plan that is refused, and then another: of all rows it is ready last.
+        niceness = _NICE if given.jobs > 1 and row != "memopt:least" else 0
         words = {"name": self.model, "device": given.device, "dtype": given.dtype, "changes": changes}
         return Job(
             Source("training_row:made", {**words, "inputs": self.inputs}),
@@ -82,7 +88,12 @@ class Table:
             repeats=given.repeats,
             path=(str(HERE), *(str(Path(entry).resolve()) for entry in sys.path)),
             program=(str(HERE / "training_row.py"),),
-            more={"budget_bytes": budget, "backend": given.backend, "profile": profiled(given, self.model, row)},
+            more={
+                "budget_bytes": budget,
+                "backend": given.backend,
+                "niceness": niceness,
+                "profile": profiled(given, self.model, row),
+            },
         )
 
     def take(self, row: str, said: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,7 @@ def made(name: str, device: str, dtype: str, changes: dict[str, Any], inputs: di
 
 
 def work(job: Job, seat: Seat) -> dict[str, Any]:
+    os.nice(job.more["niceness"])
     kind = job.engine.partition(":")[0]
     cuda = torch.device(job.device).type == "cuda"
     model, inputs = job.source.load()
