@@ -127,17 +127,19 @@ class StepSearch:
     def _promised(self, key: str, found: Found, room: int) -> Found:
         """What some search has named as the least keeps it later, too, though a search in less time may not find it.
 
-        It is kept under the key of a limit of nothing. Where that is more than the limit it is still the deepest plan:
-        an engine's code, made of it before, may take less than code of other plans.
+        It is kept under the key of a limit of nothing. Where that is more than the limit it is still the deepest plan,
+        and where an engine's code has the last word the one that was named by its code: code of another plan, deeper
+        by the search's figures, may take more.
         """
         stored, least = self._store.get(key), found.plan.peak_bytes
         taken = max(least, measured_peak(found.planned, 0))
-        if stored is not None and (stored.peak_bytes <= room or stored.peak_bytes < taken):
+        named = stored is not None and self.stages.fusion is not None
+        if stored is not None and (named or stored.peak_bytes <= room or stored.peak_bytes < taken):
             known = self.settled(stored, None)
             needs = taken if known is None else max(known.plan.peak_bytes, measured_peak(known.planned, 0))
             if known is not None and needs <= room:
                 return known
-            if known is not None and needs < taken:
+            if known is not None and (named or needs < taken):
                 minimum = max(known.plan.minimum_bytes, measured_peak(known.planned, 0))
                 return dataclasses.replace(
                     known, plan=dataclasses.replace(known.plan, feasible=False, minimum_bytes=minimum)

@@ -45,8 +45,20 @@ def searches(monkeypatch):
     return made
 
 
-def search(layers=5, seconds=0.5):
-    stages = stages_of(memopt.TRAINING)
+class Fusion:
+    """An engine that fuses nothing, and whose code has the last word."""
+
+    def costs(self, program, costs):
+        return costs
+
+    def arrange(self, program):
+        return program
+
+    mark = arrange
+
+
+def search(layers=5, seconds=0.5, fusion=None):
+    stages = dataclasses.replace(stages_of(memopt.TRAINING), fusion=fusion)
     table = CostTable(limit_bytes=0)
     graphs = StepGraphs([program(layers)], stages, verify=False, table=table)
     return StepSearch(graphs, attempt=lambda item: item, seconds=seconds)
@@ -226,6 +238,17 @@ def test_the_least_that_a_refusal_names_is_kept_by_a_search_that_finds_less(sear
     less = search().plan(refused.minimum_bytes - 1)  # nor is it taken for what it does not keep
     assert not less.plan.feasible and less.plan.minimum_bytes == refused.minimum_bytes
     assert predicted_peak(less.planned) == less.plan.peak_bytes == refused.minimum_bytes  # but it is the deepest plan
+
+
+@pytest.mark.parametrize("fusion", [None, Fusion()])
+def test_where_code_has_the_last_word_the_plan_that_was_named_by_it_stays(searches, monkeypatch, fusion):
+    with monkeypatch.context() as patch:
+        find_less(patch)
+        named = search(fusion=fusion).plan(0).plan
+    again = search(fusion=fusion).plan(0).plan
+    assert not named.feasible and not again.feasible
+    assert (again.peak_bytes < named.peak_bytes) == (fusion is None)  # else that is no more than a figure
+    assert fusion is None or again.peak_bytes == named.peak_bytes
 
 
 def test_the_deepest_plan_that_is_known_takes_what_its_run_took_where_that_is_more(searches, monkeypatch):
