@@ -133,7 +133,7 @@ class StepSearch:
         """
         stored, least = self._store.get(key), found.plan.peak_bytes
         taken = max(least, measured_peak(found.planned, 0))
-        named = stored is not None and self.stages.fusion is not None
+        named = self.stages.fusion is not None
         if stored is not None and (named or stored.peak_bytes <= room or stored.peak_bytes < taken):
             known = self.settled(stored, None)
             needs = taken if known is None else max(known.plan.peak_bytes, measured_peak(known.planned, 0))
