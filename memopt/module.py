@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from memopt.backends.recorder import CudaRecorder
-from memopt.budget import Budget
+from memopt.budget import Budget, BudgetError
 from memopt.capture.export import CaptureError
 from memopt.capture.shadow import model_names
 from memopt.engine import Engine
@@ -150,7 +150,7 @@ class CompiledModule(nn.Module):
         self._last = session
         self._count_optimizer()
         guard = self._guards.setdefault(session, StepGuard())
-        beyond = session.beyond if gradients else None
+        beyond, allowance = session.beyond if gradients else None, guard.allowance
         mark = session.outside.mark((args, kwargs) if gradients else ())
         with session.call(lambda: self._resident(args, kwargs, accumulating)):
             try:
@@ -158,6 +158,9 @@ class CompiledModule(nn.Module):
                     outputs = self._planned_call(session, accumulating, args, kwargs)
             except torch.OutOfMemoryError as error:
                 raise MemoryError(session.short_of_memory(error)) from None
+            except BudgetError:  # what was named was tried within limits of its own
+                guard.allowance = allowance
+                raise
         if session.report is None and session.budget is not None and next(self._model.parameters(), None) is not None:
             raise CaptureError(f"no graph could be captured of {session.model_name}: it cannot be held to a budget")
         note_outside(session, self._model, outputs, mark)

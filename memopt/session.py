@@ -105,6 +105,7 @@ class Session(Told):
         self.recordings: Pool | None = None  # where training steps may be recorded
         self.leaves_room = True  # whether something is left of the budget for that: not where it is short
         self.code_fails = False  # whether memory ran out in a step of the engine's own code that should keep the budget
+        self.naming = False  # whether the budget is a least that is to be named, and is tried
 
     # -- the front door's protocol -------------------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
         first = len(collected or ())
         with session.timed("tracing"), attention_as_on(None if target is None else target.type):
             try:
-                run = lower_within(session, lower, example_inputs)
+                run = lower_within(session, lower, hooks, example_inputs)
                 return run if collected is None else _counted(run, collected, first)
             finally:
                 if not session.dry:

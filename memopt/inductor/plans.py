@@ -32,13 +32,20 @@ class Plans(Generic[T]):
 
     Attributes:
         code: what came of the plan of the last cut, as its owner puts it here, or of the known plan.
+        same: whether the plan that is known is the very plan of the last cut, and not only as good.
     """
 
-    def __init__(self, hooks: Hooks) -> None:
-        """Nothing is planned yet."""
+    def __init__(self, hooks: Hooks, known: dict[str, T] | None = None) -> None:
+        """Nothing is planned yet.
+
+        Args:
+            hooks: what rewrites the joint graph.
+            known: code of plans of the same graph for other limits; what is made for this one is put there as well.
+        """
         self._hooks = hooks
         self._known: dict[str, T] = {}
-        self._last = ""
+        self._elsewhere = {} if known is None else known
+        self._last, self.same = "", True
         self._room: dict[str, tuple[int, int]] = {}  # what plans were corrected by, and their bytes
         self._expected = 0  # bytes that the halves of the last cut are expected to take
         self._factor: float | None = None  # what code took of that, at most, once there is some
@@ -50,7 +57,7 @@ class Plans(Generic[T]):
 
     @code.setter
     def code(self, made: T) -> None:
-        self._known[self._last] = made
+        self._known[self._last] = self._elsewhere[self._last] = made
 
     def took(self, size: int) -> None:
         """Learn that the code of the last cut takes so many bytes."""
@@ -79,10 +86,12 @@ class Plans(Generic[T]):
             program = self._hooks.rewrite(joint, num_fwd_outputs)
             key = _key(program)
             asked, taken = self._room[key] = session.correction, session.judged_as(0)[0]
-            for known in self._known:
+            if key in self._elsewhere:
+                self._known[key] = self._elsewhere[key]
+            for known in (key, *self._known) if key in self._known else self._known:
                 before, size = self._room[known]
                 if key == known or (asked > before and taken - size < session.limit_bytes // _WORTH):
-                    self._last = known
+                    self._last, self.same = known, key == known
                     raise KnownPlan
             if halves is not None and key == self._last:
                 break

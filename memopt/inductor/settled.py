@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from memopt.memory.cost.disk import Store
-from memopt.pass_manager import Pass
 from memopt.program import Program
-from memopt.step.planned import fingerprint
+from memopt.step.keys import step_facts, versions
 
 if TYPE_CHECKING:
     from memopt.session import Session
@@ -44,7 +40,8 @@ class Settled:
     def described(self) -> str:
         """In words, for a log."""
         if self.planned:
-            return f"a plan for {self.correction} bytes more" if self.correction else "a plan"
+            way = "more" if self.correction > 0 else "less"
+            return f"a plan for {abs(self.correction)} bytes {way}" if self.correction else "a plan"
         less = f" that saves {-self.correction} bytes less" if self.correction else ""
         return " and ".join([f"torch's own cut{less}", *([", ".join(self.lowering)] if self.lowering else [])])
 
@@ -54,10 +51,7 @@ class SettledSteps:
 
     def __init__(self) -> None:
         """Nothing is read or made yet."""
-        from memopt import __version__
-
-        versions = {"memopt": __version__, "torch": torch.__version__, "source": torch.version.git_version}
-        self._store, self._scope = Store("settled"), json.dumps(versions, sort_keys=True)
+        self._store, self._scope = Store("settled"), versions()
 
     def get(self, key: str) -> Settled | None:
         """Return what was put under this key; None when it is absent or damaged."""
@@ -76,27 +70,6 @@ class SettledSteps:
 
 
 def key_of(session: Session, program: Program) -> str:
-    """What a settled step depends on: the graph, its layout, the budget, what is resident, passes, and the place."""
-    resident = session.resident
-    device = resident.device
-    place: dict[str, Any] = {"device": str(device)}
-    if device.type == "cuda":
-        found = torch.cuda.get_device_properties(device)
-        place |= {"name": found.name, "memory": found.total_memory}
-    budget = session.budget
-    facts = {
-        "graph": fingerprint(program),
-        "channels_last": session.laid_out_anew(program),
-        "budget": None if budget is None else repr(budget),
-        "resident": resident.total,
-        "optimizer": session.optimizer_peak(),
-        "margin": session.margin,
-        "seconds": session.plan_seconds,
-        "passes": _described(session.training_passes),
-        **place,
-    }
-    return json.dumps(facts, sort_keys=True)
-
-
-def _described(passes: Sequence[Pass]) -> list[str]:
-    return [f"{type(item).__module__}.{type(item).__qualname__} {sorted(vars(item).items())}" for item in passes]
+    """What a settled step depends on: the step itself, its budget, and what is known of the allocator."""
+    budget = None if session.budget is None else repr(session.budget)
+    return json.dumps({**step_facts(session, program), "budget": budget, "margin": session.margin}, sort_keys=True)

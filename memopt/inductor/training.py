@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 from torch import fx
@@ -34,6 +34,7 @@ from memopt.program import Phase, Program
 from memopt.rewrite import ancestors
 from memopt.step.corrections import corrected
 from memopt.step.measured import step_decides
+from memopt.step.named import NamedLeasts
 from memopt.step.planner import GraphPeaks
 
 log = logging.getLogger("memopt")
@@ -74,7 +75,8 @@ class Training:
         self._followed: Settled | None = None  # what settled it in another process, as long as it is followed
         self._first_plan: _Attempt | None = None  # made where torch's own cut was seen to be hopeless
         self._trace = Trace()
-        self._plans: Plans[_Attempt] = Plans(hooks)
+        self._codes: dict[str, _Attempt] = {}  # of plans, whatever limit they were made for
+        self._plans: Plans[_Attempt] = Plans(hooks, self._codes)
         self._before: Settled | None = None  # what the graph was settled with under a larger limit
         # What torch's own cut takes, by the rewrites it is made with, and what it saved less: in bytes.
         self._cuts: dict[tuple[str, ...], tuple[int, int]] = {}
@@ -91,34 +93,55 @@ class Training:
         session = self.session
         if session.code_fails:
             return self._operator_by_operator(None)
-        before = self._before or Settled(planned=False)
-        attempt: _Attempt | None = None
-        try:
-            self._start_from(before)
-            session.proving = False
-            if not before.planned and session.may_leave(self.hooks.graph_break):
-                session.search, session.lowering = False, session.lowering_called(before.lowering) or ()
-                attempt = self._unplanned()
-            if attempt is None:
-                session.search, session.lowering = True, ()
-                attempt = self._search()
-        finally:
-            session.search, session.correction, session.lowering, session.proving = True, 0, (), True
-            self._plans = Plans(self.hooks)
+        attempt = self._deepest() if session.naming else None
+        if attempt is None:
+            attempt = self._lowered_from(self._before or Settled(planned=False))
         if attempt is not None or not session.one_graph:
             session.conclude()
-        self._before = None if attempt is None else attempt.settled
+        self._before = None if attempt is None or session.naming else attempt.settled
         if attempt is None and session.plans_anew():
             return self.compile()
         if attempt is None:
             return self._operator_by_operator(self._least)
-        if self._key and self._followed is None and attempt.fits:
+        if self._key and self._followed is None and attempt.fits and not session.naming:
             SettledSteps().put(self._key, attempt.settled)
         with phase("compiling kernels"):
             attempt.halves.load()
         if session.recordings is not None and self.hooks.captured is not None:
             self.hooks.recordable = attempt.run, attempt.halves.recordable(self.hooks.captured, session.recordings)
         return attempt.run
+
+    def _deepest(self) -> _Attempt | None:
+        """Code of the deepest plan, which is there where it was refused before; None where that is too much."""
+        self._before, self._followed, self._lowerings = None, None, None
+        with self._beginning_with(_deepest_within(self.session.budget.bytes)):
+            attempt = self._attempt(planned=True)
+        return attempt if attempt is not None and attempt.fits else None
+
+    def _lowered_from(self, known: Settled) -> _Attempt | None:
+        """The step lowered until its code keeps the budget, beginning with what settled it once; None: none does."""
+        session = self.session
+        attempt: _Attempt | None = None
+        with self._beginning_with(known):
+            if not known.planned and session.may_leave(self.hooks.graph_break):
+                session.search, session.lowering = False, session.lowering_called(known.lowering) or ()
+                attempt = self._unplanned()
+            if attempt is None:
+                session.search, session.lowering = True, ()
+                attempt = self._search()
+        return attempt
+
+    @contextlib.contextmanager
+    def _beginning_with(self, known: Settled) -> Iterator[None]:
+        """Within, code is made for one limit, and what is proved and put on record waits."""
+        session = self.session
+        try:
+            self._start_from(known)
+            session.proving = False
+            yield
+        finally:
+            session.search, session.correction, session.lowering, session.proving = True, 0, (), True
+            self._plans = Plans(self.hooks, self._codes)
 
     def _operator_by_operator(self, least: int | None) -> Callable[..., Any]:
         """The graph as its operators; it is refused naming no more than `least` bytes, which code does with."""
@@ -258,13 +281,14 @@ class Training:
 
     def _again(self) -> _Attempt:
         """The attempt that was made with the plan that was found now, too, or with one that is as good."""
-        known, captured = self._plans.code, self.hooks.captured
+        known, captured, session = self._plans.code, self.hooks.captured, self.session
         assert known is not None and known.peaks is not None and captured is not None
-        self.session.step = known.step
-        saving, excess = self.session.emitted(captured, known.peaks)
+        if not self._plans.same:
+            session.step = known.step
+        saving, excess = session.emitted(captured, known.peaks)
         if (saving, excess) == (known.saving, known.excess):
             return known
-        return dataclasses.replace(known, saving=saving, excess=excess)
+        return dataclasses.replace(known, saving=saving, excess=excess, step=session.step)
 
     def _may_be_settled(self) -> bool:
         """Whether what settled this step is worth keeping: a step of one graph, with a budget."""
@@ -275,6 +299,8 @@ class Training:
         session = self.session
         self._key = key_of(session, captured)
         known = SettledSteps().get(self._key)
+        if known is None and NamedLeasts().near(session, captured) is not None:
+            known = _deepest_within(session.budget.bytes)
         lowering = None if known is None else session.lowering_called(known.lowering)
         if known is not None and lowering is not None:
             self._followed = known
@@ -351,6 +377,11 @@ class Training:
         backward = put_off_sinks(forward, backward, kept, session.excess_with)
         mutations_in_place(forward, program, forward_outputs)
         return forward, backward
+
+
+def _deepest_within(limit: int) -> Settled:
+    """The deepest plan there is, for a limit of so many bytes."""
+    return Settled(planned=True, correction=-limit)
 
 
 def _against(excess: int | None) -> str:

@@ -19,6 +19,7 @@ from memopt.memory.allocator_limit import grow, held_bytes
 from memopt.phases import phase
 from memopt.progress import stage
 from memopt.recording.trial import IMPOSSIBLE, NO_NEED, Tried, try_recording
+from memopt.step.named import kept_least
 from memopt.step.taken import Short, Taken, is_short, lacked, mutated, take_step
 
 if TYPE_CHECKING:
@@ -43,15 +44,17 @@ _TRIES = 3
 
 
 def lower_within(
-    session: Session, lower: Callable[[], tuple[Callable[..., Any], Hooks]], given: Sequence[Any]
+    session: Session, lower: Callable[[], tuple[Callable[..., Any], Hooks]], hooks: Hooks, given: Sequence[Any]
 ) -> Callable[..., Any]:
     """Lower one graph, take a step with it, and lower it for less while the allocator reserves more than the budget.
 
     Where memory runs out in the step of an engine's own code all the same, the graph is lowered operator by operator.
+    Where that does not keep the budget either, the least that is named was kept by such a step.
 
     Args:
         session: whose graph it is.
         lower: compiles the graph under the session's present budget.
+        hooks: of the graph.
         given: the caller's arguments.
 
     Raises:
@@ -59,8 +62,16 @@ def lower_within(
     """
     if session.recordings is not None:
         session.recordings.release()
-    lowered = _lowered_within(session, lower, given)
-    return lowered.run if lowered.recorded else _recorded(session, lower, lowered, given)
+    try:
+        lowered = _lowered_within(session, lower, given)
+    except BudgetError as error:
+        refused = error
+    else:
+        return lowered.run if lowered.recorded else _recorded(session, lower, lowered, given)
+    # Out here, so that no traceback holds on to what was lowered.
+    if session.engine().rehearses and _measurable(session, hooks) is not None:
+        refused = kept_least(session, refused, lambda: _lowered_within(session, lower, given).hooks.captured)
+    raise refused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +184,7 @@ def _lowered_within(
             over = max(over, near if held.missing_bytes else allowed // _SHORT)
         elif within:
             over = allowed // _SLOW
-        if not left:
+        if not left or session.naming:  # nothing takes less than the deepest plan
             break
         over = min(over, lacking) if lacking else over
         log.info("the allocator holds %d bytes more than the budget in a step: planning again", over)
@@ -191,7 +202,7 @@ def _lowered_within(
     # The caller's own step would run out of memory as well.
     if isinstance(held, Short):
         refusal = session.over(session.limit_bytes + over, session.limit_bytes)
-        if session.exact or session.code_fails:
+        if session.exact or session.code_fails or session.naming:
             raise refusal
         session.margin, session.code_fails = margin, True  # its operators may take less than code, in another order
         session.forget_plan()

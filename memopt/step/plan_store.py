@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from memopt.memory.cost.disk import Record, Store
 from memopt.pass_manager import Pass
 from memopt.solve.schedule import Schedule
 from memopt.step.curve import CurvePoint
+from memopt.step.keys import described, versions
 from memopt.step.planned import Planned, fingerprint
 
 # A schedule has no more steps than this: a longer one is none of ours.
@@ -55,11 +55,7 @@ class PlanStore:
 
     def __init__(self) -> None:
         """Nothing is read or made yet."""
-        self._store = Store("plans")
-        from memopt import __version__
-
-        versions = {"memopt": __version__, "torch": torch.__version__, "source": torch.version.git_version}
-        self._scope = json.dumps(versions, sort_keys=True)
+        self._store, self._scope = Store("plans"), versions()
 
     def get(self, key: str) -> StoredPlan | None:
         """Return the plan that was put under this key; None when it is absent or damaged."""
@@ -90,8 +86,8 @@ def key_of(graphs: Sequence[Planned], passes: Sequence[Pass], room: int | None, 
         digest.update(fingerprint(graph.before).encode())
         for name, cost in sorted(graph.costs.items()):
             digest.update(f"{name} {cost.seconds!r} {cost.workspace_bytes}\n".encode())
-    settings = [f"{type(item).__module__}.{type(item).__qualname__} {sorted(vars(item).items())}" for item in passes]
-    return json.dumps({"graphs": digest.hexdigest(), "passes": settings, "room": room, "seconds": seconds})
+    facts = {"graphs": digest.hexdigest(), "passes": described(passes), "room": room, "seconds": seconds}
+    return json.dumps(facts)
 
 
 def _encoded(plan: StoredPlan) -> dict[str, Any]:

@@ -104,9 +104,13 @@ class StepSearch:
 
     def _planned(self, room: int | None, carried: Carried | None) -> Found:
         passes = (*self.stages.early, *self.stages.lowering, *self.stages.late)
-        key = key_of(self.captured, passes, room, self.seconds)
+        key, deepest = (key_of(self.captured, passes, size, self.seconds) for size in (room, 0))
         stored = self._store.get(key)
         found = None if stored is None else self.settled(stored, room)
+        if found is None and room is not None and room <= 0 and self.stages.fusion is not None:
+            found = self._named(deepest)  # a search would find it again, or another one, whose code may take more
+            if found is not None:
+                return found
         if found is None and carried is not None:
             found = self._carried_over(carried, room)
             if found is not None:
@@ -118,7 +122,7 @@ class StepSearch:
             if fits and not self._starved:  # memory that was short today may be there tomorrow
                 self._store.put(key, stored_plan(found))
             elif not fits and room is not None:
-                found = self._promised(key_of(self.captured, passes, 0, self.seconds), found, room)
+                found = self._promised(deepest, found, room)
         elif any(item.ran_out for item in found.planned):
             tighter = self._searched(found.plan.peak_bytes - found.plan.peak_bytes // _STARVED)
             found = tighter if tighter.plan.feasible else found
@@ -133,20 +137,26 @@ class StepSearch:
         """
         stored, least = self._store.get(key), found.plan.peak_bytes
         taken = max(least, measured_peak(found.planned, 0))
-        named = self.stages.fusion is not None
-        if stored is not None and (named or stored.peak_bytes <= room or stored.peak_bytes < taken):
-            known = self.settled(stored, None)
-            needs = taken if known is None else max(known.plan.peak_bytes, measured_peak(known.planned, 0))
+        by_code = self.stages.fusion is not None
+        if stored is not None and (by_code or stored.peak_bytes <= room or stored.peak_bytes < taken):
+            known = self._named(key)
+            needs = taken if known is None else known.plan.minimum_bytes
             if known is not None and needs <= room:
+                return dataclasses.replace(known, plan=dataclasses.replace(known.plan, feasible=True))
+            if known is not None and (by_code or needs < taken):
                 return known
-            if known is not None and (named or needs < taken):
-                minimum = max(known.plan.minimum_bytes, measured_peak(known.planned, 0))
-                return dataclasses.replace(
-                    known, plan=dataclasses.replace(known.plan, feasible=False, minimum_bytes=minimum)
-                )
         if taken <= found.plan.minimum_bytes and (stored is None or least < stored.peak_bytes):
             self._store.put(key, stored_plan(found))
         return found
+
+    def _named(self, key: str) -> Found | None:
+        """The deepest plan that was named, infeasible, with what it takes as its least; None where there is none."""
+        stored = self._store.get(key)
+        known = None if stored is None else self.settled(stored, None)
+        if known is None:
+            return None
+        least = max(known.plan.minimum_bytes, known.plan.peak_bytes, measured_peak(known.planned, 0))
+        return dataclasses.replace(known, plan=dataclasses.replace(known.plan, feasible=False, minimum_bytes=least))
 
     def lowerings(self, room: int | None = None) -> list[tuple[Pass, ...]]:
         """What of the rewrites that lower the floor may be used: all, or as `beside` has it; in order of time.

@@ -1,0 +1,52 @@
+"""What plans and code of a step go by, where they are kept on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memopt.pass_manager import Pass
+from memopt.program import Program
+from memopt.step.planned import fingerprint
+
+if TYPE_CHECKING:
+    from memopt.session import Session
+
+
+def versions() -> str:
+    """What code of a step depends on beside the step: a scope of what is kept on disk."""
+    from memopt import __version__
+
+    found = {"memopt": __version__, "torch": torch.__version__, "source": torch.version.git_version}
+    return json.dumps(found, sort_keys=True)
+
+
+def step_facts(session: Session, program: Program) -> dict[str, Any]:
+    """What a step's plans depend on but for its budget: the graph, its layout, what is resident, passes, and the place.
+
+    Args:
+        session: whose step it is.
+        program: the step as captured.
+    """
+    device = session.resident.device
+    place: dict[str, Any] = {"device": str(device)}
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        place |= {"name": found.name, "memory": found.total_memory}
+    return {
+        "graph": fingerprint(program),
+        "channels_last": session.laid_out_anew(program),
+        "resident": session.resident.total,
+        "optimizer": session.optimizer_peak(),
+        "seconds": session.plan_seconds,
+        "passes": described(session.training_passes),
+        **place,
+    }
+
+
+def described(passes: Sequence[Pass]) -> list[str]:
+    """Passes by their classes and settings, in order."""
+    return [f"{type(item).__module__}.{type(item).__qualname__} {sorted(vars(item).items())}" for item in passes]
