@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from memopt.memory.allocator import settled_bytes
+from memopt.memory.allocator import settled_bytes, slack_bytes
 from memopt.memory.allocator_limit import held_bytes, lifted
 from memopt.memory.requests import Requests
 from memopt.phases import phase
@@ -124,8 +124,8 @@ def try_recording(
                 return Tried(_SHORT)
             if not beyond_limit and min(plain.host_seconds) < _WAITS * min(plain.seconds):
                 return _given_up(step, pool, NO_NEED)
-            _learn(step, run, given, written, device)
-        allowed, coming = held_bytes(device) or 0, session.resident.coming
+            allowed, coming = held_bytes(device) or 0, session.resident.coming
+            _learn(step, run, given, written, device, allowed - coming)
         reason, expected, unled = _SHORT, _led_bytes(step, device), plain.reserved_bytes + _copied_bytes(given)
         # Else a capture would run out of memory.
         if min(expected or unled, unled) + coming <= allowed:
@@ -153,9 +153,14 @@ def try_recording(
 
 
 def _learn(
-    step: RecordedStep, run: Callable[..., Any], given: Sequence[Any], written: Collection[int], device: torch.device
+    step: RecordedStep,
+    run: Callable[..., Any],
+    given: Sequence[Any],
+    written: Collection[int],
+    device: torch.device,
+    allowed: int,
 ) -> None:
-    """Learn what the step asks the allocator for, and pack it, where its code tells its lines."""
+    """Learn what the step asks the allocator for, and pack it into what may be held, where its code tells its lines."""
     guide = step.guide
     if guide is None or device.type != "cuda":
         return
@@ -165,7 +170,8 @@ def _learn(
     with short, phase("trial steps"), requests.noting(), step.telling(requests.before):
         _step(run, given, written, device)
     if requests.blocks:
-        found = guide.placement = place(requests.blocks)
+        beside = settled_bytes(device) + most_bytes(requests.blocks, small=True)
+        found = guide.placement = place(requests.blocks, room=allowed - beside - slack_bytes(allowed, device))
         used = most_bytes(requests.blocks)
         if found is None:
             log.info("blocks of a recording, %d bytes at once, are not led: some are mistaken for others", used)

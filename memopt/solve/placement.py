@@ -95,15 +95,20 @@ def most_bytes(blocks: Sequence[Block], *, small: bool = False) -> int:
     return max(itertools.accumulate(changes[line] for line in sorted(changes)), default=0)
 
 
-def place(blocks: Sequence[Block], timeout: float = 2.0) -> Placement | None:
+def place(blocks: Sequence[Block], timeout: float = 2.0, room: int | None = None) -> Placement | None:
     """Pack blocks into an arena; None where blocks of one line would take each other's place.
 
     Args:
         blocks: in the order in which they are asked for.
         timeout: seconds for each packing.
+        room: bytes that there are: the first arena found that takes no more will do. By default a small one is wanted.
     """
     enough, best = _CLOSE * most_bytes(blocks) + 2 * _SEGMENT, None
     first, *others = _least_lossy(blocks)
+    if room is not None:
+        best = _placed(blocks, first, timeout, max(0, room // _SEGMENT * _SEGMENT - first))
+        if best is not None and best.arena_bytes <= room:
+            return best
     for unit, seconds in ((first, timeout), (first, _LONGER * timeout), *((other, timeout) for other in others)):
         found = _placed(blocks, unit, seconds)
         if found is not None and (best is None or found.arena_bytes < best.arena_bytes):
@@ -113,7 +118,7 @@ def place(blocks: Sequence[Block], timeout: float = 2.0) -> Placement | None:
     return best
 
 
-def _placed(blocks: Sequence[Block], unit: int, timeout: float) -> Placement | None:
+def _placed(blocks: Sequence[Block], unit: int, timeout: float, capacity: int | None = None) -> Placement | None:
     large = [index for index, block in enumerate(blocks) if block.size > SMALL]
     holes = [_whole(block.size, unit) for block in blocks]
     apart: set[int] = set()  # with something held behind them
@@ -121,7 +126,8 @@ def _placed(blocks: Sequence[Block], unit: int, timeout: float) -> Placement | N
         lives = [(blocks[index].born, blocks[index].dies + 1) for index in large]
         packing = pack(
             [Buffer(*life, _room(holes[index], unit)) for life, index in zip(lives, large, strict=True)],
-            timeout=timeout,
+            capacity,
+            timeout,
         )
         offsets = [-1] * len(blocks)
         for index, offset in zip(large, packing.offsets, strict=True):

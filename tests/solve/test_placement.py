@@ -210,3 +210,21 @@ def test_what_is_not_packed_closely_is_packed_for_longer_and_with_another_unit(m
     asked.clear()
     monkeypatch.setattr(placement, "_placed", lambda *given: asked.append(given) or placed(*given))
     assert place(blocks) is not None and len(asked) == 1
+
+
+def test_an_arena_that_fits_into_the_room_there_is_will_do(monkeypatch):
+    asked, placed = [], placement._placed
+
+    def loose(blocks, unit, timeout, capacity=None):
+        asked.append(capacity)
+        found = placed(blocks, unit, timeout, capacity)
+        return dataclasses.replace(found, arena_bytes=2 * found.arena_bytes)
+
+    monkeypatch.setattr(placement, "_placed", loose)
+    blocks = [Block(30 * MIB, 0, 2), Block(50 * MIB, 1, 3)]
+    found = place(blocks, timeout=0.5, room=200 * MIB)
+    assert found.arena_bytes <= 200 * MIB and len(asked) == 1 and 0 < asked[0] < 200 * MIB
+    asked.clear()
+    found = place(blocks, timeout=0.5, room=100 * MIB)
+    assert 100 * MIB < found.arena_bytes and len(asked) > 2 and not any(asked[1:])
+    assert place([], room=0) is not None
