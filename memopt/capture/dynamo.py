@@ -80,6 +80,8 @@ class Hooks:
         self._given = [weakref.ref(value) if isinstance(value, torch.Tensor) else None for value in example_inputs]
         self.dry = session.dry
         self.captured: Program | None = None  # the joint program, once it was partitioned
+        # The one of the first lowering: what is kept on disk goes by it. A graph that is lowered again may be simpler.
+        self.first: Program | None = None
         self._joint: fx.GraphModule | None = None  # the graph that it was captured from
         self.kept: Any = None  # what an engine knows of the graph from one lowering of it to the next
         self.recordable: tuple[Any, Any] = None, None  # a function that an engine made, and its step, to be recorded
@@ -134,6 +136,7 @@ class Hooks:
                 for node in joint.graph.nodes:
                     refuse_layouts(node)
                 self.captured, self._joint = from_joint(joint, forward_outputs, self.origins), joint
+                self.first = self.first or self.captured
                 lend(self.captured, self.example_inputs())
         return self.captured
 

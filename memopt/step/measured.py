@@ -70,7 +70,7 @@ def lower_within(
         return lowered.run if lowered.recorded else _recorded(session, lower, lowered, given)
     # Out here, so that no traceback holds on to what was lowered.
     if session.engine().rehearses and _measurable(session, hooks) is not None:
-        refused = kept_least(session, refused, lambda: _lowered_within(session, lower, given).hooks.captured)
+        refused = kept_least(session, refused, lambda: _lowered_within(session, lower, given).hooks.first)
     raise refused
 
 
@@ -184,9 +184,9 @@ def _lowered_within(
             over = max(over, near if held.missing_bytes else allowed // _SHORT)
         elif within:
             over = allowed // _SLOW
+        over = min(over, lacking) if lacking else over
         if not left or session.naming:  # nothing takes less than the deepest plan
             break
-        over = min(over, lacking) if lacking else over
         log.info("the allocator holds %d bytes more than the budget in a step: planning again", over)
         known = _tighten(session, over)
         try:
