@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memopt.host.operators import TO_HOST
 from memopt.memory.rounding import allocated_bytes
 from memopt.patterns.product_sums import ADD_PRODUCT, ADD_PRODUCT_INTO
 
@@ -43,7 +44,7 @@ class Wrapper:
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all storages that appear while it is entered, until they die.
+    """Counts the bytes of all storages that appear while it is entered, until they die, but of what is on the host.
 
     Attributes:
         live: bytes now.
@@ -82,6 +83,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if func is TO_HOST:
+            self.ignore(result)
         self.add(result)
         self.call(func, args, kwargs, result)
         return result
