@@ -36,7 +36,7 @@ class Buffer:
     @property
     def free(self) -> bool:
         """Whether no tensor lies in it."""
-        return bool(torch._C._storage_Use_Count(self.storage._cdata) == 1)  # type: ignore[attr-defined]
+        return bool(torch._C._storage_Use_Count(self.storage._cdata) == 1)
 
 
 class Buffers:
@@ -44,7 +44,7 @@ class Buffers:
 
     def __init__(self, device: torch.device) -> None:
         """Nothing is pinned yet."""
-        self.device, self.stream = device, torch.cuda.Stream(device)
+        self.device, self.stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._by_address: dict[int, Buffer] = {}
         self._lock = threading.Lock()
 

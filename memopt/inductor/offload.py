@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # What lowers the most bytes in use by less than one part in so many is not worth a copy.
 _WORTH = 100
+# Where that is lower by this share of what is sent, and more room is of use, every value is worth its copy.
+_USEFUL = 0.9
 # Of values that lower it hardly any more, by one part in so many of that, fewer are sent.
 _HARDLY = 50
 # Where nothing is computed again, only as many are sent as the budget asks for: code takes up to so much more.
@@ -71,6 +73,8 @@ def wait_on_host(session: Session, forward: fx.GraphModule, backward: fx.GraphMo
     best = taken(len(ways))
     if whole - best < whole // _WORTH:
         return forward, backward
+    if session.recomputes and whole - best >= _USEFUL * sum(problem.values[way.value].size for way in ways):
+        return sent(forward, backward, outputs, found, problem, ways)
     enough = best + (whole - best) // _HARDLY
     if not session.recomputes:  # the budget less what is over: what the code of as many bytes may take
         enough = max(enough, whole - session.excess_with(whole) - whole // _SPARE)

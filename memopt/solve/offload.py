@@ -13,7 +13,9 @@ import itertools
 from collections.abc import Sequence
 
 # A copy is given so many times its time: what computes beside it makes it slower, and times are predictions.
-_MARGIN = 1.3
+_MARGIN = 1.2
+# What comes back in the first part of backward, by its share of the time, is there again while memory is short.
+_SOON = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,16 +107,15 @@ def _returns(problem: Offload, indices: Sequence[int], margin: float) -> dict[in
     """Where the copies back of these values begin, each as late as it can; None where one would come too late."""
     begins = [0.0, *itertools.accumulate(problem.backward)]
     found: dict[int, int] = {}
-    until = begins[-1]
+    until, soonest = begins[-1], begins[-1] * _SOON
     for index in sorted(indices, key=lambda index: (problem.values[index].needed, index), reverse=True):
         value = problem.values[index]
         until = min(until, begins[value.needed]) - margin * value.size / problem.from_host
         place = bisect.bisect_right(begins, until) - 1  # the last that is not later
         place = bisect.bisect_right(problem.coming, min(place, value.needed - 1)) - 1
-        if until < 0 or place < 0:
+        if until < soonest or place < 0:
             return None
         found[index] = problem.coming[place]
-        until = min(until, begins[found[index]])
     return found
 
 

@@ -34,4 +34,4 @@ def _rate(into: torch.Tensor, of: torch.Tensor) -> float:
         end.record()
         end.synchronize()
         taken.append(start.elapsed_time(end) / 1000)
-    return of.nbytes / min(taken[1:])  # the first one finds nothing ready
+    return float(of.nbytes / min(taken[1:]))  # the first one finds nothing ready
