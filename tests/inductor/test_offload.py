@@ -40,8 +40,9 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def _linked(monkeypatch):
-    """A host that is far away from this CPU, by a link that is fast enough."""
+def _linked(monkeypatch, tmp_path):
+    """A host that is far away from this CPU, by a link that is fast enough; of what is settled only this test knows."""
+    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(CostTable, "link", lambda self, device: (1e12, 1e12))
 
 
