@@ -46,7 +46,7 @@ TRAINING: tuple[Pass, ...] = (
     CompressMasks(),
     ChunkLoss(),
     SplitBatch(),
+    Offload(),
     Checkpoint(),
     Inplace(),
-    Offload(),
 )
