@@ -1,6 +1,7 @@
 """Saved values that wait on the host: which ones, the code that comes of it, and that no number changes."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -222,6 +223,33 @@ def test_the_halves_say_what_goes_where(halves):
         assert back.target is ARRIVED and back.args == (fetched, held) and set(held.users) == {fetched, back}
         before = next(item for item in backward.graph.nodes if item.name == value.name)
         assert {user.name for user in back.users} == {user.name for user in before.users}
+
+
+def test_as_many_wait_as_are_of_use(halves):
+    forward, backward, outputs, seconds = halves
+    whole = expected_bytes(forward, backward, outputs)
+
+    def sizes(limit, *, recomputes, **changes):
+        costs = {name: SimpleNamespace(seconds=taken) for name, taken in seconds.items()}
+        session = SimpleNamespace(
+            training_passes=WITH, limit_bytes=limit, one_graph=True, recomputes=recomputes,
+            step=SimpleNamespace(planned=(SimpleNamespace(costs=costs),)),
+            excess_with=lambda held: max(0, held - limit), resident=SimpleNamespace(device=torch.device("cpu")),
+            table=SimpleNamespace(link=lambda device: (1e12, 1e12)),
+        )  # fmt: skip
+        session.__dict__.update(changes)
+        first, second = engine.wait_on_host(session, forward, backward, outputs)
+        assert (first is forward) == (second is backward) == (not waiting(first))
+        return waiting(first)
+
+    every = sizes(whole, recomputes=True)
+    few = sizes(int(0.9 * whole), recomputes=False)
+    assert 0 < len(few) < len(every), "nothing is computed again: the budget is kept by few"
+    assert sizes(whole, recomputes=False) == [] == sizes(0, recomputes=True)
+    assert sizes(whole, recomputes=True, one_graph=False) == []
+    assert sizes(whole, recomputes=True, training_passes=WITHOUT) == []
+    assert sizes(whole, recomputes=True, table=SimpleNamespace(link=lambda device: (0.0, 0.0))) == []
+    assert sizes(whole, recomputes=True, table=SimpleNamespace(link=lambda device: (1e3, 1e3))) == [], "too slow"
 
 
 def test_what_cannot_wait(halves):
