@@ -25,7 +25,10 @@ def register_host_copies() -> None:
 
 
 def _fetch(held: Any, place: Any) -> Any:
-    value: Any = ir.TensorBox.create(ir.FallbackKernel.create(FETCH, held, place))
+    made: Any = ir.FallbackKernel.create(FETCH, held, place)
+    # By its operand it would run on the host: the code would leave the device's context for it, and enter it again.
+    made.inputs[0].layout = ir.MultiOutputLayout(device=place)
+    value: Any = ir.TensorBox.create(made)
     # Inductor knows nothing of where inputs on the host lie, and takes that over for what is made of them: this is new.
     V.graph.unaligned_buffers.discard(value.get_name())
     return value
