@@ -18,6 +18,7 @@ from torch._inductor import compile_fx as inductor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from memopt.inductor.lines import with_lines
+from memopt.inductor.offload import waiting
 from memopt.inductor.replay import Meter, ReplayError, Workspace, Wrapper, replay
 from memopt.phases import phase
 from memopt.program import InputKind, OutputKind, Program
@@ -40,6 +41,7 @@ class Half:
         self.inputs = [(node.name, node.meta.get("val")) for node in placeholders]
         outputs: Any = module.graph.output_node().args[0]
         self.outputs = [value.name if isinstance(value, fx.Node) else None for value in outputs]
+        self.waiting = waiting(module)  # bytes of each value that waits on the host
         self.wrapper: Wrapper | None = None
         self.run: Call | None = None
         self.load: Callable[[], ModuleType | None] = lambda: None  # the generated module, ready to run
@@ -82,9 +84,12 @@ class Halves:
             pool: where it would be recorded.
 
         Returns:
-            The step, by which the halves run from now on; None where its ends are not known.
+            The step, by which the halves run from now on; None where its ends are not known, or values wait on the
+            host.
         """
         forward, backward = self.forward, self.backward
+        if forward is not None and forward.waiting:
+            return None
         modules = [half.load() if half is not None else None for half in (forward, backward)]
         if forward is None or backward is None or modules[0] is None or modules[1] is None:
             return None

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 
+from memopt.host.operators import TO_HOST
 from memopt.patterns.product_sums import sum_so_far
 from memopt.rewrite import storages
 
@@ -59,8 +60,12 @@ def larger_half(
 
 
 def _ends(forward: fx.GraphModule, outputs: int) -> tuple[set[int], dict[int, int]]:
-    """Storages that were there before, and bytes of those that the caller holds throughout backward."""
-    there = {key for node in forward.graph.find_nodes(op="placeholder") for key in storages(node)}
+    """Storages that take nothing of the device, and bytes of those that the caller holds throughout backward.
+
+    What was there before forward takes nothing, nor does what waits on the host.
+    """
+    sent = forward.graph.find_nodes(op="call_function", target=TO_HOST)
+    there = {key for node in (*forward.graph.find_nodes(op="placeholder"), *sent) for key in storages(node)}
     results: Any = forward.graph.output_node().args[0]
     nodes = [value for value in results[:outputs] if isinstance(value, fx.Node)]
     return there, {key: size for node in nodes for key, size in storages(node).items() if key not in there}

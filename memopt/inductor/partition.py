@@ -16,6 +16,7 @@ from torch._inductor.virtualized import V
 from memopt.capture.dynamo import Hooks
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.fusion import realize
+from memopt.inductor.offload import wait_on_host
 from memopt.inductor.order import KeepOrder
 from memopt.inductor.product_sums import register_product_sums
 from memopt.inductor.together import together
@@ -84,7 +85,8 @@ def planned_cut(hooks: Hooks, joint: fx.GraphModule, num_fwd_outputs: int, **opt
 def cut_as_planned(hooks: Hooks, program: Program, num_fwd_outputs: int, **options: Any) -> Any:
     """Both halves of a planned program; what the plan counts on as stored is.
 
-    Kernels that read the same values stand together, where that is expected to take no more memory.
+    Kernels that read the same values stand together, where that is expected to take no more memory, and some of what
+    is saved waits on the host.
     """
     forward, backward = hooks.cut(program, num_fwd_outputs, **options)
     order = together(program)
@@ -92,6 +94,7 @@ def cut_as_planned(hooks: Hooks, program: Program, num_fwd_outputs: int, **optio
         moved = in_order(backward, [node.name for node in order])
         if expected_bytes(forward, moved, num_fwd_outputs) <= expected_bytes(forward, backward, num_fwd_outputs):
             backward = moved
+    forward, backward = wait_on_host(hooks.session, forward, backward, num_fwd_outputs)  # type: ignore[arg-type]
     realize(forward)
     realize(backward)
     return forward, backward

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memopt.host.operators import TO_HOST
 from memopt.memory.rounding import allocated_bytes
 from memopt.patterns.product_sums import ADD_PRODUCT, ADD_PRODUCT_INTO
 
@@ -43,7 +44,7 @@ class Wrapper:
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all storages that appear while it is entered, until they die.
+    """Counts the bytes of all storages that appear while it is entered, until they die, but of what is on the host.
 
     Attributes:
         live: bytes now.
@@ -65,13 +66,13 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for leaf in _tensors(values):
             self._known.setdefault(leaf.untyped_storage()._cdata, 0)
 
-    def add(self, values: Any) -> None:
-        """Count the storages of these tensors that are not known yet."""
+    def add(self, values: Any, *, on_host: bool = False) -> None:
+        """Count the storages of these tensors that are not known yet; those on the host take nothing."""
         for leaf in _tensors(values):
             storage = leaf.untyped_storage()
             key = storage._cdata
             if key not in self._known:
-                self._known[key] = allocated_bytes(storage.nbytes(), leaf.device)
+                self._known[key] = 0 if on_host else allocated_bytes(storage.nbytes(), leaf.device)
                 self.live += self._known[key]
                 weakref.finalize(storage, self._drop, key)
         self.peak = max(self.peak, self.live)
@@ -82,7 +83,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        self.add(result)
+        self.add(result, on_host=func is TO_HOST)
         self.call(func, args, kwargs, result)
         return result
 

@@ -17,6 +17,7 @@ from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import constants_to_attributes, drop_outputs, mutations_in_place
 from memopt.errors import first_line
+from memopt.host.buffers import keep_for
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.halves import Halves
 from memopt.inductor.least import least_bytes
@@ -107,6 +108,9 @@ class Training:
             SettledSteps().put(self._key, attempt.settled)
         with phase("compiling kernels"):
             attempt.halves.load()
+        session.waits_on_host(() if attempt.halves.forward is None else attempt.halves.forward.waiting)
+        if attempt.halves.forward is not None and attempt.halves.forward.waiting:
+            keep_for(attempt.run)
         if session.recordings is not None and self.hooks.captured is not None:
             self.hooks.recordable = attempt.run, attempt.halves.recordable(self.hooks.captured, session.recordings)
         return attempt.run

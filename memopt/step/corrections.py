@@ -58,7 +58,8 @@ def corrected(
         may_correct: whether the step that was attempted may be planned again.
 
     Returns:
-        The attempt that keeps the budget and leaves least of it; None where none does. And whether it was the last.
+        The attempt that keeps the budget by the plan that was made for the most room, and so computes least again;
+        None where none does. And whether it was the last.
     """
     best: T | None = None
     found: T | None = None
@@ -70,7 +71,7 @@ def corrected(
         if found.excess is None:
             return found, True
         if found.excess <= 0:
-            if best is None or found.excess > (best.excess or 0):
+            if best is None or session.correction > kept:
                 best, kept, worth = found, session.correction, session.gain(-found.excess // 2) >= _GAIN
             more = leaves_much(session, found.excess) and session.gain(-found.excess) >= _GAIN
             if between or not more or not may_correct():

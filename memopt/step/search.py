@@ -77,6 +77,7 @@ class StepSearch:
         self.searches = 0
         self._brief = graphs.stages.fusion is not None
         self._store, self._starved = PlanStore(), False
+        self._known = False  # whether something was found for the step itself, with all plans that there are
         self._options: dict[tuple[str, ...], _Option] = {}
         self._graphs = graphs
 
@@ -87,7 +88,8 @@ class StepSearch:
 
         Args:
             room: bytes above what is resident; None: recompute only what costs no time.
-            carried: what was found for the same step at another size: taken over where it keeps the room.
+            carried: what was found for the same step at another size: taken over where it keeps the room, as long as
+                nothing was found for this one.
             prove: whether to prove what was chosen; else that is left to `prove`.
         """
         found = self._planned(room, carried)
@@ -111,10 +113,11 @@ class StepSearch:
             found = self._named(deepest)  # a search would find it again, or another one, whose code may take more
             if found is not None:
                 return found
-        if found is None and carried is not None:
+        if found is None and carried is not None and not self._known:
             found = self._carried_over(carried, room)
             if found is not None:
                 return found
+        self._known = True
         if found is None:
             self._starved = False
             found = self._searched(room)

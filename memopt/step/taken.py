@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.capture.lending import position_of
+from memopt.host.buffers import release
 from memopt.memory.allocator import retries_of, settled_bytes
 from memopt.memory.allocator_limit import held_bytes, lifted
 from memopt.program import OutputKind, Program
@@ -99,6 +100,7 @@ def take_step(
         except (torch.OutOfMemoryError, MemoryError) as error:
             # Its traceback holds the step's tensors until this clause is left.
             short = lacked(error, device, held)
+            release()  # what was on its way back from the host
         finally:
             torch.cuda.empty_cache()
     return short

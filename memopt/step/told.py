@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from memopt.budget import Budget
+from memopt.budget import Budget, format_bytes
 from memopt.memory.resident import Resident
 from memopt.phases import Clock, phase
 from memopt.report.record import ExecutableReport, Report
@@ -33,6 +33,7 @@ class Told(Standing):
         self.report: Report | None = None
         self.notes: list[str] = []
         self.clock = Clock()
+        self._host_note = ""  # of what waits on the host, in the notes
         self.executables: tuple[ExecutableReport, ...] = ()
 
     @contextlib.contextmanager
@@ -74,6 +75,24 @@ class Told(Standing):
             self.notes.append(text)
             if self.report is not None:
                 self.report = dataclasses.replace(self.report, notes=tuple(self.notes))
+
+    def waits_on_host(self, sizes: Sequence[int]) -> None:
+        """Tell the user how many values of the step wait on the host, by their bytes, in place of what was said before.
+
+        Nothing is said where there are none.
+        """
+        if self._host_note in self.notes:
+            self.notes.remove(self._host_note)
+            if self.report is not None:
+                self.report = dataclasses.replace(self.report, notes=tuple(self.notes))
+        self._host_note = ""
+        if sizes:
+            what = "1 value waits" if len(sizes) == 1 else f"{len(sizes)} values wait"
+            self._host_note = (
+                f"{what}, {format_bytes(sum(sizes))}, in the host's pinned memory between forward and backward; such a "
+                "step is not recorded as CUDA graphs"
+            )
+            self.note(self._host_note)
 
     def short_of_memory(self, error: torch.OutOfMemoryError) -> str:
         """What the user reads when memory runs out in a step."""

@@ -14,6 +14,9 @@ from collections.abc import Mapping
 
 # What a kernel launched from Python costs before it does anything.
 _LAUNCH = 5e-6
+# What copies of pinned memory reach of PCIe's sixteen lanes, in 10⁹ bytes per second, by its generation: 54 was
+# measured on an H100, either way.
+_PCIE = {3: 12.0, 4: 24.0, 5: 54.0}
 # So that the operators of one step add up to what torch.compile's steps of Llama and of a U-Net take on an H100
 # (138 and 29.7 ms), within some 10 %.
 _REACHED = (0.7, 0.4, 0.85)
@@ -33,6 +36,7 @@ class Device:
         launch_seconds: the least time of one operator.
         reached: shares of the peaks that large operators really reach: matrix products and attention, convolutions,
             traffic.
+        link: bytes per second to the host's pinned memory and from it; 0 where there is nothing to be moved there.
         traffic: measured times of operators that only move bytes, as (bytes, seconds), rising in both; in place of
             `bytes_per_second` and `launch_seconds` where there are any.
     """
@@ -45,13 +49,23 @@ class Device:
     memory_bytes: int = 0
     launch_seconds: float = _LAUNCH
     reached: tuple[float, float, float] = _REACHED
+    link: tuple[float, float] = (0.0, 0.0)
     traffic: tuple[tuple[int, float], ...] = ()
 
 
 def _cuda(
-    name: str, title: str, gigabytes: int, bandwidth: float, half: float, single: float, double: float, **rates: float
+    name: str,
+    title: str,
+    gigabytes: int,
+    bandwidth: float,
+    half: float,
+    single: float,
+    double: float,
+    *,
+    pcie: int = 4,
+    **rates: float,
 ) -> Device:
-    """An NVIDIA device: bandwidth in 10⁹ bytes per second, rates in 10¹² operations per second."""
+    """An NVIDIA device: bandwidth in 10⁹ bytes per second, rates in 10¹² operations per second, PCIe's generation."""
     found = {
         "float16": half,
         "bfloat16": half,
@@ -61,24 +75,25 @@ def _cuda(
         **rates,
     }
     flops = {dtype: float(round(rate * 1e12)) for dtype, rate in found.items()}
-    return Device(name, f"NVIDIA {title}", "cuda", flops, bandwidth * 1e9, gigabytes * 10**9)
+    link = _PCIE[pcie] * 1e9, _PCIE[pcie] * 1e9
+    return Device(name, f"NVIDIA {title}", "cuda", flops, bandwidth * 1e9, gigabytes * 10**9, link=link)
 
 
 DEVICES: Mapping[str, Device] = {
     device.name: device
     for device in (
-        _cuda("b200", "B200", 180, 8000, 2250, 75, 37),
-        _cuda("h200", "H200", 141, 4800, 989.4, 66.9, 66.9),
-        _cuda("h100", "H100 SXM5 80GB", 80, 3350, 989.4, 66.9, 66.9),
-        _cuda("h100-pcie", "H100 PCIe 80GB", 80, 2000, 756, 51.2, 51.2),
+        _cuda("b200", "B200", 180, 8000, 2250, 75, 37, pcie=5),
+        _cuda("h200", "H200", 141, 4800, 989.4, 66.9, 66.9, pcie=5),
+        _cuda("h100", "H100 SXM5 80GB", 80, 3350, 989.4, 66.9, 66.9, pcie=5),
+        _cuda("h100-pcie", "H100 PCIe 80GB", 80, 2000, 756, 51.2, 51.2, pcie=5),
         _cuda("a100", "A100 SXM4 80GB", 80, 2039, 312, 19.5, 19.5),
         _cuda("a100-40gb", "A100 SXM4 40GB", 40, 1555, 312, 19.5, 19.5),
         _cuda("l40s", "L40S", 48, 864, 362, 91.6, 1.4),
         _cuda("l4", "L4", 24, 300, 121, 30.3, 0.47),
         _cuda("a10", "A10", 24, 600, 125, 31.2, 0.98),
-        _cuda("v100", "V100 SXM2 32GB", 32, 900, 125, 15.7, 7.8, bfloat16=15.7, tf32=15.7),
-        _cuda("t4", "T4", 16, 320, 65, 8.1, 0.25, bfloat16=8.1, tf32=8.1),
-        _cuda("rtx5090", "GeForce RTX 5090", 32, 1792, 209.5, 104.8, 1.64),
+        _cuda("v100", "V100 SXM2 32GB", 32, 900, 125, 15.7, 7.8, pcie=3, bfloat16=15.7, tf32=15.7),
+        _cuda("t4", "T4", 16, 320, 65, 8.1, 0.25, pcie=3, bfloat16=8.1, tf32=8.1),
+        _cuda("rtx5090", "GeForce RTX 5090", 32, 1792, 209.5, 104.8, 1.64, pcie=5),
         _cuda("rtx4090", "GeForce RTX 4090", 24, 1008, 165.2, 82.6, 1.29),
         _cuda("rtx3090", "GeForce RTX 3090", 24, 936, 71, 35.6, 0.56),
     )

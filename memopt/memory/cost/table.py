@@ -14,6 +14,7 @@ from memopt.memory.cost.devices import Device, typical
 from memopt.memory.cost.disk import Record, Store
 from memopt.memory.cost.elsewhere import moved
 from memopt.memory.cost.key import key_of, place_of
+from memopt.memory.cost.link import LINK_BYTES, measure_link
 from memopt.memory.cost.measure import (
     CALIBRATION_BYTES,
     Measured,
@@ -28,7 +29,7 @@ from memopt.phases import phase
 from memopt.program import Program, is_effectful, is_random, tensors_of
 
 _ON_CPU = 2**31  # bytes with which an operator is run on CPU unless a limit is given
-_CALIBRATION = "calibration"
+_CALIBRATION, _LINK = "calibration", "link"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +75,7 @@ class CostTable:
         self.limit_bytes, self.ceiling_bytes, self.target = limit_bytes, ceiling_bytes, target
         self._costs: dict[tuple[str, str], OperatorCost] = {}
         self._devices: dict[str, Device] = {}
+        self._links: dict[str, tuple[float, float]] = {}
         self._store = Store("costs")
 
     def measure(self, node: fx.Node) -> int:
@@ -96,6 +98,20 @@ class CostTable:
         """Return the figures of the device that the node runs on: the target's, or those of this machine's."""
         device = _device_of(node)
         return self._device(device, self._place(device))
+
+    def link(self, device: torch.device) -> tuple[float, float]:
+        """Bytes per second from the device to the host's pinned memory, and back; 0 on a CPU, which has no other.
+
+        Measured once on a CUDA device of this machine.
+        """
+        if self.target is not None:
+            return self.target.link
+        if device.type != "cuda" or not _is_here(device):
+            return typical(device.type).link
+        place = self._place(device)
+        if place not in self._links:
+            self._links[place] = self._measured_link(device, place)
+        return self._links[place]
 
     def placed(self, program: Program) -> Program:
         """Return the program on the device that is planned for: itself unless the table has a target."""
@@ -181,6 +197,20 @@ class CostTable:
         self._store.put(place, _CALIBRATION, {"flops": dict(found.flops), "traffic": found.traffic})
         return found
 
+    def _measured_link(self, device: torch.device, place: str) -> tuple[float, float]:
+        known = _link_from(self._store.get(place, _LINK))
+        if known is not None:
+            return known
+        if self._limit(device) < LINK_BYTES:
+            return typical(device.type).link
+        try:
+            with phase("measuring the device"):
+                found = measure_link(device)
+        except RuntimeError:  # memory is short, on the device or on the host
+            return typical(device.type).link
+        self._store.put(place, _LINK, {"to_host": found[0], "from_host": found[1]})
+        return found
+
     def _limit(self, device: torch.device) -> int:
         limit = self.limit_bytes
         if limit is None:
@@ -248,6 +278,12 @@ def _device_from(record: Record | None, device: torch.device) -> Device | None:
         traffic=points,
         reached=(1.0, 1.0, 1.0),
     )
+
+
+def _link_from(record: Record | None) -> tuple[float, float] | None:
+    if record is None or set(record) != {"to_host", "from_host"} or not all(map(_is_time, record.values())):
+        return None
+    return record["to_host"], record["from_host"]
 
 
 def _is_time(value: Any) -> bool:

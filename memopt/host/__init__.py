@@ -1,0 +1,1 @@
+"""Values that wait in the host's memory between forward and backward."""
