@@ -43,7 +43,8 @@ class CudaRecorder:
             leave_capture(pool, stream)
             self._pool = None
             generator.graphsafe_set_state(before)  # its own state is as if the capture still went on
-        if not reason and not all(value.is_cuda for value in results if isinstance(value, torch.Tensor)):
+        tensors = [value for value in results if isinstance(value, torch.Tensor)]
+        if not reason and not all(value.is_cuda or value.is_pinned() for value in tensors):
             reason = "a result is not on the device"
         if reason:
             log.info("a half is not recorded: %s", reason)

@@ -22,7 +22,7 @@ class Offload(Pass):
 
     Refused: steps of several graphs; values smaller than `least_bytes`, that alias what the caller has or one another,
     or whose copy would not end in time; more than `share` of the host's memory that is to be had. Engines that run
-    operator by operator, and a CPU, do without. A step that does it is not recorded as CUDA graphs.
+    operator by operator, and a CPU, do without.
 
     Without this pass among `passes` nothing leaves the device.
     """

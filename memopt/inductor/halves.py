@@ -84,12 +84,9 @@ class Halves:
             pool: where it would be recorded.
 
         Returns:
-            The step, by which the halves run from now on; None where its ends are not known, or values wait on the
-            host.
+            The step, by which the halves run from now on; None where its ends are not known.
         """
         forward, backward = self.forward, self.backward
-        if forward is not None and forward.waiting:
-            return None
         modules = [half.load() if half is not None else None for half in (forward, backward)]
         if forward is None or backward is None or modules[0] is None or modules[1] is None:
             return None

@@ -218,6 +218,8 @@ class RecordedStep:
                 address_of(value) in known or value.untyped_storage()._cdata in copies
             ):
                 raise Unrecordable("a result of forward shares memory with an input")
+        # What waits on the host for backward stays where it is: the recording writes there each time.
+        known |= {address_of(value) for value in results if isinstance(value, torch.Tensor) and value.is_pinned()}
         self._returned = _unheld(results, known)
         self._run_forward = run
         # As long as a step's own results are: backward's recording may not take their memory before it is let go of.

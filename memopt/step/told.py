@@ -89,8 +89,7 @@ class Told(Standing):
         if sizes:
             what = "1 value waits" if len(sizes) == 1 else f"{len(sizes)} values wait"
             self._host_note = (
-                f"{what}, {format_bytes(sum(sizes))}, in the host's pinned memory between forward and backward; such a "
-                "step is not recorded as CUDA graphs"
+                f"{what}, {format_bytes(sum(sizes))}, in the host's pinned memory between forward and backward"
             )
             self.note(self._host_note)
 

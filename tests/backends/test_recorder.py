@@ -10,6 +10,7 @@ from torch import nn
 
 import memopt
 from memopt.backends.recorder import CudaRecorder
+from memopt.host.operators import ARRIVED, FETCH, LANDED, TO_HOST
 from memopt.recording import guide
 from memopt.recording import trial as recording
 from memopt.recording.pool import Pool
@@ -53,6 +54,34 @@ def test_what_waits_for_the_device_is_refused_and_leaves_nothing_behind():
     before = torch.cuda.memory_reserved()
     recorder.release()
     assert torch.cuda.memory_reserved() <= before
+
+
+def test_what_waits_on_the_host_between_the_halves_is_recorded_with_them():
+    def forward(args):
+        weight, x = args
+        args.clear()
+        value = x * weight
+        held = TO_HOST(value)
+        result = value.sin()
+        return [result, LANDED(value, held)]
+
+    def backward(args):
+        held, tangent = args
+        args.clear()
+        return [ARRIVED(FETCH(held, tangent.device), held).cos() * tangent]
+
+    weight, tangent = nn.Parameter(torch.tensor(2.0, device="cuda")), torch.full((2**22,), 3.0, device="cuda")
+    step = RecordedStep(forward, backward, Ends(frozenset({0}), 1, 1), Pool(CudaRecorder()))
+    with torch.no_grad():
+        for number in range(5):
+            x = torch.randn(2**22, device="cuda")
+            if number == 1:
+                step.start()
+            result, held = step.forward([weight, x])
+            (gradient,) = step.backward([held, tangent])
+            del held
+            assert torch.equal(result, (x * weight).sin()) and torch.equal(gradient, (x * weight).cos() * tangent)
+            assert not step.reason and (step._run_backward is not None) is (number > 0)
 
 
 def test_memory_of_an_argument_is_free_for_others_once_it_is_let_go_of():
