@@ -20,9 +20,9 @@ class Offload(Pass):
        the operations and the measured speed of the link.
     2. It is done for a budget that a step keeps only by computing something again, or not at all otherwise.
 
-    Refused: steps of several graphs; values smaller than `least_bytes`, that alias what the caller has or one another,
-    or whose copy would not end in time; more than `share` of the host's memory that is to be had. Engines that run
-    operator by operator, and a CPU, do without.
+    Refused: steps of several graphs, and of kernels so short that the device may wait for its host; values smaller than
+    `least_bytes`, that alias what the caller has or one another, or whose copy would not end in time; more than `share`
+    of the host's memory that is to be had. Engines that run operator by operator, and a CPU, do without.
 
     Without this pass among `passes` nothing leaves the device.
     """

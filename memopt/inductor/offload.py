@@ -22,6 +22,7 @@ from memopt.inductor.kinds import is_library_call
 from memopt.memory.cost.roofline import span
 from memopt.passes.offload import Offload
 from memopt.program import copy_node, fake_mode, module_of
+from memopt.recording.room import may_wait
 from memopt.rewrite import storages
 from memopt.solve.offload import Offload as Problem
 from memopt.solve.offload import Trip, Value, trips
@@ -53,6 +54,8 @@ def wait_on_host(session: Session, forward: fx.GraphModule, backward: fx.GraphMo
     allowed = next((item for item in session.training_passes if isinstance(item, Offload)), None)
     if allowed is None or not session.limit_bytes or not session.one_graph or session.step is None:
         return forward, backward
+    if any(may_wait(item.costs.values()) for item in session.step.planned):
+        return forward, backward  # its host has no time for more calls
     whole = expected_bytes(forward, backward, outputs)
     if not session.recomputes and not session.excess_with(whole):
         return forward, backward

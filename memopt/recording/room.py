@@ -22,7 +22,10 @@ def set_aside(costs: Iterable[OperatorCost], limit: int, inputs: int) -> int:
         limit: the budget in bytes.
         inputs: bytes of the caller's, which are copied to where a recording reads them.
     """
+    return inputs + limit // _SHARE + min(_SEGMENTS, limit // _MOST) if may_wait(costs) else 0
+
+
+def may_wait(costs: Iterable[OperatorCost]) -> bool:
+    """Whether the device may wait for its host in a step of such kernels; what is fused into others takes no time."""
     seconds = [cost.seconds for cost in costs if cost.seconds]
-    if _LAUNCH * len(seconds) < _MAY_WAIT * sum(seconds):
-        return 0
-    return inputs + limit // _SHARE + min(_SEGMENTS, limit // _MOST)
+    return _LAUNCH * len(seconds) >= _MAY_WAIT * sum(seconds)

@@ -31,7 +31,7 @@ def step_facts(session: Session, program: Program) -> dict[str, Any]:
         session: whose step it is.
         program: the step as captured.
     """
-    device = session.resident.device
+    device, libraries = session.resident.device, session.resident.libraries  # of these a step tells, when it is taken
     place: dict[str, Any] = {"device": str(device)}
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
@@ -39,8 +39,8 @@ def step_facts(session: Session, program: Program) -> dict[str, Any]:
     return {
         "graph": fingerprint(program),
         "channels_last": session.laid_out_anew(program),
-        "resident": session.resident.total,
-        "optimizer": session.optimizer_peak(),
+        "resident": session.resident.total - libraries,
+        "optimizer": max(0, session.optimizer_peak() - libraries),
         "seconds": session.plan_seconds,
         "passes": described(session.training_passes),
         **place,

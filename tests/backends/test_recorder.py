@@ -63,24 +63,24 @@ def test_what_waits_on_the_host_between_the_halves_is_recorded_with_them():
         value = x * weight
         held = TO_HOST(value)
         result = value.sin()
-        return [result, LANDED(value, held)]
+        return [result, LANDED(value, held), -x]
 
     def backward(args):
-        held, tangent = args
+        held, other, tangent = args
         args.clear()
-        return [ARRIVED(FETCH(held, tangent.device), held).cos() * tangent]
+        return [ARRIVED(FETCH(held, tangent.device), held).cos() * tangent - other]
 
     weight, tangent = nn.Parameter(torch.tensor(2.0, device="cuda")), torch.full((2**22,), 3.0, device="cuda")
-    step = RecordedStep(forward, backward, Ends(frozenset({0}), 1, 1), Pool(CudaRecorder()))
+    step = RecordedStep(forward, backward, Ends(frozenset({0}), 1, 2), Pool(CudaRecorder()))
     with torch.no_grad():
         for number in range(5):
             x = torch.randn(2**22, device="cuda")
             if number == 1:
                 step.start()
-            result, held = step.forward([weight, x])
-            (gradient,) = step.backward([held, tangent])
-            del held
-            assert torch.equal(result, (x * weight).sin()) and torch.equal(gradient, (x * weight).cos() * tangent)
+            result, *saved = step.forward([weight, x])
+            (gradient,) = step.backward([*saved, tangent])
+            del saved
+            assert torch.equal(result, (x * weight).sin()) and torch.equal(gradient, (x * weight).cos() * tangent + x)
             assert not step.reason and (step._run_backward is not None) is (number > 0)
 
 
