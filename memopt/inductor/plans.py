@@ -18,7 +18,7 @@ _EXPECTED = 0.95
 # A plan that was made for more room, and takes no more than one part in so many of the budget more, is not worth code.
 _WORTH = 100
 # How often a plan is made for more room before there is code.
-_PLANS = 3
+_PLANS = 5
 
 T = TypeVar("T")
 
