@@ -98,7 +98,8 @@ def _title(result: dict[str, Any]) -> str:
     settings = result["settings"]
     sizes = [f"batch {settings['batch']}"]
     sizes += [f"{key} {settings[key]}" for key in ("sequence", "resolution") if key in settings]
-    return f"{settings['model']}, {', '.join(sizes)}, {settings['dtype']}"
+    host = ", values may wait on the host" if settings.get("offload") else ""
+    return f"{settings['model']}, {', '.join(sizes)}, {settings['dtype']}{host}"
 
 
 def _settings(result: dict[str, Any], jobs: Sequence[int] = ()) -> str:

@@ -91,6 +91,7 @@ class Table:
             more={
                 "budget_bytes": budget,
                 "backend": given.backend,
+                "offload": given.offload,
                 "niceness": niceness,
                 "profile": profiled(given, self.model, row),
             },
@@ -121,7 +122,8 @@ class Table:
     def described(self) -> dict[str, Any]:
         given, cuda = self.given, self.given.device.startswith("cuda")
         settings = {"model": self.model, "reference_bytes": self.reference, **self.inputs}
-        for key in ("tiny", "layers", "dtype", "device", "backend", "repeats", "jobs", "seconds", "shared_caches"):
+        of_memopt = ("backend", "offload")
+        for key in ("tiny", "layers", "dtype", "device", *of_memopt, "repeats", "jobs", "seconds", "shared_caches"):
             if getattr(given, key) is not None:
                 settings[key] = getattr(given, key)
         return {
@@ -208,6 +210,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--backend", default="inductor")
+    parser.add_argument("--offload", action="store_true", help="values may wait on the host: memopt's pass `offload`")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--layers", type=int, help="fewer blocks than the model has")
     parser.add_argument("--profile", default="", help="where a step's time goes (see kernels.py): MODEL:ROW,… or all")

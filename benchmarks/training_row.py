@@ -18,6 +18,7 @@ from memopt.comparison.job import Job
 from memopt.comparison.steps import Engine
 from memopt.comparison.worker import place, release, report_of, stepper, timed
 from memopt.memory.allocator import retries_of
+from memopt.passes.offload import Offload
 
 # Phases of `report.seconds` in which code is made; the rest of them is planning.
 COMPILING = ("generating code", "compiling kernels")
@@ -37,8 +38,11 @@ def work(job: Job, seat: Seat) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def first_step(budget: int | None) -> Any:
-        engine = Engine.parse(job.engine) if kind != "memopt" else Engine(job.more["backend"], f"{budget}B")
-        run = engine.ready(model, True, None)
+        if kind == "memopt":
+            passes = (*memopt.TRAINING, Offload()) if job.more["offload"] else None
+            run: Any = memopt.compile(model, f"{budget}B", backend=job.more["backend"], passes=passes)
+        else:
+            run = Engine.parse(job.engine).ready(model, True, None)
         stepper(job, run, model, inputs)()
         return run
 

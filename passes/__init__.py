@@ -15,7 +15,6 @@ from memopt.passes.fuse_matmul_add import FuseMatmulAdd
 from memopt.passes.fuse_norm import FuseNorm
 from memopt.passes.inplace import Inplace
 from memopt.passes.merge_common import MergeCommon
-from memopt.passes.offload import Offload
 from memopt.passes.reorder import Reorder
 from memopt.passes.shrink_indices import ShrinkIndices
 from memopt.passes.split_batch import SplitBatch
@@ -46,7 +45,6 @@ TRAINING: tuple[Pass, ...] = (
     CompressMasks(),
     ChunkLoss(),
     SplitBatch(),
-    Offload(),
     Checkpoint(),
     Inplace(),
 )

@@ -10,11 +10,11 @@ from torch import nn
 
 import memopt
 from memopt.backends.recorder import CudaRecorder
-from memopt.host.operators import ARRIVED, FETCH, LANDED, TO_HOST
 from memopt.recording import guide
 from memopt.recording import trial as recording
 from memopt.recording.pool import Pool
 from memopt.recording.step import Ends, RecordedStep, Unrecordable
+from tests.recording.test_step import Waiting, check, step_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:TensorFloat32")]
 
@@ -57,31 +57,15 @@ def test_what_waits_for_the_device_is_refused_and_leaves_nothing_behind():
 
 
 def test_what_waits_on_the_host_between_the_halves_is_recorded_with_them():
-    def forward(args):
-        weight, x = args
-        args.clear()
-        value = x * weight
-        held = TO_HOST(value)
-        result = value.sin()
-        return [result, LANDED(value, held), -x]
-
-    def backward(args):
-        held, other, tangent = args
-        args.clear()
-        return [ARRIVED(FETCH(held, tangent.device), held).cos() * tangent - other]
-
-    weight, tangent = nn.Parameter(torch.tensor(2.0, device="cuda")), torch.full((2**22,), 3.0, device="cuda")
-    step = RecordedStep(forward, backward, Ends(frozenset({0}), 1, 2), Pool(CudaRecorder()))
-    with torch.no_grad():
-        for number in range(5):
-            x = torch.randn(2**22, device="cuda")
-            if number == 1:
-                step.start()
-            result, *saved = step.forward([weight, x])
-            (gradient,) = step.backward([*saved, tangent])
-            del saved
-            assert torch.equal(result, (x * weight).sin()) and torch.equal(gradient, (x * weight).cos() * tangent + x)
-            assert not step.reason and (step._run_backward is not None) is (number > 0)
+    code = Waiting()
+    step, run = step_of(code, Pool(CudaRecorder()))
+    weight, count = torch.tensor(0.7, device="cuda", requires_grad=True), torch.zeros((), device="cuda")
+    for number in range(5):
+        if number == 1:
+            step.start()
+        check(run, weight, count, torch.randn(2**22, device="cuda"))
+    assert not step.reason and count == 5
+    assert code.calls == ["forward", "backward"] * 2, "the others are replayed"
 
 
 def test_memory_of_an_argument_is_free_for_others_once_it_is_let_go_of():

@@ -21,7 +21,7 @@ from memopt.passes.offload import Offload
 from memopt.solve.check_offload import check
 from memopt.solve.offload import trips
 
-WITHOUT = tuple(item for item in memopt.TRAINING if item.name != "offload")
+WITHOUT = memopt.TRAINING
 WITH = (*WITHOUT, Offload(least_bytes=1024, share=0.5))
 
 
@@ -347,7 +347,7 @@ def test_on_a_gpu_the_same_plan_takes_less_and_computes_the_same(wide, monkeypat
         monkeypatch.setattr(module, "leaves_much", lambda session, excess: False)
     model, x, budget = wide
     taken, found, reports = [], [], []
-    for passes in (WITHOUT, memopt.TRAINING):
+    for passes in (WITHOUT, (*WITHOUT, Offload())):
         run = compiled(model, budget, passes)
         peak, values = _step_on_gpu(run, model, x)
         taken.append(peak)
@@ -367,7 +367,7 @@ def test_on_a_gpu_the_budget_is_kept_and_less_is_computed_again(wide):
 
     model, x, budget = wide
     extra = []
-    for passes in (WITHOUT, memopt.TRAINING):
+    for passes in (WITHOUT, (*WITHOUT, Offload())):
         run = compiled(model, budget, passes)
         torch.cuda.reset_peak_memory_stats()
         _, values = _step_on_gpu(run, model, x)

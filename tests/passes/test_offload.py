@@ -14,8 +14,9 @@ def test_the_program_stays_as_it_is():
     assert result.program is program and not result.changes and not result.refusals
 
 
-def test_it_is_among_the_passes_and_no_plan_waits_for_it():
-    assert "offload" in [item.name for item in stages_of(memopt.TRAINING).early]
+def test_it_is_used_by_consent_and_no_plan_waits_for_it():
+    assert "offload" not in [item.name for item in memopt.TRAINING]
+    assert "offload" in [item.name for item in stages_of((*memopt.TRAINING, Offload())).late]
 
 
 def test_what_it_is_set_to_is_part_of_what_plans_are_kept_under():

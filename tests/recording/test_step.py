@@ -7,6 +7,7 @@ import gc
 import pytest
 import torch
 
+from memopt.host.operators import ARRIVED, FETCH, LANDED, TO_HOST
 from memopt.recording.lent import seen, storage_at, view
 from memopt.recording.pool import Pool
 from memopt.recording.step import Ends, RecordedStep, Unrecordable, ends_of
@@ -33,6 +34,19 @@ class Code:
         self.calls.append("backward")
         inner = tangent * weight * (1 - hidden * hidden)
         return [(inner * x).sum() + (tangent * hidden).sum(), None, inner * weight]
+
+
+class Waiting(Code):
+    """The same, with what is saved of it waiting on the host."""
+
+    def forward(self, args):
+        result, *saved, hidden = super().forward(args)
+        return [result, *saved, LANDED(hidden, TO_HOST(hidden))]
+
+    def backward(self, args):
+        *saved, held, tangent = args
+        args.clear()
+        return super().backward([*saved, ARRIVED(FETCH(held, tangent.device), held), tangent])
 
 
 ENDS = Ends(frozenset({0, 1}), 1, 3)
@@ -74,6 +88,16 @@ def check(run, weight, count, x, **options):
     known = expected(weight, x)
     torch.testing.assert_close((loss, *found), (known[0], 2 * known[1], 2 * known[2]), rtol=1e-6, atol=1e-6)
     return loss, found
+
+
+def test_what_waits_on_the_host_is_recorded_too(case):
+    weight, count, values = case
+    code = Waiting()
+    step, run = step_of(code)
+    step.start()
+    for x in values:
+        check(run, weight, count, x)
+    assert not step.reason and step._run_backward is not None
 
 
 def test_steps_run_as_they_were_recorded_on_other_values(case):
