@@ -32,6 +32,7 @@ TABLE = Path(__file__).with_name("operators.json")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 QUICK, FULL = 2, 8  # samples per entry and dtype
 CHUNKS = 24
+TOGETHER = 8  # operators whose quick samples are captured as one module
 
 # What torch.export says, and what it means to a user. The first that matches is the reason.
 _REFUSED = [
@@ -50,22 +51,22 @@ Entry = str | dict[str, Outcomes]  # "equal", or by dtype
 
 
 class Calls(torch.nn.Module):
-    """An operator applied to some samples; their tensors are the module's arguments, all else is part of it."""
+    """Operators applied to samples of theirs, whose tensors are the module's arguments; all else is part of it."""
 
-    def __init__(self, op: Any, samples: Sequence[Any]) -> None:
+    def __init__(self, calls: Sequence[tuple[Any, Any]]) -> None:
         super().__init__()
-        self.op, self.forms, self.tensors = op, [], []
-        for sample in samples:
+        self.forms, self.tensors = [], []
+        for op, sample in calls:
             leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
             self.tensors += [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            self.forms.append((spec, [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]))
+            self.forms.append((op, spec, [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]))
 
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
         remaining, found = iter(tensors), []
-        for spec, leaves in self.forms:
+        for op, spec, leaves in self.forms:
             filled = [next(remaining) if leaf is None else leaf[0] for leaf in leaves]
             value, args, kwargs = pytree.tree_unflatten(filled, spec)
-            found.append(self.op(value, *args, **kwargs))
+            found.append(op(value, *args, **kwargs))
         return found
 
     def values(self, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
@@ -118,17 +119,50 @@ def outcome(op: Any, samples: Sequence[Any]) -> str:
     Raises:
         memopt.ProgramError, memopt.PassError, or whatever else fails: an internal error, never to be listed.
     """
-    calls = Calls(op, samples)
+    calls = Calls([(op, sample) for sample in samples])
+    try:
+        expected, found = both(calls)
+    except Refused as error:
+        return refusal(error.reason)
+    except CaptureError as error:
+        return refusal(error)
+    if op.name in _UNINITIALISED:
+        return "uninitialised memory: only shapes and dtypes agree" if same_kind(found, expected) else "differs: kind"
+    if same_kind(found, expected) and all(map(same, found, expected)):
+        return "equal"
+    return compared(calls, found, expected)
+
+
+def all_equal(calls: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether samples of several operators, captured as one module, give bitwise what eager does.
+
+    Raises:
+        memopt.ProgramError, memopt.PassError, or whatever else fails: an internal error.
+    """
+    try:
+        expected, found = both(Calls(calls))
+    except (Refused, CaptureError):
+        return False
+    return same_kind(found, expected) and all(map(same, found, expected))
+
+
+class Refused(Exception):
+    """Eager PyTorch itself does not run the samples, for the reason given."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def both(calls: Calls) -> tuple[list[Any], list[Any]]:
+    """What eager returns, and what the captured and rewritten program does."""
     with torch.no_grad():
         torch.manual_seed(0)
         try:
             expected = pytree.tree_leaves(calls(*calls.values()))
         except (RuntimeError, AssertionError) as error:
-            return refusal(error)
-    try:
-        program = from_module(calls, calls.values())
-    except CaptureError as error:
-        return refusal(error)
+            raise Refused(error) from error
+    program = from_module(calls, calls.values())
     rewritten, _ = PassManager(memopt.INFERENCE).run(program)
     users = iter(calls.values())
     arguments = [
@@ -139,11 +173,7 @@ def outcome(op: Any, samples: Sequence[Any]) -> str:
     torch.manual_seed(0)
     results = rewritten.run(*arguments)
     found = [value for value, entry in zip(results, rewritten.outputs, strict=True) if entry.kind is OutputKind.USER]
-    if op.name in _UNINITIALISED:
-        return "uninitialised memory: only shapes and dtypes agree" if same_kind(found, expected) else "differs: kind"
-    if same_kind(found, expected) and all(map(same, found, expected)):
-        return "equal"
-    return compared(calls, found, expected)
+    return expected, found
 
 
 def refusal(error: Exception) -> str:
@@ -199,16 +229,33 @@ def random_note(calls: Calls) -> str:
     return "torch.export's decomposition draws its random numbers in another order than eager"
 
 
-def examine(op: Any, limit: int, expected: Entry = "equal") -> Entry:
-    """The entry of one operator, over its first `limit` samples. Samples expected to be equal are captured together."""
+def numbers_of(entry: Entry) -> dict[str, set[int]]:
+    """By dtype, the samples that an entry lists as not equal."""
+    outcomes = {} if isinstance(entry, str) else entry
+    return {name: {i for numbers in outcomes.get(name, {}).values() for i in numbers} for name in DTYPES}
+
+
+def expected_equal(op: Any, limit: int, expected: Entry) -> list[tuple[Any, Any]]:
+    """Of an operator's first `limit` samples those that an entry says are equal, each beside the operator."""
+    listed = numbers_of(expected)
+    return [
+        (op, sample)
+        for name, dtype in DTYPES.items()
+        for i, sample in enumerate(samples_of(op, dtype, limit))
+        if i not in listed[name]
+    ]
+
+
+def examine(op: Any, limit: int, expected: Entry = "equal", known: bool = False) -> Entry:
+    """The entry of one operator, over its first `limit` samples. Samples expected to be equal are captured together.
+
+    Unless that is `known` of them already.
+    """
     samples = {name: samples_of(op, dtype, limit) for name, dtype in DTYPES.items()}
-    listed = {
-        name: {i for numbers in ({} if expected == "equal" else expected).get(name, {}).values() for i in numbers}
-        for name in DTYPES
-    }
+    listed = numbers_of(expected)
     together = [s for name in DTYPES for i, s in enumerate(samples[name]) if i not in listed[name]]
     alone = {name: range(len(samples[name])) for name in DTYPES}
-    if together and outcome(op, together) == "equal":
+    if known or (together and outcome(op, together) == "equal"):
         alone = {name: sorted(i for i in listed[name] if i < len(samples[name])) for name in DTYPES}
     entry: dict[str, Outcomes] = {}
     for name, numbers in alone.items():

@@ -22,8 +22,9 @@ from tests.instructions import Recipe, RecipeModule, Step
 from tests.joint import Body, compile_step, exact_step, joint_arguments, results_of, step_results
 from tests.oracle import NOISY_RUNS, Bound, arguments, program_of, same_bits, within
 
-# Chunks, and examples in each: 2,000 in all, and 50,000.
-CI = {"passes": (3, 250), "training": (2, 100), "export": (2, 30), "compile": (2, 20)}
+# Chunks, and examples in each: some 360 in all, then 1,000, the first of which are the same, and 50,000.
+CI = {"passes": (3, 80), "training": (2, 35), "export": (2, 15), "compile": (2, 10)}
+MORE = {"passes": (3, 250), "training": (2, 100), "export": (2, 30), "compile": (2, 20)}
 LONG = {"passes": (40, 900), "training": (20, 650), "export": (1, 500), "compile": (1, 500)}
 
 
@@ -51,9 +52,10 @@ def explore(check: Callable[[Recipe], None], chunk: int, examples: int, training
 
 
 def chunks(name: str) -> Any:
-    """Parameters (chunk, examples): the regular ones, then the long ones behind `slow`."""
-    regular, long = CI[name], LONG[name]
+    """Parameters (chunk, examples): the regular ones, then more of these and the long ones behind `slow`."""
+    regular, more, long = CI[name], MORE[name], LONG[name]
     rows = [pytest.param(chunk, regular[1]) for chunk in range(regular[0])]
+    rows += [pytest.param(chunk, more[1], marks=pytest.mark.slow) for chunk in range(more[0])]
     rows += [pytest.param(1000 + chunk, long[1], marks=pytest.mark.slow) for chunk in range(long[0])]
     return pytest.mark.parametrize(("chunk", "examples"), rows)
 

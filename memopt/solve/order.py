@@ -119,6 +119,15 @@ def smallest_peak(problem: OrderProblem, *, effort: int = 100_000, beam: int = 3
     return dataclasses.replace(best, lower_bound=min(floor, best.peak_bytes))
 
 
+class _Taken(NamedTuple):
+    """What a move takes: bytes beside those alive before it, at its peak and afterwards, and what it runs."""
+
+    peak: int
+    live: int
+    mask: int
+    moves: tuple[int, ...]
+
+
 class _Graph:
     """The problem as bit masks: operation k is bit k."""
 
@@ -141,6 +150,16 @@ class _Graph:
         ]
         self.takes = problem.takes or (-1,) * count
         self.lazy = [self._is_lazy(operation) for operation in range(count)]
+        near = [0] * count  # what touches something that the operation touches
+        for operation, storages in enumerate(problem.touches):
+            for storage in storages:
+                near[operation] |= touchers[storage]
+        # Of what has run a move's bytes depend on these bits alone: what it takes is counted once for each value.
+        self._matters = list(near)
+        for operation, others in enumerate(problem.after):
+            for other in others:
+                self._matters[operation] |= 1 << other | near[other]
+        self._taken: list[dict[int, _Taken]] = [{} for _ in range(count)]
 
     def _is_lazy(self, operation: int) -> bool:
         """Whether to run it right before the first operation that needs it: nothing is lost by waiting."""
@@ -165,6 +184,25 @@ class _Graph:
                     taken = size
         during = live + created + self.problem.workspace[operation]
         return during - taken if created >= taken else during, live + created - freed
+
+    def taken(self, mask: int, operation: int) -> _Taken:
+        """What a ready operation takes after the set `mask`, with what it needs that was waiting."""
+        known = self._taken[operation]
+        bits = mask & self._matters[operation]
+        if bits not in known:
+            known[bits] = self._counted(mask, operation)
+        return known[bits]
+
+    def _counted(self, mask: int, operation: int) -> _Taken:
+        live, peak, moves, added = 0, 0, list[int](), 0
+        for other in (*self.problem.after[operation], operation):
+            if not mask >> other & 1:
+                during, live = self.run(mask, live, other)
+                mask |= 1 << other
+                added |= 1 << other
+                peak = max(peak, during) if moves else during
+                moves.append(other)
+        return _Taken(peak, live, added, tuple(moves))
 
     def lower_bound(self, given: Sequence[int]) -> int:
         """What must be alive at some operation in any order: what it touches, and what crosses it.
@@ -213,20 +251,6 @@ def _start(graph: _Graph, floor: int) -> _State:
     return _State(0, 0, tuple(sorted(ready)), floor, (), None)
 
 
-def _move(graph: _Graph, state: _State, operation: int) -> tuple[int, int, int, tuple[int, ...]]:
-    """Run one ready operation, and first what it needs that was waiting: the mask, live, peak and moves."""
-    mask, live, peak = state.mask, state.live, 0
-    moves = []
-    for other in graph.problem.after[operation]:
-        if not mask >> other & 1:
-            during, live = graph.run(mask, live, other)
-            mask |= 1 << other
-            peak = max(peak, during)
-            moves.append(other)
-    during, live = graph.run(mask, live, operation)
-    return mask | 1 << operation, live, max(peak, during), (*moves, operation)
-
-
 def _after(graph: _Graph, state: _State, operation: int, mask: int) -> tuple[int, ...]:
     """What may run after `operation`: what could before, and its successors that wait for lazy ones at most."""
     lazy, new = graph.lazy, []
@@ -247,11 +271,13 @@ def _settle(graph: _Graph, state: _State) -> _State:
     moved = True
     while moved:
         moved = False
+        spare = state.peak - state.live
         for operation in state.ready:
-            mask, live, peak, moves = _move(graph, state, operation)
-            if peak <= state.peak and live <= state.live:
+            peak, live, ran, moves = graph.taken(state.mask, operation)
+            if live <= 0 and peak <= spare:
+                mask = state.mask | ran
                 ready = _after(graph, state, operation, mask)
-                state = _State(mask, live, ready, state.peak, state.moves + moves, state.parent)
+                state = _State(mask, state.live + live, ready, state.peak, state.moves + moves, state.parent)
                 moved = True
                 break
     return state
@@ -261,10 +287,12 @@ def _children(graph: _Graph, state: _State, limit: int) -> list[_State]:
     """The states one move on whose peaks are below `limit`."""
     found = []
     for operation in state.ready:
-        mask, live, peak, moves = _move(graph, state, operation)
-        if max(peak, state.peak) < limit:
+        above, live, ran, moves = graph.taken(state.mask, operation)
+        peak = max(state.live + above, state.peak)
+        if peak < limit:
+            mask = state.mask | ran
             ready = _after(graph, state, operation, mask)
-            found.append(_State(mask, live, ready, max(peak, state.peak), moves, state))
+            found.append(_State(mask, state.live + live, ready, peak, moves, state))
     return found
 
 

@@ -69,36 +69,42 @@ class Rollout:
                 self._last[storage] = operation
         for storage in problem.arriving:
             self._born[storage] = self._last[storage] = min(forward, max(operations - 1, 0))
-        self._made = [0 <= maker < forward for maker in problem.producer]
+        self._start = [FOREVER if always else -1 for always in self.fixed]
+        self._made = [s for s, maker in enumerate(problem.producer) if 0 <= maker < forward and not self.fixed[s]]
+        # Of what an operation reads: what may be missing, and what takes bytes: only of that the last touch matters.
+        self._movable = [tuple(s for s in reads if not self.fixed[s]) for reads in problem.reads]
+        counted: list[bool] = (self.sizes != 0).tolist()
+        self._counted = [tuple(s for s in reads if counted[s]) for reads in problem.reads]
 
     def play(self, saved: list[bool], hold: list[int]) -> Outcome:
         """Return the schedule that a decision leads to, with its exact bytes and seconds."""
         problem = self.problem
-        reads, writes, producer = problem.reads, problem.writes, problem.producer
-        until = [
-            FOREVER if always or (made and wait) else -1
-            for always, made, wait in zip(self.fixed, self._made, saved, strict=True)
-        ]
+        movable, counted, writes, producer = self._movable, self._counted, problem.writes, problem.producer
+        until = list(self._start)
+        for storage in self._made:
+            if saved[storage]:
+                until[storage] = FOREVER
         current = list(range(len(until)))
         copies, born, last = list(current), list(self._born), list(self._last)
         steps = list(range(problem.forward))
         bases: list[int] = []
         step = problem.forward
-        for base in range(problem.forward, len(reads)):
-            for needed in reads[base]:
+        for base in range(problem.forward, len(writes)):
+            for needed in movable[base]:
                 if until[needed] >= base:
                     continue
                 stack = [producer[needed]]
                 while stack:
                     operation = stack[-1]
-                    for read in reads[operation]:
+                    for read in movable[operation]:
                         if until[read] < base:
                             stack.append(producer[read])
                             break
                     else:
                         stack.pop()
-                        for read in reads[operation]:
+                        for read in counted[operation]:
                             last[current[read]] = step
+                        for read in movable[operation]:
                             until[read] = base + hold[read]
                         for write in writes[operation]:
                             current[write] = len(copies)
@@ -108,8 +114,9 @@ class Rollout:
                             until[write] = base + hold[write]
                         steps.append(operation)
                         step += 1
-            for read in reads[base]:
+            for read in counted[base]:
                 last[current[read]] = step
+            for read in movable[base]:
                 until[read] = base + hold[read]
             for write in writes[base]:
                 born[write] = last[write] = step

@@ -145,8 +145,8 @@ def test_torch_s_own_cut_of_the_chunked_loss_comes_before_any_plan():
 def test_a_weight_s_gradient_in_chunks_is_one_running_sum():
     """Of no chunk but the present one are there logits, or a product that is yet to be added."""
     torch.manual_seed(0)
-    model = memopt.models.build("llama_1b", tiny=True, vocabulary=8192, width=128, layers=1).to(torch.bfloat16)
-    inputs = model.example_inputs(64, labels=True)
+    model = memopt.models.build("llama_1b", tiny=True, vocabulary=4096, width=64, layers=1).to(torch.bfloat16)
+    inputs = model.example_inputs(32, labels=True)
     peak = measured(torch.compile(model), model, inputs)
     torch._dynamo.reset()
     restore = restorer(model)
@@ -196,7 +196,7 @@ class Broken(nn.Module):
 
 def test_a_refusal_names_the_least_of_the_code_where_that_is_less_than_operator_by_operator():
     torch.manual_seed(0)
-    model = memopt.models.build("gpt2", tiny=True, vocabulary=4096, width=64, dropout=0.0).to(torch.bfloat16)
+    model = memopt.models.build("gpt2", tiny=True, layers=1, vocabulary=4096, width=64, dropout=0.0).to(torch.bfloat16)
     inputs = model.example_inputs(32, labels=True)
     with pytest.raises(memopt.BudgetError) as refused:
         step(memopt.compile(model, resident_bytes(model, inputs), backend="inductor"), inputs)

@@ -11,21 +11,22 @@ from tests.convert.conftest import _unmeasured  # noqa: F401
 
 transformers = pytest.importorskip("transformers")
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+SMALL = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
 
 
-def make(kind):
-    tokens = {**SMALL, "vocab_size": 100, "max_position_embeddings": 64}
+def make(kind, layers=1):
+    small = {**SMALL, "num_hidden_layers": layers}
+    tokens = {**small, "vocab_size": 100, "max_position_embeddings": 64}
     if kind == "bert":
         return transformers.BertForSequenceClassification(transformers.BertConfig(**tokens))
     if kind == "llama":
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(**tokens, num_key_value_heads=2))
     if kind == "vit":
-        return transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL, image_size=32, patch_size=8))
+        return transformers.ViTForImageClassification(transformers.ViTConfig(**small, image_size=32, patch_size=8))
     if kind == "wav2vec2":
         convolutions = {"conv_dim": (16, 16, 16), "conv_stride": (5, 2, 2), "conv_kernel": (10, 3, 3)}
         positions = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "vocab_size": 40}
-        return transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**SMALL, **convolutions, **positions))
+        return transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**small, **convolutions, **positions))
     if kind == "whisper":
         config = transformers.WhisperConfig(
             d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
@@ -51,7 +52,7 @@ def make(kind):
     ],
 )
 def test_folder_to_onnx_with_batch_and_sequence_dynamic(run, folder, kind, inputs, outputs):
-    model = make(kind).eval()
+    model = make(kind, layers=2).eval()
     model.save_pretrained(folder / "checkpoint")
     result = run("convert", "checkpoint", "-o", "m.onnx")
     assert result.exit_code == 0, result.stderr

@@ -34,7 +34,7 @@ def planned(monkeypatch):
         torch._dynamo.reset()
         monkeypatch.setattr(CompiledModule, "_recordings_here", lambda self: Pool(Tape()) if recorded else None)
         torch.manual_seed(0)
-        model = memopt.models.build("resnet50", tiny=True).train()
+        model = memopt.models.build("gpt2", tiny=True, layers=2, dropout=0.0).train()
         run = memopt.compile(model, budget, backend="inductor")
         loss_of(call(run, model.example_inputs(batch=4, labels=True))).backward()
         return run.report

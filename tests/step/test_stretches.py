@@ -65,8 +65,19 @@ def test_models_keep_every_limit_that_the_search_promises_with_the_same_numbers(
     assert tried or least == whole
 
 
-@pytest.mark.parametrize("backend", ["static", "aten"])
-@pytest.mark.parametrize("name", ["resnet50", "densenet121", "unet", "vit_b_16"])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("unet", "static"),
+        ("unet", "aten"),
+        ("vit_b_16", "static"),
+        ("resnet50", "aten"),
+        pytest.param("resnet50", "static", marks=pytest.mark.slow),
+        pytest.param("vit_b_16", "aten", marks=pytest.mark.slow),
+        pytest.param("densenet121", "static", marks=pytest.mark.slow),
+        pytest.param("densenet121", "aten", marks=pytest.mark.slow),
+    ],
+)
 def test_a_budget_that_only_chunks_keep_is_kept(name, backend):
     model, inputs = prepared(name)
     torch._dynamo.reset()
