@@ -24,8 +24,8 @@ class Offload(Pass):
     `least_bytes`, that alias what the caller has or one another, or whose copy would not end in time; more than `share`
     of the host's memory that is to be had. Engines that run operator by operator, and a CPU, do without.
 
-    It is not among `memopt.TRAINING`: whether host memory may be pinned, and whether a link that others use as well is as
-    fast as it was measured to be, is the user's to say, by `passes=(*memopt.TRAINING, Offload())`.
+    It is not among `memopt.TRAINING`: whether host memory may be pinned, and whether a link that others use as well is
+    as fast as it was measured to be, is the user's to say, by `passes=(*memopt.TRAINING, Offload())`.
     """
 
     name: ClassVar[str] = "offload"
