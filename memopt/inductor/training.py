@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import fx
@@ -18,10 +18,10 @@ from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import constants_to_attributes, drop_outputs, mutations_in_place
 from memopt.errors import first_line
 from memopt.host.buffers import keep_for
+from memopt.inductor.added import mark_added, return_early
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.halves import Halves
 from memopt.inductor.least import least_bytes
-from memopt.inductor.order import ADDED
 from memopt.inductor.partition import Partition, compile_training, free_at_once, keep_order, saved_bytes
 from memopt.inductor.plans import KnownPlan, Plans
 from memopt.inductor.replay import ReplayError, measured_workspace
@@ -31,8 +31,7 @@ from memopt.inductor.spared import spare_saved
 from memopt.inductor.trace import Trace
 from memopt.pass_manager import Pass
 from memopt.phases import phase
-from memopt.program import Phase, Program
-from memopt.rewrite import ancestors
+from memopt.program import Program
 from memopt.step.corrections import corrected
 from memopt.step.measured import step_decides
 from memopt.step.named import NamedLeasts
@@ -352,9 +351,9 @@ class Training:
         if too_much > 0 and self._spared <= spared and not self._spare(spared, too_much):
             return None  # as was seen under a larger limit
         module = constants_to_attributes(program)
-        _mark_added(module, {node.name for node in self.hooks.captured.graph.nodes})
+        mark_added(module, {node.name for node in self.hooks.captured.graph.nodes})
         kept = program.forward_outputs
-        early = _return_early(module, kept)
+        early = return_early(module, kept)
         # What a rewrite computes twice on purpose is not to be merged again.
         plain = functorch_config.cse and not self.session.lowering
         with functorch_config.patch(cse=plain), phase("cutting"):
@@ -392,32 +391,3 @@ def _against(excess: int | None) -> str:
     if excess is None:
         return "there is no budget"
     return f"{excess} more than the budget" if excess > 0 else f"{-excess} of the budget are left"
-
-
-def _return_early(module: fx.GraphModule, outputs: int) -> int:
-    """Have forward return what rewrites compute there for backward only, behind its own outputs; return how many.
-
-    Torch's partitioner computes in forward what that returns, and all else in backward.
-    """
-    result = module.graph.output_node()
-    values: list[Any] = list(result.args[0])  # type: ignore[arg-type]
-    needed = ancestors([value for value in values[:outputs] if isinstance(value, fx.Node)])
-    early = [
-        node
-        for node in module.graph.nodes
-        if ADDED in node.meta and node.meta.get("phase") is Phase.FORWARD and node not in needed
-        if any(user.meta.get("phase") is Phase.BACKWARD for user in node.users)
-    ]
-    result.args = ([*values[:outputs], *early, *values[outputs:]],)
-    if "desc" in result.meta:
-        result.meta["desc"] = [*result.meta["desc"][:outputs], *[None] * len(early), *result.meta["desc"][outputs:]]
-    return len(early)
-
-
-def _mark_added(module: fx.GraphModule, known: Container[str]) -> None:
-    """Mark what rewrites have added, nodes that are not `known`; torch's partitioner is to leave it in its half."""
-    for node in module.graph.nodes:
-        if node.op == "call_function" and node.name not in known:
-            node.meta[ADDED] = True
-            if node.meta.get("phase") is Phase.BACKWARD:
-                node.meta["partitioner_tag"] = "must_be_in_backward"
