@@ -9,7 +9,7 @@ from memopt.program import Phase
 
 
 def joint():
-    """x → a (forward), and added: b of a for backward (forward), c (backward); the caller gets a, and the gradient c."""
+    """Forward makes a of x for the caller, and b of a for backward, which makes the gradient c of it."""
     graph = fx.Graph()
     x, tangent = graph.placeholder("x"), graph.placeholder("tangent")
     a = graph.call_function(torch.ops.aten.sin.default, (x,))
