@@ -23,6 +23,7 @@ from memopt.step.named import kept_least
 from memopt.step.taken import Short, Taken, is_short, lacked, mutated, take_step
 
 if TYPE_CHECKING:
+    from memopt.program import Program
     from memopt.session import Session
 
 log = logging.getLogger("memopt")
@@ -70,7 +71,7 @@ def lower_within(
         return lowered.run if lowered.recorded else _recorded(session, lower, lowered, given)
     # Out here, so that no traceback holds on to what was lowered.
     if session.engine().rehearses and _measurable(session, hooks) is not None:
-        refused = kept_least(session, refused, lambda: _lowered_within(session, lower, given).hooks.first)
+        refused = kept_least(session, refused, lambda: _lowered_within(session, lower, given).kept)
     raise refused
 
 
@@ -83,12 +84,19 @@ class _Lowered:
         hooks: what its engine knows of it.
         recorded: whether its step is recorded.
         cache_bytes: what the allocator is to hold when a step begins, in one piece; 0 where that is not known.
+        tried: whether a step was taken within the budget.
     """
 
     run: Callable[..., Any]
     hooks: Hooks
     recorded: bool = False
     cache_bytes: int = 0
+    tried: bool = True
+
+    @property
+    def kept(self) -> Program | None:
+        """The step as it was captured first, where one was taken within the budget."""
+        return self.hooks.first if self.tried else None
 
 
 def _recorded(
@@ -152,7 +160,7 @@ def _lowered_within(
         device = session.resident.device
         written, allowed = _measurable(session, hooks), held_bytes(device)
         if written is None or allowed is None:
-            return _Lowered(run, hooks)
+            return _Lowered(run, hooks, tried=False)
         stage("taking a step")
         with phase("trial steps"):
             taken = _patiently(functools.partial(take_step, run, given, written, device), device, allowed)
@@ -198,7 +206,7 @@ def _lowered_within(
             break
     if isinstance(held, Short) and (held.others or is_short(device, held_bytes(device) or 0)):
         session.note("the device had less than the budget, for what others hold: no step was taken within it")
-        return _Lowered(run, hooks)
+        return _Lowered(run, hooks, tried=False)
     # The caller's own step would run out of memory as well.
     if isinstance(held, Short):
         refusal = session.over(session.limit_bytes + over, session.limit_bytes)

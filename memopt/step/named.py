@@ -37,7 +37,8 @@ def kept_least(session: Session, refused: BudgetError, lower: Callable[[], Progr
     Args:
         session: whose step was refused.
         refused: names what is tried first.
-        lower: lowers the step for the budget that is the session's then, takes it, and returns what it was captured as.
+        lower: lowers the step for the budget that is the session's then, takes it, and returns what it was captured as;
+            None where no step could be taken, so that nothing was seen.
     """
     device = session.resident.device
     for _ in range(_NAMINGS):
@@ -51,7 +52,7 @@ def kept_least(session: Session, refused: BudgetError, lower: Callable[[], Progr
             except BudgetError as error:
                 more = max(error.minimum_bytes, size + size // _FURTHER)
             else:
-                if program is not None:
+                if program is not None:  # else it stays a figure of what code takes
                     NamedLeasts().put(session, program, size)
                 break
         refused = BudgetError(more, refused.budget_bytes, refused.breakdown)

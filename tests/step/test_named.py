@@ -175,6 +175,13 @@ def test_it_is_named_anew_until_it_is_kept(kept, least, asked):
     assert (session.budget.bytes, session.margin, session.naming) == (5, 7, False)
 
 
+def test_what_no_step_was_taken_for_is_named_and_not_remembered(kept):
+    session = Device(0)
+    session.lower = lambda: None
+    refused = BudgetError(1000, 5)
+    assert kept_least(session, refused, session.lower) is refused and not kept
+
+
 def test_what_is_named_again_grows(kept):
     session = Device(9000)
     session.lower = lambda: (_ for _ in ()).throw(BudgetError(10, 10))
