@@ -25,13 +25,14 @@ class Buffer:
     Attributes:
         storage: the memory.
         event: recorded behind the last copy to or from it.
-        arriving: what is being copied from it to the device, until something waits for that.
+        moving: what is being copied to it or from it, until something waits for that. A step that fails before must not
+            give the memory to another tensor, or back to the device, meanwhile.
     """
 
     def __init__(self, size: int, event: Any) -> None:
         """Take so many bytes, pinned where the system lets them be."""
         self.storage, self.event = _pinned(size).untyped_storage(), event
-        self.arriving: torch.Tensor | None = None
+        self.moving: torch.Tensor | None = None
 
     @property
     def free(self) -> bool:
@@ -57,6 +58,7 @@ class Buffers:
             held = torch.empty(0, dtype=value.dtype).set_(buffer.storage, 0, value.size(), value.stride())
             self._let_go(buffer, current)
             self._copy(buffer, held, value, current)
+            buffer.moving = value
         return held
 
     def fetch(self, held: torch.Tensor) -> torch.Tensor:
@@ -70,8 +72,7 @@ class Buffers:
                 return value
             self._let_go(buffer, current)
             self._copy(buffer, value, held, current)
-            # A step that fails before it waits for this must not give the memory to another tensor meanwhile.
-            buffer.arriving = value
+            buffer.moving = value
         return value
 
     def wait(self, held: torch.Tensor) -> None:
@@ -80,7 +81,7 @@ class Buffers:
             buffer = self._of(held)
             if buffer is not None:
                 torch.cuda.current_stream(self.device).wait_event(buffer.event)
-                buffer.arriving = None
+                buffer.moving = None
 
     def settle(self, held: torch.Tensor) -> None:
         """Wait until what was sent is there: for those that read it on the host."""
@@ -120,9 +121,9 @@ class Buffers:
         return self._by_address.get(held.untyped_storage().data_ptr())
 
     def _let_go(self, buffer: Buffer, current: Any) -> None:
-        if buffer.arriving is not None:
+        if buffer.moving is not None:
             current.wait_event(buffer.event)
-            buffer.arriving = None
+            buffer.moving = None
 
     def _copy(self, buffer: Buffer, into: torch.Tensor, of: torch.Tensor, current: Any) -> None:
         self.stream.wait_stream(current)

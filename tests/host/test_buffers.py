@@ -86,17 +86,22 @@ def test_it_comes_back_as_often_as_it_is_asked_for(told):
         assert value.tolist() == list(range(12))
 
 
-def test_what_was_on_its_way_when_a_step_failed_stays_until_the_copy_is_over(told):
-    pool = Buffers(CPU)
-    held = pool.send(torch.ones(100))
-    lost = weakref.ref(pool.fetch(held).untyped_storage())
+@pytest.mark.parametrize("back", [False, True], ids=["to the host", "back"])
+def test_what_was_on_its_way_when_a_step_failed_stays_until_the_copy_is_over(told, back):
+    pool, value = Buffers(CPU), torch.ones(100)
+    held = pool.send(value)
+    if back:
+        pool.wait(held)
+        value = pool.fetch(held)
+    lost = weakref.ref(value.untyped_storage())
+    del value
     gc.collect()
-    assert lost() is not None or pool._of(held).arriving is not None
+    assert lost() is not None or pool._of(held).moving is not None
     told.clear()
     pool.fetch(held)
     assert told[0] == ("current", "waits for the copy"), "before its memory may be another tensor's"
     pool.release()
-    assert pool._of(held).arriving is None
+    assert pool._of(held).moving is None
 
 
 def test_another_tensor_in_its_place_is_copied_at_once(told):
