@@ -54,8 +54,8 @@ def captured(model):
     """The compiled graph of a model, its arguments and the positions of those it writes to."""
     seen = []
 
-    def remember(session, lower, given):
-        run, hooks = lower()
+    def remember(session, lower, hooks, given):
+        run, _ = lower()
         seen.append((run, list(given), mutated(hooks.captured)))
         return run
 
