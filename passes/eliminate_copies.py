@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.memory.sharing import Sharing
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
@@ -181,6 +182,8 @@ class _Sweep:
         if target is None:
             return
         try:
+            with unset_fake_temporarily():  # a fake tensor grants views of a strided one that there are none of
+                target(_without_data(base.meta["val"]), literal)
             with self.mode:
                 found = target(base.meta["val"], literal)
         except (RuntimeError, ValueError):  # no such view of the base exists
@@ -245,6 +248,10 @@ def _kind(node: Any) -> tuple[Any, ...]:
 
 def _layout(node: fx.Node) -> tuple[Any, ...]:
     return _layout_of(node.meta["val"])
+
+
+def _without_data(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
 
 
 def _layout_of(value: torch.Tensor) -> tuple[Any, ...]:

@@ -253,6 +253,13 @@ def test_views_that_change_something_stay(view: Callable[[torch.Tensor], torch.T
     assert len(result.changes) <= 1
 
 
+def test_a_view_that_only_the_inner_one_has_stays() -> None:
+    """A fake tensor grants a flat view of these strides, and a real one has none."""
+    x = torch.empty_strided((2, 1, 3), (1, 2, 2)).copy_(torch.arange(6.0).reshape(2, 1, 3))
+    result = swept(lambda x: (aten.view.default(aten.transpose.int(x, 0, 2), [6]).sin(),), x)
+    assert names(result) == ["transpose", "view", "sin"]
+
+
 def test_conjugate_views_stay() -> None:
     x = torch.randn(4, dtype=torch.complex64)
     result = swept(lambda x: (aten._conj(x.sin()).cos(), aten._conj(aten._conj(x.exp())).cos()), x)
