@@ -1,8 +1,10 @@
 """One thread, one seed and an own cache: results must not depend on cores, the order of tests, or a user's files."""
 
 import gc
+import os
 import types
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -21,6 +23,8 @@ hypothesis.settings.load_profile("memopt")
 
 # What one operation of a search counts for, of the seconds that it is given: about what it takes.
 _PLAYED = 1e-5
+# How many operations a search may play out, and vain rounds per level.
+_EFFORT, _PATIENCE = 100_000, 4
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +56,10 @@ def _brief_searches(request: pytest.FixtureRequest, own_patch: pytest.MonkeyPatc
     """
     if request.node.get_closest_marker("slow"):
         return
-    own_patch.setattr(recompute, "EFFORT", 100_000)
-    own_patch.setattr(recompute, "PATIENCE", 4)
+    own_patch.setattr(recompute, "EFFORT", _EFFORT)
+    own_patch.setattr(recompute, "PATIENCE", _PATIENCE)
+    own_patch.setenv("BRIEF_SEARCHES", f"{_EFFORT},{_PATIENCE}")  # in the processes that a test starts, too
+    own_patch.setenv("PYTHONPATH", str(Path(__file__).with_name("started")), prepend=os.pathsep)
     own_patch.setattr(recompute, "_SINKING", 2.0)  # of a slow machine's time the floor gets what it takes
     own_patch.setattr(side_by_side, "_cores", lambda: 1)  # none in another process, which would take its time
     seconds, play = [0.0], Rollout.play
