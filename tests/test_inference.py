@@ -41,9 +41,7 @@ def held_bytes():
     return sum(found.values())
 
 
-@pytest.mark.parametrize(
-    "name", cases(("resnet18", "mobilenet_v3_large", "unet", "vit_b_16", "gpt2", "llama_tiny", "hf_bert", "hf_t5"))
-)
+@pytest.mark.parametrize("name", cases(("resnet18", "unet", "vit_b_16", "gpt2", "llama_tiny", "hf_bert", "hf_t5")))
 def test_outputs_equal_eager_s_and_the_peak_is_predicted(name):
     model, inputs = build(name, labels=False)
     warm_up_statistics(model)

@@ -54,8 +54,8 @@ def test_nothing_to_find_in_memopts_own_pipelines(name, training):
 @pytest.mark.parametrize(
     ("name", "training"),
     [
-        ("mobilenet_v3_large:tiny", False),
         ("vit_b_16:tiny", False),
+        pytest.param("mobilenet_v3_large:tiny", False, marks=pytest.mark.slow),
         ("resnet18:tiny", True),
         pytest.param("llama_tiny:tiny", True, marks=pytest.mark.slow),
         pytest.param("unet:tiny", True, marks=pytest.mark.slow),

@@ -71,7 +71,7 @@ def test_models_keep_every_limit_that_the_search_promises_with_the_same_numbers(
         ("unet", "static"),
         ("unet", "aten"),
         ("vit_b_16", "static"),
-        ("resnet50", "aten"),
+        pytest.param("resnet50", "aten", marks=pytest.mark.slow),
         pytest.param("resnet50", "static", marks=pytest.mark.slow),
         pytest.param("vit_b_16", "aten", marks=pytest.mark.slow),
         pytest.param("densenet121", "static", marks=pytest.mark.slow),

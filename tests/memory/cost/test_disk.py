@@ -132,7 +132,8 @@ def _hammer(number):
 
 
 # Not copies of this process: another test may have loaded JAX here, whose threads make a fork a likely deadlock.
-def test_parallel_processes_never_read_half_a_record(folder):
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
-        assert all(pool.map(_hammer, range(4)))
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_parallel_processes_never_read_half_a_record(folder, processes):
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        assert all(pool.map(_hammer, range(processes)))
     assert len(files(folder)) == 3
