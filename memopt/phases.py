@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
 from collections.abc import Iterator
 
 _running: Clock | None = None
-# New objects between two looks for garbage while graphs are made, which are many objects that stay: Python's own
-# setting spends an eighth of the time on looking through them.
-_OBJECTS = (50_000, 20, 20)
 
 
 class Watch:
@@ -65,15 +61,3 @@ def phase(name: str) -> Iterator[None]:
     """Count the block's time under a name, where a clock runs."""
     with watch.around(name), contextlib.nullcontext() if _running is None else _running._phase(name):
         yield
-
-
-@contextlib.contextmanager
-def collecting_rarely() -> Iterator[None]:
-    """Look for cyclic garbage less often while the block runs."""
-    before = gc.get_threshold()
-    if before[0]:  # else the caller wants no looking at all
-        gc.set_threshold(*_OBJECTS)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)

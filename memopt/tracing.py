@@ -16,7 +16,7 @@ from memopt.capture.dynamo import Hooks
 from memopt.capture.export import CaptureError
 from memopt.capture.outside import OUTSIDE, Mark
 from memopt.capture.shadow import Shadow
-from memopt.phases import collecting_rarely
+from memopt.garbage import collecting_rarely
 from memopt.program import Program
 from memopt.session import Session
 from memopt.step.measured import lower_within

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 
-import pytest
 import torch
 
 import memopt
 from memopt import phases
-from memopt.phases import Clock, collecting_rarely, phase
+from memopt.phases import Clock, phase
 
 
 def test_time_of_an_inner_phase_is_not_the_outer_ones(monkeypatch):
@@ -56,17 +54,3 @@ def test_a_report_says_where_the_time_went():
     assert {"tracing", "rewriting", "searching", "trial steps"} <= set(seconds)
     assert all(taken >= 0 for taken in seconds.values())
     assert "seconds of planning and compiling:" in str(run.report)
-
-
-def test_garbage_is_looked_for_less_often_within_and_as_before_after():
-    before = gc.get_threshold()
-    with pytest.raises(KeyError), collecting_rarely():
-        assert gc.get_threshold()[0] > before[0]
-        raise KeyError
-    assert gc.get_threshold() == before
-    gc.set_threshold(0)
-    try:
-        with collecting_rarely():
-            assert gc.get_threshold()[0] == 0
-    finally:
-        gc.set_threshold(*before)

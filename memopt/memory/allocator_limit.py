@@ -21,7 +21,7 @@ import torch
 from memopt.memory.allocator import index_of, segments_expand
 
 _PAGE = 2**21  # what the device gives out at a time
-_LITTLE = 2**27  # free bytes in segments that hold something: those of small tensors, and the ends of others
+LITTLE = 2**27  # free bytes in segments that hold something: those of small tensors, and the ends of others
 
 _lock = threading.RLock()
 _tokens = itertools.count(1)
@@ -44,6 +44,11 @@ class Held(NamedTuple):
 
     allocated_bytes: int
     reserved_bytes: int
+
+    @property
+    def cached_bytes(self) -> int:
+        """What it holds and no tensor has."""
+        return self.reserved_bytes - self.allocated_bytes
 
 
 def held_now(device: torch.device) -> Held:
@@ -136,11 +141,13 @@ def _lift(index: int, more: int) -> None:
             _apply(index)
 
 
-def grow(device: torch.device, size: int, held: Held | None = None, *, anew: bool = False) -> None:
-    """Have the allocator of a CUDA device take `size` bytes in all at once, where it caches next to nothing.
+def grow(device: torch.device, size: int, held: Held | None = None, *, anew: bool = False) -> bool:
+    """Have the allocator of a CUDA device take `size` bytes in all at once, where it holds less.
 
     Torch compares a request as a whole with what the limit leaves, even where memory is free at the end of the segment
     that would grow: taken piece by piece, a step near its limit would have the cache handed back again and again.
+    Where more than a little is cached, someone had the cache handed back while tensors lay in it that are gone now:
+    what is left lies in pieces around where they were, and is handed back first.
     Only where segments expand, which are handed back page by page: another one that is so large could not be.
 
     Args:
@@ -149,17 +156,24 @@ def grow(device: torch.device, size: int, held: Held | None = None, *, anew: boo
         held: what it holds now; by default it is asked.
         anew: whether libraries give up their buffers first, which come again when they are needed. Where the cache was
             handed back around them, they lie in the way of one large piece.
+
+    Returns:
+        Whether it holds them now, to a page.
     """
     held = held_now(device) if held is None else held
     missing = (size - held.reserved_bytes) // _PAGE * _PAGE
-    if missing <= 0 or not segments_expand() or held.reserved_bytes - held.allocated_bytes > _LITTLE:
-        return
+    if missing <= 0 or not segments_expand():
+        return missing <= 0
     if anew:
         torch._C._cuda_clearCublasWorkspaces()
+    if anew or held.cached_bytes > LITTLE:
         torch.cuda.empty_cache()
         missing = (size - held_now(device).reserved_bytes) // _PAGE * _PAGE
-    with contextlib.suppress(torch.OutOfMemoryError):  # the step itself will tell
+    try:
         torch.empty(missing, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError:  # the step itself will tell
+        return False
+    return True
 
 
 def held_bytes(device: torch.device) -> int | None:

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memopt.budget import format_bytes
-from memopt.memory.allocator_limit import Allowance, Held, enter, grow, held_now, leave
+from memopt.memory.allocator_limit import LITTLE, Allowance, Held, enter, grow, held_now, leave
 from memopt.report.record import Report
 
 
@@ -29,6 +29,7 @@ class StepGuard:
         self._inside = False
         self._watching = False
         self._stepping: _UntilEnd | None = None
+        self._grew = True  # whether the allocator took what it was last asked to
 
     @contextlib.contextmanager
     def forward(self, beyond: int | None = None) -> Iterator[None]:
@@ -42,8 +43,9 @@ class StepGuard:
             allowance, held = self.allowance, self._begin()
             if beyond is not None and allowance is not None and held is not None:
                 size = min(self._limit, allowance.expected(held, beyond))
-                # Graphs that others captured may go on using the buffers that libraries had then.
-                grow(allowance.device, size, held, anew=not allowance.pooled_bytes)
+                if self._grew or held.cached_bytes <= LITTLE:  # what is vain is not tried each time
+                    # Graphs that others captured may go on using the buffers that libraries had then.
+                    self._grew = grow(allowance.device, size, held, anew=not allowance.pooled_bytes)
             yield
         finally:
             self._inside = False

@@ -153,23 +153,30 @@ def test_what_a_step_will_hold_is_what_is_there_what_is_to_come_and_its_own(cuda
 
 
 @pytest.mark.parametrize(
-    ("allocated", "reserved", "grows"),
+    ("allocated", "reserved", "asks"),
     [
-        (10**9, 10**9 + 2**20, True),  # nothing is cached
-        (10**9, 10**9 + 2**28, False),  # a step ran already
-        (2 * 10**9, 10**9 + 2**30, False),  # more than that is held
+        (10**9, 10**9 + 2**20, [(2**30 - 2**20) // 2**21 * 2**21]),  # nothing is cached
+        # It was handed back while there were tensors that are gone: what is left of it is in pieces.
+        (10**9, 10**9 + 2**28, ["all back", 2**30]),
+        (2 * 10**9, 10**9 + 2**30, []),  # more than that is held
     ],
 )
-def test_the_cache_grows_at_once_where_there_is_none(cuda, monkeypatch, allocated, reserved, grows):
+def test_the_cache_grows_at_once_where_too_little_is_held(cuda, monkeypatch, allocated, reserved, asks):
     cuda.allocated, cuda.reserved = allocated, reserved
     asked = []
+
+    def hand_back():
+        asked.append("all back")
+        cuda.reserved = cuda.allocated
+
     monkeypatch.setattr(torch, "empty", lambda size, **options: asked.append(size))
+    monkeypatch.setattr(torch.cuda, "empty_cache", hand_back)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    grow(GPU, 10**9 + 2**30)
+    assert grow(GPU, 10**9 + 2**30) is (not asks)
     assert asked == []  # segments that do not expand
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    grow(GPU, 10**9 + 2**30, held_now(GPU))
-    assert asked == ([(2**30 - 2**20) // 2**21 * 2**21] if grows else [])
+    assert grow(GPU, 10**9 + 2**30, held_now(GPU))
+    assert asked == asks
 
 
 def test_libraries_give_up_their_buffers_before_the_cache_grows_anew(cuda, monkeypatch):
@@ -190,7 +197,8 @@ def test_libraries_give_up_their_buffers_before_the_cache_grows_anew(cuda, monke
 
 
 @pytest.mark.gpu
-def test_a_step_that_uses_all_of_its_budget_runs_after_the_cache_was_handed_back():
+@pytest.mark.parametrize("gradients", [False, True], ids=["when all is gone", "while there are gradients"])
+def test_a_step_that_uses_all_of_its_budget_runs_after_the_cache_was_handed_back(gradients):
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
@@ -202,9 +210,11 @@ def test_a_step_that_uses_all_of_its_budget_runs_after_the_cache_was_handed_back
     compiled = memopt.compile(model, int(1.005 * plain.report.peak_bytes), backend="inductor")
     for _ in range(4):
         compiled(x).backward()
-        model.zero_grad()
+        if not gradients:
+            model.zero_grad()
         gc.collect()
         torch.cuda.empty_cache()  # what libraries keep lies where the step's tensors lay
+        model.zero_grad()
 
 
 def test_memory_that_is_short_for_the_cache_is_left_to_the_step(cuda, monkeypatch):
@@ -212,7 +222,7 @@ def test_memory_that_is_short_for_the_cache_is_left_to_the_step(cuda, monkeypatc
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(torch, "empty", full)
-    grow(GPU, 10**9)
+    assert not grow(GPU, 10**9)
     assert cuda.limit == TOTAL
 
 

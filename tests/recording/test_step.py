@@ -86,7 +86,8 @@ def check(run, weight, count, x, **options):
     loss = run(weight, count, given)
     found = torch.autograd.grad(2 * loss, [weight, given], **options)
     known = expected(weight, x)
-    torch.testing.assert_close((loss, *found), (known[0], 2 * known[1], 2 * known[2]), rtol=1e-6, atol=1e-6)
+    near = 1e-6 if x.numel() < 1000 else 1e-4  # what is summed in another order
+    torch.testing.assert_close((loss, *found), (known[0], 2 * known[1], 2 * known[2]), rtol=near, atol=1e-6)
     return loss, found
 
 

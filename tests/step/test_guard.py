@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memopt
-from memopt.memory.allocator_limit import Allowance, held_now
+from memopt.memory.allocator_limit import Allowance, Held, held_now
 from memopt.step import guard as step_guard
 from memopt.step.guard import StepGuard
 from tests.training.steps import gradients, make
@@ -78,6 +78,20 @@ def test_a_step_that_was_measured_has_its_memory_from_the_start(limits, monkeypa
     with guard.forward():
         pass
     assert len(grown) == 1
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_cache_that_cannot_grow_is_not_handed_back_in_each_step(limits, monkeypatch, grows):
+    asked = []
+    monkeypatch.setattr(step_guard, "grow", lambda *_, anew: asked.append(anew) or grows)
+    cached = iter((2**28, 2**28, 0))
+    monkeypatch.setattr(step_guard, "held_now", lambda device: Held(50, 50 + next(cached)))
+    guard = StepGuard()
+    guard.allow(Allowance(GPU, 2**30, 50, 50))
+    for _ in range(3):
+        with guard.forward(300):
+            pass
+    assert len(asked) == (3 if grows else 2)
 
 
 def test_it_is_in_force_while_the_optimizer_steps_too(limits):
