@@ -11,18 +11,19 @@ _SHARES = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
 def training_table(result: dict[str, Any]) -> str:
     parts = [key for key in ("planning_seconds", "compile_seconds") if any(key in row for row in result["rows"])]
     busy = any("kernels_seconds" in row for row in result["rows"])
+    clock = any("clock_hz" in row for row in result["rows"])
     lines = [
         f"{_title(result)}; {_settings(result)}:",
         "",
-        f"| | budget | predicted | allocated | reserved | step |{' kernels |' * busy} first step |"
+        f"| | budget | predicted | allocated | reserved | step |{' kernels |' * busy}{' clock |' * clock} first step |"
         + "".join(f" {part.removesuffix('_seconds')} |" for part in parts),
-        "|---" * (7 + busy + len(parts)) + "|",
+        "|---" * (7 + busy + clock + len(parts)) + "|",
     ]
     for row in result["rows"]:
         budget = f"{row['budget_bytes'] / 1e6:,.0f} MB" if "budget_bytes" in row else ""
         if "seconds" not in row:
             why = row.get("error") or f"refused: the least is {row['minimum_bytes'] / 1e6:,.0f} MB"
-            lines.append(f"| {row['row']} | {budget} | {why} |{' |' * (4 + busy + len(parts))}")
+            lines.append(f"| {row['row']} | {budget} | {why} |{' |' * (4 + busy + clock + len(parts))}")
             continue
         kinds = ("predicted_bytes", "peak_bytes", "reserved_bytes")
         cells = [f"{row[key] / 1e6:,.0f} MB" if key in row else "" for key in kinds]
@@ -30,6 +31,7 @@ def training_table(result: dict[str, Any]) -> str:
             cells[1] = "recorded"
         cells += [f"{row['seconds'] * 1e3:,.1f} ms{_mark(row)}"]
         cells += [f"{row['kernels_seconds'] * 1e3:,.1f} ms" if "kernels_seconds" in row else ""] * busy
+        cells += [f"{row['clock_hz'] / 1e6:,.0f} MHz" if "clock_hz" in row else ""] * clock
         cells += [f"{row['first_step_seconds']:,.0f} s"]
         cells += [f"{row[part]:,.0f} s" if part in row else "" for part in parts]
         lines.append(f"| {row['row']} | {budget} | {' | '.join(cells)} |")

@@ -44,9 +44,13 @@ def test_what_cannot_be_kept_is_refused_and_the_least_is(table):
     assert "share their caches" in shown[0] and shown[2].endswith("| first step | planning | compile |")
     assert f"refused: the least is {hopeless['minimum_bytes'] / 1e6:,.0f} MB" in shown[5]
     assert len({line.count("|") for line in shown[2:]}) == 1
-    timed = {**result, "allocator": "one", "rows": [{**whole, "kernels_seconds": 0.0123}, hopeless]}
+    timed = {
+        **result,
+        "allocator": "one",
+        "rows": [{**whole, "kernels_seconds": 0.0123, "clock_hz": 1.605e9}, hopeless],
+    }
     shown = render.training_table(timed).splitlines()
-    assert " kernels |" in shown[2] and " 12.3 ms |" in shown[4]
+    assert " kernels | clock |" in shown[2] and " 12.3 ms | 1,605 MHz |" in shown[4]
     assert len({line.count("|") for line in shown[2:]}) == 1
     assert training.line_of({**whole, "retries_per_step": 1.5}).endswith("hands its cache back 1.5 times a step")
     assert "hands" not in training.line_of({**whole, "retries_per_step": 0.0})
