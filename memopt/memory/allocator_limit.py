@@ -21,7 +21,7 @@ import torch
 from memopt.memory.allocator import index_of, segments_expand
 
 _PAGE = 2**21  # what the device gives out at a time
-LITTLE = 2**27  # free bytes in segments that hold something: those of small tensors, and the ends of others
+_LITTLE = 2**27  # free bytes in segments that hold something: those of small tensors, and the ends of others
 
 _lock = threading.RLock()
 _tokens = itertools.count(1)
@@ -40,21 +40,27 @@ _lifted: collections.Counter[int] = collections.Counter()  # how often each devi
 
 
 class Held(NamedTuple):
-    """What a device's allocator holds at a moment, in bytes: of tensors, and in all."""
+    """What a device's allocator holds at a moment, in bytes: of tensors, and in all.
+
+    Beside it how often it has handed its cache back by itself, where it was at its limit.
+    """
 
     allocated_bytes: int
     reserved_bytes: int
+    retries: int = 0
 
-    @property
-    def cached_bytes(self) -> int:
-        """What it holds and no tensor has."""
-        return self.reserved_bytes - self.allocated_bytes
+    def handed_back_since(self, before: Held | None) -> bool:
+        """Whether someone else had it hand back its cache after an earlier moment: more than a page of it."""
+        if before is None or self.retries != before.retries:
+            return False
+        return self.reserved_bytes < before.reserved_bytes - _PAGE
 
 
 def held_now(device: torch.device) -> Held:
     """Ask the allocator of a CUDA device once; torch's own functions sort all of its statistics first."""
     counts = torch.cuda.memory_stats_as_nested_dict(device)
-    return Held(*(int(counts[name]["all"]["current"]) for name in Held._fields))
+    allocated, reserved = (int(counts[name]["all"]["current"]) for name in ("allocated_bytes", "reserved_bytes"))
+    return Held(allocated, reserved, int(counts.get("num_alloc_retries", 0)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,13 +147,13 @@ def _lift(index: int, more: int) -> None:
             _apply(index)
 
 
-def grow(device: torch.device, size: int, held: Held | None = None, *, anew: bool = False) -> bool:
-    """Have the allocator of a CUDA device take `size` bytes in all at once, where it holds less.
+def grow(
+    device: torch.device, size: int, held: Held | None = None, *, anew: bool = False, in_pieces: bool = False
+) -> bool:
+    """Have the allocator of a CUDA device take `size` bytes in all at once, where it caches next to nothing.
 
     Torch compares a request as a whole with what the limit leaves, even where memory is free at the end of the segment
     that would grow: taken piece by piece, a step near its limit would have the cache handed back again and again.
-    Where more than a little is cached, someone had the cache handed back while tensors lay in it that are gone now:
-    what is left lies in pieces around where they were, and is handed back first.
     Only where segments expand, which are handed back page by page: another one that is so large could not be.
 
     Args:
@@ -156,17 +162,20 @@ def grow(device: torch.device, size: int, held: Held | None = None, *, anew: boo
         held: what it holds now; by default it is asked.
         anew: whether libraries give up their buffers first, which come again when they are needed. Where the cache was
             handed back around them, they lie in the way of one large piece.
+        in_pieces: whether what is cached lies around where tensors were when the cache was handed back: then it is
+            handed back first, however much it is.
 
     Returns:
-        Whether it holds them now, to a page.
+        Whether it has taken more.
     """
     held = held_now(device) if held is None else held
     missing = (size - held.reserved_bytes) // _PAGE * _PAGE
-    if missing <= 0 or not segments_expand():
-        return missing <= 0
+    cached = held.reserved_bytes - held.allocated_bytes
+    if missing <= 0 or not segments_expand() or (cached > _LITTLE and not in_pieces):
+        return False
     if anew:
         torch._C._cuda_clearCublasWorkspaces()
-    if anew or held.cached_bytes > LITTLE:
+    if anew or in_pieces:
         torch.cuda.empty_cache()
         missing = (size - held_now(device).reserved_bytes) // _PAGE * _PAGE
     try:

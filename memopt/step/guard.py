@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memopt.budget import format_bytes
-from memopt.memory.allocator_limit import LITTLE, Allowance, Held, enter, grow, held_now, leave
+from memopt.memory.allocator_limit import Allowance, Held, enter, grow, held_now, leave
 from memopt.report.record import Report
 
 
@@ -29,7 +29,7 @@ class StepGuard:
         self._inside = False
         self._watching = False
         self._stepping: _UntilEnd | None = None
-        self._grew = True  # whether the allocator took what it was last asked to
+        self._held: Held | None = None  # when the latest step began
 
     @contextlib.contextmanager
     def forward(self, beyond: int | None = None) -> Iterator[None]:
@@ -43,9 +43,11 @@ class StepGuard:
             allowance, held = self.allowance, self._begin()
             if beyond is not None and allowance is not None and held is not None:
                 size = min(self._limit, allowance.expected(held, beyond))
-                if self._grew or held.cached_bytes <= LITTLE:  # what is vain is not tried each time
-                    # Graphs that others captured may go on using the buffers that libraries had then.
-                    self._grew = grow(allowance.device, size, held, anew=not allowance.pooled_bytes)
+                pieces = held.handed_back_since(self._held)
+                # Graphs that others captured may go on using the buffers that libraries had then.
+                if grow(allowance.device, size, held, anew=not allowance.pooled_bytes, in_pieces=pieces):
+                    held = held._replace(reserved_bytes=size)
+            self._held = held
             yield
         finally:
             self._inside = False

@@ -12,7 +12,7 @@ from torch import nn
 import memopt
 from memopt.memory import allocator_limit
 from memopt.memory.allocator import pooled_bytes
-from memopt.memory.allocator_limit import Allowance, enter, grow, held_bytes, held_now, leave, lifted
+from memopt.memory.allocator_limit import Allowance, Held, enter, grow, held_bytes, held_now, leave, lifted
 
 GPU = torch.device("cuda", 0)
 TOTAL = 80 * 10**9
@@ -153,16 +153,27 @@ def test_what_a_step_will_hold_is_what_is_there_what_is_to_come_and_its_own(cuda
 
 
 @pytest.mark.parametrize(
-    ("allocated", "reserved", "asks"),
+    ("allocated", "reserved", "grows"),
     [
-        (10**9, 10**9 + 2**20, [(2**30 - 2**20) // 2**21 * 2**21]),  # nothing is cached
-        # It was handed back while there were tensors that are gone: what is left of it is in pieces.
-        (10**9, 10**9 + 2**28, ["all back", 2**30]),
-        (2 * 10**9, 10**9 + 2**30, []),  # more than that is held
+        (10**9, 10**9 + 2**20, True),  # nothing is cached
+        (10**9, 10**9 + 2**28, False),  # a step ran already
+        (2 * 10**9, 10**9 + 2**30, False),  # more than that is held
     ],
 )
-def test_the_cache_grows_at_once_where_too_little_is_held(cuda, monkeypatch, allocated, reserved, asks):
+def test_the_cache_grows_at_once_where_there_is_none(cuda, monkeypatch, allocated, reserved, grows):
     cuda.allocated, cuda.reserved = allocated, reserved
+    asked = []
+    monkeypatch.setattr(torch, "empty", lambda size, **options: asked.append(size))
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    grow(GPU, 10**9 + 2**30)
+    assert asked == []  # segments that do not expand
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert grow(GPU, 10**9 + 2**30, held_now(GPU)) is grows
+    assert asked == ([(2**30 - 2**20) // 2**21 * 2**21] if grows else [])
+
+
+def test_pieces_that_are_cached_are_handed_back_before_the_cache_grows(cuda, monkeypatch):
+    cuda.allocated, cuda.reserved = 10**9, 10**9 + 2**28
     asked = []
 
     def hand_back():
@@ -171,12 +182,19 @@ def test_the_cache_grows_at_once_where_too_little_is_held(cuda, monkeypatch, all
 
     monkeypatch.setattr(torch, "empty", lambda size, **options: asked.append(size))
     monkeypatch.setattr(torch.cuda, "empty_cache", hand_back)
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    assert grow(GPU, 10**9 + 2**30) is (not asks)
-    assert asked == []  # segments that do not expand
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    assert grow(GPU, 10**9 + 2**30, held_now(GPU))
-    assert asked == asks
+    grow(GPU, 10**9 + 2**27, in_pieces=True)
+    assert asked == [], "it holds as much"
+    grow(GPU, 10**9 + 2**30, in_pieces=True)
+    assert asked == ["all back", 2**30]
+
+
+def test_a_cache_that_others_had_handed_back_is_told_from_what_the_allocator_did_at_its_limit():
+    before = Held(10, 2**30, 3)
+    assert Held(10, 2**29, 3).handed_back_since(before)
+    assert not Held(10, 2**29, 4).handed_back_since(before)
+    assert not Held(10, 2**30 - 2**20, 3).handed_back_since(before), "pages are counted whole"
+    assert not Held(10, 2**29, 3).handed_back_since(None)
 
 
 def test_libraries_give_up_their_buffers_before_the_cache_grows_anew(cuda, monkeypatch):
