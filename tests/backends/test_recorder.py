@@ -154,7 +154,9 @@ def test_blocks_of_a_recording_lie_as_they_were_packed(monkeypatch):
     x = torch.randn(8, 16, 256, 256, device="cuda")
     told, packed, place = [], [], recording.place
     monkeypatch.setattr(guide.log, "info", lambda text, *args: told.append(text))
-    monkeypatch.setattr(recording, "place", lambda *args, **options: packed.append(place(*args, **options)) or packed[-1])
+    monkeypatch.setattr(
+        recording, "place", lambda *args, **options: packed.append(place(*args, **options)) or packed[-1]
+    )
     monkeypatch.setattr(recording, "_WORTH", 1e9)
     monkeypatch.setattr(recording, "_WAITS", 0.0)
     run = memopt.compile(model, "4GB", backend="inductor")

@@ -228,7 +228,7 @@ def test_a_step_that_uses_all_of_its_budget_runs_after_the_cache_was_handed_back
     for number in range(6):
         compiled(x).backward()
         if number % 2:
-            model.zero_grad()  # else the cache is handed back around gradients, which are gone when the next step begins
+            model.zero_grad()  # else it is handed back around gradients, which are gone then
         gc.collect()
         torch.cuda.empty_cache()  # what libraries keep lies where the step's tensors lay
         model.zero_grad()
