@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from memopt.recording.lent import Loan
+from memopt.solve.placement import Placements
 
 if TYPE_CHECKING:
     from memopt.recording.step import RecordedStep
@@ -54,11 +55,12 @@ class Pool:
     Attributes:
         recorder: records into it.
         closed: why nothing is recorded any more; empty as long as it may be.
+        placements: where blocks of recordings are led to.
     """
 
     def __init__(self, recorder: Recorder, gradients: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
         """Nothing is recorded yet; `gradients` tells those that parameters have."""
-        self.recorder, self.closed = recorder, ""
+        self.recorder, self.closed, self.placements = recorder, "", Placements()
         self._gradients = gradients
         self._owner: weakref.ref[RecordedStep] | None = None
         self._turns = 0  # how often little came of what was recorded

@@ -23,7 +23,7 @@ from memopt.phases import phase
 from memopt.progress import stage
 from memopt.recording.pool import Pool
 from memopt.recording.step import RecordedStep
-from memopt.solve.placement import most_bytes, place
+from memopt.solve.placement import most_bytes
 from memopt.step.taken import results_of
 from memopt.synthesis import same_random_state
 
@@ -125,7 +125,7 @@ def try_recording(
             if not beyond_limit and min(plain.host_seconds) < _WAITS * min(plain.seconds):
                 return _given_up(step, pool, NO_NEED)
             allowed, coming = held_bytes(device) or 0, session.resident.coming
-            _learn(step, run, given, written, device, allowed - coming)
+            _learn(step, pool, run, given, written, device, allowed - coming)
         reason, expected, unled = _SHORT, _led_bytes(step, device), plain.reserved_bytes + _copied_bytes(given)
         # Else a capture would run out of memory.
         if min(expected or unled, unled) + coming <= allowed:
@@ -154,6 +154,7 @@ def try_recording(
 
 def _learn(
     step: RecordedStep,
+    pool: Pool,
     run: Callable[..., Any],
     given: Sequence[Any],
     written: Collection[int],
@@ -171,7 +172,8 @@ def _learn(
         _step(run, given, written, device)
     if requests.blocks:
         beside = settled_bytes(device) + most_bytes(requests.blocks, small=True)
-        found = guide.placement = place(requests.blocks, room=allowed - beside - slack_bytes(allowed, device))
+        room = max(0, allowed - beside - slack_bytes(allowed, device))
+        found = guide.placement = pool.placements.place(requests.blocks, room)
         used = most_bytes(requests.blocks)
         if found is None:
             log.info("blocks of a recording, %d bytes at once, are not led: some are mistaken for others", used)

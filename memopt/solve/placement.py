@@ -32,6 +32,8 @@ UNITS = range(SMALL + _LEAST, 2 * SMALL + _LEAST, _LEAST)
 _CLOSE, _LONGER, _TRIED, _UNLIKE = 1.01, 4, 2, 2**16
 # Packings until requests of the same line are not mistaken for each other.
 _ROUNDS = 6
+# Programs whose placements are remembered.
+_KNOWN = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,13 +111,34 @@ def place(blocks: Sequence[Block], timeout: float = 2.0, room: int | None = None
         best = _placed(blocks, first, timeout, max(0, room // _SEGMENT * _SEGMENT - first))
         if best is not None and best.arena_bytes <= room:
             return best
-    for unit, seconds in ((first, timeout), (first, _LONGER * timeout), *((other, timeout) for other in others)):
+    shortly = [(first, timeout)] if best is None else []
+    for unit, seconds in (*shortly, (first, _LONGER * timeout), *((other, timeout) for other in others)):
         found = _placed(blocks, unit, seconds)
         if found is not None and (best is None or found.arena_bytes < best.arena_bytes):
             best = found
         if best is not None and best.arena_bytes <= enough:
             break
     return best
+
+
+class Placements:
+    """Placements of the latest programs: the same blocks are not packed again in vain."""
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        # The latest last; beside each the room that it was asked for with.
+        self._known: dict[tuple[Block, ...], tuple[Placement | None, int]] = {}
+
+    def place(self, blocks: Sequence[Block], room: int) -> Placement | None:
+        """As `place`, which it asks where what is known takes more than the room, and less was not looked for."""
+        key = tuple(blocks)
+        found, asked = self._known.pop(key, (None, -1))
+        if asked < 0 or (found is not None and room < found.arena_bytes <= asked):
+            found, asked = place(blocks, room=room), room
+        self._known[key] = found, asked
+        if len(self._known) > _KNOWN:
+            del self._known[next(iter(self._known))]
+        return found
 
 
 def _placed(blocks: Sequence[Block], unit: int, timeout: float, capacity: int | None = None) -> Placement | None:

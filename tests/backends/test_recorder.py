@@ -14,6 +14,7 @@ from memopt.recording import guide
 from memopt.recording import trial as recording
 from memopt.recording.pool import Pool
 from memopt.recording.step import Ends, RecordedStep, Unrecordable
+from memopt.solve.placement import Placements
 from tests.recording.test_step import Waiting, check, step_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:TensorFloat32")]
@@ -152,11 +153,9 @@ def test_blocks_of_a_recording_lie_as_they_were_packed(monkeypatch):
     torch._dynamo.reset()
     model = Pyramid().cuda()
     x = torch.randn(8, 16, 256, 256, device="cuda")
-    told, packed, place = [], [], recording.place
+    told, packed, place = [], [], Placements.place
     monkeypatch.setattr(guide.log, "info", lambda text, *args: told.append(text))
-    monkeypatch.setattr(
-        recording, "place", lambda *args, **options: packed.append(place(*args, **options)) or packed[-1]
-    )
+    monkeypatch.setattr(Placements, "place", lambda *args: packed.append(place(*args)) or packed[-1])
     monkeypatch.setattr(recording, "_WORTH", 1e9)
     monkeypatch.setattr(recording, "_WAITS", 0.0)
     run = memopt.compile(model, "4GB", backend="inductor")
