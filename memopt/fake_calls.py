@@ -17,8 +17,8 @@ MARK = "fake_call"
 # Arguments that are what their type and value say.
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, complex)
 _BACKWARD = torch.ops.aten.convolution_backward.default
-# A convolution's layout depends on settings of oneDNN and cuDNN, which are no arguments.
-_NEVER = {torch.ops.aten.convolution.default}
+# A convolution's layout depends on settings of oneDNN, cuDNN and others, which are no arguments.
+_SET = {torch.ops.aten.convolution.default, _BACKWARD}
 # The layouts that keep channels together, by the number of dimensions.
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 # The image and the weight among a convolution's operands: where one lies channels last, cuDNN gives results that do.
@@ -38,6 +38,7 @@ class Call:
         operands: the values of the nodes among them.
         mode: the fake mode that it runs in.
         plain: whether all other arguments are what their types and values say.
+        settings: what the value depends on beside them.
     """
 
     node: str
@@ -46,6 +47,7 @@ class Call:
     operands: tuple[Any, ...]
     mode: FakeTensorMode
     plain: bool = True
+    settings: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(slots=True)
@@ -76,7 +78,21 @@ def call_of(node: fx.Node, values: Mapping[fx.Node, Any], mode: FakeTensorMode) 
         return object()  # equal to nothing
 
     arguments = key(node.args), tuple((name, key(value)) for name, value in node.kwargs.items())
-    return Call(node.name, node.target, arguments, tuple(operands), mode, not odd)
+    return Call(node.name, node.target, arguments, tuple(operands), mode, not odd, _settings(node.target))
+
+
+def _settings(target: Any) -> tuple[Any, ...]:
+    """What decides by which of its libraries torch runs an operator, and so how its results lie."""
+    if target not in _SET:
+        return ()
+    cudnn, onednn = torch.backends.cudnn, torch.backends.mkldnn
+    return (
+        (cudnn.enabled, cudnn.benchmark, cudnn.deterministic),
+        (onednn.enabled, onednn.deterministic),
+        torch._C._get_nnpack_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_num_threads(),
+    )
 
 
 def run(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -120,6 +136,7 @@ def known(node: fx.Node, call: Call) -> tuple[bool, Any]:
         and before.target is call.target
         and before.mode is call.mode
         and before.arguments == call.arguments
+        and before.settings == call.settings
         and len(before.operands) == len(call.operands)
         and all(a is b or (not aliased and _alike(a, b)) for a, b in zip(before.operands, call.operands, strict=True))
     )
@@ -135,6 +152,7 @@ def unchanged(node: fx.Node, values: Mapping[fx.Node, Any], mode: FakeTensorMode
         return False, None
     call = kept.call
     same = call.plain and call.node == node.name and call.target is node.target and call.mode is mode
+    same = same and call.settings == _settings(call.target)
     operands: list[Any] = []
     if same:
         fx.map_arg((node.args, node.kwargs), lambda argument: operands.append(values[argument]))
@@ -144,8 +162,7 @@ def unchanged(node: fx.Node, values: Mapping[fx.Node, Any], mode: FakeTensorMode
 
 def keep(node: fx.Node, call: Call, value: Any) -> None:
     """Keep the value that a call gave with its node."""
-    if call.target not in _NEVER:
-        node.meta[MARK] = _Kept(call, _shares_memory(call.operands, value), value, node.args, node.kwargs)
+    node.meta[MARK] = _Kept(call, _shares_memory(call.operands, value), value, node.args, node.kwargs)
 
 
 def copied(node: fx.Node, copy: fx.Node) -> None:

@@ -125,6 +125,22 @@ def test_arguments_that_may_change_by_themselves_are_looked_at() -> None:
     assert not fake_calls.unchanged(node, values, mode)[0]
 
 
+def test_a_convolution_is_run_again_where_other_libraries_may_run_it() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    program = from_module(model, (torch.randn(2, 3, 8, 8),), {})
+    conv, copy = _node(program, aten.convolution.default), program.copy()
+    known = run_fake(program.graph_module)[conv]
+    assert run_fake(copy.graph_module)[_node(copy, aten.convolution.default)] is known
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        plain = run_fake(program.graph_module)[conv]
+        assert plain is not known and plain is run_fake(program.graph_module)[conv]
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+    again = run_fake(program.graph_module)[conv]
+    assert again is not plain and again.stride() == known.stride()
+
+
 def test_nothing_is_kept_in_modules_that_engines_get() -> None:
     module = constants_to_attributes(_program())
     assert not [node for node in module.graph.nodes if fake_calls.MARK in node.meta]
