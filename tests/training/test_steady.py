@@ -337,7 +337,7 @@ def test_the_limit_is_in_force_in_forward_and_backward(monkeypatch):
 
     monkeypatch.setattr(step_guard, "enter", enter)
     monkeypatch.setattr(step_guard, "leave", lambda token: held.remove(token[1]))
-    monkeypatch.setattr(step_guard, "grow", lambda device, size, there, anew: grown.append((size, list(held))))
+    monkeypatch.setattr(step_guard, "grow", lambda device, size, there, **_: grown.append((size, list(held))))
     stats = {name: {"all": {"current": 50}} for name in ("allocated_bytes", "reserved_bytes")}
     asked = []
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: asked.append(device) or stats)
