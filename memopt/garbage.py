@@ -21,20 +21,3 @@ def collecting_rarely() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-@contextlib.contextmanager
-def collecting_new_only() -> Iterator[None]:
-    """Collect garbage once, and within the block among what is made there alone, which takes milliseconds.
-
-    What was there before is looked at again after the outermost block.
-    """
-    if gc.get_freeze_count():  # by an outer block, or by the caller, who may not want it looked at ever
-        yield
-        return
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

@@ -14,7 +14,6 @@ import torch
 
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks
-from memopt.garbage import collecting_new_only
 from memopt.memory.allocator import settled_bytes
 from memopt.memory.allocator_limit import grow, held_bytes
 from memopt.phases import phase
@@ -141,8 +140,7 @@ def _tried(
     allowed = held_bytes(session.resident.device)
     if step is None or made is not run or session.recordings is None or written is None or allowed is None:
         return Tried(IMPOSSIBLE)
-    with collecting_new_only():
-        found = try_recording(session, step, session.recordings, run, given, written, beyond_limit=beyond_limit)
+    found = try_recording(session, step, session.recordings, run, given, written, beyond_limit=beyond_limit)
     if not found.reason:
         reason = "which takes less memory" if beyond_limit else "which was faster"
         session.note(f"forward and backward of the step are recorded as CUDA graphs, {reason}")
@@ -298,8 +296,7 @@ def _begin_anew(device: torch.device, size: int) -> None:
 def _patiently(step: Callable[[], _T | Short], device: torch.device, allowed: int) -> _T | Short:
     """Take a step, and again where other processes held what it lacked and give it back in time."""
     for _ in range(_TRIES):
-        with collecting_new_only():
-            taken = step()
+        taken = step()
         if not isinstance(taken, Short) or not (_given_back(device, allowed) or taken.others):
             break
     return taken
