@@ -11,7 +11,8 @@ import torch
 
 from memopt.memory.allocator import own_segment
 from memopt.recording.step import Call, Take
-from memopt.solve.placement import Misplaced, Placement, Steering
+from memopt.solve.placement import Placement
+from memopt.solve.steering import Misplaced, Steering
 
 log = logging.getLogger("memopt")
 

@@ -1,9 +1,8 @@
-"""Where a caching allocator is led to put each block, so that blocks lie as they were packed.
+"""Where a caching allocator is to be led to put each block, so that blocks lie as they were packed.
 
 The allocator gives a request the smallest free block that is large enough, and cuts it off at that block's beginning,
 where more than `SMALL` bytes are left; a request of no more than those has memory elsewhere. So all free memory of an
-arena is held, but for the holes of the requests that come next: each finds its own. What is held and let go again is a
-script of few steps between the lines of a program whose requests are known beforehand.
+arena is held (`memopt.solve.steering`), but for the holes of the requests that come next: each is to find its own.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -71,20 +69,6 @@ class Placement:
     holes: tuple[int, ...]
     arena_bytes: int
     unit: int
-
-
-class Memory(Protocol):
-    """An allocator's memory, of which blocks are taken by hand."""
-
-    def take(self, size: int) -> int:
-        """Take a block of so many bytes; return its address."""
-
-    def give(self, address: int) -> None:
-        """Give a block back."""
-
-
-class Misplaced(RuntimeError):
-    """A block does not lie where it was led: the program asks for other blocks than were known."""
 
 
 def most_bytes(blocks: Sequence[Block], *, small: bool = False) -> int:
@@ -148,7 +132,7 @@ def _placed(blocks: Sequence[Block], unit: int, timeout: float, capacity: int | 
     for number in range(_ROUNDS):
         lives = [(blocks[index].born, blocks[index].dies + 1) for index in large]
         packing = pack(
-            [Buffer(*life, _room(holes[index], unit)) for life, index in zip(lives, large, strict=True)],
+            [Buffer(*life, room_of(holes[index], unit)) for life, index in zip(lives, large, strict=True)],
             capacity,
             timeout,
         )
@@ -247,11 +231,11 @@ def _lines(placement: Placement) -> list[list[int]]:
 def _each_finds_its_own(placement: Placement, line: Sequence[int]) -> bool:
     """Whether each block of a line that outlives it is given its own hole, all of it."""
     blocks, whole = placement.blocks, placement.holes
-    free = _runs([(placement.offsets[index], whole[index]) for index in line])
+    free = runs_of([(placement.offsets[index], whole[index]) for index in line])
     taken: dict[int, tuple[int, int]] = {}
     for index in line:
         gone = [earlier for earlier in taken if 0 <= blocks[earlier].until <= index]
-        free = _runs([*free, *(taken.pop(earlier) for earlier in gone)])
+        free = runs_of([*free, *(taken.pop(earlier) for earlier in gone)])
         size, start = min(((size, start) for start, size in free if size >= blocks[index].size), default=(0, -1))
         if start < 0:
             return False
@@ -267,7 +251,7 @@ def _each_finds_its_own(placement: Placement, line: Sequence[int]) -> bool:
     return True
 
 
-def _room(hole: int, unit: int) -> int:
+def room_of(hole: int, unit: int) -> int:
     """Bytes that a hole has to itself: what is left of them behind it is nothing, or can be held."""
     room = _rounded(hole, unit)
     return room if room == hole or room - hole > SMALL else room + unit
@@ -277,7 +261,7 @@ def _rounded(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def _runs(pieces: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def runs_of(pieces: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Pieces of memory as (offset, bytes), those that touch as one."""
     runs: list[tuple[int, int]] = []
     for offset, size in sorted(pieces):
@@ -286,124 +270,3 @@ def _runs(pieces: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             runs.append((offset, size))
     return runs
-
-
-class Steering:
-    """Leads an allocator through one run of a program.
-
-    The memory must have no other free block of more than `SMALL` bytes than those that are let go of here.
-    """
-
-    def __init__(self, placement: Placement, memory: Memory) -> None:
-        """Nothing is held before `begin`."""
-        self._placement, self._memory = placement, memory
-        self._born: dict[int, list[int]] = {}
-        self._dead: dict[int, list[int]] = {}
-        for index, block in enumerate(placement.blocks):
-            if placement.offsets[index] >= 0:
-                self._born.setdefault(block.born, []).append(index)
-                self._dead.setdefault(block.dies, []).append(index)
-        self._base = 0
-        self._line = -1  # the latest
-        self._offsets: list[int] = []  # of what is held, in order
-        self._sizes: dict[int, int] = {}
-
-    def begin(self) -> None:
-        """Take the arena."""
-        self._base, self._line = self._memory.take(self._placement.arena_bytes), -1
-        self._hold(0, self._placement.arena_bytes)
-
-    def before(self, line: int) -> None:
-        """Leave the holes of a line's requests free, and nothing else.
-
-        Raises:
-            Misplaced: a block lies elsewhere; all that was held is free.
-        """
-        try:
-            self._take_back(range(self._line, line))
-            self._line = line
-            self._open([(self._placement.offsets[i], self._placement.holes[i]) for i in self._of(line)])
-        except Misplaced:
-            self.end()
-            raise
-
-    def end(self) -> None:
-        """Let go of all that is held."""
-        for offset in self._offsets:
-            self._memory.give(self._base + offset)
-        self._offsets, self._sizes = [], {}
-
-    def _of(self, line: int) -> list[int]:
-        return self._born.get(line, [])
-
-    def _take_back(self, lines: range) -> None:
-        """Hold what died in lines that have run."""
-        dead = [index for line in lines for index in self._dead.get(line, ())]
-        free = [(self._placement.offsets[index], self._placement.holes[index]) for index in dead]
-        # The largest first: each finds the free block that is as large.
-        for offset, size in sorted(_runs(free), key=lambda run: (-run[1], run[0])):
-            self._take(offset, size)
-
-    def _open(self, holes: Sequence[tuple[int, int]]) -> None:
-        fillers, unit = [], self._placement.unit
-        for begin, end, own in self._regions(sorted(holes)):
-            for offset in [offset for offset in self._offsets if begin <= offset < end]:
-                self._memory.give(self._base + offset)
-                self._let_go(offset)
-            # Nothing else is free now: requests are cut off from its beginning.
-            at = begin
-            for offset, size in own:
-                if offset > at:
-                    self._take(at, offset - at)
-                fillers.append(self._taken(offset, size))
-                at = offset + size
-                # By itself: it stays where it is as long as the block, which may leave a little free between them.
-                left = min(end, offset + _room(size, unit)) - at
-                if left > 0:
-                    self._take(at, left)
-                    at += left
-            if end > at:
-                self._take(at, end - at)
-        for address in fillers:
-            self._memory.give(address)
-
-    def _regions(self, holes: Sequence[tuple[int, int]]) -> list[tuple[int, int, list[tuple[int, int]]]]:
-        """Stretches of what is held that the holes lie in, as (begin, end, holes): what is beside these can be held."""
-        regions: list[tuple[int, int, list[tuple[int, int]]]] = []
-        unit = self._placement.unit
-        for offset, size in holes:
-            first = bisect.bisect_right(self._offsets, offset) - 1
-            last = bisect.bisect_left(self._offsets, offset + _room(size, unit)) - 1
-            # To where rooms begin and end: what is left beside the hole can be held then.
-            while self._offsets[first] % unit and first and self._end(first - 1) == self._offsets[first]:
-                first -= 1
-            while self._end(last) % unit and self._offsets[last + 1 : last + 2] == [self._end(last)]:
-                last += 1
-            begin, end, own = self._offsets[first], self._end(last), [(offset, size)]
-            if regions and begin < regions[-1][1]:
-                begin, own = regions[-1][0], [*regions[-1][2], *own]
-                end = max(end, regions[-1][1])
-                del regions[-1]
-            regions.append((begin, end, own))
-        return regions
-
-    def _end(self, index: int) -> int:
-        return self._offsets[index] + self._sizes[self._offsets[index]]
-
-    def _let_go(self, offset: int) -> None:
-        del self._offsets[bisect.bisect_left(self._offsets, offset)], self._sizes[offset]
-
-    def _take(self, offset: int, size: int) -> None:
-        self._taken(offset, size)
-        self._hold(offset, size)
-
-    def _taken(self, offset: int, size: int) -> int:
-        address = self._memory.take(size)
-        if address != self._base + offset:
-            self._memory.give(address)
-            raise Misplaced(f"{size} bytes lie {address - self._base - offset} bytes off")
-        return address
-
-    def _hold(self, offset: int, size: int) -> None:
-        bisect.insort(self._offsets, offset)
-        self._sizes[offset] = size
