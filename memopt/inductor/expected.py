@@ -88,17 +88,20 @@ def _peak(module: fx.GraphModule, there: Collection[int], held: Mapping[int, int
     for node in nodes:
         if node.op == "placeholder":
             live.update(own[node])
-    kept = shared.union(live)
+    there_before = frozenset(live)
+    kept = shared | there_before
     total = peak = sum(live.values())
     for index, node in enumerate(nodes):
         ends = dying.get(index, ())
         made: dict[int, int] = {}
         if node.op == "call_function":
             made = {key: size for key, size in own[node].items() if key in last and key not in live}
-        before = written_over(node)
-        alone = ends if node not in calls else () if before is None else own.get(before, ())
-        # A kernel may write over what it alone reads last, and a sum of products does.
-        spared = shared_bytes(made.values(), [live[key] for key in alone if key in live and key not in kept])
+        over = written_over(node)
+        alone: Collection[int] = () if node in calls else [key for key in ends if key not in kept]
+        if over is not None:
+            alone = [key for key in own.get(over, ()) if key in ends and key not in there_before]
+        # A kernel may write over what it alone reads last, and over what it is said to.
+        spared = shared_bytes(made.values(), [live[key] for key in alone if key in live])
         live.update(made)
         total += sum(made.values())
         peak = max(peak, total - spared)

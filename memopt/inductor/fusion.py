@@ -15,6 +15,7 @@ from torch import fx
 from torch._inductor import config
 
 from memopt.inductor.kinds import DRAWING, REDUCTIONS, SEED, is_generated, is_inlined, is_library_call
+from memopt.inductor.overwrites import write_over
 from memopt.inductor.windows import arrange
 from memopt.memory.cost.devices import Device
 from memopt.memory.cost.roofline import moving_seconds, result_bytes, touched_bytes
@@ -70,8 +71,12 @@ class InductorFusion:
             for mark in ("fused", "kernel", "stored", "inplace"):
                 node.meta.pop(mark, None)
         mutated = new.mutated
-        marker = _Marker(new.graph, [node for node in new.placeholders if node.name in mutated])
+        fragile = [node for node in new.placeholders if node.name in mutated]
+        marker = _Marker(new.graph, fragile)
         fused = marker.fused()
+        if write_over(new, marker.reads, marker.calls, fused):
+            marker = _Marker(new.graph, fragile)
+            fused = marker.fused()
         for node in new.calls:
             if node in fused:
                 node.meta["fused"] = True
@@ -82,7 +87,7 @@ class InductorFusion:
             over = written_over(node)
             if _continues_a_sum(node) or (over is not None and over not in fused):
                 node.meta["inplace"] = 0
-        return new  # the graph is as it was: there is nothing to propagate
+        return new  # whose nodes have their values
 
     def costs(self, program: Program, costs: Mapping[str, OperatorCost]) -> dict[str, OperatorCost]:
         """Costs by node name: fused values take nothing, generated kernels the time to move what they touch.

@@ -18,6 +18,7 @@ from memopt.inductor.expected import expected_bytes
 from memopt.inductor.fusion import realize
 from memopt.inductor.offload import wait_on_host
 from memopt.inductor.order import KeepOrder
+from memopt.inductor.overwrites import register_write_over
 from memopt.inductor.product_sums import register_product_sums
 from memopt.inductor.together import together
 from memopt.inductor.trace import Trace
@@ -131,6 +132,7 @@ def compile_training(
     A graph that is lowered several times is traced once, where each time is given the same `trace`.
     """
     register_product_sums()
+    register_write_over()
     # Both halves are lowered at once, since a peak is that of both; torch's cache of joint graphs does not know plans.
     settings = functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False)
     with settings, (trace or Trace()).kept():

@@ -6,14 +6,18 @@ import torch
 from torch import fx
 
 from memopt.patterns.product_sums import sum_so_far
+from memopt.patterns.write_over import place_of
 from memopt.program import is_any_view
 
 aten = torch.ops.aten
 
 
 def written_over(node: fx.Node) -> fx.Node | None:
-    """The value that the node's result takes the place of: a sum so far, or a table that rows are added to."""
-    return sum_so_far(node) or _table_with_rows_added(node)
+    """The value that the node's result takes the place of.
+
+    A sum so far, a table that rows are added to, or what `write_over` names.
+    """
+    return sum_so_far(node) or place_of(node) or _table_with_rows_added(node)
 
 
 def _table_with_rows_added(node: fx.Node) -> fx.Node | None:

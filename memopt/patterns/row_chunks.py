@@ -217,7 +217,7 @@ class _Half:
         """
         product, half = made.target is aten.mm.default, node.meta["val"].dtype in HALVES
         if product and half and in_float32(node.meta["val"]):
-            return [self._multiplied_and_added(node, before, made, last=last)]
+            return [self._multiplied_and_added(node, before, made)]
         if product and half:
             return self._added_together(node, [*before, made], last=last)
         if not before:
@@ -228,17 +228,13 @@ class _Half:
             return [self._call(node, aten.addmm.default, (before[0], *operands), {}, "sum")]
         return [self._call(node, aten.add.Tensor, (before[0], made), {}, "sum")]
 
-    def _multiplied_and_added(self, node: fx.Node, before: list[fx.Node], made: fx.Node, *, last: bool) -> fx.Node:
+    def _multiplied_and_added(self, node: fx.Node, before: list[fx.Node], made: fx.Node) -> fx.Node:
         """The sum in float32 after another chunk's product, which the library adds to the sum so far."""
         operands = made.args
         self.graph.erase_node(made)
         if before:
-            total = self._call(node, ADD_PRODUCT, (before[0], *operands), {}, "sum")
-        else:
-            total = self._call(node, WIDE_PRODUCT, operands, {}, "wide")
-        if not last:
-            return total
-        return self._running(node, self._call(node, _CONVERT, (total, node.meta["val"].dtype), {}, "rounded"))
+            return self._call(node, ADD_PRODUCT, (before[0], *operands), {}, "sum")
+        return self._call(node, WIDE_PRODUCT, operands, {}, "wide")
 
     def _added_together(self, node: fx.Node, parts: list[fx.Node], *, last: bool) -> list[fx.Node]:
         """Matrices of half precision, and before them the sum so far if there is one, added up where there are enough.
@@ -266,8 +262,10 @@ class _Half:
             return self._loss(node, self._joined(node, pieces))
         if recipe.summed:
             result = pieces[0]
-            if value.dtype in HALVES and result.target is not aten.as_strided.default:  # a matrix is rounded already
+            if value.dtype in HALVES and result.target is not aten.as_strided.default:  # shares are rounded already
+                by_library = result.target in (ADD_PRODUCT, WIDE_PRODUCT)
                 result = self._call(node, _CONVERT, (result, value.dtype), {}, "rounded")
+                result = self._running(node, result) if by_library else result
             shaped = value.ndim > 2
         else:
             result = self.known.whole[node] = self._joined(node, pieces)
