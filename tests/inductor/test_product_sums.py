@@ -55,6 +55,14 @@ def test_chunks_are_added_by_products_and_rounded_once(dtype):
     assert made == [WIDE_PRODUCT, *[ADD_PRODUCT] * 3]
 
 
+def test_the_sum_is_rounded_once_no_logits_are_left():
+    _, program, _ = chunked()
+    names = [node.name for node in program.calls]
+    (rounded,) = [name for name in names if name.startswith("mm") and name.endswith("_rounded")]
+    products = [index for index, node in enumerate(program.calls) if node.target is torch.ops.aten.mm.default]
+    assert names.index(rounded) > max(products), "the last reads the gradient of the last chunk's logits"
+
+
 def test_one_storage_holds_all_sums():
     _, program, _ = chunked()
     for planned in (marked(program), Inplace().run(program).program):
