@@ -25,6 +25,7 @@ from memopt.targets import is_pointwise
 
 # What has at least such a part of the bytes of the largest value: the readers' kernel reads it once more.
 _PART = 2
+_LEAST_BYTES = 2**20  # of what is smaller, one more kernel costs more than the room is worth
 
 
 def write_over(
@@ -49,7 +50,7 @@ def write_over(
     """
     nodes = list(program.graph.nodes)
     place = {node: index for index, node in enumerate(nodes)}
-    least = max((result_bytes(node) for node in program.calls), default=0) / _PART
+    least = max(_LEAST_BYTES, max((result_bytes(node) for node in program.calls), default=0) / _PART)
     found: list[tuple[fx.Node, fx.Node, list[fx.Node]]] = []
     for base in nodes:
         if base not in calls or result_bytes(base) < least:

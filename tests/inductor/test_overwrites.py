@@ -12,6 +12,7 @@ from torch._inductor import config
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.utils import run_and_get_code
 
+from memopt.inductor import overwrites
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.fusion import InductorFusion
 from memopt.inductor.overwrites import register_write_over
@@ -24,6 +25,11 @@ from tests.inductor.test_least import half, needs_compiler
 from tests.passes.build import arguments, capture_joint, trace
 
 aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def _of_any_size(monkeypatch):
+    monkeypatch.setattr(overwrites, "_LEAST_BYTES", 1)
 
 
 def marked(program):
