@@ -97,9 +97,10 @@ def _peak(module: fx.GraphModule, there: Collection[int], held: Mapping[int, int
         if node.op == "call_function":
             made = {key: size for key, size in own[node].items() if key in last and key not in live}
         over = written_over(node)
-        alone: Collection[int] = () if node in calls else [key for key in ends if key not in kept]
         if over is not None:
             alone = [key for key in own.get(over, ()) if key in ends and key not in there_before]
+        else:
+            alone = [key for key in ends if key not in kept] if node not in calls else []
         # A kernel may write over what it alone reads last, and over what it is said to.
         spared = shared_bytes(made.values(), [live[key] for key in alone if key in live])
         live.update(made)

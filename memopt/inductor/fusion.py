@@ -15,8 +15,8 @@ from torch import fx
 from torch._inductor import config
 
 from memopt.inductor.kinds import DRAWING, REDUCTIONS, SEED, is_generated, is_inlined, is_library_call
-from memopt.inductor.overwrites import write_over
 from memopt.inductor.windows import arrange
+from memopt.inductor.write_over import write_over
 from memopt.memory.cost.devices import Device
 from memopt.memory.cost.roofline import moving_seconds, result_bytes, touched_bytes
 from memopt.memory.cost.table import CostTable, OperatorCost
@@ -87,7 +87,7 @@ class InductorFusion:
             over = written_over(node)
             if _continues_a_sum(node) or (over is not None and over not in fused):
                 node.meta["inplace"] = 0
-        return new  # whose nodes have their values
+        return new
 
     def costs(self, program: Program, costs: Mapping[str, OperatorCost]) -> dict[str, OperatorCost]:
         """Costs by node name: fused values take nothing, generated kernels the time to move what they touch.

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from memopt.host.operators import TO_HOST
-from memopt.patterns.product_sums import sum_so_far
+from memopt.patterns.overwrites import sum_so_far
 from memopt.rewrite import storages
 
 # Never fused into a kernel that Inductor generates, nor done without memory for operands and results.

@@ -18,10 +18,10 @@ from memopt.inductor.expected import expected_bytes
 from memopt.inductor.fusion import realize
 from memopt.inductor.offload import wait_on_host
 from memopt.inductor.order import KeepOrder
-from memopt.inductor.overwrites import register_write_over
 from memopt.inductor.product_sums import register_product_sums
 from memopt.inductor.together import together
 from memopt.inductor.trace import Trace
+from memopt.inductor.write_over import register_write_over
 from memopt.program import Program, copy_node, module_of
 from memopt.rewrite import storages
 

@@ -7,11 +7,9 @@ would then be rounded for each chunk, or take its own size once more while it gr
 from __future__ import annotations
 
 import torch
-from torch import fx
 from torch.utils.flop_counter import register_flop_formula
 
 from memopt.patterns.rows import HALVES
-from memopt.program import is_any_view
 
 aten = torch.ops.aten
 
@@ -46,14 +44,6 @@ def in_float32(factor: torch.Tensor) -> bool:
     if factor.dtype is torch.float16 or not torch.cuda.is_available():  # a plan for a device that is not here
         return True
     return torch.cuda.get_device_capability(factor.device) >= (8, 0)
-
-
-def sum_so_far(node: fx.Node) -> fx.Node | None:
-    """The sum that the node adds a product to, where nothing else reads that: engines write over it."""
-    total = node.args[0] if node.target is ADD_PRODUCT else None
-    if not isinstance(total, fx.Node) or total.op != "call_function" or is_any_view(total) or len(total.users) > 1:
-        return None
-    return total if total.meta.get("phase") is node.meta.get("phase") else None
 
 
 def _wide(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

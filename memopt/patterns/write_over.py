@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import fx
-
-from memopt.program import is_any_view
 
 _LIBRARY = torch.library.Library("memopt", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(  # type: ignore[no-untyped-call]
@@ -16,14 +13,6 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 
 # `value`, which may take the place of `base` once that is read for everything in `after`; both look alike.
 WRITE_OVER = torch.ops.memopt.write_over.default
-
-
-def place_of(node: fx.Node) -> fx.Node | None:
-    """The value whose place a `write_over` takes, where the graph has nothing that reads that otherwise or later."""
-    base = node.args[0] if node.target is WRITE_OVER else None
-    if not isinstance(base, fx.Node) or base.op != "call_function" or is_any_view(base):
-        return None
-    return base if base.meta.get("phase") is node.meta.get("phase") else None
 
 
 def _copied(base: torch.Tensor, value: torch.Tensor, after: Sequence[torch.Tensor]) -> torch.Tensor:

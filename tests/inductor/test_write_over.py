@@ -12,10 +12,10 @@ from torch._inductor import config
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.utils import run_and_get_code
 
-from memopt.inductor import overwrites
+from memopt.inductor import write_over as engine
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.fusion import InductorFusion
-from memopt.inductor.overwrites import register_write_over
+from memopt.inductor.write_over import register_write_over
 from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import timeline
 from memopt.passes.chunk_loss import ChunkLoss
@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 @pytest.fixture(autouse=True)
 def _of_any_size(monkeypatch):
-    monkeypatch.setattr(overwrites, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(engine, "_LEAST_BYTES", 1)
 
 
 def marked(program):

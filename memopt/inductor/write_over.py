@@ -19,8 +19,10 @@ from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
 from memopt.memory.cost.roofline import result_bytes
+from memopt.patterns.column_padding import made_like
 from memopt.patterns.write_over import WRITE_OVER
 from memopt.program import Program, is_any_view, tensors_of
+from memopt.rewrite import ancestors
 from memopt.targets import is_pointwise
 
 # What has at least such a part of the bytes of the largest value: the readers' kernel reads it once more.
@@ -61,17 +63,13 @@ def write_over(
             continue
         if not _in_one_half(base, others) or not _in_one_half(last, ()):
             continue
-        computed_from = _ancestors(last, base)
-        beside = [other for other in others if other is not last and other not in computed_from]
+        computed_from = ancestors([last])
+        beside = [other for other in others if other not in computed_from]
         if beside:  # else Inductor does it by itself
             found.append((base, last, beside))
     for base, last, beside in found:
         with program.graph.inserting_after(last):
-            over = program.graph.create_node(
-                "call_function", WRITE_OVER, (base, last, beside), name=f"{last.name}_over"
-            )
-        over.meta = {key: value for key, value in last.meta.items() if key not in ("inplace", "recomputes")}
-        over.meta["val"] = WRITE_OVER(base.meta["val"], last.meta["val"], [other.meta["val"] for other in beside])
+            over = made_like(program, last, WRITE_OVER, (base, last, beside))
         for user in [user for user in last.users if user is not over]:
             user.replace_input_with(last, over)
     if found:
@@ -114,17 +112,6 @@ def _in_one_half(node: fx.Node, others: Collection[fx.Node]) -> bool:
         if is_any_view(user) and not _in_one_half(user, ()):
             return False
     return True
-
-
-def _ancestors(node: fx.Node, until: fx.Node) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    work = [node]
-    while work:
-        for operand in work.pop().all_input_nodes:
-            if operand not in found and operand is not until:
-                found.add(operand)
-                work.append(operand)
-    return found
 
 
 @functools.cache
