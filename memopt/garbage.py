@@ -1,4 +1,4 @@
-"""Python's garbage collector while graphs are made: millions of objects that stay, which it would look at often."""
+"""Python's garbage collector while graphs are made and tried: millions of objects that stay, which it would look at."""
 
 from __future__ import annotations
 
@@ -21,3 +21,33 @@ def collecting_rarely() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+
+
+# So many objects no collection looks at from the beginning: Python 3.12 has some hundred, callers have what they froze.
+_PYTHONS_OWN = 1000
+
+_once = False  # whether what was looked at once is left aside
+
+
+@contextlib.contextmanager
+def looking_once() -> Iterator[None]:
+    """While the block runs, `collect` looks at no object twice: what was there at one call is left aside by the next.
+
+    So garbage is found that tries leave behind, in the time that those take and not in that of all that was traced.
+    """
+    global _once
+    # What the caller has frozen stays so, and what is left aside could not be told from it.
+    before, _once = _once, _once or gc.get_freeze_count() < _PYTHONS_OWN
+    try:
+        yield
+    finally:
+        if _once and not before:
+            gc.unfreeze()
+        _once = before
+
+
+def collect() -> None:
+    """Let go of cyclic garbage, of device memory that it holds above all."""
+    gc.collect()
+    if _once:
+        gc.freeze()

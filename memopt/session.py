@@ -287,6 +287,13 @@ class Session(Told):
             self.forget_plan()  # another attempt may want another one
         return self.judged()
 
+    def prove_plan(self) -> None:
+        """Prove the plan of the step that was seen last, where that was left until now: `conclude` does it no more."""
+        step = self.step
+        if step is not None and step.search is not None:
+            with phase("rewriting"):
+                step.search.prove(Found(list(step.planned), step.plan, step.lowering, proved=False))
+
     def conclude(self) -> None:
         """Prove the plan of the step that was seen last, and put it on record, where that was left until now."""
         step = self.step

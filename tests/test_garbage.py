@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 
-from memopt.garbage import collecting_rarely
+from memopt.garbage import collect, collecting_rarely, looking_once
 
 
 def test_garbage_is_looked_for_less_often_within_and_as_before_after():
@@ -19,3 +20,44 @@ def test_garbage_is_looked_for_less_often_within_and_as_before_after():
             assert gc.get_threshold()[0] == 0
     finally:
         gc.set_threshold(*before)
+
+
+class Cycle:
+    def __init__(self):
+        self.own = self
+
+
+@pytest.fixture
+def nothing_frozen():
+    """The tests themselves leave aside what they begin with."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+def test_what_is_left_behind_between_two_looks_is_found_and_what_stays_is_left_aside(nothing_frozen):
+    kept = [Cycle() for _ in range(100)]
+    with looking_once():
+        collect()
+        aside = gc.get_freeze_count()
+        assert aside >= len(kept)
+        lost = weakref.ref(Cycle())
+        collect()
+        assert lost() is None and gc.get_freeze_count() >= aside
+        with looking_once():
+            collect()
+        assert gc.get_freeze_count() >= aside
+    assert gc.get_freeze_count() == 0
+    collect()
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_the_caller_has_frozen_stays_so(nothing_frozen):
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        with looking_once():
+            collect()
+        assert gc.get_freeze_count() == before
+    finally:
+        gc.unfreeze()

@@ -122,7 +122,7 @@ class Hooks:
     def rewrite(self, joint: fx.GraphModule, forward_outputs: int) -> Program:
         """The session's program for a joint graph."""
         captured = self.capture(joint, forward_outputs)
-        with _outside_tracing():
+        with outside_tracing():
             return self.session.training(captured, self.graph_break)
 
     def capture(self, joint: fx.GraphModule, forward_outputs: int) -> Program:
@@ -132,7 +132,7 @@ class Hooks:
             CaptureError: a tensor is sparse.
         """
         if self.captured is None or self._joint is not joint:
-            with _outside_tracing():
+            with outside_tracing():
                 for node in joint.graph.nodes:
                     refuse_layouts(node)
                 self.captured, self._joint = from_joint(joint, forward_outputs, self.origins), joint
@@ -157,11 +157,11 @@ class Hooks:
         Returns:
             The rewritten program, and a function that rewrites it anew for new values of its parameters and buffers.
         """
-        with _outside_tracing():
+        with outside_tracing():
             captured = program_of_graph(graph_module, self.origins)
 
         def rewrite(state: Mapping[str, torch.Tensor]) -> Program:
-            with _outside_tracing():
+            with outside_tracing():
                 return self.session.inference(dataclasses.replace(captured, state={**captured.state, **state}))
 
         return rewrite({}), rewrite
@@ -238,7 +238,7 @@ class Watched:
 
 
 @contextlib.contextmanager
-def _outside_tracing() -> Iterator[None]:
+def outside_tracing() -> Iterator[None]:
     """Real tensors behave as real again: no fake mode, no autocast, no gradients."""
     with unset_fake_temporarily(), torch._C._DisableAutocast(), torch.no_grad():
         yield

@@ -6,17 +6,20 @@ What they take is known at once; their kernels are compiled only when they are t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.utils import counters
 from torch._inductor import codecache
 from torch._inductor import compile_fx as inductor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
+from memopt.inductor.ahead import Ahead, begin_kernels
 from memopt.inductor.lines import with_lines
 from memopt.inductor.offload import waiting
 from memopt.inductor.replay import Meter, ReplayError, Workspace, Wrapper, replay
@@ -52,10 +55,23 @@ class Half:
 class Halves:
     """Collects both halves while `compile_fx` lowers one joint graph."""
 
-    def __init__(self, around_backward: Callable[[Call], Call]) -> None:
+    def __init__(
+        self,
+        around_backward: Callable[[Call], Call],
+        ahead: Ahead | None = None,
+        meanwhile: Callable[[Halves], None] | None = None,
+    ) -> None:
+        """Nothing is lowered yet.
+
+        Args:
+            around_backward: put around backward as it runs.
+            ahead: what may generate the code of backward while that of forward is generated.
+            meanwhile: called once forward is lowered, where backward is not yet there.
+        """
         self.forward: Half | None = None
         self.backward: Half | None = None
-        self._around_backward = around_backward
+        self._around_backward, self._ahead, self._meanwhile = around_backward, ahead, meanwhile
+        self._followed: _Followed | None = None
 
     def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         """Inductor's inner compiler, with the kernels left for later."""
@@ -66,8 +82,28 @@ class Halves:
         else:
             self.forward = half
         with phase("generating code"), _deferred(half):
-            compiled: Any = inductor.compile_fx_inner(module, example_inputs, **options)
-        half.run = compiled
+            if self._ahead is None:
+                half.run = inductor.compile_fx_inner(module, example_inputs, **options)
+            else:
+                half.run = self._beside(self._ahead, half, module, example_inputs, options)
+        return half.run
+
+    def _beside(
+        self, ahead: Ahead, half: Half, module: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any]
+    ) -> Any:
+        """One half lowered where a copy of this process may be lowering backward, or this is that copy."""
+        if half is self.forward:
+            return _nowhere if ahead.begin(module, inputs) else inductor.compile_fx_inner(module, inputs, **options)
+        if ahead.running and self._meanwhile is not None:
+            self._meanwhile(self)
+        made, before = ahead.wait(), counters["inductor"]["fxgraph_cache_hit"]
+        compiled = inductor.compile_fx_inner(module, inputs, **options)
+        if ahead.inside:
+            ahead.leave()
+        if made and counters["inductor"]["fxgraph_cache_hit"] == before:
+            ahead.missed()
+        if made and half.wrapper is not None:
+            begin_kernels(half.wrapper.source)
         return compiled
 
     def load(self) -> None:
@@ -112,6 +148,12 @@ class Halves:
         guide.forward, guide.backward = first[0], second[0]
         return guide
 
+    def follow_forward(self, workspace: Workspace) -> None:
+        """Follow forward's code before that of backward is there: `peaks` goes on from its end, with this workspace."""
+        if self.forward is not None and self.forward.wrapper is not None:
+            with contextlib.suppress(ReplayError):
+                self._followed = _followed(self.forward, self.forward.wrapper, workspace)
+
     def peaks(self, program: Program, workspace: Workspace) -> GraphPeaks:
         """What the generated code takes, in bytes above what is resident.
 
@@ -125,13 +167,10 @@ class Halves:
         forward, backward = self.forward, self.backward
         if forward is None or backward is None or forward.wrapper is None or backward.wrapper is None:
             raise ReplayError("Inductor generated no Python code for one half")
-        values = dict(forward.inputs)
-        mode = _mode(values.values())
-        meter = Meter(workspace)
-        meter.ignore(list(values.values()))
-        results = replay(forward.wrapper, [value for _, value in forward.inputs], mode, meter)
+        followed, self._followed = self._followed or _followed(forward, forward.wrapper, workspace), None
+        mode, meter, results = followed.mode, followed.meter, followed.results
         peak_forward = meter.peak
-        values.update(zip(forward.outputs, results, strict=True))
+        values = {**dict(forward.inputs), **dict(zip(forward.outputs, results, strict=True))}
         held = [
             value
             # What forward updates itself is not among its results: saved tensors stand there, and those behind them.
@@ -140,7 +179,7 @@ class Halves:
         ]
         read = {name for name, _ in backward.inputs}
         values = {name: value for name, value in values.items() if name in read}
-        del results
+        del results, followed
         saved = meter.live
         with mode:  # what forward did not make is a tangent: it appears where backward starts
             arguments = [
@@ -161,6 +200,27 @@ class Halves:
         left = end - sum({v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in passed_on}.values())
         del held
         return GraphPeaks(forward=peak_forward, backward=meter.peak, saved=saved, left=max(0, left))
+
+
+@dataclasses.dataclass
+class _Followed:
+    """Forward's code after it ran on fake tensors."""
+
+    mode: FakeTensorMode
+    meter: Meter
+    results: list[Any]
+
+
+def _followed(forward: Half, wrapper: Wrapper, workspace: Workspace) -> _Followed:
+    values = [value for _, value in forward.inputs]
+    mode, meter = _mode(values), Meter(workspace)
+    meter.ignore(values)
+    return _Followed(mode, meter, replay(wrapper, list(values), mode, meter))
+
+
+def _nowhere(args: list[Any]) -> Any:
+    """Forward where it is not lowered: nothing calls it."""
+    raise AssertionError("a copy of the process that generates code ran a step")
 
 
 @contextlib.contextmanager

@@ -140,7 +140,8 @@ def compile_training(
             fx.GraphModule(graph_module, graph_module.graph),
             example_inputs,
             inner_compile=inner,
-            config_patches={"custom_partitioner_fn": partition},
+            # Parts of a graph are for Inductor's own CUDA graphs, which are not used: finding them takes time.
+            config_patches={"custom_partitioner_fn": partition, "graph_partition": False},
         )
 
 

@@ -14,11 +14,12 @@ from torch._functorch import partitioners
 from torch._inductor.exc import InductorError
 
 from memopt.backends.aten import AtenBackend
-from memopt.capture.dynamo import Hooks
+from memopt.capture.dynamo import Hooks, outside_tracing
 from memopt.capture.joint import constants_to_attributes, drop_outputs, mutations_in_place
 from memopt.errors import first_line
 from memopt.host.buffers import keep_for
 from memopt.inductor.added import mark_added, return_early
+from memopt.inductor.ahead import Ahead
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.halves import Halves
 from memopt.inductor.least import least_bytes
@@ -74,7 +75,7 @@ class Training:
         self._key = ""  # of what settled the step, once its graph is there
         self._followed: Settled | None = None  # what settled it in another process, as long as it is followed
         self._first_plan: _Attempt | None = None  # made where torch's own cut was seen to be hopeless
-        self._trace = Trace()
+        self._trace, self._ahead = Trace(), Ahead()
         self._codes: dict[str, _Attempt] = {}  # of plans, whatever limit they were made for
         self._plans: Plans[_Attempt] = Plans(hooks, self._codes)
         self._before: Settled | None = None  # what the graph was settled with under a larger limit
@@ -233,7 +234,7 @@ class Training:
 
     def _attempt(self, *, planned: bool) -> _Attempt | None:
         """Lower the step by a plan, or by torch's own cut, and then by a plan where that is hopeless."""
-        session, halves = self.session, Halves(self.hooks.backward)
+        session, halves = self.session, Halves(self.hooks.backward, self._ahead, self._meanwhile)
         with contextlib.ExitStack() as policy:
 
             def cut(joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
@@ -253,7 +254,10 @@ class Training:
 
             session.search, partition = planned, Partition(cut)
             try:
-                run = compile_training(self.graph_module, self.example_inputs, halves.compile, partition, self._trace)
+                with self._ahead.within():
+                    run = compile_training(
+                        self.graph_module, self.example_inputs, halves.compile, partition, self._trace
+                    )
             except InductorError as error:  # the graph may hold what this version of Inductor has no code for
                 session.note(f"Inductor has no code for this graph: {first_line(error)}")
                 return None
@@ -281,6 +285,12 @@ class Training:
             self._plans.code = attempt
             self._plans.took(session.code_peak())
         return attempt
+
+    def _meanwhile(self, halves: Halves) -> None:
+        """Do what there will be to do while backward's code is generated elsewhere."""
+        with outside_tracing(), contextlib.suppress(Exception):  # what fails now fails when it is its turn
+            self.session.prove_plan()
+            halves.follow_forward(measured_workspace(self.session.table))
 
     def _again(self) -> _Attempt:
         """The attempt that was made with the plan that was found now, too, or with one that is as good."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from memopt.garbage import collect
 
 # What cuBLAS was seen to keep on Hopper: one buffer per thread that multiplies, forward's and autograd's.
 _LIBRARIES = 65 * 2**20
@@ -77,7 +78,7 @@ def settled_bytes(device: torch.device) -> int:
 
     Measuring operators on streams of their own leaves buffers that no step uses.
     """
-    gc.collect()
+    collect()
     torch._C._cuda_clearCublasWorkspaces()
     return torch.cuda.memory_allocated(device)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 
 from memopt.evidence import Verification
@@ -48,6 +49,8 @@ class StepGraphs:
         """
         self.stages, self._verify, self._table, self._room = stages, verify, table, room
         self._kept = KeptPasses()
+        self._asked: tuple[object, ...] = ()  # what `recorded` was asked last, and told
+        self._recorded: list[Planned] = []
         once = {program: self._captured(program) for program in dict.fromkeys(programs)}  # blocks may share a graph
         self.captured = [once[program] for program in programs]
 
@@ -111,12 +114,16 @@ class StepGraphs:
 
     def recorded(self, planned: Sequence[Planned], lowered: Sequence[Planned], chosen: Sequence[Pass]) -> list[Planned]:
         """The planned graphs with the records of all their passes, of rewrites that were not chosen too."""
-        stage("proving the rewrites")
-        records = self.records_before(lowered, chosen)
-        return [
-            self._with_late_records(dataclasses.replace(item, records=found))
-            for item, found in zip(planned, records, strict=True)
-        ]
+        asked = (*planned, *lowered, *chosen)
+        if len(asked) != len(self._asked) or any(map(operator.is_not, asked, self._asked)):
+            stage("proving the rewrites")
+            records = self.records_before(lowered, chosen)
+            self._recorded = [
+                self._with_late_records(dataclasses.replace(item, records=found))
+                for item, found in zip(planned, records, strict=True)
+            ]
+            self._asked = asked
+        return list(self._recorded)
 
     def records_before(self, lowered: Sequence[Planned], chosen: Sequence[Pass]) -> list[tuple[PassRecord, ...]]:
         """Per graph, the records of all passes before the plan, those that were not chosen too."""

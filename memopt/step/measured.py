@@ -14,6 +14,7 @@ import torch
 
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks
+from memopt.garbage import looking_once
 from memopt.memory.allocator import settled_bytes
 from memopt.memory.allocator_limit import grow, held_bytes
 from memopt.phases import phase
@@ -44,6 +45,7 @@ _WAIT, _LOOK = 20.0, 0.5
 _TRIES = 3
 
 
+@looking_once()
 def lower_within(
     session: Session, lower: Callable[[], tuple[Callable[..., Any], Hooks]], hooks: Hooks, given: Sequence[Any]
 ) -> Callable[..., Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.capture.lending import position_of
+from memopt.garbage import collect
 from memopt.host.buffers import release
 from memopt.memory.allocator import retries_of, settled_bytes
 from memopt.memory.allocator_limit import held_bytes, lifted
@@ -128,7 +128,7 @@ def _left(device: torch.device, first: int, second: int) -> int:
     """What the first of two steps left behind and garbage is not, from what was allocated before each."""
     if second <= first:
         return 0
-    gc.collect()
+    collect()
     return max(0, min(second, torch.cuda.memory_allocated(device)) - first)
 
 

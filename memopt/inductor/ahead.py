@@ -1,0 +1,201 @@
+"""Backward's code, generated in a process of its own while forward's is generated in this one.
+
+Inductor's code generation is Python, one half after the other. A copy of this process goes on where AOTAutograd would
+with forward lowered, and ends once backward is: its code lies in Inductor's cache on disk then, where this process
+finds it when it comes to backward, by the same key as any other. What the copy does is never trusted: where it fails,
+where it lasts too long, or where forward's code laid out what it saves in another way, backward is lowered here.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gc
+import logging
+import os
+import signal
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.device_interface import CudaInterface
+from torch._inductor import async_compile
+from torch._inductor import config as inductor_config
+from torch._inductor.codecache import CacheBase
+from torch._inductor.runtime.hints import DeviceProperties
+from torch._subclasses import fake_tensor
+
+from memopt.errors import first_line
+
+log = logging.getLogger("memopt")
+
+# Code of fewer nodes is generated before the copy would be worth its start.
+_FEW = 200
+# A copy is given up when it takes so many times what forward took, and so many seconds.
+_PATIENCE, _START = 4.0, 10.0
+_LOOK = 0.01  # seconds between two looks at it
+
+
+class Ahead:
+    """At most one copy of this process, which generates the code of one backward.
+
+    Attributes:
+        inside: whether this process is the copy.
+    """
+
+    # Whether a copy failed: the next would, too, where it waits for a lock, or makes code that no cache holds.
+    _fails = False
+
+    def __init__(self) -> None:
+        """Nothing is begun yet."""
+        self.inside = False
+        self._child: int | None = None
+        self._began = 0.0
+        self._may = False
+        self._missed = False
+
+    @contextlib.contextmanager
+    def within(self) -> Iterator[None]:
+        """What may begin a copy: it never leaves this block, and does not outlive it."""
+        self._may = True
+        try:
+            yield
+        except Exception as error:
+            if self.inside:
+                log.info("backward's code cannot be generated ahead: %s: %s", type(error).__name__, first_line(error))
+            raise
+        finally:
+            self._may = False
+            if self.inside:
+                os._exit(1)
+            self._stop()
+
+    def begin(self, half: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        """Begin a copy where one is worth it; whether this process is the copy.
+
+        Args:
+            half: forward, as it is to be lowered.
+            inputs: its arguments, fake tensors among them.
+        """
+        if not self._may or self._missed or Ahead._fails or not _is_worth(half):
+            return False
+        devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
+        known = _learned(devices)
+        self._began = time.monotonic()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # that there are threads: what the copy does needs none
+            child = os.fork()
+        if child:
+            self._child = child
+            return False
+        self.inside = True
+        gc.disable()  # garbage may hold what only the first process can let go of
+        _stand_alone(known)
+        return True
+
+    @property
+    def running(self) -> bool:
+        """Whether a copy was begun, and not waited for."""
+        return self._child is not None
+
+    def leave(self) -> None:
+        """End this process, the copy, whose work is done."""
+        os._exit(0)
+
+    def wait(self) -> bool:
+        """Wait until the copy has ended; whether it said that backward's code lies in the cache."""
+        if self._child is None:
+            return False
+        until = time.monotonic() + _START + _PATIENCE * (time.monotonic() - self._began)
+        while time.monotonic() < until:
+            ended, status = os.waitpid(self._child, os.WNOHANG)
+            if ended:
+                self._child = None
+                Ahead._fails = status != 0
+                return status == 0
+            time.sleep(_LOOK)
+        Ahead._fails = True
+        self._stop()
+        return False
+
+    def missed(self) -> None:
+        """Learn that the copy's code was not found: it was made for another backward."""
+        self._missed = True
+
+    def _stop(self) -> None:
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self._child, signal.SIGKILL)
+                os.waitpid(self._child, 0)
+            self._child = None
+
+
+def begin_kernels(source: str) -> None:
+    """Have the processes that compile Triton kernels begin with those of a generated wrapper, before it is loaded."""
+    if not async_compile.AsyncCompile.use_process_pool():  # type: ignore[no-untyped-call]
+        return
+    compiler = async_compile.AsyncCompile()
+    for statement in ast.parse(source).body:
+        call = statement.value if isinstance(statement, ast.Assign) else None
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "async_compile.triton":
+            compiler.triton(*(ast.literal_eval(argument) for argument in call.args))
+
+
+def _is_worth(half: fx.GraphModule) -> bool:
+    if not hasattr(os, "fork") or len(os.sched_getaffinity(0)) < 2:
+        return False
+    if inductor_config.force_disable_caches or not inductor_config.fx_graph_cache:
+        return False
+    return len(half.graph.nodes) >= _FEW
+
+
+def _learned(devices: Set[torch.device]) -> dict[int, Any]:
+    """What Inductor asks of these devices and remembers, asked here; properties of the GPUs among them by index."""
+    CacheBase.get_system()
+    gpus = [device for device in devices if device.type == "cuda"]
+    for device in gpus:
+        DeviceProperties.create(device)
+    return {device.index: torch.cuda.get_device_properties(device) for device in gpus}
+
+
+def _stand_alone(gpus: Mapping[int, Any]) -> None:
+    """Make this process, a copy, do without what belongs to the first: its GPUs, and its compiling processes.
+
+    A copy of a process cannot call CUDA. Generating code asks it for nothing but what its devices are.
+
+    Args:
+        gpus: properties by index; empty where there are none.
+    """
+    async_compile.AsyncCompile.use_process_pool = classmethod(lambda cls: False)  # type: ignore[method-assign,assignment]
+    if not gpus:
+        return
+    here: int = next(iter(gpus))
+
+    def properties(device: Any = None) -> Any:
+        index = device if isinstance(device, int) else None if device is None else torch.device(device).index
+        return gpus[here if index is None else index]
+
+    def stay(*_: Any) -> int:
+        return here
+
+    shared = {
+        "current_device": stay,
+        "_exchange_device": stay,
+        "_maybe_exchange_device": stay,
+        "set_device": stay,
+        "get_device_properties": properties,
+    }
+    alone: dict[str, Any] = {
+        "_lazy_init": stay,
+        "is_available": lambda: True,
+        "get_rng_state": lambda *_: torch.empty(0, dtype=torch.uint8),
+        "set_rng_state": stay,
+    }
+    for name, stand_in in {**shared, **alone}.items():
+        setattr(torch.cuda, name, stand_in)
+    for name, stand_in in shared.items():  # it holds functions of torch.cuda by names of its own
+        setattr(CudaInterface, name.removeprefix("_"), staticmethod(stand_in))
+    fake_tensor.init_gpu_context = lambda *_: None  # type: ignore[assignment]
