@@ -150,6 +150,9 @@ class Session(Told):
             self.collecting.append(program)
             return self._replayed(program, self._schedules.get(known)) if self.rehearsing else program
         if self.search and known in self._schedules:
+            last = self.step.planned[0] if self.step is not None and self.one_graph else None
+            if last is not None and last.source is program and last.choice is not None:
+                return last.program  # planned a moment ago, and not replaced since
             return self._replayed(program, self._schedules[known])
         another = bool(self._schedules) and not self.one_graph  # one of several graphs, at another size
         strange = self.foreseen and self.step is not None and key not in self.step.keys

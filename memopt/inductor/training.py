@@ -22,6 +22,7 @@ from memopt.inductor.added import mark_added, return_early
 from memopt.inductor.ahead import Ahead
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.halves import Halves
+from memopt.inductor.kinds import is_library_call
 from memopt.inductor.least import least_bytes
 from memopt.inductor.partition import Partition, compile_training, free_at_once, keep_order, saved_bytes
 from memopt.inductor.plans import KnownPlan, Plans
@@ -42,6 +43,8 @@ log = logging.getLogger("memopt")
 
 # Code of torch's own cut takes no less than this share of what is expected of it: its order is Inductor's to choose.
 _LESS = 0.85
+# Where a plan computes products and the like again for this share of the step's time, a cut without has no room.
+_MUCH = 0.02
 # Where it takes more than the limit by no more than one part in so many, it saves less: that costs a few kernels.
 _LITTLE = 50
 
@@ -329,6 +332,9 @@ class Training:
         if self._lowerings is None and self._followed is None:
             asked = session.lowering
             self.hooks.rewrite(joint, options["num_fwd_outputs"])  # what there is to keep is known then
+            if session.tight and self._computes_much_again(joint, options["num_fwd_outputs"]):
+                self._lowerings = []
+                return None
             if session.tight and session.all_lowering() and self._all_are_hopeless(joint, joint_inputs, **options):
                 return None
             session.lowering = asked
@@ -341,6 +347,17 @@ class Training:
         while halves is None and self._next_lowering():
             halves = self._torch_cut(joint, joint_inputs, **options)
         return halves
+
+    def _computes_much_again(self, joint: fx.GraphModule, forward_outputs: int) -> bool:
+        """Whether a plan computes so much again of what torch's own cut never does that this would be hopeless."""
+        session = self.session
+        session.search = True
+        self.hooks.rewrite(joint, forward_outputs)
+        session.search = False
+        if session.feasible and session.share_again(is_library_call) > _MUCH:
+            return True
+        session.forget_plan()
+        return False
 
     def _all_are_hopeless(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> bool:
         """Whether no rewrites let torch's own cut keep the budget: none takes less than all of them."""

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
+from torch import fx
+
 from memopt.budget import Budget, BudgetError
 from memopt.memory.allocator import with_slack
 from memopt.memory.resident import Resident
@@ -81,6 +83,16 @@ class Standing(Account):
         """Whether the step computes anything again."""
         planned = self.step.planned if self.step else ()
         return any(item.choice is not None and item.choice.plan.extra_seconds > 0 for item in planned)
+
+    def share_again(self, counted: Callable[[fx.Node], bool]) -> float:
+        """The share of the step's time in which the plan computes again what `counted` says of."""
+        items = [item for item in (self.step.planned if self.step else ()) if item.choice is not None]
+        again = whole = 0.0
+        for item in items:
+            names = [node.meta.get("recomputes", "") for node in item.program.calls if counted(node)]
+            again += sum(item.costs[name].seconds for name in names if name in item.costs)
+            whole += sum(cost.seconds for cost in item.costs.values())
+        return again / whole if whole else 0.0
 
     def gain(self, more: int) -> float:
         """The share of the step's time that a plan with so many bytes more would save, by the search's own figures."""
