@@ -3,7 +3,7 @@
 Inductor's code generation is Python, one half after the other. A copy of this process goes on where AOTAutograd would
 with forward lowered, and ends once backward is: its code lies in Inductor's cache on disk then, where this process
 finds it when it comes to backward, by the same key as any other. What the copy does is never trusted: where it fails,
-where it lasts too long, or where forward's code laid out what it saves in another way, backward is lowered here.
+where it lasts too long, or where it lowered another backward, backward is lowered here.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import fx
@@ -25,6 +26,8 @@ from torch._dynamo.device_interface import CudaInterface
 from torch._inductor import async_compile
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import CacheBase
+from torch._inductor.graph import GraphLowering
+from torch._inductor.ir import IRNode
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._subclasses import fake_tensor
 
@@ -37,6 +40,17 @@ _FEW = 200
 # A copy is given up when it takes so many times what forward took, and so many seconds.
 _PATIENCE, _START = 4.0, 10.0
 _LOOK = 0.01  # seconds between two looks at it
+# What fake convolutions ask the libraries of a GPU.
+_ASKED = ("_select_conv_backend", "_conv_determine_backend_memory_format")
+
+
+class BegunError(BaseException):
+    """Ends what only the first process goes on with; no handler of errors is for it."""
+
+    def __init__(self, strides: list[tuple[int, ...] | None]) -> None:
+        """Take the strides of forward's results; None for what is no tensor."""
+        super().__init__()
+        self.strides = strides
 
 
 class Ahead:
@@ -56,16 +70,21 @@ class Ahead:
         self._began = 0.0
         self._may = False
         self._missed = False
+        self._answers: dict[Any, Any] = {}  # of the libraries of a GPU, which the copy cannot ask
 
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
         """What may begin a copy: it never leaves this block, and does not outlive it."""
         self._may = True
         try:
-            yield
+            with contextlib.ExitStack() as stack:
+                for name in _ASKED:
+                    stack.enter_context(patch.object(torch._C, name, self._remembering(name)))
+                yield
         except Exception as error:
             if self.inside:
                 log.info("backward's code cannot be generated ahead: %s: %s", type(error).__name__, first_line(error))
+                log.debug("where that was", exc_info=True)
             raise
         finally:
             self._may = False
@@ -96,6 +115,23 @@ class Ahead:
         _stand_alone(known)
         return True
 
+    @contextlib.contextmanager
+    def once_laid_out(self, half: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
+        """While forward is lowered in the block, begin a copy as soon as it is known how what forward saves lies.
+
+        Raises:
+            BegunError: this process is the copy.
+        """
+        plain = GraphLowering.compile_to_module
+
+        def compile_to_module(graph: GraphLowering) -> Any:
+            if not graph.is_backward and self.begin(half, inputs):
+                raise BegunError(_strides(graph))
+            return plain(graph)
+
+        with patch.object(GraphLowering, "compile_to_module", compile_to_module):
+            yield
+
     @property
     def running(self) -> bool:
         """Whether a copy was begun, and not waited for."""
@@ -125,6 +161,18 @@ class Ahead:
         """Learn that the copy's code was not found: it was made for another backward."""
         self._missed = True
 
+    def _remembering(self, name: str) -> Callable[..., Any]:
+        """A function of torch's, whose answers are remembered: tracing the joint graph asks all that the copy will."""
+        plain = getattr(torch._C, name)
+
+        def answer(*args: Any, **options: Any) -> Any:
+            asked = name, _frozen(args), _frozen(tuple(options.items()))
+            if asked not in self._answers:
+                self._answers[asked] = plain(*args, **options)
+            return self._answers[asked]
+
+        return answer
+
     def _stop(self) -> None:
         if self._child is not None:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -142,6 +190,23 @@ def begin_kernels(source: str) -> None:
         call = statement.value if isinstance(statement, ast.Assign) else None
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "async_compile.triton":
             compiler.triton(*(ast.literal_eval(argument) for argument in call.args))
+
+
+def lays_out(half: fx.GraphModule) -> bool:
+    """Whether Inductor may lay out values of a graph otherwise than they were traced, for the sake of convolutions."""
+    return bool(half.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default))
+
+
+def _strides(graph: GraphLowering) -> list[tuple[int, ...] | None]:
+    results: Any = graph.graph_outputs or []
+    tensors = [out if isinstance(out, IRNode) and out.has_tensor_output() else None for out in results]
+    return [None if out is None else tuple(map(int, out.get_stride())) for out in tensors]
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.stride(), value.dtype, value.device
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _is_worth(half: fx.GraphModule) -> bool:

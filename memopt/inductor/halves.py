@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.utils import counters
+from torch._guards import TracingContext
 from torch._inductor import codecache
 from torch._inductor import compile_fx as inductor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from memopt.inductor.ahead import Ahead, begin_kernels
+from memopt.inductor.ahead import Ahead, BegunError, begin_kernels, lays_out
 from memopt.inductor.lines import with_lines
 from memopt.inductor.offload import waiting
 from memopt.inductor.replay import Meter, ReplayError, Workspace, Wrapper, replay
@@ -93,7 +94,7 @@ class Halves:
     ) -> Any:
         """One half lowered where a copy of this process may be lowering backward, or this is that copy."""
         if half is self.forward:
-            return _nowhere if ahead.begin(module, inputs) else inductor.compile_fx_inner(module, inputs, **options)
+            return _forward_beside(ahead, module, inputs, options)
         if ahead.running and self._meanwhile is not None:
             self._meanwhile(self)
         made, before = ahead.wait(), counters["inductor"]["fxgraph_cache_hit"]
@@ -216,6 +217,19 @@ def _followed(forward: Half, wrapper: Wrapper, workspace: Workspace) -> _Followe
     mode, meter = _mode(values), Meter(workspace)
     meter.ignore(values)
     return _Followed(mode, meter, replay(wrapper, list(values), mode, meter))
+
+
+def _forward_beside(ahead: Ahead, module: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    if not lays_out(module):
+        return _nowhere if ahead.begin(module, inputs) else inductor.compile_fx_inner(module, inputs, **options)
+    try:
+        with ahead.once_laid_out(module, inputs):
+            return inductor.compile_fx_inner(module, inputs, **options)
+    except BegunError as begun:
+        reported = TracingContext.get().output_strides
+        if reported is not None:
+            reported.extend(begun.strides)
+        return _nowhere
 
 
 def _nowhere(args: list[Any]) -> Any:
