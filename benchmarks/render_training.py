@@ -22,7 +22,9 @@ def training_table(result: dict[str, Any]) -> str:
     for row in result["rows"]:
         budget = f"{row['budget_bytes'] / 1e6:,.0f} MB" if "budget_bytes" in row else ""
         if "seconds" not in row:
-            why = row.get("error") or f"refused: the least is {row['minimum_bytes'] / 1e6:,.0f} MB"
+            # Without what torch says of every process on the device.
+            why = row.get("error", "").partition(" GPU ")[0]
+            why = why or f"refused: the least is {row['minimum_bytes'] / 1e6:,.0f} MB"
             lines.append(f"| {row['row']} | {budget} | {why} |{' |' * (4 + busy + clock + len(parts))}")
             continue
         kinds = ("predicted_bytes", "peak_bytes", "reserved_bytes")

@@ -224,5 +224,6 @@ def test_the_code_for_a_gpu_is_what_it_is_without_a_copy(monkeypatch, share, kin
     monkeypatch.setattr(module, "_FEW", 10**6)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", os.environ["TORCHINDUCTOR_CACHE_DIR"] + "_apart")
     again, others = compiled(monkeypatch, "cuda", share, kind)
-    assert [_code(text) for text in sources] == [_code(text) for text in others]
+    if share is None:  # else times are measured anew, and plans may differ
+        assert [_code(text) for text in sources] == [_code(text) for text in others]
     torch.testing.assert_close(gradients, again)
