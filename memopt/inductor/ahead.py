@@ -104,9 +104,13 @@ class Ahead:
         devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
         known = _learned(devices)
         self._began = time.monotonic()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # that there are threads: what the copy does needs none
-            child = os.fork()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of threads: what the copy does needs none
+                child = os.fork()
+        except OSError:  # too many processes, or memory that may not be promised twice
+            Ahead._fails = True
+            return False
         if child:
             self._child = child
             return False
@@ -211,6 +215,8 @@ def _frozen(value: Any) -> Any:
 
 def _is_worth(half: fx.GraphModule) -> bool:
     if not hasattr(os, "fork") or len(os.sched_getaffinity(0)) < 2:
+        return False
+    if inductor_config.compile_threads == 1:  # as who sets TORCHINDUCTOR_COMPILE_THREADS=1 wants a single process
         return False
     if inductor_config.force_disable_caches or not inductor_config.fx_graph_cache:
         return False

@@ -153,6 +153,16 @@ def test_where_the_copy_fails_the_code_is_generated_here(monkeypatch, fault):
     assert not forks
 
 
+def test_where_no_process_can_be_had_the_code_is_generated_here(monkeypatch):
+    def fork():
+        raise BlockingIOError("too many processes")
+
+    monkeypatch.setattr(os, "fork", fork)
+    gradients, _ = compiled(monkeypatch)
+    assert Ahead._fails
+    torch.testing.assert_close(gradients, plain())
+
+
 def test_a_copy_that_lasts_too_long_is_given_up(monkeypatch):
     inner = halves.inductor.compile_fx_inner
     first = os.getpid()
@@ -205,11 +215,12 @@ def test_code_of_another_backward_is_not_taken(monkeypatch):
     torch.testing.assert_close(gradients, plain())
 
 
-def test_there_is_no_copy_without_a_cache_or_a_second_core(monkeypatch):
+def test_there_is_no_copy_without_a_cache_a_second_core_or_leave(monkeypatch):
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
-    with torch._inductor.config.patch(fx_graph_cache=False):
-        compiled(monkeypatch)
-    torch._dynamo.reset()
+    for setting in ({"fx_graph_cache": False}, {"compile_threads": 1}):
+        with torch._inductor.config.patch(setting):
+            compiled(monkeypatch)
+        torch._dynamo.reset()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     compiled(monkeypatch)
 
