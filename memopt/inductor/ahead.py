@@ -14,6 +14,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -214,7 +215,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _is_worth(half: fx.GraphModule) -> bool:
-    if not hasattr(os, "fork") or len(os.sched_getaffinity(0)) < 2:
+    if sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2:
         return False
     if inductor_config.compile_threads == 1:  # as who sets TORCHINDUCTOR_COMPILE_THREADS=1 wants a single process
         return False
