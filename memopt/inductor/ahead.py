@@ -107,7 +107,7 @@ class Ahead:
         self._began = time.monotonic()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of threads: what the copy does needs none
+                warnings.simplefilter("ignore")  # Python's and JAX's, of threads: what the copy does needs none
                 child = os.fork()
         except OSError:  # too many processes, or memory that may not be promised twice
             Ahead._fails = True

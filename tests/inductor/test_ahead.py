@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import warnings
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ def _from_nothing(monkeypatch, tmp_path):
     copies, fork = [], os.fork
 
     def noted():
+        warnings.warn("there are threads", RuntimeWarning, stacklevel=1)  # as JAX does
         copies.append(fork())
         return copies[-1]
 
