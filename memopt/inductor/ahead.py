@@ -152,7 +152,10 @@ class Ahead:
             return False
         until = time.monotonic() + _START + _PATIENCE * (time.monotonic() - self._began)
         while time.monotonic() < until:
-            ended, status = os.waitpid(self._child, os.WNOHANG)
+            try:
+                ended, status = os.waitpid(self._child, os.WNOHANG)
+            except ChildProcessError:  # someone else waits for every process that ends: what it said is lost
+                ended, status = self._child, 0
             if ended:
                 self._child = None
                 Ahead._fails = status != 0
@@ -194,7 +197,8 @@ def begin_kernels(source: str) -> None:
     for statement in ast.parse(source).body:
         call = statement.value if isinstance(statement, ast.Assign) else None
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "async_compile.triton":
-            compiler.triton(*(ast.literal_eval(argument) for argument in call.args))
+            named = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+            compiler.triton(*map(ast.literal_eval, call.args), **named)
 
 
 def lays_out(half: fx.GraphModule) -> bool:

@@ -165,6 +165,28 @@ def test_where_no_process_can_be_had_the_code_is_generated_here(monkeypatch):
     torch.testing.assert_close(gradients, plain())
 
 
+def test_the_code_is_found_where_ended_processes_are_waited_for_by_others(monkeypatch):
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        made = lowered_here(monkeypatch)
+        gradients, _ = compiled(monkeypatch)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert len(made) == 1 and not Ahead._fails
+    torch.testing.assert_close(gradients, plain())
+
+
+def test_kernels_of_a_wrapper_are_begun_before_it_is_loaded(monkeypatch):
+    begun = []
+    monkeypatch.setattr(module.async_compile.AsyncCompile, "use_process_pool", classmethod(lambda cls: True))
+    monkeypatch.setattr(
+        module.async_compile.AsyncCompile, "triton", lambda self, *args, **options: begun.append((args, options))
+    )
+    text = "x = 1\nk = async_compile.triton('k', '''code''', device_str='cuda')\nasync_compile.wait(globals())\n"
+    module.begin_kernels(text)
+    assert begun == [(("k", "code"), {"device_str": "cuda"})]
+
+
 def test_a_copy_that_lasts_too_long_is_given_up(monkeypatch):
     inner = halves.inductor.compile_fx_inner
     first = os.getpid()
