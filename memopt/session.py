@@ -290,20 +290,20 @@ class Session(Told):
             self.forget_plan()  # another attempt may want another one
         return self.judged()
 
-    def prove_plan(self) -> None:
-        """Prove the plan of the step that was seen last, where that was left until now: `conclude` does it no more."""
+    def prove_plan(self) -> tuple[Planned, ...] | None:
+        """The step that was seen last with its plan proved, where that was left until now; asked again it is there."""
         step = self.step
-        if step is not None and step.search is not None:
-            with phase("rewriting"):
-                step.search.prove(Found(list(step.planned), step.plan, step.lowering, proved=False))
+        if step is None or step.search is None:
+            return None
+        with phase("rewriting"):
+            found = step.search.prove(Found(list(step.planned), step.plan, step.lowering, proved=False))
+        return tuple(found.planned)
 
     def conclude(self) -> None:
         """Prove the plan of the step that was seen last, and put it on record, where that was left until now."""
-        step = self.step
-        if step is not None and step.search is not None:
-            with phase("rewriting"):
-                found = step.search.prove(Found(list(step.planned), step.plan, step.lowering, proved=False))
-            self.step = dataclasses.replace(step, planned=tuple(found.planned), search=None)
+        step, proved = self.step, self.prove_plan()
+        if step is not None and proved is not None:
+            self.step = dataclasses.replace(step, planned=proved, search=None)
         if step is not None and any(key in self._emitted for key in step.keys):
             self._report_code()
         elif step is not None:

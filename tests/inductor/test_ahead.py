@@ -106,6 +106,23 @@ def lowered_here(monkeypatch):
     return made
 
 
+def in_the_copy(monkeypatch, act):
+    """Have a copy of this process call `act` with each half that it is about to lower."""
+    inner, first = halves.inductor.compile_fx_inner, os.getpid()
+
+    def compile_fx_inner(half, inputs, **options):
+        if os.getpid() != first:
+            act(half)
+        return inner(half, inputs, **options)
+
+    monkeypatch.setattr(halves.inductor, "compile_fx_inner", compile_fx_inner)
+
+
+def sleeps(_half):
+    while True:
+        time.sleep(1)
+
+
 @pytest.mark.parametrize("kind", [Net, Convolutions])
 def test_the_code_is_found_that_a_copy_of_the_process_generated(monkeypatch, kind):
     """Convolutions on a CPU save channels last what was traced as contiguous: the copy begins once that is known."""
@@ -130,19 +147,17 @@ def _code(source):
     return [line for line in source.splitlines() if not any(name in line for name in named)]
 
 
-@pytest.mark.parametrize("fault", ["raises", "is killed"])
+def raises(_half):
+    raise RuntimeError("no code")
+
+
+def is_killed(_half):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("fault", [raises, is_killed])
 def test_where_the_copy_fails_the_code_is_generated_here(monkeypatch, fault):
-    inner = halves.inductor.compile_fx_inner
-    first = os.getpid()
-
-    def compile_fx_inner(*args, **options):
-        if os.getpid() != first:
-            if fault == "raises":
-                raise RuntimeError("no code")
-            os.kill(os.getpid(), signal.SIGKILL)
-        return inner(*args, **options)
-
-    monkeypatch.setattr(halves.inductor, "compile_fx_inner", compile_fx_inner)
+    in_the_copy(monkeypatch, fault)
     made = lowered_here(monkeypatch)
     gradients, _ = compiled(monkeypatch)
     assert len(made) == 2 and Ahead._fails
@@ -188,15 +203,7 @@ def test_kernels_of_a_wrapper_are_begun_before_it_is_loaded(monkeypatch):
 
 
 def test_a_copy_that_lasts_too_long_is_given_up(monkeypatch):
-    inner = halves.inductor.compile_fx_inner
-    first = os.getpid()
-
-    def compile_fx_inner(*args, **options):
-        while os.getpid() != first:
-            time.sleep(1)
-        return inner(*args, **options)
-
-    monkeypatch.setattr(halves.inductor, "compile_fx_inner", compile_fx_inner)
+    in_the_copy(monkeypatch, sleeps)
     monkeypatch.setattr(module, "_START", 0.1)
     monkeypatch.setattr(module, "_PATIENCE", 0.0)
     gradients, _ = compiled(monkeypatch)
@@ -205,33 +212,25 @@ def test_a_copy_that_lasts_too_long_is_given_up(monkeypatch):
 
 
 def test_an_error_here_ends_the_copy(monkeypatch):
-    inner = halves.inductor.compile_fx_inner
-    first = os.getpid()
+    in_the_copy(monkeypatch, sleeps)
 
-    def compile_fx_inner(*args, **options):
-        while os.getpid() != first:
-            time.sleep(1)
+    def interrupted(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(halves.inductor, "compile_fx_inner", compile_fx_inner)
+    monkeypatch.setattr(GraphLowering, "codegen", interrupted)
     with pytest.raises(KeyboardInterrupt):
         compiled(monkeypatch)
-    monkeypatch.setattr(halves.inductor, "compile_fx_inner", inner)
+
+
+def adds_instead(half):
+    for node in half.graph.nodes:
+        if node.target is torch.ops.aten.mul.Tensor:
+            node.target = torch.ops.aten.add.Tensor
+    half.recompile()
 
 
 def test_code_of_another_backward_is_not_taken(monkeypatch):
-    inner = halves.inductor.compile_fx_inner
-    first = os.getpid()
-
-    def compile_fx_inner(half, inputs, **options):
-        if os.getpid() != first:
-            for node in half.graph.nodes:
-                if node.op == "call_function" and node.target is torch.ops.aten.mul.Tensor:
-                    node.target = torch.ops.aten.add.Tensor
-            half.recompile()
-        return inner(half, inputs, **options)
-
-    monkeypatch.setattr(halves.inductor, "compile_fx_inner", compile_fx_inner)
+    in_the_copy(monkeypatch, adds_instead)
     missed = []
     monkeypatch.setattr(Ahead, "missed", lambda self: missed.append(self))
     gradients, _ = compiled(monkeypatch)
