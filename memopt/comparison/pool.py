@@ -16,6 +16,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from memopt.comparison.job import Job
 from memopt.comparison.processes import Worker, WorkerFailed, device_used
+from memopt.cores import cores as _cores
 
 # The same allocator for all rows, and the one that memopt's budgets are kept with.
 ALLOCATOR = "expandable_segments:True"
@@ -216,8 +217,3 @@ class Pool:
             environment["MEMOPT_CACHE_DIR"] = str(caches / "memopt")
         turn = str(self.folder / "turn") if self.jobs > 1 else ""
         return Worker(dataclasses.replace(job, turn=turn), self.folder, name, self.timeout, environment)
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

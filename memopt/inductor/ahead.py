@@ -32,6 +32,7 @@ from torch._inductor.ir import IRNode
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._subclasses import fake_tensor
 
+from memopt.cores import cores
 from memopt.errors import first_line
 
 log = logging.getLogger("memopt")
@@ -219,7 +220,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _is_worth(half: fx.GraphModule) -> bool:
-    if sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2:
+    if sys.platform != "linux" or cores() < 2:
         return False
     if inductor_config.compile_threads == 1:  # as who sets TORCHINDUCTOR_COMPILE_THREADS=1 wants a single process
         return False

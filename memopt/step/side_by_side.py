@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from memopt.cores import cores as _cores
 from memopt.solve.apart import Job, searched
 from memopt.solve.recompute import Curve
 
@@ -105,11 +106,6 @@ class Begun:
 
     def _talked(self, process: subprocess.Popen[bytes]) -> None:
         self._answer = process.communicate(pickle.dumps(self._jobs))[0]
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _process() -> subprocess.Popen[bytes] | None:
