@@ -9,29 +9,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import fx
-from torch._functorch import config as functorch_config
-from torch._functorch import partitioners
 from torch._inductor.exc import InductorError
 
 from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks, outside_tracing
-from memopt.capture.joint import constants_to_attributes, drop_outputs, mutations_in_place
 from memopt.errors import first_line
 from memopt.host.buffers import keep_for
-from memopt.inductor.added import mark_added, return_early
 from memopt.inductor.ahead import Ahead
-from memopt.inductor.expected import expected_bytes
 from memopt.inductor.halves import Halves
-from memopt.inductor.kinds import is_library_call
-from memopt.inductor.least import least_bytes
-from memopt.inductor.partition import Partition, compile_training, free_at_once, keep_order, saved_bytes
+from memopt.inductor.own_cut import Halved, OwnCut
+from memopt.inductor.partition import Partition, compile_training, free_at_once, keep_order
 from memopt.inductor.plans import KnownPlan, Plans
 from memopt.inductor.replay import ReplayError, measured_workspace
 from memopt.inductor.settled import Settled, SettledSteps, key_of
-from memopt.inductor.sinks import put_off_sinks
-from memopt.inductor.spared import spare_saved
 from memopt.inductor.trace import Trace
-from memopt.pass_manager import Pass
 from memopt.phases import phase
 from memopt.program import Program
 from memopt.step.corrections import corrected
@@ -40,13 +31,6 @@ from memopt.step.named import NamedLeasts
 from memopt.step.planner import GraphPeaks
 
 log = logging.getLogger("memopt")
-
-# Code of torch's own cut takes no less than this share of what is expected of it: its order is Inductor's to choose.
-_LESS = 0.85
-# Where a plan computes products and the like again for this share of the step's time, a cut without has no room.
-_MUCH = 0.02
-# Where it takes more than the limit by no more than one part in so many, it saves less: that costs a few kernels.
-_LITTLE = 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +57,7 @@ class Training:
         """Take a Dynamo graph, its inputs, and what rewrites its joint graph."""
         self.graph_module, self.example_inputs, self.hooks = graph_module, example_inputs, hooks
         self.session: Any = hooks.session
-        # What torch's own cut is yet to be tried with; the rewrites that lower the floor come in when they are needed.
-        self._lowerings: list[tuple[Pass, ...]] | None = None
+        self._own = OwnCut(hooks)
         self._key = ""  # of what settled the step, once its graph is there
         self._followed: Settled | None = None  # what settled it in another process, as long as it is followed
         self._first_plan: _Attempt | None = None  # made where torch's own cut was seen to be hopeless
@@ -82,10 +65,6 @@ class Training:
         self._codes: dict[str, _Attempt] = {}  # of plans, whatever limit they were made for
         self._plans: Plans[_Attempt] = Plans(hooks, self._codes)
         self._before: Settled | None = None  # what the graph was settled with under a larger limit
-        # What torch's own cut takes, by the rewrites it is made with, and what it saved less: in bytes.
-        self._cuts: dict[tuple[str, ...], tuple[int, int]] = {}
-        self._spared, self._in_vain = 0, False  # bytes that torch's own cut without rewrites is to save less
-        self._short = False  # whether code of torch's own cut may be over the limit
         self._least: int | None = None  # bytes for tensors with which code was made that would be made again
 
     def compile(self) -> Callable[..., Any]:
@@ -120,7 +99,8 @@ class Training:
 
     def _deepest(self) -> _Attempt | None:
         """Code of the deepest plan, which is there where it was refused before; None where that is too much."""
-        self._before, self._followed, self._lowerings = None, None, None
+        self._before, self._followed = None, None
+        self._own.begin_anew()
         with self._beginning_with(_deepest_within(self.session.budget.bytes)):
             attempt = self._attempt(planned=True)
         return attempt if attempt is not None and attempt.fits else None
@@ -188,36 +168,13 @@ class Training:
                     session.prove()
                     session.emitted(self.hooks.captured, attempt.peaks)
                 return attempt
-            little = attempt is not None and self._spare(self._spared, attempt.excess or 0)
-            if not little and not self._next_lowering():
+            little = attempt is not None and self._own.spare(attempt.excess or 0)
+            if not little and not self._own.next_lowering():
                 return None
 
     def _start_from(self, known: Settled) -> None:
         self.session.correction = known.correction if known.planned else 0
-        self._spared = 0 if known.planned else max(0, -known.correction)
-
-    def _spare(self, before: int, excess: int) -> bool:
-        """Have torch's own cut save more than `before` less, for what it took too much; whether that is but little."""
-        wanted = before + excess + excess // 8
-        if self.session.lowering or self._in_vain or excess <= 0 or wanted > self.session.limit_bytes // _LITTLE:
-            return False
-        self._spared = wanted
-        return True
-
-    def _cut_took(self, lowering: tuple[str, ...], taken: int) -> None:
-        known, spared = self._cuts.get(lowering, (0, 0))
-        if not lowering:  # what is saved less may be in use again where the most is
-            self._in_vain |= bool(known) and self._spared > spared and 2 * (known - taken) < self._spared - spared
-        self._cuts[lowering] = taken, self._spared
-
-    def _next_lowering(self) -> bool:
-        """Take the next rewrites to try; whether there are any."""
-        if self._lowerings is None:
-            self._lowerings = self.session.lowerings()
-        if self._lowerings:
-            self.session.lowering, self._spared = self._lowerings.pop(0), 0
-            return True
-        return False
+        self._own.spared = 0 if known.planned else max(0, -known.correction)
 
     def _search(self) -> _Attempt | None:
         session = self.session
@@ -244,11 +201,11 @@ class Training:
                 if not self._key and self._may_be_settled():
                     self._look_up(self.hooks.capture(joint, options["num_fwd_outputs"]))
                 if not session.search:
-                    found = self._torch_partition(joint, joint_inputs, **options)
+                    found = self._own_cut(joint, joint_inputs, **options)
                     if found is not None:
                         if session.lowering:
                             keep_order(policy, partition, added_only=True)
-                        elif self._short:
+                        elif self._own.short:
                             free_at_once(policy)
                         return found
                     session.search, session.lowering = True, ()
@@ -268,7 +225,7 @@ class Training:
                 return self._again()
         captured = self.hooks.captured
         assert captured is not None
-        correction = session.correction if session.search else -self._spared
+        correction = session.correction if session.search else -self._own.spared
         settled = Settled(session.search, tuple(item.key for item in session.lowering), correction)
         try:
             with phase("replaying code"):
@@ -280,7 +237,7 @@ class Training:
         log.info("code of %s takes %d bytes: %s", settled.described, session.code_peak(), _against(excess))
         taken = 0 if excess is None else excess + session.usable(session.limit_bytes)
         if taken and not settled.planned:
-            self._cut_took(settled.lowering, taken)
+            self._own.took(settled.lowering, taken)
         if taken and session.one_graph and not (session.search and session.feasible):
             self._least = taken if self._least is None else min(self._least, taken)
         attempt = _Attempt(run, halves, peaks, settled, saving, excess, session.step)
@@ -306,6 +263,17 @@ class Training:
             return known
         return dataclasses.replace(known, saving=saving, excess=excess, step=session.step)
 
+    def _own_cut(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Halved | None:
+        """Both halves by torch's own cut, at first the one that settled the step once; None: no such cut has room."""
+        if self._followed is not None:
+            halves = self._own.cut(joint, joint_inputs, **options)
+            if halves is not None:
+                return halves
+            self._followed = None
+            self._start_from(Settled(planned=False))
+            self.session.lowering = ()
+        return self._own.first_cut(joint, joint_inputs, **options)
+
     def _may_be_settled(self) -> bool:
         """Whether what settled this step is worth keeping: a step of one graph, with a budget."""
         return self.session.budget is not None and bool(self.session.may_leave(self.hooks.graph_break))
@@ -322,91 +290,6 @@ class Training:
             self._followed = known
             self._start_from(known)
             session.search, session.lowering = known.planned, lowering
-
-    def _torch_partition(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
-        """Torch's own cut of the rewritten graph, the one that torch.compile makes.
-
-        None where what it cannot do without is over the budget, with all rewrites that lower the floor too.
-        """
-        session = self.session
-        if self._lowerings is None and self._followed is None:
-            asked = session.lowering
-            self.hooks.rewrite(joint, options["num_fwd_outputs"])  # what there is to keep is known then
-            if session.tight and self._computes_much_again(joint, options["num_fwd_outputs"]):
-                self._lowerings = []
-                return None
-            if session.tight and session.all_lowering() and self._all_are_hopeless(joint, joint_inputs, **options):
-                return None
-            session.lowering = asked
-        halves = self._torch_cut(joint, joint_inputs, **options)
-        if halves is None and self._followed is not None:
-            self._followed, self._spared, session.lowering = None, 0, ()
-            halves = self._torch_cut(joint, joint_inputs, **options)
-        if halves is None and self._lowerings is None:
-            self._all_are_hopeless(joint, joint_inputs, **options)
-        while halves is None and self._next_lowering():
-            halves = self._torch_cut(joint, joint_inputs, **options)
-        return halves
-
-    def _computes_much_again(self, joint: fx.GraphModule, forward_outputs: int) -> bool:
-        """Whether a plan computes so much again of what torch's own cut never does that this would be hopeless."""
-        session = self.session
-        session.search = True
-        self.hooks.rewrite(joint, forward_outputs)
-        session.search = False
-        if session.feasible and session.share_again(is_library_call) > _MUCH:
-            return True
-        session.forget_plan()
-        return False
-
-    def _all_are_hopeless(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> bool:
-        """Whether no rewrites let torch's own cut keep the budget: none takes less than all of them."""
-        self.session.lowering = self.session.all_lowering()
-        if self.session.lowering and self._torch_cut(joint, joint_inputs, **options) is not None:
-            return False
-        self._lowerings = []
-        return True
-
-    def _torch_cut(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
-        """Both halves by the session's present rewrites; None where what cannot be fused is over the budget already."""
-        forward_outputs = options.pop("num_fwd_outputs")
-        program = self.hooks.rewrite(joint, forward_outputs)
-        assert self.hooks.captured is not None
-        session = self.session
-        known, spared = self._cuts.get(tuple(item.key for item in session.lowering), (0, 0))
-        too_much = known - session.usable(session.limit_bytes) if session.limit_bytes else 0
-        if too_much > 0 and self._spared <= spared and not self._spare(spared, too_much):
-            return None  # as was seen under a larger limit
-        module = constants_to_attributes(program)
-        mark_added(module, {node.name for node in self.hooks.captured.graph.nodes})
-        kept = program.forward_outputs
-        early = return_early(module, kept)
-        # What a rewrite computes twice on purpose is not to be merged again.
-        plain = functorch_config.cse and not self.session.lowering
-        with functorch_config.patch(cse=plain), phase("cutting"):
-            forward, backward = partitioners.min_cut_rematerialization_partition(
-                module, joint_inputs, compiler="inductor", num_fwd_outputs=kept + early, **options
-            )
-        if early:
-            drop_outputs(forward, kept, kept + early)
-        whole = forward, backward
-        while True:
-            if self._spared and not session.lowering:
-                less = spare_saved(*whole, kept, self._spared, program.mutated)
-                if less is None:
-                    return None
-                forward, backward = less
-            expected = expected_bytes(forward, backward, kept)
-            needed = max(saved_bytes(forward, kept), least_bytes(forward, backward, kept), int(expected * _LESS))
-            excess = session.excess_with(needed)
-            if not excess or step_decides(session, self.hooks, excess):
-                break
-            if not self._spare(self._spared, excess):
-                return None
-        self._short = bool(session.excess_with(expected))
-        backward = put_off_sinks(forward, backward, kept, session.excess_with)
-        mutations_in_place(forward, program, forward_outputs)
-        return forward, backward
 
 
 def _deepest_within(limit: int) -> Settled:

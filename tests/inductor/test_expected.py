@@ -6,8 +6,7 @@ from torch import nn
 from torch._inductor import config
 
 import memopt
-from memopt.inductor import expected
-from memopt.inductor import training as engine
+from memopt.inductor import expected, own_cut
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.least import least_bytes
 from tests.inductor.test_least import Attention, Convolutions, half, needs_compiler
@@ -73,7 +72,7 @@ def test_the_code_takes_about_as_much(monkeypatch, model, shape, most):
         found.append((expected_bytes(*cut), least_bytes(*cut)))
         return found[-1][0]
 
-    monkeypatch.setattr(engine, "expected_bytes", counted)
+    monkeypatch.setattr(own_cut, "expected_bytes", counted)
     run = memopt.compile(model, backend="inductor")
     run(torch.randn(shape)).square().mean().backward()
     (session,) = run._sessions.values()
@@ -81,49 +80,6 @@ def test_the_code_takes_about_as_much(monkeypatch, model, shape, most):
     real = max(peaks.forward, peaks.backward)
     expected, least = found[0]
     assert least <= expected <= real and real <= most * expected
-
-
-@needs_compiler
-def test_a_cut_that_is_expected_to_be_too_much_is_not_made(monkeypatch):
-    torch._dynamo.reset()
-    model = nn.Sequential(*(Attention() for _ in range(4)))
-    x = torch.randn(8, 64, 64)
-    free = memopt.compile(model, backend="inductor")
-    free(x).square().mean().backward()
-    model.zero_grad(set_to_none=True)
-    torch._dynamo.reset()
-    made, plain = [], engine.Training._torch_cut
-
-    def cut(self, *args, **options):
-        made.append(plain(self, *args, **options))
-        return made[-1]
-
-    monkeypatch.setattr(engine.Training, "_torch_cut", cut)
-    monkeypatch.setattr(engine, "saved_bytes", lambda *args: 0)
-    monkeypatch.setattr(engine, "least_bytes", lambda *args: 0)
-    run = memopt.compile(model, int(0.8 * free.report.peak_bytes), backend="inductor")
-    run(x).square().mean().backward()
-    assert made and all(halves is None for halves in made) and run.report.peak_bytes <= run.report.budget_bytes
-
-
-@needs_compiler
-def test_code_of_a_cut_that_may_be_too_much_keeps_no_buffer_for_the_next(monkeypatch):
-    model = nn.Sequential(*(Attention() for _ in range(4)))
-    x, asked, plain = torch.randn(8, 64, 64), [], engine.free_at_once
-    monkeypatch.setattr(engine, "free_at_once", lambda policy: (asked.append(True), plain(policy)))
-
-    def peak(budget):
-        torch._dynamo.reset()
-        model.zero_grad(set_to_none=True)
-        run = memopt.compile(model, budget, backend="inductor")
-        run(x).square().mean().backward()
-        return run.report.peak_bytes
-
-    ample = peak("4GB")
-    assert not asked, "there is room"
-    monkeypatch.setattr(engine, "expected_bytes", lambda *cut: 2 * ample)
-    monkeypatch.setattr(engine, "_LESS", 0)
-    assert peak(ample) <= ample and asked
 
 
 @pytest.mark.parametrize("relaid", [True, False])

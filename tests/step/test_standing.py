@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from memopt.budget import BudgetError
+from memopt.memory.cost.table import OperatorCost
 from memopt.memory.optimizer import OptimizerFootprint
 from memopt.memory.resident import Resident
 from memopt.step.curve import CurvePoint
@@ -32,6 +33,20 @@ def test_before_a_step_is_planned_there_is_no_budget_to_exceed():
     assert not (
         nothing.one_graph or nothing.tight or nothing.recomputes or nothing.coded() or nothing.excess_with(10**9)
     )
+
+
+def test_the_share_computed_again_is_of_the_operators_that_are_asked_for():
+    one = program()
+    product, other, *_ = one.calls
+    costs = {node.name: OperatorCost(float(seconds), 0, 0, False) for seconds, node in ((3, product), (5, other))}
+    step = standing(one)
+    assert step.share_again(lambda node: True) == 0.0, "there is no plan"
+    (item,) = step.step.planned
+    step.step = dataclasses.replace(step.step, planned=(dataclasses.replace(item, costs=costs, choice=object()),))
+    assert step.share_again(lambda node: True) == 0.0, "nothing is computed again"
+    one.calls[-1].meta["recomputes"] = product.name
+    assert step.share_again(lambda node: True) == 3.0 / 8.0
+    assert step.share_again(lambda node: node is product) == 0.0
 
 
 def test_code_takes_the_place_of_a_graph_s_own_operations():
