@@ -82,9 +82,11 @@ def call_of(node: fx.Node, values: Mapping[fx.Node, Any], mode: FakeTensorMode) 
 
 
 def _settings(target: Any) -> tuple[Any, ...]:
+    return library_settings() if target in _SET else ()
+
+
+def library_settings() -> tuple[Any, ...]:
     """What decides by which of its libraries torch runs an operator, and so how its results lie."""
-    if target not in _SET:
-        return ()
     cudnn, onednn = torch.backends.cudnn, torch.backends.mkldnn
     return (
         (cudnn.enabled, cudnn.benchmark, cudnn.deterministic),

@@ -18,7 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import torch
@@ -31,9 +31,11 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.ir import IRNode
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._subclasses import fake_tensor
+from torch.utils._triton import has_triton, triton_hash_with_backend
 
 from memopt.cores import cores
 from memopt.errors import first_line
+from memopt.fake_calls import library_settings
 
 log = logging.getLogger("memopt")
 
@@ -64,6 +66,8 @@ class Ahead:
 
     # Whether a copy failed: the next would, too, where it waits for a lock, or makes code that no cache holds.
     _fails = False
+    # Of the libraries of a GPU, which a copy cannot ask: what was traced once is not asked for again.
+    _answers: ClassVar[dict[Any, Any]] = {}
 
     def __init__(self) -> None:
         """Nothing is begun yet."""
@@ -72,7 +76,6 @@ class Ahead:
         self._began = 0.0
         self._may = False
         self._missed = False
-        self._answers: dict[Any, Any] = {}  # of the libraries of a GPU, which the copy cannot ask
 
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
@@ -175,7 +178,7 @@ class Ahead:
         plain = getattr(torch._C, name)
 
         def answer(*args: Any, **options: Any) -> Any:
-            asked = name, _frozen(args), _frozen(tuple(options.items()))
+            asked = name, library_settings(), _frozen(args), _frozen(tuple(options.items()))
             if asked not in self._answers:
                 self._answers[asked] = plain(*args, **options)
             return self._answers[asked]
@@ -235,6 +238,8 @@ def _learned(devices: Set[torch.device]) -> dict[int, Any]:
     gpus = [device for device in devices if device.type == "cuda"]
     for device in gpus:
         DeviceProperties.create(device)
+    if gpus and has_triton():
+        triton_hash_with_backend()  # Triton's driver keeps functions of CUDA of its own, and may be there already
     return {device.index: torch.cuda.get_device_properties(device) for device in gpus}
 
 

@@ -66,6 +66,13 @@ class Convolutions(torch.nn.Module):
         return x.float().square().mean()
 
 
+class Dropping(Net):
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.nn.functional.dropout(torch.nn.functional.gelu(layer(x)), 0.1) + x
+        return x.square().mean()
+
+
 def net(device="cpu", kind=Net):
     torch.manual_seed(0)
     if kind is Convolutions:
@@ -261,3 +268,16 @@ def test_the_code_for_a_gpu_is_what_it_is_without_a_copy(monkeypatch, share, kin
     if share is None:  # else times are measured anew, and plans may differ
         assert [_code(text) for text in sources] == [_code(text) for text in others]
     torch.testing.assert_close(gradients, again)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [Dropping, Convolutions])
+def test_a_copy_does_without_a_gpu_whatever_was_compiled_before(monkeypatch, kind):
+    """Triton's driver is there by then, with functions of CUDA of its own, and convolutions were traced before."""
+    torch.compile(torch.sin)(torch.ones(8, device="cuda"))
+    for attempt in range(2):
+        torch._dynamo.reset()
+        counters.clear()
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{os.environ['TORCHINDUCTOR_CACHE_DIR']}_{attempt}")
+        compiled(monkeypatch, "cuda", None, kind)
+        assert counters["inductor"]["fxgraph_cache_hit"] >= 1 and not Ahead._fails
