@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import sys
+from typing import NamedTuple
 
+from memopt.solve.half_peaks import half_peaks
 from memopt.solve.problem import StepProblem
 from memopt.solve.recompute import Curve, curve
 
-# A problem and the seconds for its search.
-Job = tuple[StepProblem, float]
+
+class Job(NamedTuple):
+    """A problem, the seconds for its search, and per operation whether a kernel is generated for it (`half_peaks`)."""
+
+    problem: StepProblem
+    seconds: float
+    kernels: tuple[bool, ...] = ()
 
 
 def searched(jobs: list[Job]) -> list[Curve]:
-    """The trade-off of each problem, one after the other."""
-    return [curve(problem, seconds=seconds) for problem, seconds in jobs]
+    """The trade-off of each problem, one after the other, with what the halves of its plans take."""
+    return [with_peaks(curve(job.problem, seconds=job.seconds), job.problem, job.kernels) for job in jobs]
+
+
+def with_peaks(found: Curve, problem: StepProblem, kernels: tuple[bool, ...]) -> Curve:
+    """The same curve with what the halves of its plans take: thousands of operations, for each of hundreds of plans."""
+    peaks = tuple(half_peaks(problem, point.schedule, kernels) for point in found.points)
+    return dataclasses.replace(found, peaks=peaks)
 
 
 def serve() -> None:

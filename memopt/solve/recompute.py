@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from memopt.solve.descend import refine, seed, slide
+from memopt.solve.half_peaks import HalfPeaks
 from memopt.solve.improve import Improver
 from memopt.solve.problem import StepProblem
 from memopt.solve.rollout import Rollout
@@ -47,9 +48,12 @@ class Curve:
 
     Attributes:
         points: plans with falling peak and rising seconds; none is worse than another in both.
+        peaks: of each plan, what its halves take where kernels write over what they read last; empty where that was
+            not asked for.
     """
 
     points: tuple[Plan, ...]
+    peaks: tuple[HalfPeaks, ...] = ()
 
     @property
     def minimum_bytes(self) -> int:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline
 from memopt.program import InputKind, OutputKind, Program
-from memopt.solve.apart import Job, searched
+from memopt.solve.apart import Job, searched, with_peaks
 from memopt.solve.check import check
-from memopt.solve.overwrite import overwritten
+from memopt.solve.half_peaks import HalfPeaks, half_peaks
 from memopt.solve.recompute import Curve, Plan
 from memopt.solve.schedule import Schedule, simulate
 from memopt.step.curve import CurvePoint, step_curve
@@ -66,21 +66,13 @@ def scheduled_peaks(program: Program, lowering: Lowering, schedule: Schedule) ->
 
     Where kernels are generated they write over what they read last, which the search does not know.
     """
-    problem = lowering.problem
-    trace = simulate(problem, schedule)
-    live = trace.live_bytes
-    if any(lowering.kernels):
-        spared = overwritten(problem, schedule, lowering.kernels)
-        live = tuple(taken - less for taken, less in zip(live, spared, strict=True))
-    outputs = {s for s in problem.pinned if problem.producer[s] < problem.forward}
-    saved = sum(problem.sizes[s] for s in outputs.union(trace.saved))
-    end = sum(problem.sizes[s] for s in problem.pinned)
-    return GraphPeaks(
-        forward=max(live[: problem.forward], default=0),
-        backward=max(live[problem.forward :], default=0),
-        saved=saved,
-        left=_left_bytes(program, end),
-    )
+    (found,) = _graph_peaks(program, lowering, [half_peaks(lowering.problem, schedule, lowering.kernels)])
+    return found
+
+
+def _graph_peaks(program: Program, lowering: Lowering, halves: Sequence[HalfPeaks]) -> list[GraphPeaks]:
+    left = _left_bytes(program, sum(lowering.problem.sizes[s] for s in lowering.problem.pinned))
+    return [GraphPeaks(half.forward, half.backward, half.saved, left) for half in halves]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +151,7 @@ def jobs_of(lowerings: Sequence[Lowering], seconds: float) -> list[Job]:
     """The searches of a step's graphs, in so many seconds all together, each with its share of them."""
     weight = [len(lowering.operations) for lowering in lowerings]
     return [
-        (lowering.problem, seconds * share / max(1, sum(weight)))
+        Job(lowering.problem, seconds * share / max(1, sum(weight)), lowering.kernels)
         for lowering, share in zip(lowerings, weight, strict=True)
     ]
 
@@ -171,7 +163,7 @@ def curves_of(
     jobs = jobs_of(lowerings, seconds)
     if search is None:
         return searched(jobs)
-    return [search(lowering, share) for lowering, (_, share) in zip(lowerings, jobs, strict=True)]
+    return [search(lowering, job.seconds) for lowering, job in zip(lowerings, jobs, strict=True)]
 
 
 def plan_step(
@@ -224,7 +216,7 @@ class StepPlanner:
         found = list(curves_of(own, seconds, search) if curves is None else curves)
         self.lowerings, self.curves = [own[i] for i in self._first], [found[i] for i in self._first]
         self.figures = [
-            [scheduled_peaks(program, lowering, point.schedule) for point in found.points]
+            _graph_peaks(program, lowering, _with_peaks(found, lowering).peaks)
             for program, lowering, found in zip(programs, self.lowerings, self.curves, strict=True)
         ]
         self.built: dict[tuple[int, int], Choice] = {}
@@ -350,6 +342,10 @@ class StepPlanner:
             if picked is None:
                 return
             yield tuple(picked)
+
+
+def _with_peaks(found: Curve, lowering: Lowering) -> Curve:
+    return found if found.peaks else with_peaks(found, lowering.problem, lowering.kernels)
 
 
 def _left_bytes(program: Program, end_bytes: int) -> int:

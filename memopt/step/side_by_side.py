@@ -57,7 +57,7 @@ class Searches:
 
     def begin(self, jobs: list[Job]) -> Begun:
         """Begin searches that are done one after the other."""
-        large = sum(len(problem.costs) for problem, _ in jobs) >= _FEW
+        large = sum(len(job.problem.costs) for job in jobs) >= _FEW
         self._begun.append(Begun(jobs, apart=large and self.more(1)))
         return self._begun[-1]
 
@@ -72,7 +72,7 @@ class Begun:
     def __init__(self, jobs: list[Job], *, apart: bool) -> None:
         """Begin them, in a process of their own or not at all yet."""
         self._jobs, self._found = jobs, list[Curve]()
-        self._until = time.monotonic() + _START + _PATIENCE * sum(seconds for _, seconds in jobs)
+        self._until = time.monotonic() + _START + _PATIENCE * sum(job.seconds for job in jobs)
         self._process = _process() if apart else None
         self._answer = b""
         if self._process is not None:

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from memopt.solve.apart import Job
 from memopt.solve.problem import StepProblem
 from memopt.step import side_by_side
 from memopt.step.side_by_side import Searches
@@ -59,7 +60,7 @@ def here(monkeypatch):
 
 
 def test_curves_come_in_order_and_are_those_of_a_search_here(here):
-    jobs = [[(_chain(length), 2.0)] for length in (4, 6, 8)]
+    jobs = [[Job(_chain(length), 2.0)] for length in (4, 6, 8)]
     with Searches() as searches:
         begun = [searches.begin(job) for job in jobs]
         assert [item.apart for item in begun] == [True, True, True]
@@ -78,19 +79,19 @@ def test_the_process_imports_no_torch(tmp_path):
 
 def test_what_has_no_core_is_searched_here(here, cores):
     with Searches() as searches:
-        begun = [searches.begin([(_chain(4), 1.0)]) for _ in range(4)]
+        begun = [searches.begin([Job(_chain(4), 1.0)]) for _ in range(4)]
         assert [item.apart for item in begun] == [True, True, True, False] and not searches.more(1)
         assert begun[3].curves() and len(here) == 1
     cores[0] = 1
     with Searches() as searches:
-        assert not searches.begin([(_chain(4), 1.0)]).apart
+        assert not searches.begin([Job(_chain(4), 1.0)]).apart
 
 
 def test_a_small_problem_is_searched_here(monkeypatch, here):
     monkeypatch.setattr(side_by_side, "_FEW", 300)
     with Searches() as searches:
-        assert not searches.begin([(_chain(4), 1.0)]).apart
-        assert searches.begin([(_chain(151), 1.0)]).apart
+        assert not searches.begin([Job(_chain(4), 1.0)]).apart
+        assert searches.begin([Job(_chain(151), 1.0)]).apart
 
 
 @pytest.mark.parametrize("worker", ["raise SystemExit(3)", "print('not a curve')", "import time; time.sleep(600)"])
@@ -99,7 +100,7 @@ def test_what_fails_in_a_process_is_done_here(monkeypatch, here, worker):
     monkeypatch.setattr(side_by_side, "_START", 0.2)
     monkeypatch.setattr(side_by_side, "_PATIENCE", 0.1)
     with Searches() as searches:
-        (curve,) = searches.begin([(_chain(4), 1.0)]).curves()
+        (curve,) = searches.begin([Job(_chain(4), 1.0)]).curves()
     assert curve.points and len(here) == 1
 
 
@@ -109,13 +110,13 @@ def test_without_processes_all_is_done_here(monkeypatch, here):
 
     monkeypatch.setattr(subprocess, "Popen", refused)
     with Searches() as searches:
-        begun = searches.begin([(_chain(4), 1.0)])
+        begun = searches.begin([Job(_chain(4), 1.0)])
         assert not begun.apart and begun.curves() and len(here) == 1
 
 
 def test_leaving_ends_what_still_runs():
     with pytest.raises(KeyboardInterrupt), Searches() as searches:
-        begun = searches.begin([(_chain(2000), 600.0)])
+        begun = searches.begin([Job(_chain(2000), 600.0)])
         process = begun._process
         assert process.poll() is None
         raise KeyboardInterrupt
