@@ -8,7 +8,6 @@ where it lasts too long, or where it lowered another backward, backward is lower
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import gc
 import logging
@@ -24,7 +23,6 @@ from unittest.mock import patch
 import torch
 from torch import fx
 from torch._dynamo.device_interface import CudaInterface
-from torch._inductor import async_compile
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import CacheBase
 from torch._inductor.graph import GraphLowering
@@ -36,6 +34,7 @@ from torch.utils._triton import has_triton, triton_hash_with_backend
 from memopt.cores import cores
 from memopt.errors import first_line
 from memopt.fake_calls import library_settings
+from memopt.inductor.kernel_sources import KernelSources
 
 log = logging.getLogger("memopt")
 
@@ -76,6 +75,7 @@ class Ahead:
         self._began = 0.0
         self._may = False
         self._missed = False
+        self._kernels: KernelSources | None = None  # of the copy
 
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
@@ -110,10 +110,11 @@ class Ahead:
         known = _learned(devices)
         self._began = time.monotonic()
         try:
+            self._kernels = KernelSources()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Python's and JAX's, of threads: what the copy does needs none
                 child = os.fork()
-        except OSError:  # too many processes, or memory that may not be promised twice
+        except OSError:  # too many processes, memory that may not be promised twice, or no room for a file
             Ahead._fails = True
             return False
         if child:
@@ -122,6 +123,7 @@ class Ahead:
         self.inside = True
         gc.disable()  # garbage may hold what only the first process can let go of
         _stand_alone(known)
+        self._kernels.tell()
         return True
 
     @contextlib.contextmanager
@@ -156,18 +158,26 @@ class Ahead:
             return False
         until = time.monotonic() + _START + _PATIENCE * (time.monotonic() - self._began)
         while time.monotonic() < until:
+            self.listen()
             try:
                 ended, status = os.waitpid(self._child, os.WNOHANG)
             except ChildProcessError:  # someone else waits for every process that ends: what it said is lost
                 ended, status = self._child, 0
             if ended:
+                self.listen()
                 self._child = None
+                self._hear_no_more()
                 Ahead._fails = status != 0
                 return status == 0
             time.sleep(_LOOK)
         Ahead._fails = True
         self._stop()
         return False
+
+    def listen(self) -> None:
+        """Have those of the copy's kernels compiled that are there by now."""
+        if self._kernels is not None:
+            self._kernels.listen()
 
     def missed(self) -> None:
         """Learn that the copy's code was not found: it was made for another backward."""
@@ -191,18 +201,12 @@ class Ahead:
                 os.kill(self._child, signal.SIGKILL)
                 os.waitpid(self._child, 0)
             self._child = None
+        self._hear_no_more()
 
-
-def begin_kernels(source: str) -> None:
-    """Have the processes that compile Triton kernels begin with those of a generated wrapper, before it is loaded."""
-    if not async_compile.AsyncCompile.use_process_pool():  # type: ignore[no-untyped-call]
-        return
-    compiler = async_compile.AsyncCompile()
-    for statement in ast.parse(source).body:
-        call = statement.value if isinstance(statement, ast.Assign) else None
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "async_compile.triton":
-            named = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-            compiler.triton(*map(ast.literal_eval, call.args), **named)
+    def _hear_no_more(self) -> None:
+        if self._kernels is not None:
+            self._kernels.close()
+            self._kernels = None
 
 
 def lays_out(half: fx.GraphModule) -> bool:
@@ -244,14 +248,13 @@ def _learned(devices: Set[torch.device]) -> dict[int, Any]:
 
 
 def _stand_alone(gpus: Mapping[int, Any]) -> None:
-    """Make this process, a copy, do without what belongs to the first: its GPUs, and its compiling processes.
+    """Make this process, a copy, do without the GPUs, which belong to the first.
 
     A copy of a process cannot call CUDA. Generating code asks it for nothing but what its devices are.
 
     Args:
         gpus: properties by index; empty where there are none.
     """
-    async_compile.AsyncCompile.use_process_pool = classmethod(lambda cls: False)  # type: ignore[method-assign,assignment]
     if not gpus:
         return
     here: int = next(iter(gpus))

@@ -20,7 +20,7 @@ from torch._inductor import codecache
 from torch._inductor import compile_fx as inductor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from memopt.inductor.ahead import Ahead, BegunError, begin_kernels, lays_out
+from memopt.inductor.ahead import Ahead, BegunError, lays_out
 from memopt.inductor.lines import with_lines
 from memopt.inductor.offload import waiting
 from memopt.inductor.replay import Meter, ReplayError, Workspace, Wrapper, replay
@@ -96,6 +96,7 @@ class Halves:
         if half is self.forward:
             return _forward_beside(ahead, module, inputs, options)
         if ahead.running and self._meanwhile is not None:
+            ahead.listen()
             self._meanwhile(self)
         made, before = ahead.wait(), counters["inductor"]["fxgraph_cache_hit"]
         compiled = inductor.compile_fx_inner(module, inputs, **options)
@@ -103,8 +104,6 @@ class Halves:
             ahead.leave()
         if made and counters["inductor"]["fxgraph_cache_hit"] == before:
             ahead.missed()
-        if made and half.wrapper is not None:
-            begin_kernels(half.wrapper.source)
         return compiled
 
     def load(self) -> None:

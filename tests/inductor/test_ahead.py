@@ -14,7 +14,7 @@ from torch._inductor.graph import GraphLowering
 
 import memopt
 from memopt.inductor import ahead as module
-from memopt.inductor import halves
+from memopt.inductor import halves, kernel_sources
 from memopt.inductor.ahead import Ahead
 from tests.inductor.test_least import needs_compiler
 
@@ -198,15 +198,14 @@ def test_the_code_is_found_where_ended_processes_are_waited_for_by_others(monkey
     torch.testing.assert_close(gradients, plain())
 
 
-def test_kernels_of_a_wrapper_are_begun_before_it_is_loaded(monkeypatch):
+def test_kernels_of_the_copy_are_compiled_here(monkeypatch):
     begun = []
-    monkeypatch.setattr(module.async_compile.AsyncCompile, "use_process_pool", classmethod(lambda cls: True))
-    monkeypatch.setattr(
-        module.async_compile.AsyncCompile, "triton", lambda self, *args, **options: begun.append((args, options))
-    )
-    text = "x = 1\nk = async_compile.triton('k', '''code''', device_str='cuda')\nasync_compile.wait(globals())\n"
-    module.begin_kernels(text)
-    assert begun == [(("k", "code"), {"device_str": "cuda"})]
+    compiler = kernel_sources.async_compile.AsyncCompile
+    monkeypatch.setattr(compiler, "use_process_pool", classmethod(lambda cls: True))
+    monkeypatch.setattr(compiler, "triton", lambda self, *told: begun.append(told))
+    in_the_copy(monkeypatch, lambda _: compiler().triton("name", "source"))
+    compiled(monkeypatch)
+    assert begun == [("name", "source")] and not Ahead._fails
 
 
 def test_a_copy_that_lasts_too_long_is_given_up(monkeypatch):
