@@ -23,6 +23,7 @@ from memopt.phases import phase
 from memopt.step.measured import step_decides
 
 # Code of torch's own cut takes no less than this share of what is expected of it: its order is Inductor's to choose.
+# Once there is code, that of other cuts is taken to have the same share.
 _LESS = 0.85
 # Where a plan computes products and the like again for this share of the step's time, a cut without has no room.
 _MUCH = 0.02
@@ -50,6 +51,8 @@ class OwnCut:
         # Bytes that code of the cut takes, by the rewrites it is made with, and bytes that it saved less.
         self._taken: dict[tuple[str, ...], tuple[int, int]] = {}
         self._in_vain = False  # whether saving less was seen not to lower the peak
+        self._expected = 0  # bytes of the last cut
+        self._share = _LESS  # of what is expected of a cut, what its code takes
 
     def begin_anew(self) -> None:
         """Let all rewrites be tried again, with another limit."""
@@ -74,6 +77,8 @@ class OwnCut:
         if not lowering:  # what is saved less may be in use again where the most is
             self._in_vain |= bool(known) and self.spared > spared and 2 * (known - taken) < self.spared - spared
         self._taken[lowering] = taken, self.spared
+        if self._expected:
+            self._share = (taken - self.session.step.base) / self._expected
 
     def next_lowering(self) -> bool:
         """Take the next rewrites to try; whether there are any."""
@@ -155,14 +160,15 @@ class OwnCut:
                 if less is None:
                     return None
                 forward, backward = less
-            expected = expected_bytes(forward, backward, kept)
-            needed = max(saved_bytes(forward, kept), least_bytes(forward, backward, kept), int(expected * _LESS))
+            self._expected = expected_bytes(forward, backward, kept)
+            share = int(self._expected * self._share)
+            needed = max(saved_bytes(forward, kept), least_bytes(forward, backward, kept), share)
             excess = session.excess_with(needed)
             if not excess or step_decides(session, self.hooks, excess):
                 break
             if not self.spare(excess):
                 return None
-        self.short = bool(session.excess_with(expected))
+        self.short = bool(session.excess_with(self._expected))
         backward = put_off_sinks(forward, backward, kept, session.excess_with)
         mutations_in_place(forward, program, num_fwd_outputs)
         return forward, backward

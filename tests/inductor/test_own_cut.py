@@ -15,7 +15,8 @@ from tests.inductor.test_least import Attention, needs_compiler
 
 def cut_of(limit=10_000, lowerings=()):
     """The cut of a step with a limit of so many bytes, of which nothing but the session is real."""
-    session = SimpleNamespace(limit_bytes=limit, lowering=(), lowerings=lambda: [*lowerings])
+    step = SimpleNamespace(base=0)
+    session = SimpleNamespace(limit_bytes=limit, lowering=(), lowerings=lambda: [*lowerings], step=step)
     return OwnCut(SimpleNamespace(session=session))
 
 
@@ -50,6 +51,28 @@ def test_rewrites_are_tried_one_set_after_the_other_and_again_for_another_limit(
     assert not cut.next_lowering()
     cut.begin_anew()
     assert cut.next_lowering() and cut.session.lowering == "first"
+
+
+@needs_compiler
+@pytest.mark.parametrize("times", [0.5, 2.0])
+def test_code_that_took_more_than_expected_lets_other_cuts_be_given_up(monkeypatch, times):
+    """Without rewrites nothing is over the budget; had its code been, others' would be made only if they took less."""
+    found, plain = [], OwnCut.cut
+
+    def cut(self, *args, **options):
+        first = plain(self, *args, **options)
+        self.took((), self.session.step.base + int(times * self._expected))
+        self._taken.clear()
+        found.append((first is None, plain(self, *args, **options) is None))
+        return first
+
+    monkeypatch.setattr(OwnCut, "cut", cut)
+    torch._dynamo.reset()
+    model, x = nn.Sequential(Attention(), Attention()), torch.randn(4, 32, 64)
+    report = memopt.plan(model, x, backend="inductor")
+    torch._dynamo.reset()
+    memopt.compile(model, int(1.3 * report.peak_bytes), backend="inductor")(x).square().mean().backward()
+    assert found[-1] == (False, times == 2.0)
 
 
 @needs_compiler
