@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -179,7 +180,7 @@ class Replay:
 
     def _captured(self, segment: int) -> tuple[torch.cuda.CUDAGraph, Sequence[Any]]:
         """A graph, and what it returns, in a pool of its own that begins with a segment of so many bytes."""
-        graph, self._pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        graph, self._pool = new_graph(), torch.cuda.graph_pool_handle()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # within a capture nothing is given back, so that a limit would be met early
         with (
@@ -226,6 +227,21 @@ def least_segment(reserved: Callable[[int], int]) -> int:
         else:
             low = middle + 1
     return found * _UNIT
+
+
+def new_graph() -> torch.cuda.CUDAGraph:
+    """A graph whose memory is not given back before the device has done all that it was asked for.
+
+    Segments that grow are unmapped once the stream of the capture is idle: replays on others may still be under way.
+    """
+    graph = torch.cuda.CUDAGraph()
+    weakref.finalize(graph, _finish_work, torch.cuda.current_device()).atexit = False
+    return graph
+
+
+def _finish_work(device: int) -> None:
+    if not torch.cuda.is_current_stream_capturing():  # where nothing may be waited for, nor is anything given back
+        torch.cuda.synchronize(device)
 
 
 def leave_capture(pool: tuple[int, int], stream: torch.cuda.Stream) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memopt.backends.cuda_graph import leave_capture, no_warning
+from memopt.backends.cuda_graph import leave_capture, new_graph, no_warning
 from memopt.errors import first_line
 from memopt.recording.step import Call, Unrecordable, like
 
@@ -30,7 +30,7 @@ class CudaRecorder:
             Unrecordable: it waits for the device, returns what is elsewhere, or memory is short.
         """
         pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        graph, stream = new_graph(), torch.cuda.current_stream()
         results: Sequence[Any] = ()
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         before, reason = generator.clone_state(), ""

@@ -94,6 +94,12 @@ def build_report(
     )
 
 
+def put_on_record(planned: Iterable[Planned]) -> None:
+    """Take the graphs of a step's report from it ahead of that: they are the most of what a report takes to make."""
+    for item in planned:
+        _graphs(item)
+
+
 def _whole_curve(curve: Sequence[CurvePoint], peak: int, base: int, floor: int) -> tuple[CurvePoint, ...]:
     """The curve in bytes of the whole step, moved so that the chosen plan takes `peak` bytes above `base`."""
     moved = peak - sum(point.bytes for point in curve if point.chosen)
@@ -156,6 +162,7 @@ def _storage_owner(node: fx.Node, size: int) -> torch.Tensor | None:
 def _program_report(session: Session, number: int, item: Planned, base: int) -> ProgramReport:
     program = item.program
     saved, recomputed = _tensor_rows(item) if program.training else ((), ())
+    before, after = _graphs(item)
     return ProgramReport(
         name=f"graph {number}",
         kind="training" if program.training else "inference",
@@ -165,10 +172,17 @@ def _program_report(session: Session, number: int, item: Planned, base: int) -> 
         saved=saved,
         recomputed=recomputed,
         forward_steps=item.timeline.forward_steps,
-        before=_graph(item.timeline_before, item.before, item.records),
-        after=_graph(item.timeline, program, item.records),
+        before=before,
+        after=after,
         arena=_arena(session, program),
     )
+
+
+def _graphs(item: Planned) -> tuple[GraphRecord | None, GraphRecord | None]:
+    """The graphs before the plan, and after it."""
+    lines = (item.timeline_before, item.before), (item.timeline, item.program)
+    before, after = (_graph(line, program, item.records) for line, program in lines)
+    return before, after
 
 
 def _graph(line: Timeline, program: Program, records: Sequence[PassRecord]) -> GraphRecord | None:

@@ -203,3 +203,22 @@ def test_gradients_outlive_the_next_step_and_the_compiled_model():
     torch.cuda.empty_cache()
     torch.full((2**26,), 7.0, device="cuda")  # would take the memory
     assert all(torch.equal(parameter.grad, b) for parameter, b in zip(parameters, known, strict=True))
+
+
+def test_a_compiled_model_may_be_let_go_of_while_the_device_works_on_its_step():
+    """Segments that grow are unmapped without waiting for the stream that a recording is replayed on."""
+    for _ in range(3):
+        run, *_ = trained()
+        parameters = list(run.parameters())
+        x = torch.ones(16, 32, 16, 16, device="cuda")
+        torch.cuda.synchronize()
+        for _ in range(20):
+            run.zero_grad()
+            run(x).backward()
+        held = [parameter.grad for parameter in parameters]
+        del run
+        torch._dynamo.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+        assert all(torch.isfinite(gradient).all() for gradient in held)

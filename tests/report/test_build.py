@@ -4,6 +4,9 @@ import pytest
 import torch
 
 import memopt
+from memopt import snapshot
+from memopt.report import build
+from tests.step.test_planned import planned, program
 
 
 class Chain(torch.nn.Module):
@@ -78,3 +81,11 @@ def test_below_the_optimizers_peak_there_is_nothing_to_be_gained():
     report = memopt.plan(model, (torch.ones(2, 64),), None, optimizer=torch.optim.Adam(model.parameters()))
     assert [point.bytes for point in report.curve] == [report.peak_bytes]
     assert report.curve[0].chosen
+
+
+def test_graphs_that_were_put_on_record_ahead_are_not_looked_at_again(monkeypatch):
+    item = planned(program())
+    build.put_on_record([item])
+    monkeypatch.setattr(snapshot, "_taken", None)
+    before, after = build._graphs(item)
+    assert before is after and len(after.nodes) == len(item.program.graph.nodes)
