@@ -28,7 +28,7 @@ from benchmarks.render_conversions import (  # noqa: E402
     onnx_table,
     tensorflow_table,
 )
-from benchmarks.render_training import ratios_table, training_table  # noqa: E402
+from benchmarks.render_training import first_step_table, ratios_table, training_table  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md")
@@ -263,6 +263,7 @@ TABLES = {
     "planning": planning_table,
     "packing": packing_table,
     "training": training_table,
+    "first": first_step_table,
     "optimizers": optimizers_table,
     "arena": arena_table,
     "budgets": budgets_table,

@@ -1,4 +1,4 @@
-"""The tables of benchmarks/training.py's results: each row of one model, and all models beside torch.compile."""
+"""The tables of results of benchmarks/training.py, by model and beside torch.compile, and of first_step.py."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _SHARES = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
+_LONGEST = 6  # phases of a first step that are told
 
 
 def training_table(result: dict[str, Any]) -> str:
@@ -68,6 +69,29 @@ def ratios_table(results: Sequence[dict[str, Any]]) -> str:
         limits.append(least.get("reserved_bytes", 0) if "seconds" in least else 0)
         fastest = [_fastest(peers, limit, whole) for limit in limits]
         lines.append(f"| | fastest peer | {' | '.join(fastest)} |")
+    return "\n".join(lines) + "\n"
+
+
+def first_step_table(result: dict[str, Any]) -> str:
+    """How long the first step of each process took, and of memopt's its longest phases."""
+    settings = result["settings"]
+    lines = [
+        f"{settings['model']}, batch {settings['batch']}, {settings['dtype']}; {result['machine']}, "
+        f"{result['cores']} cores, torch {result['torch']}:",
+        "",
+        "| | caches | first step | fastest step | allocated | longest phases |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        if "error" in row:
+            lines.append(f"| {row['row']} | {row['cache']} | {row['error']} | | | |")
+            continue
+        longest = sorted(row.get("phases", {}).items(), key=lambda phase: -phase[1])[:_LONGEST]
+        phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in longest)
+        lines.append(
+            f"| {row['row']} | {row['cache']} | {row['first_step_seconds']:.1f} s | {row['seconds'] * 1e3:,.1f} ms "
+            f"| {row['peak_bytes'] / 1e6:,.0f} MB | {phases} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -7,6 +7,7 @@ torch does not pass `record_stream` on for memory that its allocator has not giv
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,22 +15,20 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-# Loans whose memory is needed elsewhere, or given back, while somebody holds part of it in a way that was not found.
-_kept: list[Loan] = []
-
 
 class Loan:
     """Tensors on the memory of others, of which it is seen whether somebody holds them still."""
 
     def __init__(self, memory: Any = None) -> None:
         """Lend nothing yet; `memory` holds what is lent, and is held as long as that."""
-        self._memory = memory
-        self._storages: dict[int, StorageWeakRef] = {}
+        self._lent = _Lent(memory)
         self._tensors: list[weakref.ref[torch.Tensor]] = []
+        # Compiled code may be let go of, and the loan with it, while a caller holds gradients.
+        weakref.finalize(self, _keep, self._lent).atexit = False
 
     def lend(self, values: Sequence[Any]) -> list[Any]:
         """Tensors at the same addresses as these, for a caller; what is no tensor comes as it is."""
-        _kept[:] = [loan for loan in _kept if loan.held()]
+        _kept[:] = [lent for lent in _kept if lent.held()]
         storages: dict[int, Any] = {}
         found = []
         for value in values:
@@ -37,12 +36,12 @@ class Loan:
                 value = view(storage_at(value, storages), value)
                 self._tensors.append(weakref.ref(value))
             found.append(value)
-        self._storages = {address: seen(storage) for address, storage in storages.items()}
+        self._lent.storages = {address: seen(storage) for address, storage in storages.items()}
         return found
 
     def held(self) -> set[int]:
         """The addresses of what somebody holds."""
-        return {address for address, storage in self._storages.items() if not _is_gone(storage)}
+        return self._lent.held()
 
     def settle(self, others: Callable[[], Iterable[torch.Tensor]]) -> bool:
         """Give what is held memory of its own; whether nothing is held of this loan afterwards.
@@ -57,13 +56,29 @@ class Loan:
                     tensor.data = tensor.detach().clone()
         if held and self.held():
             return False
-        self._memory, self._storages, self._tensors = None, {}, []
+        self._lent.memory, self._lent.storages, self._tensors = None, {}, []
         return True
 
-    def keep(self) -> None:
-        """Hold the memory as long as somebody holds something of it, whatever becomes of its owner."""
-        if self.held():
-            _kept.append(self)
+
+@dataclasses.dataclass(eq=False)
+class _Lent:
+    """What a loan is of: the memory, and storages on it by their addresses."""
+
+    memory: Any
+    storages: dict[int, StorageWeakRef] = dataclasses.field(default_factory=dict)
+
+    def held(self) -> set[int]:
+        return {address for address, storage in self.storages.items() if not _is_gone(storage)}
+
+
+# What somebody still held in a way that was not found when its loan was given up.
+_kept: list[_Lent] = []
+
+
+def _keep(lent: _Lent) -> None:
+    """Hold the memory of a loan that is given up as long as somebody holds something of it."""
+    if lent.held():
+        _kept.append(lent)
 
 
 def seen(storage: Any) -> StorageWeakRef:

@@ -114,9 +114,8 @@ class Pool:
         if self.busy or self._owner is None:
             return
         self.end()
-        if not self.settle() and self._loan is not None:
-            self._loan.keep()
-            self._loan = None
+        if not self.settle():
+            self._loan = None  # its memory stays as long as what is held of it
         self._turns += 0 < self._steps < _FEW
         self._steps = 0
         step, self._owner = self._owner(), None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 
 import torch
@@ -49,9 +50,32 @@ def test_memory_of_what_is_held_unseen_is_kept_as_long():
     del memory
     unseen = loan.lend(values)[0][1:]
     assert not loan.settle(tuple)
-    loan.keep()
     del loan
     assert gone() is not None and unseen[0] == 1.0
     del unseen
     Loan().lend([])
+    assert gone() is None
+
+
+def test_a_loan_that_is_let_go_of_with_its_owner_is_kept_as_long_as_what_is_held():
+    """As where code is forgotten that nobody asked to give its memory back."""
+    memory = Memory()
+    gone, values = weakref.ref(memory), [torch.arange(3.0), torch.ones(2)]
+    owner = [Loan(memory)]
+    owner.append(owner)  # found by a later look for garbage
+    held, other = owner[0].lend(values)
+    del memory, other, owner
+    gc.collect()
+    assert gone() is not None and held[2] == 2.0
+    del held
+    Loan().lend([])
+    assert gone() is None
+
+
+def test_of_a_loan_that_nothing_is_held_of_nothing_is_kept():
+    memory = Memory()
+    gone = weakref.ref(memory)
+    loan = Loan(memory)
+    loan.lend([torch.arange(3.0)])
+    del memory, loan
     assert gone() is None
