@@ -235,11 +235,13 @@ def new_graph() -> torch.cuda.CUDAGraph:
     Segments that grow are unmapped once the stream of the capture is idle: replays on others may still be under way.
     """
     graph = torch.cuda.CUDAGraph()
-    weakref.finalize(graph, _finish_work, torch.cuda.current_device()).atexit = False
+    weakref.finalize(graph, _finish_work, torch.cuda.current_device(), os.getpid()).atexit = False
     return graph
 
 
-def _finish_work(device: int) -> None:
+def _finish_work(device: int, process: int) -> None:
+    if process != os.getpid():  # a copy of the process has no device
+        return
     if not torch.cuda.is_current_stream_capturing():  # where nothing may be waited for, nor is anything given back
         torch.cuda.synchronize(device)
 

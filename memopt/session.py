@@ -24,7 +24,7 @@ from memopt.program import Program
 from memopt.progress import planning
 from memopt.recording.pool import Pool
 from memopt.recording.room import set_aside
-from memopt.report.build import build_report
+from memopt.report.build import build_report, put_on_record
 from memopt.report.record import Report
 from memopt.solve.schedule import Schedule
 from memopt.step.carry import SEARCHES, Sizes, carried_from
@@ -298,6 +298,10 @@ class Session(Told):
         with phase("rewriting"):
             found = step.search.prove(Found(list(step.planned), step.plan, step.lowering, proved=False))
         return tuple(found.planned)
+
+    def prepare(self) -> None:
+        """Do of `conclude` what can be done before there is code."""
+        put_on_record(self.prove_plan() or ())
 
     def conclude(self) -> None:
         """Prove the plan of the step that was seen last, and put it on record, where that was left until now."""

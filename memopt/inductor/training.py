@@ -25,7 +25,6 @@ from memopt.inductor.settled import Settled, SettledSteps, key_of
 from memopt.inductor.trace import Trace
 from memopt.phases import phase
 from memopt.program import Program
-from memopt.report.build import put_on_record
 from memopt.step.corrections import corrected
 from memopt.step.measured import step_decides
 from memopt.step.named import NamedLeasts
@@ -250,7 +249,7 @@ class Training:
     def _meanwhile(self, halves: Halves) -> None:
         """Do what there will be to do while backward's code is generated elsewhere."""
         with outside_tracing(), contextlib.suppress(Exception):  # what fails now fails when it is its turn
-            put_on_record(self.session.prove_plan() or ())
+            self.session.prepare()
             halves.follow_forward(measured_workspace(self.session.table))
 
     def _again(self) -> _Attempt:
