@@ -20,6 +20,13 @@ from tests.recording.test_step import Waiting, check, step_of
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:TensorFloat32")]
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_left_of_other_tests():
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def test_a_recording_draws_the_numbers_that_the_function_would():
     recorder = CudaRecorder()
     x = torch.ones(1000, device="cuda")
