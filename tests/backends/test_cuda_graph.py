@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from memopt.backends.cuda_graph import Replay, _own_random_state, least_segment
+from memopt.backends.cuda_graph import Replay, _own_random_state, least_segment, new_graph
 
 
 class Counted:
@@ -172,6 +172,10 @@ def test_a_capture_that_fails_keeps_the_broken_state_to_itself(monkeypatch):
     assert generator.state == "the caller's"
 
 
+class Graph:
+    """Stands for torch's."""
+
+
 @pytest.fixture
 def captures(monkeypatch):
     """Captures that record nothing: PyTorch warns that the graph is empty, also where memory ran out in it."""
@@ -188,11 +192,12 @@ def captures(monkeypatch):
             warnings.warn("The CUDA Graph is empty. This usually means that ...", UserWarning, stacklevel=1)
 
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
     for name in ("synchronize", "empty_cache", "graph_pool_handle", "current_stream"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
 
 
@@ -213,6 +218,23 @@ def test_buffers_of_cublas_are_small_in_every_capture(captures, monkeypatch):
     replay = Replay(lambda: seen.append(os.environ["CUBLAS_WORKSPACE_CONFIG"]) or [], [])
     assert replay._reserved_with(0) == 0 and seen == [":4096:1"]
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+
+
+def test_the_device_has_done_its_work_before_a_graph_s_memory_is_given_back(captures, monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    graph = new_graph()
+    assert not waited
+    del graph
+    assert waited == [0]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    new_graph()
+    assert waited == [0], "a capture would fail"
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    graph, here = new_graph(), os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: here + 1)
+    del graph
+    assert waited == [0], "a copy of the process has no device"
 
 
 def test_what_finish_makes_alone_needs_no_graph(monkeypatch):
