@@ -74,10 +74,8 @@ def ratios_table(results: Sequence[dict[str, Any]]) -> str:
 
 def first_step_table(result: dict[str, Any]) -> str:
     """How long the first step of each process took, and of memopt's its longest phases."""
-    settings = result["settings"]
     lines = [
-        f"{settings['model']}, batch {settings['batch']}, {settings['dtype']}; {result['machine']}, "
-        f"{result['cores']} cores, torch {result['torch']}:",
+        f"{_title(result)}; {result['machine']}, {result['cores']} cores, torch {result['torch']}:",
         "",
         "| | caches | first step | fastest step | allocated | longest phases |",
         "|---|---|---|---|---|---|",

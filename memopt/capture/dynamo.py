@@ -24,6 +24,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from memopt.capture.export import refuse_layouts
 from memopt.capture.joint import (
+    Halved,
     Origin,
     constants_to_attributes,
     from_joint,
@@ -93,14 +94,14 @@ class Hooks:
 
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **options: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+    ) -> Halved:
         """AOTAutograd's partition function: plan the joint graph and cut it where the plan says."""
         return self.cut(self.rewrite(joint, num_fwd_outputs), num_fwd_outputs, **options)
 
-    def cut(self, program: Program, num_fwd_outputs: int, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def cut(self, program: Program, num_fwd_outputs: int, **options: Any) -> Halved:
         """Both halves of a program that `rewrite` returned; the options are those of `partition`."""
 
-        def extract(module: fx.GraphModule, saved: list[fx.Node]) -> tuple[fx.GraphModule, fx.GraphModule]:
+        def extract(module: fx.GraphModule, saved: list[fx.Node]) -> Halved:
             arguments: dict[str, Any] = {
                 "saved_sym_nodes": [],
                 "num_fwd_outputs": program.forward_outputs,

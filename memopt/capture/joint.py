@@ -27,6 +27,9 @@ from memopt.program import (
 )
 from memopt.rewrite import ancestors
 
+# The forward half of a joint graph, and the backward half.
+Halved = tuple[fx.GraphModule, fx.GraphModule]
+
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
@@ -107,7 +110,7 @@ def program_of_graph(
     return _constants_to_inputs(program).finish()
 
 
-def split(program: Program, extract: Callable[..., tuple[fx.GraphModule, fx.GraphModule]]) -> Any:
+def split(program: Program, extract: Callable[..., Halved]) -> Any:
     """Cut a training program where forward ends; what crosses is saved.
 
     Args:

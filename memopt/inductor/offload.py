@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from memopt.capture.joint import Halved
 from memopt.host.operators import ARRIVED, FETCH, LANDED, TO_HOST
 from memopt.host.room import available_bytes
 from memopt.inductor.expected import expected_bytes
@@ -39,10 +40,8 @@ _HARDLY = 50
 # Where nothing is computed again, only as many are sent as the budget asks for: code takes up to so much more.
 _SPARE = 20
 
-_Halves = tuple[fx.GraphModule, fx.GraphModule]
 
-
-def wait_on_host(session: Session, forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> _Halves:
+def wait_on_host(session: Session, forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Halved:
     """Both halves with some of what is saved copied to the host and back; the same ones where nothing is won by it.
 
     Args:
@@ -189,7 +188,7 @@ def sent(
     found: Sequence[fx.Node],
     problem: Problem,
     ways: Collection[Trip],
-) -> _Halves:
+) -> Halved:
     """Copies of the halves in which values go these ways.
 
     Args:

@@ -10,7 +10,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 
 from memopt.capture.dynamo import Hooks
-from memopt.capture.joint import constants_to_attributes, drop_outputs, mutations_in_place
+from memopt.capture.joint import Halved, constants_to_attributes, drop_outputs, mutations_in_place
 from memopt.inductor.added import mark_added, return_early
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.kinds import is_library_call
@@ -29,8 +29,6 @@ _LESS = 0.85
 _MUCH = 0.02
 # Where it takes more than the limit by no more than one part in so many, it saves less: that costs a few kernels.
 _LITTLE = 50
-
-Halved = tuple[fx.GraphModule, fx.GraphModule]
 
 
 class OwnCut:

@@ -14,6 +14,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.virtualized import V
 
 from memopt.capture.dynamo import Hooks
+from memopt.capture.joint import Halved
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.fusion import realize
 from memopt.inductor.offload import wait_on_host
@@ -44,12 +45,10 @@ class Partition(CustomPartitionerFn):
     def __init__(self, partition: Callable[..., Any]) -> None:
         self._partition, self.token = partition, IN_ANY_ORDER
 
-    def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Halved:
         """Cut the joint graph."""
         kwargs.pop("compiler", None)
-        halves: tuple[fx.GraphModule, fx.GraphModule] = self._partition(gm, joint_inputs, **kwargs)
+        halves: Halved = self._partition(gm, joint_inputs, **kwargs)
         return halves
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Partition:

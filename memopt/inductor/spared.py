@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import fx
 
-from memopt.capture.joint import drop_outputs
+from memopt.capture.joint import Halved, drop_outputs
 from memopt.inductor.kinds import DRAWING, SEED, is_inlined
 from memopt.inductor.partition import in_order
 from memopt.program import copy_node, is_any_view, is_effectful, is_random, module_of
@@ -24,12 +24,10 @@ _READ, _OPERATIONS = 3, 32
 # What is smaller, in bytes, is not worth an operation.
 _LEAST = 2**16
 
-_Halves = tuple[fx.GraphModule, fx.GraphModule]
-
 
 def spare_saved(
     forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, wanted: int, mutated: Collection[str] = ()
-) -> _Halves | None:
+) -> Halved | None:
     """Both halves with saved values of at least so many bytes computed again in backward.
 
     Those that forward makes first are taken first: backward reads them last.

@@ -13,11 +13,12 @@ from torch._inductor.exc import InductorError
 
 from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks, outside_tracing
+from memopt.capture.joint import Halved
 from memopt.errors import first_line
 from memopt.host.buffers import keep_for
 from memopt.inductor.ahead import Ahead
 from memopt.inductor.halves import Halves
-from memopt.inductor.own_cut import Halved, OwnCut
+from memopt.inductor.own_cut import OwnCut
 from memopt.inductor.partition import Partition, compile_training, free_at_once, keep_order
 from memopt.inductor.plans import KnownPlan, Plans
 from memopt.inductor.replay import ReplayError, measured_workspace

@@ -95,7 +95,7 @@ def build_report(
 
 
 def put_on_record(planned: Iterable[Planned]) -> None:
-    """Take the graphs of a step's report from it ahead of that: they are the most of what a report takes to make."""
+    """Put a step's graphs on record ahead of its report, which takes most of its time for that, and finds them then."""
     for item in planned:
         _graphs(item)
 
@@ -180,9 +180,8 @@ def _program_report(session: Session, number: int, item: Planned, base: int) -> 
 
 def _graphs(item: Planned) -> tuple[GraphRecord | None, GraphRecord | None]:
     """The graphs before the plan, and after it."""
-    lines = (item.timeline_before, item.before), (item.timeline, item.program)
-    before, after = (_graph(line, program, item.records) for line, program in lines)
-    return before, after
+    before = _graph(item.timeline_before, item.before, item.records)
+    return before, _graph(item.timeline, item.program, item.records)
 
 
 def _graph(line: Timeline, program: Program, records: Sequence[PassRecord]) -> GraphRecord | None:
