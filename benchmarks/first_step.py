@@ -24,6 +24,7 @@ SIZES: dict[str, dict[str, int]] = {
     "llama_1b": {"batch": 4, "sequence": 2048},
     "unet": {"batch": 8, "resolution": 512},
     "bert_large": {"batch": 32, "sequence": 512},
+    "resnet152": {"batch": 128, "resolution": 224},
 }
 ALLOCATOR = "expandable_segments:True"
 

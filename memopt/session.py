@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import weakref
 from collections.abc import Iterator, Sequence
@@ -31,10 +32,11 @@ from memopt.step.carry import SEARCHES, Sizes, carried_from
 from memopt.step.found import Found
 from memopt.step.graphs import StepGraphs
 from memopt.step.inference import Inferred, plan_inference
+from memopt.step.kept import KeptPasses
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
 from memopt.step.planner import GraphPeaks, StepPlan
 from memopt.step.search import StepSearch
-from memopt.step.stages import Stages, replay, stages_of
+from memopt.step.stages import Stages, judged, replay, stages_of
 from memopt.step.standing import Step
 from memopt.step.told import Told
 from memopt.step.trial import TrialError, TrialMemoryError, trial
@@ -86,6 +88,7 @@ class Session(Told):
         self._lowered: dict[tuple[bool, str], tuple[Stages, tuple[Pass, ...]]] = {}
         self._arranges = True  # whether graphs are put in the order that suits the engine: the given one may need less
         self._search_kept: tuple[tuple[str, ...], StepSearch] | None = None  # with the fingerprints of its graphs
+        self._passes_kept = KeptPasses()  # what passes made of the graphs that are lowered now
         # Set by an engine that runs its own code: whether to search for a plan, and bytes that its code takes less
         # than the program's own operations would.
         self.search, self.correction = True, 0
@@ -358,13 +361,15 @@ class Session(Told):
 
     def forget_search(self) -> None:
         """Let go of the search: the step is lowered, and what was found is in its schedules."""
-        self._search_kept = None
+        self._search_kept, self._passes_kept = None, KeptPasses()
 
     def _search_of(self, keys: tuple[str, ...], programs: Sequence[Program]) -> StepSearch:
         """The search for these graphs: what is kept of them between two attempts to plan them."""
         kept = (f"{self.exact} {self._arranges}", *keys)  # nothing is fused in what runs operator by operator
         if self._search_kept is None or self._search_kept[0] != kept:
-            graphs = StepGraphs(programs, self._stages(), verify=self.verify, table=self.table, room=self.room)
+            graphs = StepGraphs(
+                programs, self._stages(), verify=self.verify, table=self.table, room=self.room, kept=self._passes_kept
+            )
             self._search_kept = kept, StepSearch(graphs, attempt=self.with_trial, seconds=self.plan_seconds)
         return self._search_kept[1]
 
@@ -410,9 +415,14 @@ class Session(Told):
 
         return TRAINING if self.passes is None else tuple(self.passes)
 
+    @functools.cached_property
+    def _judged_passes(self) -> tuple[Pass, ...]:
+        """Those, told how to decide between layouts: once, so that what they made of a graph is known for theirs."""
+        return judged(self.training_passes, JudgedByCost(self.table)) if self._engine.strided else self.training_passes
+
     def laid_out_anew(self, program: Program) -> bool:
         """Whether a captured training program is laid out channels last."""
-        return self._stages().lays_out(program)
+        return self._stages().lays_out(program, self._passes_kept)
 
     def lowering_called(self, keys: Sequence[str]) -> tuple[Pass, ...] | None:
         """The rewrites that lower the floor with these keys, in their order; None where there are no such ones."""
@@ -421,8 +431,7 @@ class Session(Told):
     def _stages(self) -> Stages:
         # A program that runs operator by operator stores every value.
         fusion = None if self.exact else self._engine.fusion(self.table)
-        judge = JudgedByCost(self.table) if self._engine.strided else None
-        stages = stages_of(self.training_passes, fusion, judge)
+        stages = stages_of(self._judged_passes, fusion)
         return dataclasses.replace(stages, arranges=self._arranges and not self.exact)
 
     # -- measuring -----------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class StepGraphs:
         verify: Verification,
         table: CostTable,
         room: int | None = None,
+        kept: KeptPasses | None = None,
     ) -> None:
         """Rewrite the programs as far as the plan.
 
@@ -46,9 +47,10 @@ class StepGraphs:
             verify: how passes are proved.
             table: what operators take.
             room: the most bytes that the proof of a pass may take; None: as `PassManager` has it.
+            kept: what passes have made of the programs before.
         """
         self.stages, self._verify, self._table, self._room = stages, verify, table, room
-        self._kept = KeptPasses()
+        self._kept = KeptPasses() if kept is None else kept
         self._asked: tuple[object, ...] = ()  # what `recorded` was asked last, and told
         self._recorded: list[Planned] = []
         once = {program: self._captured(program) for program in dict.fromkeys(programs)}  # blocks may share a graph
@@ -88,7 +90,8 @@ class StepGraphs:
     def _captured(self, source: Program) -> Planned:
         """A training program after the rewrites that come before the plan."""
         stage("rewriting the step, measuring its operators")
-        program, records = PassManager(self.stages.early, self._verify, record=True, room=self._room).run(source)
+        early = self._kept.of(self.stages.early)
+        program, records = PassManager(early, self._verify, record=True, room=self._room).run(source)
         program = self.stages.marked(self.stages.arranged(self._table.placed(program)))
         costs, line = self.memory(program)
         return Planned(source, program, program, line, line, records, costs)

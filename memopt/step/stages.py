@@ -12,6 +12,7 @@ from memopt.passes.channels_last import ChannelsLast, Judge
 from memopt.passes.checkpoint import Checkpoint
 from memopt.program import Program
 from memopt.solve.schedule import Schedule
+from memopt.step.kept import KeptPasses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +49,10 @@ class Stages:
         """The program, rewritten as far as the plan, with marks on what the engine does not store."""
         return program if self.fusion is None else self.fusion.mark(program)
 
-    def lays_out(self, program: Program) -> bool:
+    def lays_out(self, program: Program, kept: KeptPasses) -> bool:
         """Whether a captured program is laid out channels last, where that is the first thing done with it."""
-        return any(isinstance(item, ChannelsLast) and item.run(program).changes for item in self.early[:1])
+        first = [item for item in self.early[:1] if isinstance(item, ChannelsLast)]
+        return any(item.run(program).changes for item in kept.of(first))
 
 
 class Fusion(Protocol):
@@ -66,10 +68,13 @@ class Fusion(Protocol):
         """Costs by node name of a marked program, from those of its operators one by one."""
 
 
-def stages_of(passes: Sequence[Pass], fusion: Fusion | None = None, judge: Judge | None = None) -> Stages:
-    """Sort training passes into stages; without `checkpoint` all are early. The judge decides between layouts."""
-    if judge is not None:
-        passes = [item.judged_by(judge) if isinstance(item, ChannelsLast) else item for item in passes]
+def judged(passes: Sequence[Pass], judge: Judge) -> tuple[Pass, ...]:
+    """The passes, with a judge that decides between layouts."""
+    return tuple(item.judged_by(judge) if isinstance(item, ChannelsLast) else item for item in passes)
+
+
+def stages_of(passes: Sequence[Pass], fusion: Fusion | None = None) -> Stages:
+    """Sort training passes into stages; without `checkpoint` all are early."""
     place = next((index for index, item in enumerate(passes) if isinstance(item, Checkpoint)), None)
     if place is None:
         return Stages(tuple(passes), (), (), False, fusion)

@@ -16,7 +16,7 @@ from memopt.layout import JudgedByCost
 from memopt.memory.cost.devices import DEVICES
 from memopt.memory.cost.table import CostTable
 from memopt.passes.channels_last import ChannelsLast
-from memopt.step.stages import stages_of
+from memopt.step.stages import judged
 from tests.end_to_end import build, gradients, resident_bytes, restorer, step
 from tests.passes.build import arguments, capture_joint, reasons, trace
 from tests.support import apply, targets
@@ -167,7 +167,7 @@ def test_a_judge_has_the_last_word():
     program = capture_joint(network(), *operands())
     result = apply(ChannelsLast(Refusing()), program)
     assert result.program is program and list(reasons(result).values()) == ["slower"]
-    first = stages_of(memopt.TRAINING, None, Refusing()).early[0]
+    first = judged(memopt.TRAINING, Refusing())[0]
     assert isinstance(first, ChannelsLast) and isinstance(first.judge, Refusing)
     assert ChannelsLast(first.judge).judged_by(JudgedByCost(CostTable())).judge is first.judge
 
