@@ -6,9 +6,9 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-# New objects between two looks for garbage while graphs are made: Python's own setting spends an eighth of the time on
-# looking through them.
-_OBJECTS = (50_000, 20, 20)
+# New objects between two looks for garbage while graphs are made, and such looks between those at older objects: what
+# outlives one look mostly stays. Python's own setting spends an eighth of the time on looking through it.
+_OBJECTS = (100_000, 200, 50)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from memopt.capture.export import CaptureError
 from memopt.capture.shadow import model_names
 from memopt.engine import Engine
 from memopt.evidence import Verification
+from memopt.garbage import collecting_rarely
 from memopt.layout import LayoutNeeded, lay_out, movable_parameters
 from memopt.memory.allocator import pooled_bytes, settled_bytes
 from memopt.memory.allocator_limit import Allowance
@@ -154,7 +155,7 @@ class CompiledModule(nn.Module):
         mark = session.outside.mark((args, kwargs) if gradients else ())
         with session.call(lambda: self._resident(args, kwargs, accumulating)):
             try:
-                with guard.forward(beyond), planning(session.model_name):
+                with guard.forward(beyond), planning(session.model_name), collecting_rarely():
                     outputs = self._planned_call(session, accumulating, args, kwargs)
             except torch.OutOfMemoryError as error:
                 raise MemoryError(session.short_of_memory(error)) from None
@@ -180,7 +181,7 @@ class CompiledModule(nn.Module):
         session = self._session(accumulating)
         session.resident = self._resident(args, kwargs, accumulating)
         self._last = session
-        with planning(session.model_name), session.timed("tracing"):
+        with planning(session.model_name), session.timed("tracing"), collecting_rarely():
             programs = self._programs(session, args, kwargs)
             with torch._C._DisableAutocast():  # the casts are in the programs
                 if any(program.training for program in programs):

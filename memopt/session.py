@@ -198,12 +198,15 @@ class Session(Told):
             if not found.plan.feasible and search.stages.arranges:
                 self._arranges = False
                 return self.plan_training(programs, settled=settled)
-            planned, plan, lowering = found.planned, found.plan, found.lowering
-            unproved = None if found.proved else search
         else:
-            planned = [self.with_trial(item) for item in search.unplanned(self.lowering)]
-            peak = predicted_peak(planned)
-            plan, lowering, unproved = StepPlan((), peak, peak, room is None or peak <= room), self.lowering, None
+            tried = [self.with_trial(item) for item in search.unplanned(self.lowering)]
+            peak = predicted_peak(tried)
+            found = Found(tried, StepPlan((), peak, peak, room is None or peak <= room), self.lowering)
+            if self.proving:
+                with phase("rewriting"):
+                    found = search.prove(found)
+        planned, plan, lowering = found.planned, found.plan, found.lowering
+        unproved = None if found.proved else search
         if self.count_libraries(item.program for item in planned):  # a rewrite has made a product of something else
             return self.plan_training(programs, settled=settled)
         self._lowered.update(dict.fromkeys(map(self._known, keys), (search.stages, lowering)))
@@ -268,12 +271,6 @@ class Session(Told):
         """All rewrites for `lowering` that change something of the step that was seen last."""
         return self._search_kept[1].all_lowering() if self._search_kept is not None else ()
 
-    def prove(self) -> None:
-        """Prove the rewrites in `lowering`, with which the step that was seen last is to run."""
-        if self.step is not None and self._search_kept is not None:
-            planned = tuple(self._search_kept[1].proved(self.lowering))
-            self.step = dataclasses.replace(self.step, planned=planned)
-
     def emitted(self, program: Program, peaks: GraphPeaks) -> tuple[int, int | None]:
         """Put on record what an engine's own code for a graph takes.
 
@@ -299,7 +296,7 @@ class Session(Told):
         if step is None or step.search is None:
             return None
         with phase("rewriting"):
-            found = step.search.prove(Found(list(step.planned), step.plan, step.lowering, proved=False))
+            found = step.search.prove(Found(list(step.planned), step.plan, step.lowering))
         return tuple(found.planned)
 
     def prepare(self) -> None:

@@ -16,7 +16,6 @@ from memopt.capture.dynamo import Hooks
 from memopt.capture.export import CaptureError
 from memopt.capture.outside import OUTSIDE, Mark
 from memopt.capture.shadow import Shadow
-from memopt.garbage import collecting_rarely
 from memopt.program import Program
 from memopt.session import Session
 from memopt.step.measured import lower_within
@@ -69,8 +68,7 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
         session.multiplies |= hooks.graph_break  # what runs beside this graph may
 
         def lower() -> tuple[Callable[..., Any], Hooks]:
-            with collecting_rarely():
-                return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
+            return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
 
         collected = session.collecting
         first = len(collected or ())

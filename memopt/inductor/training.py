@@ -165,9 +165,6 @@ class Training:
                 self._first_plan = attempt
                 return None
             if attempt is not None and (attempt.fits or step_decides(session, self.hooks, attempt.excess or 0)):
-                if session.lowering and attempt.peaks is not None:
-                    session.prove()
-                    session.emitted(self.hooks.captured, attempt.peaks)
                 return attempt
             little = attempt is not None and self._own.spare(attempt.excess or 0)
             if not little and not self._own.next_lowering():

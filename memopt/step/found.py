@@ -15,7 +15,7 @@ class Found:
     """What a search settled on.
 
     Attributes:
-        planned: the graphs, with the records of all their passes.
+        planned: the graphs; with the records of all their passes once they are proved.
         plan: the step's plan, in bytes above what is resident.
         lowering: the rewrites that lower the floor, those that are used.
         proved: whether the records are there; see `StepSearch.prove`.
@@ -24,7 +24,7 @@ class Found:
     planned: list[Planned]
     plan: StepPlan
     lowering: tuple[Pass, ...]
-    proved: bool = True
+    proved: bool = False
 
 
 def stored_plan(found: Found) -> StoredPlan:

@@ -56,42 +56,24 @@ class StepGraphs:
         once = {program: self._captured(program) for program in dict.fromkeys(programs)}  # blocks may share a graph
         self.captured = [once[program] for program in programs]
 
-    def followed(self, item: Planned, other: Planned, chosen: Sequence[Pass], schedule: Schedule, peak: int) -> Planned:
-        """A captured program with the chosen rewrites, in a given order.
+    def followed(self, item: Planned, schedule: Schedule, peak: int) -> Planned:
+        """A program that was rewritten as far as the plan, in a given order; not proved yet.
 
         Raises:
             ScheduleError: the order is none of this program's.
         """
-        rewrite = PassManager(chosen, self._verify, record=True, room=self._room)
-        before, proved = rewrite.run(item.program, item.records)
-        before = self.stages.marked(before)
-        costs = self.memory(before)[0]
-        names = {entry.name for entry in chosen}
-        rest = unused([record for record in other.records if record.name not in names]) if other is not item else ()
-        records = [*item.records, *rest, *proved]
 
         def follow(program: Program, schedule: Schedule) -> tuple[Program, Timeline]:
-            steps = [Checkpoint(costs=costs, schedule=schedule), *self.stages.late]
-            finished, late = PassManager(steps, self._verify, record=True, room=self._room).run(program, records)
-            records.extend(late)
-            return finished, self.memory(finished)[1]
+            steps = [Checkpoint(costs=item.costs, schedule=schedule)]
+            return self.finished(PassManager(steps, False).run(program)[0])
 
-        choice = choice_of(before, costs, schedule, peak, follow)
-        return dataclasses.replace(
-            item,
-            before=before,
-            program=choice.program,
-            timeline=choice.timeline,
-            records=tuple(records),
-            costs=costs,
-            choice=choice,
-        )
+        choice = choice_of(item.before, item.costs, schedule, peak, follow)
+        return dataclasses.replace(item, program=choice.program, timeline=choice.timeline, choice=choice)
 
     def _captured(self, source: Program) -> Planned:
-        """A training program after the rewrites that come before the plan."""
+        """A training program after the rewrites that come before the plan, not proved yet."""
         stage("rewriting the step, measuring its operators")
-        early = self._kept.of(self.stages.early)
-        program, records = PassManager(early, self._verify, record=True, room=self._room).run(source)
+        program, records = PassManager(self._kept.of(self.stages.early), False).run(source)
         program = self.stages.marked(self.stages.arranged(self._table.placed(program)))
         costs, line = self.memory(program)
         return Planned(source, program, program, line, line, records, costs)
@@ -116,34 +98,47 @@ class StepGraphs:
         return costs, timeline(program, workspace(program, costs))
 
     def recorded(self, planned: Sequence[Planned], lowered: Sequence[Planned], chosen: Sequence[Pass]) -> list[Planned]:
-        """The planned graphs with the records of all their passes, of rewrites that were not chosen too."""
+        """The graphs with the records of all their passes, proved; of rewrites that were not chosen, too.
+
+        Args:
+            planned: the captured graphs, planned or as they are after the rewrites that were chosen.
+            lowered: the same after all rewrites that were looked at.
+            chosen: which of these were.
+        """
         asked = (*planned, *lowered, *chosen)
         if len(asked) != len(self._asked) or any(map(operator.is_not, asked, self._asked)):
             stage("proving the rewrites")
-            records = self.records_before(lowered, chosen)
             self._recorded = [
-                self._with_late_records(dataclasses.replace(item, records=found))
-                for item, found in zip(planned, records, strict=True)
+                self._with_late_records(dataclasses.replace(item, records=records))
+                for item, records in zip(planned, self._records_before(lowered, chosen), strict=True)
             ]
             self._asked = asked
         return list(self._recorded)
 
-    def records_before(self, lowered: Sequence[Planned], chosen: Sequence[Pass]) -> list[tuple[PassRecord, ...]]:
+    def _records_before(self, lowered: Sequence[Planned], chosen: Sequence[Pass]) -> list[tuple[PassRecord, ...]]:
         """Per graph, the records of all passes before the plan, those that were not chosen too."""
-        result = []
+        once: dict[Program, tuple[PassRecord, ...]] = {}
         names = {item.name for item in chosen}
+        result = []
         for before, after in zip(self.captured, lowered, strict=True):
-            manager = PassManager(self._kept.of(chosen), self._verify, record=True, room=self._room)
-            proved = manager.run(before.program, before.records)[1]
-            rest = unused([record for record in after.records if record.name not in names])
-            result.append((*before.records, *rest, *proved))
+            if before.source not in once:
+                once[before.source] = self._proving(self.stages.early).run(before.source)[1]
+            early = once[before.source]
+            proved = self._proving(chosen).run(before.program, early)[1]
+            others = () if after is before else after.records
+            rest = unused([record for record in others if record.name not in names])
+            result.append((*early, *rest, *proved))
         return result
 
     def _with_late_records(self, planned: Planned) -> Planned:
         """Run the chosen plan once more through the pass manager, for its records and its evidence."""
-        assert planned.choice is not None
+        if planned.choice is None:
+            return planned
         checkpoint = Checkpoint(costs=planned.costs, schedule=planned.choice.plan.schedule)
-        late = self._kept.of(self.stages.late)
-        manager = PassManager([checkpoint, *late], self._verify, record=True, room=self._room)
+        manager = self._proving(self.stages.late, checkpoint)
         program, records = manager.run(planned.before, planned.records)
         return dataclasses.replace(planned, program=program, records=(*planned.records, *records))
+
+    def _proving(self, passes: Sequence[Pass], *first: Pass) -> PassManager:
+        """What proves these passes and puts them on record; what they made of a program is not made again."""
+        return PassManager([*first, *self._kept.of(passes)], self._verify, record=True, room=self._room)

@@ -99,7 +99,8 @@ class StepSearch:
         """What was chosen, with the records of all its passes, proved."""
         if found.proved:
             return found
-        every = self._option(self.stages.lowering).items
+        searched = any(item.choice is not None for item in found.planned)
+        every = self._option(self.stages.lowering).items if searched or found.lowering else self.captured
         return dataclasses.replace(
             found, planned=self._graphs.recorded(found.planned, every, found.lowering), proved=True
         )
@@ -196,23 +197,15 @@ class StepSearch:
         """The graphs with these of the rewrites that lower the floor, not proved yet, and with nothing recomputed."""
         return self._option(chosen).items
 
-    def proved(self, chosen: Sequence[Pass]) -> list[Planned]:
-        """What `unplanned` gives, with the records of all rewrites, proved."""
-        stage("proving the rewrites")
-        items, lowered = self.unplanned(chosen), self._option(self.stages.lowering).items
-        records = self._graphs.records_before(lowered, chosen)
-        return [dataclasses.replace(item, records=found) for item, found in zip(items, records, strict=True)]
-
     def settled(self, stored: StoredPlan, room: int | None) -> Found | None:
         """The step with a plan that was found before; None where it is not one for these graphs, or not within room."""
         chosen = self.stages.called(stored.lowering)
         if chosen is None or len(stored.schedules) != len(self.captured):
             return None
-        rest = self._option(self.stages.lowering).items if chosen != self.stages.lowering else self.captured
         planned = []
         try:
-            for item, other, schedule, peak in zip(self.captured, rest, stored.schedules, stored.peaks, strict=True):
-                planned.append(self.attempt(self._graphs.followed(item, other, chosen, schedule, peak)))
+            for item, schedule, peak in zip(self._option(chosen).items, stored.schedules, stored.peaks, strict=True):
+                planned.append(self.attempt(self._graphs.followed(item, schedule, peak)))
         except ScheduleError as error:
             log.info("a stored plan is not used: %s", error)
             return None
@@ -254,7 +247,7 @@ class StepSearch:
         planned, step = self._plan_within(_Option(option.items, chosen, planner), room)
         if not step.feasible or (room is not None and measured_peak(planned, 0) > room):
             return None
-        return Found(planned, step, chosen, proved=False)
+        return Found(planned, step, chosen)
 
     def _searched(self, room: int | None) -> Found:
         self.searches += 1
@@ -273,7 +266,7 @@ class StepSearch:
         used = options[1].passes
         if not used:
             planned, step = self._plan_within(options[0], room)
-            return Found(planned, step, (), proved=False)
+            return Found(planned, step, ())
         without = beside(used)
         with Searches() as searches:
             self._begin(searches, options, _FIRST)
@@ -297,7 +290,7 @@ class StepSearch:
             planned, step = self._plan_within(options[index], room)
         chosen = options[index].passes
         others = [plan for number, plan in enumerate(plans) if number != index]
-        return Found(planned, joined(step, others), chosen, proved=False)
+        return Found(planned, joined(step, others), chosen)
 
     # -- one option ----------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import torch
 import memopt
 from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import timeline
+from memopt.pass_manager import PassManager
 from memopt.passes.chunk_loss import ChunkLoss
 from memopt.solve.schedule import Schedule, ScheduleError
 from memopt.step.graphs import StepGraphs
@@ -58,11 +59,23 @@ def test_a_further_rewrite_is_recorded_alone_and_leaves_the_captured_graph_as_it
 def test_the_record_names_all_passes_and_says_which_were_not_used():
     all_graphs = graphs(program())
     lowered = [all_graphs.rewritten(all_graphs.captured[0], [ChunkLoss()])]
-    (without,) = all_graphs.records_before(lowered, ())
-    assert [record.name for record in without] == [p.name for p in stages_of(memopt.TRAINING).early] + ["chunk_loss"]
-    assert not without[-1].changes and "not used" in without[-1].refusals[-1].reason
-    (used,) = all_graphs.records_before(lowered, [ChunkLoss()])
-    assert [record.name for record in used] == [record.name for record in without] and used[-1].changes
+    (without,) = all_graphs.recorded(all_graphs.captured, lowered, ())
+    names = [record.name for record in without.records]
+    assert names == [p.name for p in stages_of(memopt.TRAINING).early] + ["chunk_loss"]
+    assert not without.records[-1].changes and "not used" in without.records[-1].refusals[-1].reason
+    (used,) = all_graphs.recorded(lowered, lowered, [ChunkLoss()])
+    assert [record.name for record in used.records] == names and used.records[-1].changes
+    (alone,) = all_graphs.recorded(all_graphs.captured, all_graphs.captured, ())
+    assert [record.name for record in alone.records] == names[:-1], "others were not looked at"
+
+
+def test_graphs_are_put_on_record_when_they_are_proved_and_not_before(monkeypatch):
+    all_graphs = graphs(program())
+    assert all(record.after is None for record in all_graphs.captured[0].records)
+    (proved,) = all_graphs.recorded(all_graphs.captured, all_graphs.captured, ())
+    assert all(record.before is not None and record.after is not None for record in proved.records)
+    monkeypatch.setattr(PassManager, "run", lambda *_: pytest.fail("done before"))
+    assert all_graphs.recorded(all_graphs.captured, all_graphs.captured, ()) == [proved]
 
 
 def test_a_plan_that_was_found_before_gives_the_same_graph_and_the_same_records():
@@ -71,9 +84,10 @@ def test_a_plan_that_was_found_before_gives_the_same_graph_and_the_same_records(
     all_graphs = graphs(program())
     (captured,) = all_graphs.captured
     chosen = [item for item in stages_of(memopt.TRAINING).lowering if record_of(planned, item.name).changes]
-    other = all_graphs.rewritten(captured, stages_of(memopt.TRAINING).lowering)
+    lowered = all_graphs.rewritten(captured, stages_of(memopt.TRAINING).lowering)
+    item = all_graphs.rewritten(captured, chosen) if chosen else captured
     plan = planned.choice.plan
-    again = all_graphs.followed(captured, other, chosen, plan.schedule, plan.peak_bytes)
+    (again,) = all_graphs.recorded([all_graphs.followed(item, plan.schedule, plan.peak_bytes)], [lowered], chosen)
     assert str(again.program.graph) == str(planned.program.graph)
     assert again.timeline.peak_bytes == planned.timeline.peak_bytes
     # Rewrites that were not chosen come first in both, then those that were.
@@ -90,7 +104,7 @@ def test_an_order_of_another_graph_is_refused(steps):
     all_graphs = graphs(program(64))
     (captured,) = all_graphs.captured
     with pytest.raises(ScheduleError) as caught:
-        all_graphs.followed(captured, captured, (), Schedule(steps, len(steps)), 0)
+        all_graphs.followed(captured, Schedule(steps, len(steps)), 0)
     assert "\n" not in str(caught.value)
 
 
