@@ -39,7 +39,7 @@ from memopt.inductor.kernel_sources import KernelSources
 log = logging.getLogger("memopt")
 
 # Code of fewer nodes is generated before the copy would be worth its start.
-_FEW = 200
+_FEW = 80
 # A copy is given up when it takes so many times what forward took, and so many seconds.
 _PATIENCE, _START = 4.0, 10.0
 _LOOK = 0.01  # seconds between two looks at it

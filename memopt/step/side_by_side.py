@@ -19,7 +19,7 @@ from memopt.solve.recompute import Curve
 log = logging.getLogger("memopt")
 
 # A search with fewer operations ends before another process is worth its start.
-_FEW = 300
+_FEW = 100
 # A process is given up when it takes so many times what its searches were given, as a busy machine may make it, and so
 # many seconds for its start.
 _PATIENCE, _START = 4.0, 5.0
