@@ -134,6 +134,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--shares", default="0.5", help="budgets, as shares of torch.compile's own peak")
+    parser.add_argument("--caches", default="empty,full", help="of each row: once with empty ones, or again as well")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--budget-bytes", type=int, help=argparse.SUPPRESS)
@@ -146,7 +147,7 @@ def main() -> int:
     base: int | None = None
     for name in ("compile", *(f"memopt:{share}" for share in given.shares.split(","))):
         with tempfile.TemporaryDirectory() as caches:
-            for cache in ("empty", "full"):
+            for cache in given.caches.split(","):
                 share = name.partition(":")[2]
                 budget = None if not share or base is None else int(float(share) * base)
                 row = run_row(given, name, Path(caches), budget)

@@ -77,18 +77,19 @@ def first_step_table(result: dict[str, Any]) -> str:
     lines = [
         f"{_title(result)}; {result['machine']}, {result['cores']} cores, torch {result['torch']}:",
         "",
-        "| | caches | first step | fastest step | allocated | longest phases |",
+        "| | caches | budget | first step | fastest step | longest phases |",
         "|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:
         if "error" in row:
-            lines.append(f"| {row['row']} | {row['cache']} | {row['error']} | | | |")
+            lines.append(f"| {row['row']} | {row['cache']} | | {row['error']} | | |")
             continue
+        budget = f"{row['budget_bytes'] / 1e6:,.0f} MB" if "budget_bytes" in row else ""
         longest = sorted(row.get("phases", {}).items(), key=lambda phase: -phase[1])[:_LONGEST]
         phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in longest)
         lines.append(
-            f"| {row['row']} | {row['cache']} | {row['first_step_seconds']:.1f} s | {row['seconds'] * 1e3:,.1f} ms "
-            f"| {row['peak_bytes'] / 1e6:,.0f} MB | {phases} |"
+            f"| {row['row']} | {row['cache']} | {budget} | {row['first_step_seconds']:.1f} s "
+            f"| {row['seconds'] * 1e3:,.1f} ms | {phases} |"
         )
     return "\n".join(lines) + "\n"
 
