@@ -85,12 +85,16 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
 
 
 def _counted(run: Callable[..., Any], collected: list[Program], first: int) -> Callable[..., Any]:
-    """`run`, which lists the programs collected since `first` as often as it is called: blocks share code."""
+    """`run`, which lists the programs collected since `first` as often as a step calls it: blocks share code.
+
+    While Dynamo is tracing it is no step that does: DDP's buckets are compiled by calling one for the next.
+    """
     programs = collected[first:]
     del collected[first:]
 
     def counted(*args: Any) -> Any:
-        collected.extend(programs)
+        if torch._guards.TracingContext.try_get() is None:
+            collected.extend(programs)
         return run(*args)
 
     return counted

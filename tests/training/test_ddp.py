@@ -98,8 +98,7 @@ def test_gradients_equal_and_the_buckets_are_inside(around, view, tmp_path):
         assert found["predicted"] == pytest.approx(found["peak"], rel=0.03)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("around", ["ddp", "memopt"])
+@pytest.mark.parametrize("around", ["ddp", pytest.param("memopt", marks=pytest.mark.slow)])
 def test_several_buckets_are_several_graphs_in_one_budget(around, tmp_path):
     for found in run_two(tmp_path, around, "own", "320"):
         assert found["graphs"] == 2
