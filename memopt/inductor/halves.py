@@ -186,10 +186,13 @@ class Halves:
                 values[name] if name in values else torch.empty_like(fake) if isinstance(fake, torch.Tensor) else fake
                 for name, fake in backward.inputs
             ]
+        # AOTAutograd's own backward, which calls this one, holds on to what it was given.
+        tangents = [value for (name, _), value in zip(backward.inputs, arguments, strict=True) if name not in values]
         del values
         meter.add(arguments)
         meter.mark()
         gradients = replay(backward.wrapper, arguments, mode, meter)
+        del tangents
         end = meter.live
         kinds = {entry.name: entry.kind for entry in program.inputs}
         passed_on = [

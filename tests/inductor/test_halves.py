@@ -86,6 +86,17 @@ def test_what_the_halves_take_above_what_is_resident():
     assert found.left == 3 * KIB  # both gradients and the result
 
 
+def test_what_backward_is_given_is_held_until_its_end():
+    """Whoever calls the generated code has the gradients of forward's results, whatever the code lets go of."""
+    late = halves()
+    source = BACKWARD.replace("    del tangent\n", "").replace("    del saved\n", "    del saved\n    del tangent\n")
+    source = source.replace("dx = empty_strided_cpu((256,), (1,)", "dx = empty_strided_cpu((1024,), (1,)")
+    late.backward.wrapper = Wrapper(source, {"float32": torch.float32})
+    found = late.peaks(program(InputKind.BUFFER), nothing)
+    assert found.backward == 7 * KIB  # the result, the tangent and both gradients
+    assert found.left == 6 * KIB
+
+
 @pytest.mark.parametrize("updates", [0, 1])
 def test_what_is_saved_is_not_held_where_an_input_has_no_gradient(updates):
     given, none = program(InputKind.BUFFER), Output(OutputKind.USER)
