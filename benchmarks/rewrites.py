@@ -33,7 +33,7 @@ from memopt.step.choice import beside
 from memopt.step.graphs import StepGraphs
 from memopt.step.planned import Planned
 from memopt.step.search import StepSearch
-from memopt.step.stages import stages_of
+from memopt.step.stages import judged, stages_of
 from memopt.tracing import collect
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -55,7 +55,7 @@ def search_of(model: torch.nn.Module, inputs: Mapping[str, torch.Tensor], table:
         resident=Resident(),
         table=table,
     )
-    stages = stages_of(memopt.TRAINING, InductorFusion(table), JudgedByCost(table))
+    stages = stages_of(judged(memopt.TRAINING, JudgedByCost(table)), InductorFusion(table))
     graphs = StepGraphs(list(collect(model, (), inputs, session)), stages, verify=False, table=table)
     return StepSearch(graphs, attempt=lambda planned: planned, seconds=1.0)
 

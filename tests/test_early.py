@@ -237,6 +237,7 @@ def test_what_a_graph_holds_is_given_back_with_the_compiled_model(replays, monke
     monkeypatch.setattr(cuda_graph.Replay, "release", lambda self: released.append(self) or release(self))
     model, x = Plain().eval(), torch.randn(2, 4)
     compiled = steady(model, x)
+    gc.collect()  # what others left behind
     released.clear()
     if moved:
         compiled.double()

@@ -186,13 +186,14 @@ class Halves:
                 values[name] if name in values else torch.empty_like(fake) if isinstance(fake, torch.Tensor) else fake
                 for name, fake in backward.inputs
             ]
-        # AOTAutograd's own backward, which calls this one, holds on to what it was given.
-        tangents = [value for (name, _), value in zip(backward.inputs, arguments, strict=True) if name not in values]
-        del values
+        # A loss is a root of backward: the engine holds its gradient to the end, whatever the code lets go of.
+        given = [value for (name, _), value in zip(backward.inputs, arguments, strict=True) if name not in values]
+        roots = [value for value in given if isinstance(value, torch.Tensor) and value.numel() == 1]
+        del values, given
         meter.add(arguments)
         meter.mark()
         gradients = replay(backward.wrapper, arguments, mode, meter)
-        del tangents
+        del roots
         end = meter.live
         kinds = {entry.name: entry.kind for entry in program.inputs}
         passed_on = [
