@@ -19,15 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-SIZES: dict[str, dict[str, int]] = {
-    "gpt2_medium": {"batch": 16, "sequence": 1024},
-    "llama_1b": {"batch": 4, "sequence": 2048},
-    "unet": {"batch": 8, "resolution": 512},
-    "bert_large": {"batch": 32, "sequence": 512},
-    "resnet152": {"batch": 128, "resolution": 224},
-}
-ALLOCATOR = "expandable_segments:True"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.training import SIZES
+from memopt.comparison.pool import ALLOCATOR
 
 # -- one row, in a process of its own ---------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from memopt.inductor.ahead import Ahead, BegunError, lays_out
 from memopt.inductor.lines import with_lines
 from memopt.inductor.offload import waiting
 from memopt.inductor.replay import Meter, ReplayError, Workspace, Wrapper, replay
+from memopt.memory.timeline import is_of_a_loss
 from memopt.phases import phase
 from memopt.program import InputKind, OutputKind, Program
 from memopt.recording.guide import FIRST, Guide
@@ -186,9 +187,8 @@ class Halves:
                 values[name] if name in values else torch.empty_like(fake) if isinstance(fake, torch.Tensor) else fake
                 for name, fake in backward.inputs
             ]
-        # A loss is a root of backward: the engine holds its gradient to the end, whatever the code lets go of.
         given = [value for (name, _), value in zip(backward.inputs, arguments, strict=True) if name not in values]
-        roots = [value for value in given if isinstance(value, torch.Tensor) and value.numel() == 1]
+        roots = [value for value in given if isinstance(value, torch.Tensor) and is_of_a_loss(value)]
         del values, given
         meter.add(arguments)
         meter.mark()

@@ -6,6 +6,7 @@ import dataclasses
 import operator
 from collections.abc import Mapping
 
+import torch
 from torch import fx
 
 from memopt.memory.aliasing import Aliasing, analyse, owner
@@ -57,6 +58,11 @@ class Lifetimes:
     held: frozenset[int]
 
 
+def is_of_a_loss(tangent: torch.Tensor) -> bool:
+    """Whether a tangent is the gradient of a loss: a root of backward, which the engine holds to its end."""
+    return tangent.numel() == 1
+
+
 def lifetimes(program: Program, aliasing: Aliasing) -> Lifetimes:
     """Compute the half-open span [first, last + 1) of steps of every storage that is not resident."""
     steps = [node for node in program.calls if node.target is not operator.getitem]
@@ -71,8 +77,8 @@ def lifetimes(program: Program, aliasing: Aliasing) -> Lifetimes:
         if node.op == "placeholder":
             if node.name in tangents:  # they appear where backward starts, and die with their last use
                 uses = [position[owner(user)] for user in node.users if user.op == "call_function"]
-                if all(tensor.numel() == 1 for tensor in tensors_of(node)):
-                    uses.append(len(steps) - 1)  # a loss is a root of backward: the engine holds its gradient
+                if all(map(is_of_a_loss, tensors_of(node))):
+                    uses.append(len(steps) - 1)
                 for index in indices:
                     first.setdefault(index, forward)
                     last[index] = max([forward, last.get(index, forward), *uses])

@@ -53,6 +53,7 @@ class StepGraphs:
         self._kept = KeptPasses() if kept is None else kept
         self._asked: tuple[object, ...] = ()  # what `recorded` was asked last, and told
         self._recorded: list[Planned] = []
+        self._early: dict[Program, tuple[PassRecord, ...]] = {}  # by captured program, of the early passes, proved
         once = {program: self._captured(program) for program in dict.fromkeys(programs)}  # blocks may share a graph
         self.captured = [once[program] for program in programs]
 
@@ -62,12 +63,7 @@ class StepGraphs:
         Raises:
             ScheduleError: the order is none of this program's.
         """
-
-        def follow(program: Program, schedule: Schedule) -> tuple[Program, Timeline]:
-            steps = [Checkpoint(costs=item.costs, schedule=schedule)]
-            return self.finished(PassManager(steps, False).run(program)[0])
-
-        choice = choice_of(item.before, item.costs, schedule, peak, follow)
+        choice = choice_of(item.before, item.costs, schedule, peak, self.finished)
         return dataclasses.replace(item, program=choice.program, timeline=choice.timeline, choice=choice)
 
     def _captured(self, source: Program) -> Planned:
@@ -117,13 +113,12 @@ class StepGraphs:
 
     def _records_before(self, lowered: Sequence[Planned], chosen: Sequence[Pass]) -> list[tuple[PassRecord, ...]]:
         """Per graph, the records of all passes before the plan, those that were not chosen too."""
-        once: dict[Program, tuple[PassRecord, ...]] = {}
         names = {item.name for item in chosen}
         result = []
         for before, after in zip(self.captured, lowered, strict=True):
-            if before.source not in once:
-                once[before.source] = self._proving(self.stages.early).run(before.source)[1]
-            early = once[before.source]
+            if before.source not in self._early:
+                self._early[before.source] = self._proving(self.stages.early).run(before.source)[1]
+            early = self._early[before.source]
             proved = self._proving(chosen).run(before.program, early)[1]
             others = () if after is before else after.records
             rest = unused([record for record in others if record.name not in names])

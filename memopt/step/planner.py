@@ -117,7 +117,7 @@ class StepPlan:
     curve: tuple[CurvePoint, ...] = ()
 
 
-def choice_of(program: Program, cost: Mapping[str, Cost], schedule: Schedule, peak: int, finish: Apply) -> Choice:
+def choice_of(program: Program, cost: Mapping[str, Cost], schedule: Schedule, peak: int, finish: Finish) -> Choice:
     """The plan of one graph that follows a schedule found elsewhere.
 
     Args:
@@ -125,7 +125,7 @@ def choice_of(program: Program, cost: Mapping[str, Cost], schedule: Schedule, pe
         cost: seconds and workspace by node name.
         schedule: an order of execution, by numbers of the program's operations.
         peak: bytes that the schedule claims to peak at.
-        finish: applies the schedule and all that follows; returns the finished program and its memory.
+        finish: what happens to the planned program afterwards, and the resulting timeline.
 
     Raises:
         ScheduleError: the schedule is none of this program's, or peaks elsewhere.
@@ -134,12 +134,11 @@ def choice_of(program: Program, cost: Mapping[str, Cost], schedule: Schedule, pe
     check(lowering.problem, schedule, peak)
     seconds = simulate(lowering.problem, schedule).seconds
     plan = Plan(schedule, peak, seconds, seconds - lowering.problem.base_seconds, peak, True)
-    finished, line = finish(program, schedule)
+    finished, line = finish(apply_schedule(program, lowering, schedule))
     return Choice(lowering, plan, Curve((plan,)), finished, line)
 
 
 Finish = Callable[[Program], tuple[Program, Timeline]]
-Apply = Callable[[Program, Schedule], tuple[Program, Timeline]]
 
 
 def lowerings_of(programs: Sequence[Program], costs: Sequence[Mapping[str, Cost]]) -> list[Lowering]:
