@@ -51,3 +51,9 @@ def collect() -> None:
     gc.collect()
     if _once:
         gc.freeze()
+
+
+def collect_early() -> None:
+    """Look for garbage now, while there is time, where `collect` will have to look at less for it."""
+    if _once:
+        collect()

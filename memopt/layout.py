@@ -238,6 +238,7 @@ class JudgedByCost:
         old, new = ({node.name: node for node in self._table.placed(item).calls} for item in (before, after))
         changed = [name for name, node in new.items() if name not in old or key_of(node) != key_of(old[name])]
         nodes = [(old.get(name), new[name]) for name in changed]
+        self._table.learn([node for pair in nodes for node in pair if node is not None])
         taken = [sum(times) for times in zip(*(self._seconds(*pair) for pair in nodes), strict=True)] or [0.0, 0.0]
         if taken[1] < (1 - _WORTH) * taken[0]:
             return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -133,27 +134,17 @@ class Halves:
         ends = ends_of(names, forward.outputs, [name for name, _ in backward.inputs], fixed, gradients)
         if ends is None:
             return None
-        step = RecordedStep(modules[0].call, modules[1].call, ends, pool, self._guide(modules[0], modules[1]))
+        codes = [(half.wrapper, module) for half, module in ((forward, modules[0]), (backward, modules[1]))]
+        step = RecordedStep(modules[0].call, modules[1].call, ends, pool, functools.partial(_guide, *codes))
         forward.instead, backward.instead = step.forward, step.backward
         return step
-
-    def _guide(self, forward: ModuleType, backward: ModuleType) -> Guide | None:
-        """The same code, as it tells its lines; None where it cannot."""
-        guide = Guide()
-        if self.forward is None or self.backward is None or not self.forward.wrapper or not self.backward.wrapper:
-            return None
-        first = with_lines(self.forward.wrapper.source, forward, guide.before, FIRST)
-        second = None if first is None else with_lines(self.backward.wrapper.source, backward, guide.before, first[1])
-        if first is None or second is None:
-            return None
-        guide.forward, guide.backward = first[0], second[0]
-        return guide
 
     def follow_forward(self, workspace: Workspace) -> None:
         """Follow forward's code before that of backward is there: `peaks` goes on from its end, with this workspace."""
         if self.forward is not None and self.forward.wrapper is not None:
             with contextlib.suppress(ReplayError):
                 self._followed = _followed(self.forward, self.forward.wrapper, workspace)
+                self._followed.meter.settle()
 
     def peaks(self, program: Program, workspace: Workspace) -> GraphPeaks:
         """What the generated code takes, in bytes above what is resident.
@@ -204,6 +195,19 @@ class Halves:
         left = end - sum({v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in passed_on}.values())
         del held
         return GraphPeaks(forward=peak_forward, backward=meter.peak, saved=saved, left=max(0, left))
+
+
+def _guide(forward: tuple[Wrapper | None, ModuleType], backward: tuple[Wrapper | None, ModuleType]) -> Guide | None:
+    """Code that does the same as each module's, and tells its lines; None where it cannot."""
+    guide = Guide()
+    if forward[0] is None or backward[0] is None:
+        return None
+    first = with_lines(forward[0].source, forward[1], guide.before, FIRST)
+    second = None if first is None else with_lines(backward[0].source, backward[1], guide.before, first[1])
+    if first is None or second is None:
+        return None
+    guide.forward, guide.backward = first[0], second[0]
+    return guide
 
 
 @dataclasses.dataclass

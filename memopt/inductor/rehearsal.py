@@ -14,7 +14,8 @@ from memopt.capture.dynamo import Hooks
 from memopt.errors import first_line
 from memopt.inductor.halves import Halves
 from memopt.inductor.partition import Partition, compile_training, keep_order, planned_cut
-from memopt.inductor.replay import ReplayError, measured_workspace
+from memopt.inductor.replay import ReplayError
+from memopt.inductor.workspace import MeasuredWorkspace
 from memopt.phases import phase
 
 
@@ -44,7 +45,7 @@ def rehearse(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks:
             lowered: Any = compile_training(graph_module, example_inputs, both, partition)
         assert hooks.captured is not None
         with phase("replaying code"):
-            session.emitted(hooks.captured, halves.peaks(hooks.captured, measured_workspace(session.table)))
+            session.emitted(hooks.captured, halves.peaks(hooks.captured, MeasuredWorkspace(session.table)))
     except InductorError as error:  # the graph may hold what this version of Inductor has no code for
         session.note(f"Inductor has no code for this graph: {first_line(error)}")
         return emit_training(graph_module, example_inputs, hooks)

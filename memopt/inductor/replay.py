@@ -13,17 +13,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt.host.operators import TO_HOST
 from memopt.memory.rounding import allocated_bytes
-from memopt.patterns.product_sums import ADD_PRODUCT, ADD_PRODUCT_INTO
 
-# Bytes that a call takes beyond its results, by operator, positional and keyword arguments, and results.
-Workspace = Callable[[Any, Sequence[Any], Mapping[str, Any], Any], int]
+# Bytes that a call takes beyond its results, by operator, positional and keyword arguments, and results; or what tells
+# them once the code was followed.
+Workspace = Callable[[Any, Sequence[Any], Mapping[str, Any], Any], int | Callable[[], int]]
 
 
 class ReplayError(RuntimeError):
@@ -48,18 +47,29 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         live: bytes now.
-        peak: the most bytes since `mark` was called, operators' workspace included.
     """
 
     def __init__(self, workspace: Workspace | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.live = self.peak = 0
+        self.live = self._peak = 0
         self._known: dict[int, int] = {}
         self._workspace = workspace
+        self._told_later: list[tuple[int, Callable[[], int]]] = []  # calls, with the bytes that were alive at each
+
+    @property
+    def peak(self) -> int:
+        """The most bytes since `mark` was called, operators' workspace included."""
+        self.settle()
+        return self._peak
+
+    def settle(self) -> None:
+        """Ask for what was to be told later."""
+        told, self._told_later = self._told_later, []
+        self._peak = max(self._peak, *(live + workspace() for live, workspace in told), 0)
 
     def mark(self) -> None:
         """Forget the peak so far."""
-        self.peak = self.live
+        self._peak, self._told_later = self.live, []
 
     def ignore(self, values: Any) -> None:
         """Leave the storages of these tensors out of the count: they are there already."""
@@ -75,7 +85,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._known[key] = 0 if on_host else allocated_bytes(storage.nbytes(), leaf.device)
                 self.live += self._known[key]
                 weakref.finalize(storage, self._drop, key)
-        self.peak = max(self.peak, self.live)
+        self._peak = max(self._peak, self.live)
 
     def _drop(self, key: int) -> None:
         self.live -= self._known.pop(key)
@@ -89,8 +99,13 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Count what an operator takes while it runs, beyond its results."""
-        if self._workspace is not None:
-            self.peak = max(self.peak, self.live + self._workspace(func, args, kwargs, result))
+        if self._workspace is None:
+            return
+        taken = self._workspace(func, args, kwargs, result)
+        if isinstance(taken, int):
+            self._peak = max(self._peak, self.live + taken)
+        else:
+            self._told_later.append((self.live, taken))
 
 
 def replay(wrapper: Wrapper, arguments: list[Any], mode: FakeTensorMode, meter: Meter) -> list[Any]:
@@ -204,34 +219,3 @@ _STUBS: dict[str, Any] = {
 
 def _tensors(values: Any) -> Iterable[torch.Tensor]:
     return (leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, FakeTensor))
-
-
-def measured_workspace(table: Any) -> Workspace:
-    """What calls of generated code take beyond their results, from the table of measured operators."""
-
-    def find(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
-        if target is ADD_PRODUCT_INTO:
-            target, result = ADD_PRODUCT, args[0]
-        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
-            return 0
-        graph = fx.Graph()
-        nodes: dict[int, fx.Node] = {}
-
-        def stand_in(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            if id(value) not in nodes:
-                nodes[id(value)] = graph.placeholder(f"x{len(nodes)}")
-                nodes[id(value)].meta["val"] = value
-            return nodes[id(value)]
-
-        given = pytree.tree_map(stand_in, (tuple(args), dict(kwargs)))
-        node = graph.call_function(target, *given)
-        node.meta["val"] = result
-        with unset_fake_temporarily(), torch.no_grad():
-            taken = int(table.measure(node))
-        for node in graph.nodes:
-            node.meta.clear()  # nodes are in cycles: the tensors must die when the generated code lets go of them
-        return taken
-
-    return find

@@ -15,15 +15,17 @@ from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks, outside_tracing
 from memopt.capture.joint import Halved
 from memopt.errors import first_line
+from memopt.garbage import collect_early
 from memopt.host.buffers import keep_for
 from memopt.inductor.ahead import Ahead
 from memopt.inductor.halves import Halves
 from memopt.inductor.own_cut import OwnCut
 from memopt.inductor.partition import Partition, compile_training, free_at_once, keep_order
 from memopt.inductor.plans import KnownPlan, Plans
-from memopt.inductor.replay import ReplayError, measured_workspace
+from memopt.inductor.replay import ReplayError
 from memopt.inductor.settled import Settled, SettledSteps, key_of
 from memopt.inductor.trace import Trace
+from memopt.inductor.workspace import MeasuredWorkspace
 from memopt.phases import phase
 from memopt.program import Program
 from memopt.step.corrections import corrected
@@ -227,7 +229,7 @@ class Training:
         settled = Settled(session.search, tuple(item.key for item in session.lowering), correction)
         try:
             with phase("replaying code"):
-                peaks = halves.peaks(captured, measured_workspace(session.table))
+                peaks = halves.peaks(captured, MeasuredWorkspace(session.table))
         except ReplayError as error:
             session.note(f"the peak of the generated code is not known: {error}")
             return None if session.limit_bytes else _Attempt(run, halves, None, settled)  # it cannot be promised
@@ -248,7 +250,10 @@ class Training:
         """Do what there will be to do while backward's code is generated elsewhere."""
         with outside_tracing(), contextlib.suppress(Exception):  # what fails now fails when it is its turn
             self.session.prepare()
-            halves.follow_forward(measured_workspace(self.session.table))
+            halves.follow_forward(MeasuredWorkspace(self.session.table))
+            if halves.forward is not None and self.session.resident.device.type == "cuda":
+                halves.forward.load()
+                collect_early()  # a step that is tried needs memory that garbage may hold
 
     def _again(self) -> _Attempt:
         """The attempt that was made with the plan that was found now, too, or with one that is as good."""

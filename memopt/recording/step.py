@@ -97,7 +97,14 @@ class RecordedStep:
         reason: why nothing is recorded any more; empty as long as it may be.
     """
 
-    def __init__(self, forward: Call, backward: Call, ends: Ends, pool: Pool, guide: Guide | None = None) -> None:
+    def __init__(
+        self,
+        forward: Call,
+        backward: Call,
+        ends: Ends,
+        pool: Pool,
+        guided: Callable[[], Guide | None] = lambda: None,
+    ) -> None:
         """Take the generated code of both halves; each empties its list of arguments.
 
         Args:
@@ -105,13 +112,18 @@ class RecordedStep:
             backward: takes what was saved, and tangents.
             ends: which is which.
             pool: where they are recorded.
-            guide: runs the same code for a recording.
+            guided: makes what runs the same code for a recording, where it is known how; called once there is to be one.
         """
         self._forward, self._backward, self._ends, self._pool = forward, backward, ends, pool
-        self.guide: Any = guide
+        self._guided = guided
         self._started = False
         self.reason = ""
         self.forget()
+
+    @functools.cached_property
+    def guide(self) -> Any:
+        """What runs the same code for a recording; None where that is not known."""
+        return self._guided()
 
     def start(self) -> None:
         """Record the halves from now on."""
@@ -142,8 +154,9 @@ class RecordedStep:
 
     def forget(self) -> None:
         """Forget what was recorded; the next step is recorded anew."""
-        if self.guide is not None:
-            self.guide.stop()
+        guide = vars(self).get("guide")  # not made to be stopped
+        if guide is not None:
+            guide.stop()
         self._inputs: list[Any] = []  # in the recordings' memory, seen without holding it, but for what is fixed
         self._kept: list[int] = []  # which of them are read where they lie
         self._copied: list[int] = []  # the others

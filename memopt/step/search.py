@@ -262,13 +262,17 @@ class StepSearch:
 
     def _chosen(self, room: int | None) -> Found | None:
         """The best plan of all options; None where a brief search finds none."""
-        options = [self._option(()), self._option(self.stages.lowering)]
-        used = options[1].passes
-        if not used:
-            planned, step = self._plan_within(options[0], room)
-            return Found(planned, step, ())
-        without = beside(used)
+        plain = self._option(())
         with Searches() as searches:
+            if self._brief:  # it is searched while the rewrites are made
+                self._begin(searches, [plain], _FIRST)
+            options = [plain, self._option(self.stages.lowering)]
+            used = options[1].passes
+            if not used:
+                self._planners(searches, [plain], 1.0)
+                planned, step = self._plan_within(plain, room)
+                return Found(planned, step, ())
+            without = beside(used)
             self._begin(searches, options, _FIRST)
             if searches.more(len(without)):  # begun now, they take no time of their own
                 self._begin(searches, [self._option(passes) for passes in without], _FURTHER)

@@ -53,9 +53,9 @@ def off(monkeypatch, seed):
     """Have times as of a clock that is off by up to 30 times either way, for each operator by a factor of its own."""
     look_up = CostTable._look_up
 
-    def wrong(table, nodes):
-        found, scaled = look_up(table, nodes), {}
-        for node in nodes:
+    def wrong(table, nodes, **options):
+        found, scaled = look_up(table, nodes, **options), {}
+        for node in (node for node in nodes if node.name in found):
             factor = math.exp(random.Random(f"{seed} {key_of(node)}").uniform(-3.4, 3.4))
             scaled[node.name] = dataclasses.replace(found[node.name], seconds=factor * found[node.name].seconds)
         return scaled

@@ -86,6 +86,18 @@ class CostTable:
         """Return what one call node takes, running it if the table has no equal one."""
         return self._look_up([node])[node.name]
 
+    def known(self, node: fx.Node) -> OperatorCost | None:
+        """Return what one call node takes, without running it: None where that is not known yet."""
+        return self._look_up([node], run=False).get(node.name)
+
+    def learn(self, nodes: Sequence[fx.Node]) -> None:
+        """Find out what call nodes take, be they of several programs: in one go, which takes less time than one by one.
+
+        Raises:
+            RuntimeError: a profiler is active in this thread, and something has to be run.
+        """
+        self._look_up(nodes)
+
     def measure_all(self, program: Program) -> dict[str, OperatorCost]:
         """Return what every call node takes, by name. Operators not yet known are run in one profiler session.
 
@@ -119,7 +131,8 @@ class CostTable:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _look_up(self, nodes: Sequence[fx.Node]) -> dict[str, OperatorCost]:
+    def _look_up(self, nodes: Sequence[fx.Node], *, run: bool = True) -> dict[str, OperatorCost]:
+        """What nodes take, by name; those that would have to be run are left out unless `run`."""
         places: dict[torch.device, str] = {}
         keys: dict[str, tuple[str, str]] = {}
         missing: dict[torch.device, dict[tuple[str, str], fx.Node]] = {}
@@ -139,10 +152,10 @@ class CostTable:
                 self._costs[key] = self._cost(node, place, known)
             else:
                 missing.setdefault(device, {})[key] = node
-        for device, group in missing.items():
+        for device, group in missing.items() if run else ():
             with phase("measuring operators"):
                 self._run(group, device)
-        return {name: self._costs[key] for name, key in keys.items()}
+        return {name: self._costs[key] for name, key in keys.items() if key in self._costs}
 
     def _run(self, group: dict[tuple[str, str], fx.Node], device: torch.device) -> None:
         for key, node in list(group.items()):  # another process may have left some since, while this one waited

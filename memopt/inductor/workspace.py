@@ -1,0 +1,106 @@
+"""What library calls of Inductor's generated code take beyond their results, from the table of measured operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from memopt.memory.cost.table import CostTable
+from memopt.patterns.product_sums import ADD_PRODUCT, ADD_PRODUCT_INTO
+
+aten = torch.ops.aten
+
+_MAKE_ROOM = frozenset((aten.empty.memory_format, aten.empty_strided.default))
+
+
+class MeasuredWorkspace:
+    """Tells what calls take: at once where that is known, else when it is asked for, for all such calls together."""
+
+    def __init__(self, table: CostTable) -> None:
+        """Take what knows, and measures, what operators take."""
+        self._table = table
+        self._waiting: list[fx.Node] = []
+
+    def __call__(
+        self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+    ) -> int | Callable[[], int]:
+        """Bytes that one call takes beyond its results, or what tells them later; its tensors are fake."""
+        if target is ADD_PRODUCT_INTO:
+            target, result = ADD_PRODUCT, args[0]
+        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or target in _MAKE_ROOM:
+            return 0
+        node = _called(target, args, kwargs, result)
+        with unset_fake_temporarily(), torch.no_grad():
+            known = self._table.known(node)
+        nodes = list(node.graph.nodes)
+        if known is not None:
+            for item in nodes:
+                item.meta.clear()  # nodes are in cycles: the tensors must die when the generated code lets go of them
+            return known.workspace_bytes
+        for item in nodes:
+            item.meta["val"] = pytree.tree_map_only(torch.Tensor, _shape_of, item.meta["val"])
+        self._waiting.append(node)
+        return lambda: self._measured(node)
+
+    def _measured(self, node: fx.Node) -> int:
+        with unset_fake_temporarily(), torch.no_grad():
+            if self._waiting:
+                self._table.learn(self._waiting)
+                self._waiting = []
+            return self._table.measure(node)
+
+
+def _called(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> fx.Node:
+    """The call as a node, as a captured graph would have it: it may be known from there."""
+    graph = fx.Graph()
+    nodes: dict[int, fx.Node] = {}
+
+    def stand_in(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in nodes:
+            nodes[id(value)] = graph.placeholder(f"x{len(nodes)}")
+            nodes[id(value)].meta["val"] = value
+        return nodes[id(value)]
+
+    given, named = pytree.tree_map(stand_in, _as_captured(target, args, kwargs))
+    node = graph.call_function(target, given, named)
+    node.meta["val"] = result
+    return node
+
+
+def _as_captured(
+    target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same arguments by position where the schema lets them, without the last ones that are what they are anyway."""
+    given, named = list(args), dict(kwargs)
+    positional = [argument for argument in target._schema.arguments if not argument.kwarg_only]
+    for argument in positional[len(given) :]:
+        if argument.name not in named and not argument.has_default_value():
+            break  # the call is not valid: left as it is
+        given.append(named.pop(argument.name, argument.default_value))
+    while len(given) > 0 and (last := positional[len(given) - 1]).has_default_value():
+        if isinstance(given[-1], torch.Tensor) or given[-1] != last.default_value:
+            break
+        given.pop()
+    for argument in target._schema.arguments:
+        value = named.get(argument.name)
+        if argument.name in named and argument.has_default_value() and not isinstance(value, torch.Tensor):
+            if value == argument.default_value:
+                del named[argument.name]
+    return tuple(given), named
+
+
+def _shape_of(value: torch.Tensor) -> torch.Tensor:
+    """A fake tensor of the same layout with memory of its own, which no one counts."""
+    if not isinstance(value, FakeTensor):
+        return value
+    with _disable_current_modes():
+        plain = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        return FakeTensor(value.fake_mode, plain, value.device)
