@@ -1,10 +1,11 @@
-"""Steps of torch.compile and of memopt in turns, in one process: which is faster where medians differ by a percent.
+"""Steps of torch.compile and of memopt in turns: which is faster, where medians of separate runs differ by 1 %.
 
-Rows of benchmarks/training.py run one after another, and a GPU's clock drifts meanwhile. Here each pair of steps is
-taken within a fifth of a second, first one of both and then the other, and of each pair the ratio counts: its median,
-and the range in which the median of all such ratios lies with 95 % certainty (order statistics).
+Rows of benchmarks/training.py are timed one after another, and a clock drifts meanwhile. Here both are compiled in
+processes of their own, and then take one step each, now the one first and then the other. The ratio is that of each
+pair: its median, and the range in which the median of all such ratios lies with 95 % certainty (order statistics). What
+the host takes until all is launched is told beside it.
 
-python benchmarks/paired.py --model gpt2_medium --device cuda --dtype bfloat16 --budget-bytes 18029215744 --json out.json
+python benchmarks/paired.py --model gpt2_medium --device cuda --dtype bfloat16 --budget-bytes 18029215744
 python benchmarks/paired.py --model gpt2_medium --tiny --pairs 9
 """
 
@@ -13,24 +14,23 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import memopt
-from memopt.comparison.processes import driver_version
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.training import SIZES  # noqa: E402 - found once the root is on the path
+from benchmarks.training import SIZES
+from memopt.comparison.pool import ALLOCATOR
 
-_WARM = 5  # steps of each before any counts
+_ENGINES = ("compile", "memopt")
+_WARM = 8  # steps of each before any counts
 
 
 def median_range(values: Sequence[float]) -> tuple[float, float]:
@@ -42,20 +42,70 @@ def median_range(values: Sequence[float]) -> tuple[float, float]:
     return ordered[low], ordered[high]
 
 
-def stepper(run: Callable[..., Any], model: torch.nn.Module, inputs: dict[str, Any], cuda: bool) -> Callable[[], float]:
-    """A training step without an optimizer, which returns its seconds, the device's work included."""
+# -- one engine, in a process of its own ------------------------------------------------------------------------------
 
-    def step() -> float:
+
+def worker(given: argparse.Namespace) -> int:
+    import torch
+
+    import memopt
+
+    torch.manual_seed(0)
+    cuda = given.device.startswith("cuda")
+    model = memopt.models.build(given.model, tiny=given.tiny).to(given.device, getattr(torch, given.dtype))
+    inputs = model.example_inputs(labels=True, **({"batch": 4} if given.tiny else SIZES[given.model]))
+    run: Any = torch.compile(model) if given.worker == "compile" else memopt.compile(model, given.budget_bytes)
+
+    def step() -> tuple[float, float]:
         model.zero_grad(set_to_none=True)
         if cuda:
             torch.cuda.synchronize()
         began = time.perf_counter()
         run(**inputs).backward()
+        launched = time.perf_counter() - began
         if cuda:
             torch.cuda.synchronize()
-        return time.perf_counter() - began
+        return time.perf_counter() - began, launched
 
-    return step
+    for _ in range(_WARM):
+        step()
+    about: dict[str, Any] = {
+        "torch": torch.__version__,
+        "memopt": memopt.__version__,
+        "machine": torch.cuda.get_device_name() if cuda else platform.processor() or "cpu",
+        "reserved_bytes": torch.cuda.max_memory_reserved() if cuda else None,
+    }
+    if given.worker == "memopt":
+        about |= {"predicted_bytes": run.report.peak_bytes, "notes": list(run.report.notes)}
+    print("READY " + json.dumps(about), flush=True)
+    for _ in sys.stdin:  # a line is one step
+        print("STEP " + json.dumps(step()), flush=True)
+    return 0
+
+
+# -- both -------------------------------------------------------------------------------------------------------------
+
+
+def begun(name: str) -> subprocess.Popen[str]:
+    command = [sys.executable, __file__, *sys.argv[1:], "--worker", name]
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR, **os.environ}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def said(process: subprocess.Popen[str], word: str) -> Any:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(word + " "):
+            return json.loads(line.removeprefix(word))
+    raise SystemExit(f"a process ended with {process.wait()}: its own output says why")
+
+
+def step_of(process: subprocess.Popen[str]) -> tuple[float, float]:
+    assert process.stdin is not None
+    process.stdin.write("step\n")
+    process.stdin.flush()
+    seconds, launched = said(process, "STEP")
+    return seconds, launched
 
 
 def main() -> int:
@@ -67,43 +117,41 @@ def main() -> int:
     parser.add_argument("--budget-bytes", type=int, help="memopt's; left out: no budget")
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--worker", choices=_ENGINES, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    cuda = given.device.startswith("cuda")
+    if given.worker:
+        return worker(given)
 
-    torch.manual_seed(0)
-    model = memopt.models.build(given.model, tiny=given.tiny).to(given.device, getattr(torch, given.dtype))
-    inputs = model.example_inputs(labels=True, **({"batch": 4} if given.tiny else SIZES[given.model]))
-    ours = memopt.compile(model, given.budget_bytes)
-    steps = {"memopt": stepper(ours, model, inputs, cuda)}
-    for _ in range(_WARM):
-        steps["memopt"]()
-    if cuda:  # both have room beside what the other leaves behind
-        torch.cuda.set_per_process_memory_fraction(1.0)
-    steps["compile"] = stepper(torch.compile(model), model, inputs, cuda)
-    for _ in range(_WARM):
-        steps["compile"]()
-    seconds: dict[str, list[float]] = {"memopt": [], "compile": []}
+    processes = {name: begun(name) for name in _ENGINES}
+    about = {name: said(process, "READY") for name, process in processes.items()}
+    steps: dict[str, list[tuple[float, float]]] = {name: [] for name in _ENGINES}
     for pair in range(given.pairs):
-        for name in ("memopt", "compile") if pair % 2 else ("compile", "memopt"):
-            seconds[name].append(steps[name]())
-    ratios = [own / peer for own, peer in zip(seconds["memopt"], seconds["compile"], strict=True)]
+        for name in _ENGINES if pair % 2 else _ENGINES[::-1]:
+            steps[name].append(step_of(processes[name]))
+    for process in processes.values():
+        process.communicate()
+
+    from memopt.comparison.processes import driver_version
+
+    ratios = [own[0] / peer[0] for own, peer in zip(steps["memopt"], steps["compile"], strict=True)]
     low, high = median_range(ratios)
     result = {
-        "machine": torch.cuda.get_device_name() if cuda else platform.processor() or "cpu",
-        "driver": (driver_version() or "not known") if cuda else "",
-        "torch": torch.__version__,
-        "memopt": memopt.__version__,
+        "driver": (driver_version() or "not known") if given.device.startswith("cuda") else "",
         "settings": {key: getattr(given, key) for key in ("model", "tiny", "device", "dtype", "budget_bytes", "pairs")},
-        "predicted_bytes": ours.report.peak_bytes,
-        "notes": list(ours.report.notes),
-        "seconds": seconds,
+        "engines": about,
+        "seconds": {name: [taken for taken, _ in found] for name, found in steps.items()},
+        "launched_seconds": {name: [host for _, host in found] for name, found in steps.items()},
         "ratio": statistics.median(ratios),
         "ratio_range": [low, high],
     }
     if given.json:
         given.json.write_text(json.dumps(result, indent=1) + "\n")
-    for name, taken in seconds.items():
-        print(f"{name:8} median {1e3 * statistics.median(taken):8.2f} ms, least {1e3 * min(taken):8.2f} ms")
+    for name, found in steps.items():
+        seconds, hosts = ([pair[part] for pair in found] for part in (0, 1))
+        print(
+            f"{name:8} median {1e3 * statistics.median(seconds):8.2f} ms, least {1e3 * min(seconds):8.2f} ms, "
+            f"launched in {1e3 * statistics.median(hosts):8.2f} ms"
+        )
     print(f"memopt / torch.compile, pair by pair: {result['ratio']:.4f} ({low:.4f} to {high:.4f}) of {len(ratios)}")
     return 0
 

@@ -78,7 +78,7 @@ def _called(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result:
 def _as_captured(
     target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same arguments by position where the schema lets them, without the last ones that are what they are anyway."""
+    """The same arguments, by position where the schema lets them, without the last ones that are as by default."""
     given, named = list(args), dict(kwargs)
     positional = [argument for argument in target._schema.arguments if not argument.kwarg_only]
     for argument in positional[len(given) :]:
@@ -89,12 +89,9 @@ def _as_captured(
         if isinstance(given[-1], torch.Tensor) or given[-1] != last.default_value:
             break
         given.pop()
-    for argument in target._schema.arguments:
-        value = named.get(argument.name)
-        if argument.name in named and argument.has_default_value() and not isinstance(value, torch.Tensor):
-            if value == argument.default_value:
-                del named[argument.name]
-    return tuple(given), named
+    usual = {argument.name: argument.default_value for argument in target._schema.arguments}
+    kept = {name: value for name, value in named.items() if isinstance(value, torch.Tensor) or value != usual.get(name)}
+    return tuple(given), kept
 
 
 def _shape_of(value: torch.Tensor) -> torch.Tensor:

@@ -112,7 +112,7 @@ class RecordedStep:
             backward: takes what was saved, and tangents.
             ends: which is which.
             pool: where they are recorded.
-            guided: makes what runs the same code for a recording, where it is known how; called once there is to be one.
+            guided: makes what runs the same code for a recording, where it is known how: once there is to be one.
         """
         self._forward, self._backward, self._ends, self._pool = forward, backward, ends, pool
         self._guided = guided

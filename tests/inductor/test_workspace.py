@@ -25,7 +25,8 @@ class Table:
         return OperatorCost(0.0, 64, 0, True) if node.target in self.known_targets else None
 
     def learn(self, nodes):
-        self.learned.append([(node.target, [item.meta["val"].shape for item in node.all_input_nodes]) for node in nodes])
+        shapes = [[item.meta["val"].shape for item in node.all_input_nodes] for node in nodes]
+        self.learned.append([(node.target, found) for node, found in zip(nodes, shapes, strict=True)])
 
     def measure(self, node):
         return 640
