@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
@@ -23,6 +24,19 @@ _SET = {torch.ops.aten.convolution.default, _BACKWARD}
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 # The image and the weight among a convolution's operands: where one lies channels last, cuDNN gives results that do.
 _LAYING_OUT = {torch.ops.aten.convolution.default: (0, 1), _BACKWARD: (1, 2)}
+# The image among a batch norm's operands: on a CPU results are contiguous or channels last, as it is, and lie no other
+# way; their rules for fake tensors say that they lie as it does.
+_NORMS = {
+    torch.ops.aten.native_batch_norm.default: 0,
+    torch.ops.aten._native_batch_norm_legit.default: 0,
+    torch.ops.aten._native_batch_norm_legit.no_stats: 0,
+    torch.ops.aten._native_batch_norm_legit_functional.default: 0,
+    torch.ops.aten._native_batch_norm_legit_no_training.default: 0,
+    torch.ops.aten._batch_norm_with_update.default: 0,
+    torch.ops.aten._batch_norm_with_update_functional.default: 0,
+    torch.ops.aten.native_batch_norm_backward.default: 1,
+    torch.ops.aten.batch_norm_backward.default: 1,
+}
 # Their rules for fake tensors make operands contiguous in a way that PyTorch without CUDA refuses for tensors of a GPU.
 _CONTIGUOUS = {torch.ops.aten._log_softmax.default, torch.ops.aten._softmax.default}
 
@@ -102,11 +116,22 @@ def run(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     if target in _CONTIGUOUS and not args[0].is_contiguous():
         args = (torch.ops.aten.clone.default(args[0], memory_format=torch.contiguous_format), *args[1:])
     result = target(*args, **kwargs)
+    if target in _NORMS and args[_NORMS[target]].device.type == "cpu":
+        return _as_on_cpu(args[_NORMS[target]], result)
     return _as_on_cuda(target, args, result) if target in _LAYING_OUT and not _has_cudnn() else result
 
 
 def _has_cudnn() -> bool:
     return bool(torch.backends.cudnn.is_available())  # type: ignore[no-untyped-call]
+
+
+def _as_on_cpu(image: torch.Tensor, result: Any) -> Any:
+    """A batch norm's results as they lie on a CPU."""
+    form = suggest_memory_format(image)
+    first, *others = result
+    if first is None or first.is_contiguous(memory_format=form):  # no gradient of the image is asked for
+        return result
+    return torch.ops.aten.clone.default(first, memory_format=form), *others
 
 
 def _as_on_cuda(target: Any, args: tuple[Any, ...], result: Any) -> Any:

@@ -519,16 +519,21 @@ def recipes(draw: Callable[..., Any], training: bool = False, mean_steps: int = 
         count = len(b.values)
         outputs = (count - 1, *draw(st.lists(st.integers(0, count - 1), max_size=3)))
         if training:
-            outputs = (*outputs, next(i for i in reversed(range(count)) if b.values[i].requires_grad))
-            _require_gradients(b, outputs)
+            outputs = _with_gradients(b, outputs)
     return Recipe(tuple(b.steps), tuple(outputs))
 
 
-def _require_gradients(b: Builder, outputs: tuple[int, ...]) -> None:
-    """Reject a recipe whose backward eager PyTorch refuses: a tensor that it needs was written in place."""
-    found = [b.values[i] for i in outputs if b.values[i].requires_grad]
-    leaves = [v for v in b.values if v.is_leaf and v.requires_grad]
+def _with_gradients(b: Builder, outputs: tuple[int, ...]) -> tuple[int, ...]:
+    """The outputs and one that requires a gradient; a recipe whose backward eager PyTorch refuses is rejected.
+
+    A tensor that backward needs was written in place, or a view that must not be, of which torch will not even say
+    whether it requires a gradient.
+    """
     try:
+        outputs = (*outputs, next(i for i in reversed(range(len(b.values))) if b.values[i].requires_grad))
+        found = [b.values[i] for i in outputs if b.values[i].requires_grad]
+        leaves = [v for v in b.values if v.is_leaf and v.requires_grad]
         torch.autograd.grad(found, leaves, [torch.ones_like(v) for v in found], allow_unused=True)
     except RuntimeError:
         reject()
+    return outputs

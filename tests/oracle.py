@@ -46,6 +46,8 @@ def program_of(recipe: Recipe) -> Program:
             traced = make_fx(functionalize(function, remove="mutations"), tracing_mode="fake")(*leaves)
     except ValueError:  # where fake strides differ from real ones, torch may find no view
         reject()
+    if any(node.target is torch.ops.aten.as_strided_.default for node in traced.graph.nodes):
+        reject()  # of torch's own decomposition of a pool, which the front doors trace otherwise
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     output = traced.graph.output_node()
     results, outputs = list(output.args[0]), [Output(OutputKind.USER) for _ in recipe.outputs]

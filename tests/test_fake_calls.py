@@ -152,3 +152,33 @@ def test_rows_with_gaps_on_a_device_that_is_not_here(target: object) -> None:
         logits = aten.slice.Tensor(torch.empty(6, 16, device="cuda", dtype=torch.bfloat16), 1, 0, 13)
         found = fake_calls.run(target, (logits, 1, False), {})
     assert found.shape == (6, 13) and found.is_contiguous() and found.device.type == "cuda"
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        torch.ones(3, 2).t(),
+        torch.ones(2, 5, 3).permute(0, 2, 1),
+        torch.ones(2, 5, 4, 3).permute(0, 3, 2, 1),
+        torch.ones(2, 6, 8, 5).to(memory_format=torch.channels_last)[:, :3],
+        torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.ones(2, 3, 4, 5, 6).permute(1, 0, 2, 3, 4),
+    ],
+    ids=lambda image: str(image.stride()),
+)
+def test_a_batch_norm_of_a_cpu_lies_as_its_kernel_has_it(image: torch.Tensor) -> None:
+    """Torch's rules for fake tensors have it lie as its image does."""
+    channels, aten = torch.ones(image.shape[1]), torch.ops.aten
+    forward = (image, channels, channels, channels, channels)
+    calls = [
+        (aten.native_batch_norm.default, (*forward, True, 0.1, 1e-5)),
+        (aten._native_batch_norm_legit_no_training.default, (*forward, 0.1, 1e-5)),
+        (aten._native_batch_norm_legit_functional.default, (*forward, True, 0.1, 1e-5)),
+        (aten.native_batch_norm_backward.default, (image, *forward, channels, True, 1e-5, [True, True, True])),
+    ]
+    for target, args in calls:
+        real = target(*args)
+        with FakeTensorMode() as mode:
+            fakes = [mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in args]
+            fake = fake_calls.run(target, tuple(fakes), {})
+        assert [value.stride() for value in fake] == [value.stride() for value in real], target

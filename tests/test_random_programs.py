@@ -303,6 +303,29 @@ _INFERENCE = {
         ),
         (2,),
     ),
+    "a result of a batch norm that lies otherwise than the fake mode has it, written over": Recipe(
+        (
+            Step("user", (), ((2, 3), "float32", "strided", 0)),
+            Step("relu", (0,)),
+            Step("buffer", (), ((3,), "float32", "signed", 0)),
+            Step("buffer", (), ((3,), "float32", "positive", 0)),
+            Step("parameter", (), ((3,), "float32", "positive", 0)),
+            Step("parameter", (), ((3,), "float32", "signed", 0)),
+            Step("batch_norm", (1, 2, 3, 4, 5)),
+            Step("copy_", (6, 1)),
+        ),
+        (7,),
+    ),
+    "three equal values, of which one and a view of another are returned": Recipe(
+        (
+            Step("user", (), ((3,), "float32", "signed", 0)),
+            *(Step("rsub", (0,), (0,)),) * 3,
+            Step("squeeze", (3,)),
+            Step("relu", (4,)),
+            Step("relu", (2,)),
+        ),
+        (6, 1, 4),
+    ),
     "a constant that a pass makes": Recipe((*_SQUARE, Step("bernoulli", (2,), (0.5, "float32"))), (3,)),
 }
 

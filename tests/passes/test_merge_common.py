@@ -189,6 +189,13 @@ def test_two_outputs_through_views_stay_two_tensors() -> None:
     assert reasons(result) == {"sin_1": "equals sin, but both reach the caller, who may write to one of them"}
 
 
+def test_what_stands_for_a_value_whose_view_is_returned_is_no_other_output() -> None:
+    """Of three equal values the second took the place of the third, and then the first of both."""
+    result = merged(lambda x: (x.sin(), x.sin().relu(), x.sin().t()), X)
+    assert count(result.program, "aten.sin.default") == 2
+    assert reasons(result) == {"sin_1": "equals sin, but both reach the caller, who may write to one of them"}
+
+
 def test_two_equal_views_of_an_input_stay_two_outputs() -> None:
     result = merged(lambda x: (x.t(), x.t()), X)
     assert set(reasons(result)) == {"t_1"}
