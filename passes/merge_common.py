@@ -99,7 +99,7 @@ class _Merger:
             self.last[twin] = max(self.last.get(twin, -1), self.last.get(node, -1))
             for flagged in (self.returned, self.saved):
                 if flagged & storages(node).keys():
-                    flagged |= storages(twin).keys()
+                    flagged.update(storages(twin))
             if node in self.outputs:
                 self.outputs.add(twin)
             node.replace_all_uses_with(twin)
