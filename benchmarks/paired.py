@@ -69,15 +69,15 @@ def worker(given: argparse.Namespace) -> int:
 
     for _ in range(_WARM):
         step()
-    about: dict[str, Any] = {
+    environment = {
         "torch": torch.__version__,
         "memopt": memopt.__version__,
         "machine": torch.cuda.get_device_name() if cuda else platform.processor() or "cpu",
-        "reserved_bytes": torch.cuda.max_memory_reserved() if cuda else None,
     }
+    about: dict[str, Any] = {"reserved_bytes": torch.cuda.max_memory_reserved() if cuda else None}
     if given.worker == "memopt":
         about |= {"predicted_bytes": run.report.peak_bytes, "notes": list(run.report.notes)}
-    print("READY " + json.dumps(about), flush=True)
+    print("READY " + json.dumps([environment, about]), flush=True)
     for _ in sys.stdin:  # a line is one step
         print("STEP " + json.dumps(step()), flush=True)
     return 0
@@ -123,7 +123,8 @@ def main() -> int:
         return worker(given)
 
     processes = {name: begun(name) for name in _ENGINES}
-    about = {name: said(process, "READY") for name, process in processes.items()}
+    ready = {name: said(process, "READY") for name, process in processes.items()}
+    environment, about = ready["memopt"][0], {name: found[1] for name, found in ready.items()}
     steps: dict[str, list[tuple[float, float]]] = {name: [] for name in _ENGINES}
     for pair in range(given.pairs):
         for name in _ENGINES if pair % 2 else _ENGINES[::-1]:
@@ -135,24 +136,28 @@ def main() -> int:
 
     ratios = [own[0] / peer[0] for own, peer in zip(steps["memopt"], steps["compile"], strict=True)]
     low, high = median_range(ratios)
+    rows = []
+    for name, found in steps.items():
+        seconds, launched = ([pair[part] for pair in found] for part in (0, 1))
+        row = {"row": name, "seconds": statistics.median(seconds), "fastest_seconds": min(seconds)}
+        rows.append({**row, "launched_seconds": statistics.median(launched), **about[name], "steps_seconds": seconds})
+    rows[-1] |= {"budget_bytes": given.budget_bytes, "ratio": statistics.median(ratios), "ratio_range": [low, high]}
+    sizes = {} if given.tiny else SIZES[given.model]
     result = {
+        **environment,
         "driver": (driver_version() or "not known") if given.device.startswith("cuda") else "",
-        "settings": {key: getattr(given, key) for key in ("model", "tiny", "device", "dtype", "budget_bytes", "pairs")},
-        "engines": about,
-        "seconds": {name: [taken for taken, _ in found] for name, found in steps.items()},
-        "launched_seconds": {name: [host for _, host in found] for name, found in steps.items()},
-        "ratio": statistics.median(ratios),
-        "ratio_range": [low, high],
-    }
+        "settings": {
+            "model": given.model, "tiny": given.tiny, "device": given.device, "dtype": given.dtype, **sizes,
+            "pairs": given.pairs,
+        },
+        "rows": rows,
+    }  # fmt: skip
     if given.json:
         given.json.write_text(json.dumps(result, indent=1) + "\n")
-    for name, found in steps.items():
-        seconds, hosts = ([pair[part] for pair in found] for part in (0, 1))
-        print(
-            f"{name:8} median {1e3 * statistics.median(seconds):8.2f} ms, least {1e3 * min(seconds):8.2f} ms, "
-            f"launched in {1e3 * statistics.median(hosts):8.2f} ms"
-        )
-    print(f"memopt / torch.compile, pair by pair: {result['ratio']:.4f} ({low:.4f} to {high:.4f}) of {len(ratios)}")
+    for row in rows:
+        times = [f"{1e3 * row[key]:8.2f} ms" for key in ("seconds", "fastest_seconds", "launched_seconds")]
+        print(f"{row['row']:8} median {times[0]}, least {times[1]}, launched in {times[2]}")
+    print(f"memopt / torch.compile, pair by pair: {rows[-1]['ratio']:.4f} ({low:.4f} to {high:.4f}) of {len(ratios)}")
     return 0
 
 

@@ -28,7 +28,7 @@ from benchmarks.render_conversions import (  # noqa: E402
     onnx_table,
     tensorflow_table,
 )
-from benchmarks.render_training import first_step_table, ratios_table, training_table  # noqa: E402
+from benchmarks.render_training import first_step_table, paired_table, ratios_table, training_table  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md")
@@ -264,6 +264,7 @@ TABLES = {
     "packing": packing_table,
     "training": training_table,
     "first": first_step_table,
+    "paired": paired_table,
     "optimizers": optimizers_table,
     "arena": arena_table,
     "budgets": budgets_table,

@@ -1,4 +1,4 @@
-"""The tables of results of benchmarks/training.py, by model and beside torch.compile, and of first_step.py."""
+"""The tables of results of benchmarks/training.py, by model and beside torch.compile, first_step.py and paired.py."""
 
 from __future__ import annotations
 
@@ -91,6 +91,23 @@ def first_step_table(result: dict[str, Any]) -> str:
             f"| {row['row']} | {row['cache']} | {budget} | {row['first_step_seconds']:.1f} s "
             f"| {row['seconds'] * 1e3:,.1f} ms | {phases} |"
         )
+    return "\n".join(lines) + "\n"
+
+
+def paired_table(result: dict[str, Any]) -> str:
+    """Steps of torch.compile and of memopt in turns, and the median of the ratios of each pair."""
+    pairs = result["settings"]["pairs"]
+    lines = [
+        f"{_title(result)}; {result['machine']}, torch {result['torch']}, {pairs} pairs of steps:",
+        "",
+        "| | budget | reserved | median step | fastest step | launched in | pair by pair |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        sizes = [f"{row[key] / 1e6:,.0f} MB" if row.get(key) else "" for key in ("budget_bytes", "reserved_bytes")]
+        times = [f"{row[key] * 1e3:,.1f} ms" for key in ("seconds", "fastest_seconds", "launched_seconds")]
+        ratio = "{:.3f} ({:.3f} to {:.3f})".format(row["ratio"], *row["ratio_range"]) if "ratio" in row else ""
+        lines.append(f"| {row['row']} | {' | '.join((*sizes, *times))} | {ratio} |")
     return "\n".join(lines) + "\n"
 
 

@@ -344,7 +344,11 @@ def _inplace(b: Builder) -> None:
     op = b.choose(
         [name for name in INPLACE if name != "dropout_" or (b.random and is_float(value) and value.is_contiguous())]
     )
-    y = b.pick(lambda v: is_number(v) and v.dim() <= value.dim() and broadcasts_to(v.shape, value.shape))
+    y = b.pick(
+        lambda v: (
+            is_number(v) and v.dim() <= value.dim() and broadcasts_to(v.shape, value.shape) and not _in_part(v, value)
+        )
+    )
     if op in ("add_", "mul_", "copy_", "sub_scaled_"):
         if y is not None and (op != "copy_" or not is_float(b.values[y]) or is_float(value)):
             b.add(op, (x, y), (2,) if op == "sub_scaled_" else ())
@@ -365,6 +369,14 @@ def _inplace(b: Builder) -> None:
             "fill_": [(0,), (2,)],
         }
         b.add(op, (x,), b.choose(choices.get(op, [()])))
+
+
+def _in_part(read: Tensor, written: Tensor) -> bool:
+    """Whether one shows other elements of the same memory than the other: what is read then depends on the order."""
+    if read.untyped_storage()._cdata != written.untyped_storage()._cdata:
+        return False
+    places = [(v.shape, v.stride(), v.storage_offset()) for v in (read, written)]
+    return places[0] != places[1]
 
 
 def _random(b: Builder) -> None:

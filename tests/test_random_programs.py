@@ -275,6 +275,20 @@ _SQUARE = (
     Step("mul", (0, 1)),
 )
 _TRAINING = {
+    "a view of a parameter, returned twice: its tangents are no views": Recipe(
+        (
+            Step("user", (), ((2, 3), "float32", "signed", 0)),
+            Step("parameter", (), ((2, 3), "float32", "signed", 0)),
+            Step("mul", (0, 1)),
+            Step("buffer", (), ((3,), "float32", "signed", 0)),
+            Step("buffer", (), ((3,), "float32", "positive", 0)),
+            Step("parameter", (), ((3,), "float32", "positive", 0)),
+            Step("parameter", (), ((3,), "float32", "signed", 0)),
+            Step("batch_norm_train", (2, 3, 4, 5, 6)),
+            Step("unbind", (6,), (0,)),
+        ),
+        (10, 10),
+    ),
     "a view of a detached tensor, returned beside it": Recipe(
         (*_SQUARE, Step("mm", (2, 2)), Step("detach", (3,)), Step("reshape", (4,), ((16,),))), (5, 3)
     ),

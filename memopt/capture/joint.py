@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch._aot_autograd import descriptors as roles
+from torch._subclasses.fake_tensor import FakeTensor
 
 from memopt.fake_calls import forget
 from memopt.memory.aliasing import owner
@@ -25,7 +26,7 @@ from memopt.program import (
     is_random,
     module_of,
 )
-from memopt.rewrite import ancestors
+from memopt.rewrite import ancestors, storages
 
 # The forward half of a joint graph, and the backward half.
 Halved = tuple[fx.GraphModule, fx.GraphModule]
@@ -95,10 +96,14 @@ def program_of_graph(
 ) -> Program:
     """Name the roles in a graph that AOTAutograd made (the module is taken over) and return it as a program."""
     inputs, state = [], {}
+    held: set[int] = set()  # storages of the inputs so far
     for node in [node for node in module.graph.nodes if node.op == "placeholder"]:
         if "val" not in node.meta and not node.users:
             node.meta["val"] = None  # a plain argument that AOTAutograd took for a constant
         origin = _origin(node, origins)
+        if origin.kind is InputKind.TANGENT and not held.isdisjoint(storages(node)):
+            node.meta["val"] = _apart(node.meta["val"])
+        held.update(storages(node))
         inputs.append(Input(node.name, origin.kind, origin.target))
         if origin.value is not None and origin.kind is not InputKind.USER:
             state[node.name] = origin.value
@@ -108,6 +113,12 @@ def program_of_graph(
     outputs = [_output_role(desc, by_position) for desc in output_node.meta.get("desc") or [None] * len(outputs_args)]
     program = Program(module, tuple(inputs), tuple(outputs), state, training, forward_outputs)
     return _constants_to_inputs(program).finish()
+
+
+def _apart(tangent: FakeTensor) -> torch.Tensor:
+    """A tangent in memory of its own: that of a result which is a view of an input was traced as that view."""
+    with tangent.fake_mode:
+        return torch.empty_strided(tangent.shape, tangent.stride(), dtype=tangent.dtype, device=tangent.device)
 
 
 def split(program: Program, extract: Callable[..., Halved]) -> Any:

@@ -89,9 +89,13 @@ def _as_captured(
         if isinstance(given[-1], torch.Tensor) or given[-1] != last.default_value:
             break
         given.pop()
-    usual = {argument.name: argument.default_value for argument in target._schema.arguments}
-    kept = {name: value for name, value in named.items() if isinstance(value, torch.Tensor) or value != usual.get(name)}
+    usual = {item.name: item.default_value for item in target._schema.arguments if item.has_default_value()}
+    kept = {name: value for name, value in named.items() if not _is_usual(name, value, usual)}
     return tuple(given), kept
+
+
+def _is_usual(name: str, value: Any, usual: Mapping[str, Any]) -> bool:
+    return name in usual and not isinstance(value, torch.Tensor) and value == usual[name]
 
 
 def _shape_of(value: torch.Tensor) -> torch.Tensor:

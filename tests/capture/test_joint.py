@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import constants_to_attributes, crossing, split
 from memopt.program import Input, InputKind, Output, OutputKind, Phase, Program, is_random
+from memopt.rewrite import storages
 from tests.joint import RewriteOnly
 from tests.passes.build import capture_joint
 from tests.support import assert_same
@@ -47,13 +49,15 @@ class Body(nn.Module):
         return self.function(x, w)
 
 
-def through_the_front_door(function: Callable[..., Any]) -> tuple[Callable[..., Any], Program]:
+def through_the_front_door(function: Callable[..., Any], results: int = 1) -> tuple[Callable[..., Any], Program]:
     """The function of x and a weight compiled by AOTAutograd, cut as its program says, and the program."""
     seen: list[Program] = []
     root = nn.Module()
     root.body = Body(function)
     graph = fx.Graph()
-    graph.output((graph.call_module("body", (graph.placeholder("x"), graph.placeholder("w"))),))
+    body = graph.call_module("body", (graph.placeholder("x"), graph.placeholder("w")))
+    items = (graph.call_function(operator.getitem, (body, index)) for index in range(results))
+    graph.output((body,) if results == 1 else tuple(items))
     module = fx.GraphModule(root, graph)
     example = [X.clone().requires_grad_(), weight()]
     hooks = Hooks(RewriteOnly(lambda program: seen.append(program) or program), module, example)
@@ -148,6 +152,19 @@ def test_a_parameter_without_gradient_has_a_none_output() -> None:
     program = captured(lambda x, w, v: (x @ w).sum() + v.detach().sum(), X, weight(), weight())
     assert program.output_nodes[-1] is None and program.output_nodes[-2] is not None
     assert program.outputs[-2] == Output(OutputKind.GRADIENT, "primals_2")
+
+
+def test_a_tangent_has_memory_of_its_own_where_the_result_is_a_view_of_an_input() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x @ w, *w.unbind()[:2])
+
+    program = through_the_front_door(function, 3)[1]
+    places = {entry.kind: [] for entry in program.inputs}
+    for node in program.placeholders:
+        places[program.input_of(node.name).kind] += storages(node)
+    tangents = places.pop(InputKind.TANGENT)
+    assert len(set(tangents)) == len(tangents) == 3
+    assert all(set(tangents).isdisjoint(found) for found in places.values())
 
 
 def test_the_joint_program_computes_outputs_and_gradients() -> None:
