@@ -39,7 +39,7 @@ class Builder:
         draw: hypothesis's draw.
         training: parameters require gradients, and steps that autograd refuses are left out.
         random: steps may draw random numbers.
-        rounded: storages that hold rounded results; `owned`: storages of leaves, which no in-place step may write.
+        rounded: storages that hold rounded results; `owned`: those that no in-place step may write, as leaves' are.
     """
 
     def __init__(self, draw: Callable[..., Any], training: bool, random: bool) -> None:
@@ -60,7 +60,14 @@ class Builder:
 
     def pick(self, fits: Callable[[Tensor], bool]) -> int | None:
         """The number of a value that fits, the latest first; None when there is none."""
-        found = [i for i in reversed(range(len(self.values))) if fits(self.values[i])]
+
+        def may(value: Tensor) -> bool:
+            try:
+                return fits(value)
+            except RuntimeError:  # torch refuses to say anything of a view whose base was written to
+                return False
+
+        found = [i for i in reversed(range(len(self.values))) if may(self.values[i])]
         return self.choose(found) if found else None
 
     def dim(self, x: Tensor) -> int:
@@ -105,6 +112,8 @@ class Builder:
         rounds = rounds or any(self.is_rounded(self.values[i]) for i in operands)
         if rounds:
             self.rounded.update(value.untyped_storage()._cdata for value in results)
+        if op == "eval_dropout":  # eager hands on its operand, what torch traces is a copy
+            self.owned.update(value.untyped_storage()._cdata for value in results)
         self.steps.append(step)
         self.values.extend(results)
         return len(self.values) - len(results)
