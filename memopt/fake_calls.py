@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 from torch._prims_common import suggest_memory_format
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 # Where a node keeps the call that its value came of.
 MARK = "fake_call"
@@ -93,6 +94,13 @@ def call_of(node: fx.Node, values: Mapping[fx.Node, Any], mode: FakeTensorMode) 
 
     arguments = key(node.args), tuple((name, key(value)) for name, value in node.kwargs.items())
     return Call(node.name, node.target, arguments, tuple(operands), mode, not odd, _settings(node.target))
+
+
+def apart(value: FakeTensor) -> FakeTensor:
+    """A fake tensor of the same layout with memory of its own, made where no mode sees it."""
+    with _disable_current_modes():
+        plain = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        return FakeTensor(value.fake_mode, plain, value.device)
 
 
 def _settings(target: Any) -> tuple[Any, ...]:

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch._aot_autograd import descriptors as roles
-from torch._subclasses.fake_tensor import FakeTensor
 
-from memopt.fake_calls import forget
+from memopt.fake_calls import apart, forget
 from memopt.memory.aliasing import owner
 from memopt.program import (
     Input,
@@ -102,7 +101,7 @@ def program_of_graph(
             node.meta["val"] = None  # a plain argument that AOTAutograd took for a constant
         origin = _origin(node, origins)
         if origin.kind is InputKind.TANGENT and not held.isdisjoint(storages(node)):
-            node.meta["val"] = _apart(node.meta["val"])
+            node.meta["val"] = apart(node.meta["val"])  # that of a result which is a view was traced as that view
         held.update(storages(node))
         inputs.append(Input(node.name, origin.kind, origin.target))
         if origin.value is not None and origin.kind is not InputKind.USER:
@@ -113,12 +112,6 @@ def program_of_graph(
     outputs = [_output_role(desc, by_position) for desc in output_node.meta.get("desc") or [None] * len(outputs_args)]
     program = Program(module, tuple(inputs), tuple(outputs), state, training, forward_outputs)
     return _constants_to_inputs(program).finish()
-
-
-def _apart(tangent: FakeTensor) -> torch.Tensor:
-    """A tangent in memory of its own: that of a result which is a view of an input was traced as that view."""
-    with tangent.fake_mode:
-        return torch.empty_strided(tangent.shape, tangent.stride(), dtype=tangent.dtype, device=tangent.device)
 
 
 def split(program: Program, extract: Callable[..., Halved]) -> Any:

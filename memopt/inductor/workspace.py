@@ -9,8 +9,8 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
+from memopt.fake_calls import apart
 from memopt.memory.cost.table import CostTable
 from memopt.patterns.product_sums import ADD_PRODUCT, ADD_PRODUCT_INTO
 
@@ -44,7 +44,7 @@ class MeasuredWorkspace:
                 item.meta.clear()  # nodes are in cycles: the tensors must die when the generated code lets go of them
             return known.workspace_bytes
         for item in nodes:
-            item.meta["val"] = pytree.tree_map_only(torch.Tensor, _shape_of, item.meta["val"])
+            item.meta["val"] = pytree.tree_map_only(FakeTensor, apart, item.meta["val"])
         self._waiting.append(node)
         return lambda: self._measured(node)
 
@@ -85,23 +85,12 @@ def _as_captured(
         if argument.name not in named and not argument.has_default_value():
             break  # the call is not valid: left as it is
         given.append(named.pop(argument.name, argument.default_value))
-    while len(given) > 0 and (last := positional[len(given) - 1]).has_default_value():
-        if isinstance(given[-1], torch.Tensor) or given[-1] != last.default_value:
-            break
-        given.pop()
     usual = {item.name: item.default_value for item in target._schema.arguments if item.has_default_value()}
+    while given and _is_usual(positional[len(given) - 1].name, given[-1], usual):
+        given.pop()
     kept = {name: value for name, value in named.items() if not _is_usual(name, value, usual)}
     return tuple(given), kept
 
 
 def _is_usual(name: str, value: Any, usual: Mapping[str, Any]) -> bool:
     return name in usual and not isinstance(value, torch.Tensor) and value == usual[name]
-
-
-def _shape_of(value: torch.Tensor) -> torch.Tensor:
-    """A fake tensor of the same layout with memory of its own, which no one counts."""
-    if not isinstance(value, FakeTensor):
-        return value
-    with _disable_current_modes():
-        plain = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        return FakeTensor(value.fake_mode, plain, value.device)
