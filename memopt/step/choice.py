@@ -13,6 +13,9 @@ from memopt.step.planner import StepPlan
 WORTH = 0.03
 # An engine's own cut of a step with such rewrites is taken where it takes at most this share longer than a plan.
 WORTH_OF_CUT = 0.01
+# Rewrites are looked at set otherwise, too, where they cost more than this share of the step's time: that is the most
+# that can be saved of it.
+WORTH_OF_OTHERS = 0.01
 
 
 def acceptable(without: StepPlan) -> bool:
@@ -21,11 +24,15 @@ def acceptable(without: StepPlan) -> bool:
 
 
 def beside(used: Sequence[Pass]) -> list[tuple[Pass, ...]]:
-    """What to use of rewrites beside all of them: all but each, each alone, and all with one of them set otherwise."""
+    """What to use of rewrites beside all of them: all but each, and each alone."""
     without = [tuple(other for other in used if other is not item) for item in used] if len(used) > 1 else []
     alone = [(item,) for item in used] if len(used) > 2 else []  # of two, each is all but the other
-    otherwise = [tuple(other if entry is item else entry for entry in used) for item in used for other in item.others]
-    return [*without, *alone, *otherwise]
+    return [*without, *alone]
+
+
+def otherwise(used: Sequence[Pass]) -> list[tuple[Pass, ...]]:
+    """All of the rewrites with one of them set otherwise, which costs less and lowers the floor by less."""
+    return [tuple(other if entry is item else entry for entry in used) for item in used for other in item.others]
 
 
 def cheapest(plans: Sequence[StepPlan]) -> int:

@@ -13,7 +13,7 @@ from memopt.progress import stage
 from memopt.solve.recompute import Curve
 from memopt.solve.schedule import ScheduleError
 from memopt.step.carry import Carried, carried_curve
-from memopt.step.choice import WORTH_OF_CUT, acceptable, beside, cheapest, joined
+from memopt.step.choice import WORTH_OF_CUT, WORTH_OF_OTHERS, acceptable, beside, cheapest, joined, otherwise
 from memopt.step.found import Found, stored_plan
 from memopt.step.graphs import StepGraphs
 from memopt.step.plan_store import PlanStore, StoredPlan, key_of
@@ -172,7 +172,7 @@ class StepSearch:
         """
         every = self._option(self.stages.lowering)
         used = every.passes
-        found = sorted(filter(None, [used, *beside(used)]), key=self._base_seconds)
+        found = sorted(filter(None, [used, *self._beside(used)]), key=self._base_seconds)
         if room is None or not found:
             return found
         with Searches() as searches:
@@ -184,6 +184,11 @@ class StepSearch:
     def all_lowering(self) -> tuple[Pass, ...]:
         """Every rewrite that lowers the floor, and changes something."""
         return self._option(self.stages.lowering).passes
+
+    def _beside(self, used: Sequence[Pass]) -> list[tuple[Pass, ...]]:
+        """What to use of rewrites beside all of them."""
+        dear = bool(used) and self._base_seconds(used) > (1 + WORTH_OF_OTHERS) * self._base_seconds(())
+        return [*beside(used), *(otherwise(used) if dear else [])]
 
     def _base_seconds(self, chosen: Sequence[Pass]) -> float:
         """The step's time without recomputation; of several rewrites together, about: as each by itself changes it."""
@@ -272,7 +277,7 @@ class StepSearch:
                 self._planners(searches, [plain], 1.0)
                 planned, step = self._plan_within(plain, room)
                 return Found(planned, step, ())
-            without = beside(used)
+            without = self._beside(used)
             self._begin(searches, options, _FIRST)
             if searches.more(len(without)):  # begun now, they take no time of their own
                 self._begin(searches, [self._option(passes) for passes in without], _FURTHER)
