@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -274,19 +274,49 @@ def leaves_of(recipe: Recipe) -> list[Tensor]:
 def execute(recipe: Recipe, leaves: Sequence[Tensor], trace: list[Tensor] | None = None) -> list[Any]:
     """Run the steps on the leaves and return every value; `trace` gets copies of what each was when it was made."""
     values: list[Any] = []
-    remaining = iter(leaves)
-    for step in recipe.steps:
-        result = next(remaining) if step.op in LEAVES else apply_step(step, values)
-        results = result if isinstance(result, (tuple, list)) else (result,)
+    for _, results in _stepwise(recipe, leaves):
         values.extend(results)
         if trace is not None:
             trace.extend(value.detach().clone() for value in results)
     return values
 
 
+def _stepwise(recipe: Recipe, leaves: Sequence[Tensor]) -> Iterator[tuple[Step, Sequence[Any]]]:
+    """Run the steps on the leaves, each with its results."""
+    values: list[Any] = []
+    remaining = iter(leaves)
+    for step in recipe.steps:
+        result = next(remaining) if step.op in LEAVES else apply_step(step, values)
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        values.extend(results)
+        yield step, results
+
+
 def apply_step(step: Step, values: Sequence[Any]) -> Any:
     """The result (or results) of one step that is no leaf."""
     return OPERATIONS[step.op](*(values[i] for i in step.operands), *step.params)
+
+
+RANDOM = ("dropout", "rand_like", "bernoulli")
+_READ_NO_VALUES = ("zeros_like", "ones_like")
+
+
+def draws_in_vain(recipe: Recipe, leaves: Sequence[Tensor]) -> bool:
+    """Whether random numbers may be drawn that no output depends on, what in-place steps hand on by memory left out.
+
+    Captures of torch's own leave such draws out, and the draws after them then differ from eager's.
+    """
+    made = [(step, len(results)) for step, results in _stepwise(recipe, leaves)]
+    end = sum(count for _, count in made)
+    needed = set(recipe.outputs)
+    for step, count in reversed(made):
+        end -= count
+        if needed.isdisjoint(range(end, end + count)):
+            if step.op in RANDOM:
+                return True
+        elif step.op not in _READ_NO_VALUES:
+            needed.update(step.operands)
+    return False
 
 
 class RecipeModule(torch.nn.Module):
