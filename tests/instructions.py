@@ -297,7 +297,7 @@ def apply_step(step: Step, values: Sequence[Any]) -> Any:
     return OPERATIONS[step.op](*(values[i] for i in step.operands), *step.params)
 
 
-RANDOM = ("dropout", "rand_like", "bernoulli")
+RANDOM = ("dropout", "dropout_", "rand_like", "bernoulli")
 _READ_NO_VALUES = ("zeros_like", "ones_like")
 
 

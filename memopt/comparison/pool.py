@@ -174,7 +174,8 @@ class Pool:
             left = device_used(device, after=0.2)
         if held is None or left is None or "reason" in said:
             return said
-        return {**said, "process_bytes": held - left}
+        known = held - left > (said.get("reserved_bytes") or 0)  # else others let go of something meanwhile
+        return {**said, "process_bytes": held - left if known else None}
 
     def _leave_alone(self, number: int, worker: Worker, device: str) -> None:
         """Let a process run by itself until it says that others may go on."""

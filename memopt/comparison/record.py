@@ -33,8 +33,9 @@ class Row:
         allocated_bytes: the most that PyTorch's allocator had given out at once, everything resident included; None
             where the engine allocates elsewhere.
         reserved_bytes: CUDA: the most that the caching allocator held from the driver.
-        process_bytes: CUDA: what the process held of the device, the driver's context and every library included;
-            CPU: the most resident memory of the process during the timed steps, Python and libraries included.
+        process_bytes: CUDA: what the process held of the device, the driver's context and every library included,
+            None where that is not known, as others on the device let go of theirs meanwhile; CPU: the most resident
+            memory of the process during the timed steps, Python and libraries included.
         predicted_bytes: the peak that memopt predicted for the step; None for peers.
         budget_bytes: the budget that was asked for; None without one.
         minimum_bytes: the least budget that memopt says it can keep; None where it does not say.

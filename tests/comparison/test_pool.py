@@ -1,5 +1,7 @@
 """Who may use the device while a row is timed, and what is done when time is over."""
 
+import pytest
+
 from memopt.comparison.job import Job, Source
 from memopt.comparison.pool import Pool
 
@@ -46,6 +48,16 @@ def test_what_is_ready_when_time_is_over_is_timed_and_the_rest_is_late(tmp_path,
     assert [found[number].get("reason") for number in range(4)] == [None, late, "refused", late]
     assert found[0]["seconds"] == [1.0]
     assert slow.did == ["end"] and ready.did[0] == "go" and "end" in done.did
+
+
+@pytest.mark.parametrize(("after", "process_bytes"), [(300, 700), (950, None), (1400, None)])
+def test_what_a_process_held_is_not_known_where_others_let_go_of_theirs(tmp_path, monkeypatch, after, process_bytes):
+    """What the device holds before and after the process ends: never less than the process itself had reserved."""
+    held = iter((1000, after))
+    monkeypatch.setattr("memopt.comparison.pool.device_used", lambda *_, **__: next(held))
+    worker = Said({"kind": "row", "seconds": [1.0], "reserved_bytes": 100})
+    said = Pool(tmp_path, 10, True, 1, None)._timed(0, worker, "cuda")
+    assert said["process_bytes"] == process_bytes and said["reserved_bytes"] == 100
 
 
 def test_jobs_may_go_ahead_of_those_that_wait(tmp_path, monkeypatch):
