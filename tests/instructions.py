@@ -297,7 +297,7 @@ def apply_step(step: Step, values: Sequence[Any]) -> Any:
     return OPERATIONS[step.op](*(values[i] for i in step.operands), *step.params)
 
 
-RANDOM = ("dropout", "dropout_", "rand_like", "bernoulli")
+_RANDOM = ("dropout", "dropout_", "rand_like", "bernoulli")
 _READ_NO_VALUES = ("zeros_like", "ones_like")
 
 
@@ -312,7 +312,7 @@ def draws_in_vain(recipe: Recipe, leaves: Sequence[Tensor]) -> bool:
     for step, count in reversed(made):
         end -= count
         if needed.isdisjoint(range(end, end + count)):
-            if step.op in RANDOM:
+            if step.op in _RANDOM:
                 return True
         elif step.op not in _READ_NO_VALUES:
             needed.update(step.operands)

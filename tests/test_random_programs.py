@@ -18,7 +18,7 @@ from memopt.pass_manager import Pass, PassManager, PassResult
 from memopt.passes.checkpoint import Checkpoint
 from memopt.program import InputKind, Program
 from tests.generate import recipes
-from tests.instructions import Recipe, RecipeModule, Step, draws_in_vain, leaf_steps, leaf_value
+from tests.instructions import Recipe, RecipeModule, Step, draws_in_vain, leaves_of
 from tests.joint import Body, compile_step, exact_step, joint_arguments, results_of, step_results
 from tests.oracle import NOISY_RUNS, Bound, arguments, program_of, same_bits, within
 
@@ -215,7 +215,7 @@ def check_step(recipe: Recipe, found: Sequence[Any]) -> None:
 def assume_all_is_drawn(recipe: Recipe) -> None:
     """Reject what torch's captures do not draw as eager does."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        assume(not draws_in_vain(recipe, [leaf_value(step) for step in leaf_steps(recipe)]))
+        assume(not draws_in_vain(recipe, leaves_of(recipe)))
 
 
 @chunks("export")

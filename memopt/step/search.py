@@ -186,8 +186,8 @@ class StepSearch:
         return self._option(self.stages.lowering).passes
 
     def _beside(self, used: Sequence[Pass]) -> list[tuple[Pass, ...]]:
-        """What to use of rewrites beside all of them."""
-        dear = bool(used) and self._base_seconds(used) > (1 + WORTH_OF_OTHERS) * self._base_seconds(())
+        """What to use of rewrites beside all of them: fewer, or some set otherwise where that can save something."""
+        dear = self._base_seconds(used) > (1 + WORTH_OF_OTHERS) * self._base_seconds(())
         return [*beside(used), *(otherwise(used) if dear else [])]
 
     def _base_seconds(self, chosen: Sequence[Pass]) -> float:
