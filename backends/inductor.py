@@ -61,10 +61,7 @@ class InductorBackend(Engine):
             lower = rehearse if session.rehearsing else emit_training
             return lower(graph_module, example_inputs, hooks)
         if hooks.needs_gradients:
-            if hooks.kept is None:
-                hooks.kept = Training(graph_module, example_inputs, hooks)
-            training: Training = hooks.kept
-            return training.compile()
+            return _training(graph_module, example_inputs, hooks).compile()
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
             if hooks.dry:
@@ -73,6 +70,12 @@ class InductorBackend(Engine):
             return within_budget(hooks.session, lambda patient: self._inference(module, hooks, patient=patient))
 
         return lower_inference(graph_module, example_inputs, inference)
+
+    def recall(
+        self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks, facts: bytes
+    ) -> tuple[str, Callable[..., Any] | None]:
+        """A training step's code, from the cache on disk."""
+        return _training(graph_module, example_inputs, hooks).recall(facts)
 
     def _inference(self, module: fx.GraphModule, hooks: Hooks, *, patient: bool) -> Boxed:
         program, rewrite = hooks.inference(module)
@@ -102,6 +105,14 @@ class InductorBackend(Engine):
     def fusion(self, table: CostTable) -> InductorFusion:
         """What Inductor's kernels fuse away."""
         return InductorFusion(table)
+
+
+def _training(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> Training:
+    """A graph's lowering, from one attempt to the next."""
+    if hooks.kept is None:
+        hooks.kept = Training(graph_module, example_inputs, hooks)
+    training: Training = hooks.kept
+    return training
 
 
 def missing_compiler(device: torch.device) -> str | None:

@@ -46,6 +46,22 @@ class Engine(abc.ABC):
     ) -> Callable[..., Any]:
         """Lower one Dynamo graph with the hooks into memopt; return the callable that Dynamo installs."""
 
+    def recall(
+        self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks, facts: bytes
+    ) -> tuple[str, Callable[..., Any] | None]:
+        """What an earlier process made of a training graph and kept, without tracing it; see `Hooks.repeatable`.
+
+        Args:
+            graph_module: Dynamo's graph.
+            example_inputs: its inputs.
+            hooks: of the graph.
+            facts: what the engine's code depends on beside graph and inputs.
+
+        Returns:
+            A key of graph, inputs and facts, empty where there is none; and the function, None where it is not known.
+        """
+        return "", None
+
     def fusion(self, table: CostTable) -> Fusion | None:
         """What its kernels fuse away, by the device's speed in the table; None where every value is stored."""
         return None

@@ -18,6 +18,7 @@ from memopt.capture.outside import OUTSIDE, Mark
 from memopt.capture.shadow import Shadow
 from memopt.program import Program
 from memopt.session import Session
+from memopt.step.again import found_again, keep_for_others
 from memopt.step.measured import lower_within
 
 # How many shapes and modes of one model are compiled before a call is refused.
@@ -70,11 +71,17 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
         def lower() -> tuple[Callable[..., Any], Hooks]:
             return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
 
+        def recall(facts: bytes) -> tuple[str, Callable[..., Any] | None]:
+            return session.engine().recall(graph_module, example_inputs, hooks, facts)
+
         collected = session.collecting
         first = len(collected or ())
         with session.timed("tracing"), attention_as_on(None if target is None else target.type):
             try:
-                run = lower_within(session, lower, hooks, example_inputs)
+                run = None if session.dry else found_again(session, hooks, recall, example_inputs)
+                if run is None:
+                    run = lower_within(session, lower, hooks, example_inputs)
+                    keep_for_others(session, hooks, run)
                 return run if collected is None else _counted(run, collected, first)
             finally:
                 if not session.dry:

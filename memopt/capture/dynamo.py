@@ -86,6 +86,10 @@ class Hooks:
         self._joint: fx.GraphModule | None = None  # the graph that it was captured from
         self.kept: Any = None  # what an engine knows of the graph from one lowering of it to the next
         self.recordable: tuple[Any, Any] = None, None  # a function that an engine made, and its step, to be recorded
+        self.recorded = self.tried = False  # whether it was, and whether a step was taken within the budget
+        self.key = ""  # by which the step as it is settled is known to other processes; empty where it is not
+        # A function that an engine made, and what keeps its code for who lowers the graph again; None: nothing does.
+        self.repeatable: tuple[Any, Callable[[], None] | None] = None, None
         reason = getattr(graph_module, "compile_subgraph_reason", None)
         self.graph_break = bool(reason is not None and reason.graph_break) or _inside_eager_code()
         self.needs_gradients = torch.is_grad_enabled() and any(

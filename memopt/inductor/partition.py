@@ -17,6 +17,7 @@ from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import Halved
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.fusion import realize
+from memopt.inductor.joint_cache import JointCache
 from memopt.inductor.offload import wait_on_host
 from memopt.inductor.order import KeepOrder
 from memopt.inductor.product_sums import register_product_sums
@@ -125,16 +126,18 @@ def compile_training(
     inner: Callable[..., Any],
     partition: Partition,
     trace: Trace | None = None,
+    cached: contextlib.AbstractContextManager[None] | None = None,
 ) -> Any:
     """Lower one Dynamo graph with `inner` as the compiler of each half, cut apart by the partition.
 
-    A graph that is lowered several times is traced once, where each time is given the same `trace`.
+    A graph that is lowered several times is traced once, where each time is given the same `trace`. What torch's cache
+    of joint graphs is to do meanwhile, `cached` says; else it is not used.
     """
     register_product_sums()
     register_write_over()
-    # Both halves are lowered at once, since a peak is that of both; torch's cache of joint graphs does not know plans.
-    settings = functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False)
-    with settings, (trace or Trace()).kept():
+    # Both halves are lowered at once, since a peak is that of both.
+    settings = functorch_config.patch(force_non_lazy_backward_lowering=True)
+    with settings, cached or JointCache().attempt(), (trace or Trace()).kept():
         return inductor.compile_fx(
             fx.GraphModule(graph_module, graph_module.graph),
             example_inputs,

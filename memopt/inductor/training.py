@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from memopt.garbage import collect_early
 from memopt.host.buffers import keep_for
 from memopt.inductor.ahead import Ahead
 from memopt.inductor.halves import Halves
+from memopt.inductor.joint_cache import AbsentError, JointCache
 from memopt.inductor.own_cut import OwnCut
 from memopt.inductor.partition import Partition, compile_training, free_at_once, keep_order
 from memopt.inductor.plans import KnownPlan, Plans
@@ -47,6 +49,7 @@ class _Attempt:
     saving: int = 0
     excess: int | None = None
     step: Any = None  # what was planned
+    entry: Any = None  # of torch's cache of joint graphs
 
     @property
     def fits(self) -> bool:
@@ -65,6 +68,7 @@ class Training:
         self._followed: Settled | None = None  # what settled it in another process, as long as it is followed
         self._first_plan: _Attempt | None = None  # made where torch's own cut was seen to be hopeless
         self._trace, self._ahead = Trace(), Ahead()
+        self._joint_cache = JointCache()
         self._codes: dict[str, _Attempt] = {}  # of plans, whatever limit they were made for
         self._plans: Plans[_Attempt] = Plans(hooks, self._codes)
         self._before: Settled | None = None  # what the graph was settled with under a larger limit
@@ -98,7 +102,27 @@ class Training:
             keep_for(attempt.run)
         if session.recordings is not None and self.hooks.captured is not None:
             self.hooks.recordable = attempt.run, attempt.halves.recordable(self.hooks.captured, session.recordings)
+        self.hooks.repeatable = attempt.run, self._repeatable(attempt)
         return attempt.run
+
+    def recall(self, facts: bytes) -> tuple[str, Callable[..., Any] | None]:
+        """The step as torch's cache has it for these facts, beside what torch itself goes by; and the key of that."""
+        partition = Partition(_untraced)
+        partition.token = facts
+        try:
+            with phase("looking for code"):
+                cached = self._joint_cache.looking(self.hooks.backward)
+                run = compile_training(self.graph_module, self.example_inputs, _untraced, partition, cached=cached)
+        except AbsentError:
+            return self._joint_cache.key, None
+        return self._joint_cache.key, run
+
+    def _repeatable(self, attempt: _Attempt) -> Callable[[], None] | None:
+        """Keeps the code for `recall`; None where it cannot be kept."""
+        forward, entry = attempt.halves.forward, attempt.entry
+        if entry is None or forward is None or forward.waiting:  # what waits on the host, backward asks for by name
+            return None
+        return functools.partial(self._joint_cache.write, entry)
 
     def _deepest(self) -> _Attempt | None:
         """Code of the deepest plan, which is there where it was refused before; None where that is too much."""
@@ -216,7 +240,12 @@ class Training:
             try:
                 with self._ahead.within():
                     run = compile_training(
-                        self.graph_module, self.example_inputs, halves.compile, partition, self._trace
+                        self.graph_module,
+                        self.example_inputs,
+                        halves.compile,
+                        partition,
+                        self._trace,
+                        self._joint_cache.attempt(),
                     )
             except InductorError as error:  # the graph may hold what this version of Inductor has no code for
                 session.note(f"Inductor has no code for this graph: {first_line(error)}")
@@ -240,7 +269,8 @@ class Training:
             self._own.took(settled.lowering, taken)
         if taken and session.one_graph and not (session.search and session.feasible):
             self._least = taken if self._least is None else min(self._least, taken)
-        attempt = _Attempt(run, halves, peaks, settled, saving, excess, session.step)
+        entry = self._joint_cache.taken()
+        attempt = _Attempt(run, halves, peaks, settled, saving, excess, session.step, entry)
         if settled.planned:
             self._plans.code = attempt
             self._plans.took(session.code_peak())
@@ -293,6 +323,10 @@ class Training:
             self._followed = known
             self._start_from(known)
             session.search, session.lowering = known.planned, lowering
+
+
+def _untraced(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a step that is only looked for is neither cut nor lowered")
 
 
 def _deepest_within(limit: int) -> Settled:

@@ -81,7 +81,7 @@ def build_report(
         breakdown=breakdown,
         programs=programs,
         notes=tuple(session.notes),
-        environment=Environment(torch.__version__, _device_name(session, item.program), torch.get_num_threads()),
+        environment=Environment(str(torch.__version__), _device_name(session, item.program), torch.get_num_threads()),
         model=session.model_name,
         backend=session.engine().name,
         executables=executables

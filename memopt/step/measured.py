@@ -70,9 +70,10 @@ def lower_within(
     except BudgetError as error:
         refused = error
     else:
+        hooks.tried = lowered.tried
         return lowered.run if lowered.recorded else _recorded(session, lower, lowered, given)
     # Out here, so that no traceback holds on to what was lowered.
-    if session.engine().rehearses and _measurable(session, hooks) is not None:
+    if session.engine().rehearses and measurable(session, hooks) is not None:
         refused = kept_least(session, refused, lambda: _lowered_within(session, lower, given).kept)
     raise refused
 
@@ -138,11 +139,12 @@ def _tried(
     session: Session, run: Callable[..., Any], hooks: Hooks, given: Sequence[Any], *, beyond_limit: bool = False
 ) -> Tried:
     made, step = hooks.recordable
-    written = _measurable(session, hooks)
+    written = measurable(session, hooks)
     allowed = held_bytes(session.resident.device)
     if step is None or made is not run or session.recordings is None or written is None or allowed is None:
         return Tried(IMPOSSIBLE)
     found = try_recording(session, step, session.recordings, run, given, written, beyond_limit=beyond_limit)
+    hooks.recorded = not found.reason
     if not found.reason:
         reason = "which takes less memory" if beyond_limit else "which was faster"
         session.note(f"forward and backward of the step are recorded as CUDA graphs, {reason}")
@@ -160,7 +162,7 @@ def _lowered_within(
     run, hooks = lower()
     for left in reversed(range(_ROUNDS + 1)):
         device = session.resident.device
-        written, allowed = _measurable(session, hooks), held_bytes(device)
+        written, allowed = measurable(session, hooks), held_bytes(device)
         if written is None or allowed is None:
             return _Lowered(run, hooks, tried=False)
         stage("taking a step")
@@ -173,15 +175,9 @@ def _lowered_within(
             session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
         coming = session.resident.coming  # what the optimizer's first steps add, within the same limit
         over = taken.reserved_bytes + coming - allowed if isinstance(taken, Taken) else 0
-        again = functools.partial(take_step, run, given, written, device, held=True)
-        if isinstance(taken, Short):
-            held: _Held | Short = taken
-        else:
-            held = _patiently(functools.partial(_taken_within, again, device, taken, coming), device, allowed)
-            if isinstance(held, _Held):
-                session.beyond = held.cache_bytes - coming - taken.before_bytes
-                if held.full_speed or (over <= 0 and not left):
-                    return _Lowered(run, hooks, cache_bytes=held.cache_bytes)
+        held = taken if isinstance(taken, Short) else _held(session, run, given, written, taken)
+        if isinstance(held, _Held) and (held.full_speed or (over <= 0 and not left)):
+            return _Lowered(run, hooks, cache_bytes=held.cache_bytes)
         within = isinstance(held, _Held) and over <= 0
         lacking = 0
         if isinstance(taken, Taken) and taken.allocated_bytes + coming <= allowed:  # it is how its blocks come to lie
@@ -226,6 +222,42 @@ def _lowered_within(
         raise refusal
     session.note("the allocator reserves more than the step needs: it is held to the budget, which takes time")
     return _Lowered(run, hooks)
+
+
+def keeps(session: Session, run: Callable[..., Any], given: Sequence[Any], written: frozenset[int]) -> bool:
+    """Whether a step of compiled code, taken here, keeps the budget at full speed, as one did elsewhere.
+
+    Args:
+        session: whose step it is.
+        run: the compiled graph.
+        given: the caller's arguments.
+        written: positions of those that the step writes to.
+    """
+    device = session.resident.device
+    allowed = held_bytes(device)
+    if allowed is None:
+        return False
+    stage("taking a step")
+    with phase("trial steps"):
+        taken = _patiently(functools.partial(take_step, run, given, written, device), device, allowed)
+    if isinstance(taken, Short) or taken.kept_bytes > session.resident.libraries:
+        return False
+    session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
+    held = _held(session, run, given, written, taken)
+    return isinstance(held, _Held) and held.full_speed
+
+
+def _held(
+    session: Session, run: Callable[..., Any], given: Sequence[Any], written: frozenset[int], taken: Taken
+) -> _Held | Short:
+    """How a step runs where the allocator is held to the budget, after one that was not."""
+    device, coming = session.resident.device, session.resident.coming
+    again = functools.partial(take_step, run, given, written, device, held=True)
+    within = functools.partial(_taken_within, again, device, taken, coming)
+    held = _patiently(within, device, held_bytes(device) or 0)
+    if isinstance(held, _Held):
+        session.beyond = held.cache_bytes - coming - taken.before_bytes
+    return held
 
 
 def _tighten(session: Session, size: int) -> Any:
@@ -325,12 +357,12 @@ def step_decides(session: Session, hooks: Hooks, excess: int) -> bool:
 
     So it is where only what the allocator may lose is lacking, and it was not seen to lose so much.
     """
-    if session.margin or held_bytes(session.resident.device) is None or _measurable(session, hooks) is None:
+    if session.margin or held_bytes(session.resident.device) is None or measurable(session, hooks) is None:
         return False
     return excess <= session.limit_bytes - session.usable(session.limit_bytes) - session.aside
 
 
-def _measurable(session: Session, hooks: Hooks) -> frozenset[int] | None:
+def measurable(session: Session, hooks: Hooks) -> frozenset[int] | None:
     """What a step of this graph writes to, where one may be taken: the whole step is here, alone and for real."""
     program = hooks.captured
     if program is None or hooks.dry or session.exact or session.table.target is not None:

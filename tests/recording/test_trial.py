@@ -51,7 +51,7 @@ def tape(monkeypatch):
     for module in (measured, recording):
         monkeypatch.setattr(module, "held_bytes", lambda device: 10**9)
         monkeypatch.setattr(module, "settled_bytes", lambda device: 0)
-    monkeypatch.setattr(measured, "_measurable", lambda session, hooks: hooks.captured and mutated(hooks.captured))
+    monkeypatch.setattr(measured, "measurable", lambda session, hooks: hooks.captured and mutated(hooks.captured))
     monkeypatch.setattr(measured, "take_step", lambda *args, held=False: Taken(1, 1, 0))
     monkeypatch.setattr(measured, "grow", lambda device, size: None)
     monkeypatch.setattr(recording, "lifted", lambda device: contextlib.nullcontext())

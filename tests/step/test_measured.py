@@ -41,7 +41,7 @@ def steps(monkeypatch):
 
     def choose(*taken):
         figures.extend(taken)
-        real = measured_step._measurable
+        real = measured_step.measurable
 
         def measurable(session, hooks):
             exact, session.exact = session.exact, False
@@ -52,7 +52,7 @@ def steps(monkeypatch):
                 session.exact = exact
 
         assert real is not None
-        monkeypatch.setattr(measured_step, "_measurable", measurable)
+        monkeypatch.setattr(measured_step, "measurable", measurable)
         monkeypatch.setattr(measured_step, "take_step", take)
         monkeypatch.setattr(measured_step, "settled_bytes", lambda device: 0)
         return figures

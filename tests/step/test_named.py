@@ -51,7 +51,7 @@ def lossy(monkeypatch):
     monkeypatch.setattr("memopt.module._allow", lambda owner, session, limit: limits.append(limit))
     monkeypatch.setattr(measured_step, "held_bytes", held)
     monkeypatch.setattr(measured_step, "take_step", take)
-    monkeypatch.setattr(measured_step, "_measurable", measurable)
+    monkeypatch.setattr(measured_step, "measurable", measurable)
     monkeypatch.setattr(measured_step, "settled_bytes", lambda device: 0)
     monkeypatch.setattr(measured_step, "grow", lambda device, size: None)
     return limits

@@ -1,0 +1,240 @@
+"""A step that was settled in an earlier process, found again before it is traced: its code, its report, its place.
+
+The code lies in torch's cache, whose key covers the graph, its inputs and torch's settings; what memopt decides by
+beside these is part of that key, its own source among it. Where a step can be taken, it is, and what does not keep the
+budget here and now is planned as if nothing had been known.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import functools
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memopt.cache_dir import cache_dir
+from memopt.capture.dynamo import Hooks
+from memopt.fake_calls import library_settings
+from memopt.garbage import looking_once
+from memopt.memory.allocator import count_library_bytes, library_bytes
+from memopt.memory.allocator_limit import held_bytes
+from memopt.memory.cost.disk import Store
+from memopt.report.packed import packed, unpacked
+from memopt.report.record import Report
+from memopt.step.keys import described, versions
+from memopt.step.measured import keeps, measurable
+from memopt.step.planned import fingerprint
+from memopt.step.planner import StepPlan
+from memopt.step.standing import Step
+
+if TYPE_CHECKING:
+    from memopt.session import Session
+
+log = logging.getLogger("memopt")
+
+NOTE = "found on disk, as an earlier process planned and compiled it"
+_MOST = 1 << 50
+
+Recall = Callable[[bytes], tuple[str, Callable[..., Any] | None]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settlement:
+    """What is kept of a settled step beside its code. Sizes are in bytes.
+
+    Attributes:
+        report: of the step.
+        graph: fingerprint of the graph as captured.
+        plain: the peak above what is resident, without a plan.
+        constants: what is resident beside what the session counts.
+        limit: the budget.
+        margin, aside: as the session had them.
+        libraries: what libraries were seen to keep.
+        multiplies: whether they do.
+        written: positions of the arguments that the step writes to; None where no step could be taken.
+    """
+
+    report: Report
+    graph: str
+    plain: int
+    constants: int
+    limit: int
+    margin: int
+    aside: int
+    libraries: int
+    multiplies: bool
+    written: tuple[int, ...] | None
+
+
+@looking_once()
+def found_again(session: Session, hooks: Hooks, recall: Recall, given: Sequence[Any]) -> Callable[..., Any] | None:
+    """The step as it was settled before, with its report on record; None where it is to be lowered.
+
+    Args:
+        session: whose step it is.
+        hooks: of its graph.
+        recall: the engine's, for this graph.
+        given: the caller's arguments.
+    """
+    if not _may_be_alone(session, hooks):
+        return None
+    hooks.key, run = recall(_facts(session))
+    known = Settlements().get(hooks.key) if run is not None else None
+    if run is None or known is None:
+        return None
+    if session.recordings is not None:
+        session.recordings.release()
+    before = session.tighten(0), session.multiplies, session.aside
+    if _taken_up(session, known) and _still_keeps(session, run, given, known.written):
+        session.note(NOTE)
+        return run
+    log.info("the step that was found on disk does not keep the budget: planning anew")
+    standing, session.multiplies, session.aside = before
+    session.loosen(standing)
+    return None
+
+
+def keep_for_others(session: Session, hooks: Hooks, run: Callable[..., Any]) -> None:
+    """Keep a step that was lowered, where a later process may go on with it as it is."""
+    step, report, program = session.step, session.report, hooks.captured
+    made, keep = hooks.repeatable
+    if not hooks.key or keep is None or made is not run or hooks.recorded or program is None:
+        return
+    if step is None or report is None or step.limit is None or not session.one_graph or session.exact:
+        return
+    written = measurable(session, hooks) if held_bytes(session.resident.device) is not None else None
+    if session.resident.device.type != "cpu" and (written is None or not hooks.tried):
+        return  # nothing was seen of it
+    kept = Settlement(
+        report=report,
+        graph=fingerprint(program),
+        plain=step.plain,
+        constants=step.base - session.resident.total,
+        limit=step.limit,
+        margin=session.margin,
+        aside=session.aside,
+        libraries=session.resident.libraries,
+        multiplies=session.multiplies,
+        written=None if written is None else tuple(sorted(written)),
+    )
+    if Settlements().put(hooks.key, kept):
+        keep()
+
+
+class Settlements:
+    """Settled steps of this version of memopt and torch, below the folder for caches."""
+
+    def __init__(self) -> None:
+        """Nothing is read or made yet."""
+        self._store, self._scope = Store("steps"), versions()
+
+    def get(self, key: str) -> Settlement | None:
+        """Return what was put under this key; None when it is absent or damaged."""
+        record = self._store.get(self._scope, key)
+        try:
+            return None if record is None else _decoded(dict(record))
+        except (KeyError, TypeError, ValueError, binascii.Error):
+            return None
+
+    def put(self, key: str, kept: Settlement) -> bool:
+        """Keep a settled step; return whether it was written."""
+        fields = {field.name: getattr(kept, field.name) for field in dataclasses.fields(kept)}
+        fields["report"] = base64.b85encode(packed(kept.report)).decode()
+        return self._store.put(self._scope, key, fields)
+
+
+def _decoded(record: dict[str, Any]) -> Settlement:
+    report = unpacked(base64.b85decode(record.pop("report")))
+    written = record.pop("written")
+    if written is not None:
+        written = tuple(int(place) for place in written)
+    found = Settlement(report=report, written=written, **record)
+    sizes = (found.plain, found.constants, found.limit, found.margin, found.aside, found.libraries)
+    if not all(type(size) is int and abs(size) <= _MOST for size in sizes):
+        raise ValueError("a size is none")
+    if type(found.graph) is not str or type(found.multiplies) is not bool:
+        raise ValueError("a field is of another kind")
+    return found
+
+
+def _may_be_alone(session: Session, hooks: Hooks) -> bool:
+    """Whether the graph may be the whole step of a budget, and is lowered for it: no other one has a part in it."""
+    if session.budget is None or session.exact or session.table.target is not None or not hooks.needs_gradients:
+        return False
+    if hooks.graph_break or session.foreseen or not (session.step is None or session.one_graph):
+        return False
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return False  # other ranks plan the same: none may go another way
+    return cache_dir() is not None
+
+
+def _taken_up(session: Session, known: Settlement) -> bool:
+    """Whether the session stands now as it did when the step was settled: for the same limit in bytes."""
+    device = session.resident.device
+    session.prepare_allocator()
+    session.margin, session.aside, session.multiplies = known.margin, known.aside, known.multiplies
+    further = known.libraries - library_bytes(device) if known.multiplies else 0
+    if further > 0:
+        count_library_bytes(device, further)
+    session.resident = dataclasses.replace(session.resident, libraries=known.libraries)
+    base = session.resident.total + known.constants
+    limit = session.held_to(base + known.plain)
+    least = known.report.minimum_bytes or 0
+    plan = StepPlan((), known.report.peak_bytes - base, least - base, True)
+    session.step = Step((known.graph,), (), plan, known.plain, base, limit)
+    session.report = known.report
+    for text in known.report.notes:
+        session.note(text)
+    return limit == known.limit
+
+
+def _still_keeps(
+    session: Session, run: Callable[..., Any], given: Sequence[Any], written: tuple[int, ...] | None
+) -> bool:
+    """Whether a step keeps the budget, where one can be taken."""
+    if written is None:
+        return held_bytes(session.resident.device) is None
+    return keeps(session, run, given, frozenset(written))
+
+
+def _facts(session: Session) -> bytes:
+    """What a step's code depends on beside graph, inputs and torch's settings, as one digest."""
+    resident = session.resident
+    sizes = dataclasses.replace(resident, libraries=0)  # of these a step tells, when it is taken
+    names = sorted((str(kind), name) for kind, name, _ in session.names().values())
+    facts = [
+        versions(), _source(), repr(session.budget), session.margin, type(session.engine()).__qualname__,
+        session.model_name, repr(session.verify), session.plan_seconds, described(session.training_passes), repr(sizes),
+        session.frozen, session.recordings is None, names, library_settings(), _place(resident.device),
+    ]  # fmt: skip
+    return b"memopt, " + hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest().encode()
+
+
+def _place(device: torch.device) -> str:
+    if device.type != "cuda":
+        return str(device)
+    found = torch.cuda.get_device_properties(device)
+    return json.dumps([str(device), found.name, found.total_memory, torch.version.cuda])
+
+
+@functools.cache
+def _source() -> str:
+    """A digest of memopt's own source: code that it made is that of its version only where nobody has changed it."""
+    found = hashlib.sha256()
+    root = Path(__file__).resolve().parent.parent
+    for folder, folders, files in os.walk(root, followlinks=True):
+        folders.sort()
+        for name in sorted(files):
+            if name.endswith(".py"):
+                path = Path(folder, name)
+                found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+import memopt
+from memopt.backends.inductor import missing_compiler
+from memopt.capture.dynamo import Hooks
+from memopt.inductor.training import Training
+from memopt.step import again
+from memopt.step.again import NOTE, Settlement, Settlements
+from tests.report.samples import report
+
+pytestmark = pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def _own_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path / "memopt"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+
+
+class Block(nn.Module):
+    def __init__(self, width=64, dropout=0.0):
+        super().__init__()
+        self.norm, self.wide = nn.BatchNorm1d(width), nn.Linear(width, 4 * width)
+        self.narrow, self.dropout = nn.Linear(4 * width, width), nn.Dropout(dropout)
+
+    def forward(self, x):
+        return x + self.dropout(self.narrow(nn.functional.gelu(self.wide(self.norm(x)))))
+
+
+def _model(dropout=0.0, blocks=3):
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(dropout=dropout) for _ in range(blocks)))
+
+
+def _batch(rows=256):
+    return torch.linspace(-1, 1, rows * 64).reshape(rows, 64)
+
+
+@dataclasses.dataclass
+class Seen:
+    model: nn.Module
+    run: nn.Module
+    attempts: int
+    results: list
+
+    @property
+    def found(self):
+        return NOTE in self.run.report.notes
+
+
+def _step(model, budget="60%", rows=256, optimizer=None, **options):
+    """A step as in a process of its own: nothing is compiled yet."""
+    torch._dynamo.reset()
+    model, attempts, plain = copy.deepcopy(model), [], Training._attempt
+
+    def counted(self, *, planned):
+        attempts.append(planned)
+        return plain(self, planned=planned)
+
+    options = options if optimizer is None else {**options, "optimizer": optimizer(model.parameters())}
+    run = memopt.compile(model, budget, backend="inductor", **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Training, "_attempt", counted)
+        results = _results(model, run, rows)
+    return Seen(model, run, len(attempts), results)
+
+
+def _results(model, run, rows=256):
+    torch.manual_seed(7)
+    model.zero_grad()
+    loss = run(_batch(rows)).square().mean()
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters()), *(b.clone() for b in model.buffers())]
+
+
+def _equal(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_settled_step_is_found_again_with_its_numbers_and_its_report(dropout):
+    first, second = (_step(_model(dropout)) for _ in range(2))
+    assert first.attempts and not first.found
+    assert not second.attempts and second.found
+    assert _equal(first.results, second.results)
+    ours, theirs = (dataclasses.replace(item.run.report, seconds={}, notes=()) for item in (first, second))
+    assert ours == theirs
+    assert theirs.budget_bytes is not None and theirs.peak_bytes <= theirs.budget_bytes
+
+
+def test_nothing_is_traced_for_it(monkeypatch):
+    _step(_model())
+    from torch._functorch._aot_autograd import graph_compile
+
+    def never(*_, **__):
+        raise AssertionError("the joint graph was traced")
+
+    monkeypatch.setattr(graph_compile, "aot_dispatch_autograd_graph", never)
+    assert _step(_model()).found
+
+
+def test_later_steps_go_on_as_if_it_had_been_planned_here():
+    first, second = (_step(_model(), "2.5MB") for _ in range(2))
+    assert second.found
+    for rows in (256, 96, 256):  # another size is planned; the first is still there
+        assert _equal(_results(first.model, first.run, rows), _results(second.model, second.run, rows))
+    with torch.no_grad():
+        assert torch.equal(first.run.eval()(_batch()), second.run.eval()(_batch()))
+
+
+def test_each_size_of_input_is_found_again():
+    first = _step(_model(), "2.5MB")
+    _results(first.model, first.run, 96)
+    second = _step(_model(), "2.5MB")
+    counters.clear()
+    _results(second.model, second.run, 96)
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 1
+
+
+def test_gradients_that_exist_already_are_another_step():
+    first = _step(_model(), "2.5MB")
+    first.run(_batch()).square().mean().backward()  # adds to them
+    second = _step(_model(), "2.5MB")
+    assert second.found
+    second.run(_batch()).square().mean().backward()
+    assert NOTE in second.run.report.notes
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("what", ["budget", "optimizer", "passes", "model", "name", "source", "size"])
+def test_what_a_step_depends_on_is_told_apart(what, monkeypatch):
+    _step(_model())
+    model, budget, options, rows = _model(), "60%", {}, 256
+    if what == "budget":
+        budget = "61%"
+    elif what == "optimizer":
+        budget, options = "90%", {"optimizer": torch.optim.AdamW}
+    elif what == "passes":
+        options = {"passes": [item for item in memopt.passes.TRAINING if item.name != "merge_common"]}
+    elif what == "model":
+        model = _model(blocks=4)
+    elif what == "name":
+        model = nn.Sequential(*model)
+        model = type("Another", (nn.Sequential,), {})(*model)
+    elif what == "source":
+        monkeypatch.setattr(again, "_source", lambda: "another")
+    else:
+        rows = 255
+    assert not _step(model, budget, rows, **options).found
+
+
+def test_without_a_budget_nothing_is_kept(tmp_path):
+    torch._dynamo.reset()
+    memopt.compile(_model(), backend="inductor")(_batch()).sum().backward()
+    assert not (tmp_path / "memopt" / "steps").exists()
+
+
+@pytest.mark.parametrize("name", ["MEMOPT_CACHE", "fx_graph_cache"])
+def test_who_wants_no_cache_has_none(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("MEMOPT_CACHE", "0" if name == "MEMOPT_CACHE" else "1")
+    with torch._inductor.config.patch(fx_graph_cache=name == "MEMOPT_CACHE"):
+        assert not _step(_model()).found and not _step(_model()).found
+    assert not (tmp_path / "inductor" / "aotautograd").exists()
+
+
+@pytest.mark.parametrize("lost", ["steps", "aotautograd", "fxgraph"])
+def test_where_a_part_of_it_is_lost_the_step_is_lowered(lost, tmp_path):
+    first = _step(_model())
+    for folder in [path for path in tmp_path.rglob(lost) if path.is_dir()]:
+        shutil.rmtree(folder)
+    second = _step(_model())
+    assert not second.found and _equal(first.results, second.results)
+    assert _step(_model()).found
+
+
+@pytest.mark.parametrize("damaged", ["steps", "aotautograd"])
+def test_what_is_damaged_is_ignored(damaged, tmp_path):
+    first = _step(_model())
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and damaged in path.parts]
+    assert files
+    for path in files:
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2] + os.urandom(len(data) // 2))
+    second = _step(_model())
+    assert not second.found and _equal(first.results, second.results)
+
+
+def test_a_step_that_does_not_keep_the_budget_now_is_planned_anew(monkeypatch):
+    first = _step(_model())
+    monkeypatch.setattr(again, "_still_keeps", lambda *_: False)
+    second = _step(_model())
+    assert not second.found and second.attempts
+    assert _equal(first.results, second.results)
+    assert second.run.report.peak_bytes == first.run.report.peak_bytes
+
+
+def test_a_model_with_graph_breaks_is_planned_as_a_whole_each_time():
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = Block(), Block()
+
+        def forward(self, x):
+            x = self.first(x)
+            torch._dynamo.graph_break()
+            return self.second(x)
+
+    def made():
+        torch.manual_seed(0)
+        return Broken()
+
+    first, second = _step(made(), "2.5MB"), _step(made(), "2.5MB")
+    assert not first.found and not second.found
+    assert len(second.run.report.programs) == 2
+    assert _equal(first.results, second.results)
+
+
+def test_its_backward_runs_within_what_is_put_around_backward(monkeypatch):
+    seen, plain = [], Hooks.backward
+
+    def watched(self, run):
+        inner = plain(self, run)
+
+        def call(args):
+            seen.append(len(args))
+            return inner(args)
+
+        return call
+
+    monkeypatch.setattr(Hooks, "backward", watched)
+    _step(_model())
+    first = list(seen)
+    second = _step(_model())
+    assert second.found and len(first) == 1 and seen == 2 * first
+
+
+def _settlement():
+    return Settlement(
+        report=report(), graph="f" * 8, plain=9, constants=1, limit=7, margin=0, aside=0, libraries=0,
+        multiplies=True, written=(3, 5),
+    )  # fmt: skip
+
+
+def test_what_is_put_is_got():
+    assert Settlements().put("key", _settlement())
+    assert Settlements().get("key") == _settlement()
+    assert Settlements().get("another") is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"report": "AAAA"}, {"report": 3}, {"limit": "7"}, {"limit": 1 << 60}, {"plain": True}, {"written": ["a"]},
+        {"written": 3}, {"multiplies": 1}, {"graph": None}, {"more": 1},
+    ],
+)  # fmt: skip
+def test_records_of_another_form_are_absent(change, tmp_path):
+    Settlements().put("key", _settlement())
+    (path,) = (tmp_path / "memopt" / "steps").rglob("*.json")
+    value = json.loads(path.read_text())["value"]
+    steps = Settlements()
+    steps._store.put(steps._scope, "key", {**value, **change})
+    assert steps.get("key") is None
