@@ -8,7 +8,9 @@ after many attempts. Found again, neither the joint graph is traced nor a half g
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +19,16 @@ from unittest.mock import patch
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import autograd_cache, graph_compile
-from torch._functorch._aot_autograd.aot_autograd_result import SerializedGraphModule
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+from torch._functorch._aot_autograd.schemas import AOTAutogradCacheInfo
 from torch._inductor import codecache
 
 from memopt.errors import first_line
 
 log = logging.getLogger("memopt")
+
+# What AOTAutograd calls to make an entry of what it has compiled, and for the half in it.
+_CACHE, _SERIALIZE = "_cache_autograd_info", "serialize_graph_module"
 
 Call = Callable[[list[Any]], Any]
 
@@ -80,24 +85,29 @@ class JointCache:
 
     @contextlib.contextmanager
     def attempt(self) -> Iterator[None]:
-        """Within: what is made of the graph that was looked for is remembered, and nothing is read or written."""
+        """Within: what is made of the graph that was looked for is remembered; nothing is read or written."""
         self._entry = None
-        if not self.key:
-            with functorch_config.patch(enable_autograd_cache=False):
-                yield
-            return
+        with functorch_config.patch(enable_autograd_cache=False), contextlib.ExitStack() as stack:
+            # Torch 2.9 makes entries in another place; a bundled one would take the code apart that is to run.
+            if self.key and hasattr(graph_compile, _CACHE) and not autograd_cache.should_bundle_autograd_cache():
+                stack.enter_context(patch.object(graph_compile, _CACHE, self._cached(getattr(graph_compile, _CACHE))))
+            yield
+
+    def _cached(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """What makes entries, for a graph that is not looked for again."""
 
         def remember(_: str, entry: Any, remote: bool = False) -> None:
             self._entry = entry
 
-        with (
-            functorch_config.patch(enable_autograd_cache=True),
-            patch.object(autograd_cache, "autograd_cache_key", lambda *_, **__: (self.key, [])),
-            patch.object(AOTAutogradCache, "_lookup", lambda *_, **__: None),
-            patch.object(AOTAutogradCache, "save", remember),
-            patch.object(graph_compile, "serialize_graph_module", _as_it_is),
-        ):
-            yield
+        def cached(settings: Any, *args: Any, **options: Any) -> Any:
+            place = AOTAutogradCacheInfo(self.key, time.time_ns(), forward_symints=[])
+            with (
+                patch.object(AOTAutogradCache, "save", remember),
+                patch.object(graph_compile, _SERIALIZE, _with_metadata(getattr(graph_compile, _SERIALIZE))),
+            ):
+                return plain(dataclasses.replace(settings, cache_info=place), *args, **options)
+
+        return cached
 
     def taken(self) -> Any:
         """What the latest attempt would write; None where nothing of it can be cached."""
@@ -111,13 +121,22 @@ class JointCache:
             log.info("torch keeps nothing of the step: %s: %s", type(error).__name__, first_line(error))
 
 
-def _as_it_is(half: fx.GraphModule) -> SerializedGraphModule:
-    """A half for an entry; torch's own function takes the metadata of every node away, which memopt still reads."""
-    meta, half.meta = half.meta, {}
-    try:
-        return SerializedGraphModule(half)
-    finally:
-        half.meta = meta
+def _with_metadata(plain: Callable[[fx.GraphModule], Any]) -> Callable[[fx.GraphModule], Any]:
+    """What serializes a half for an entry, which leaves its nodes the metadata that memopt still reads."""
+
+    def serialized(half: fx.GraphModule) -> Any:
+        meta, nodes = half.meta, [(node, node.meta) for node in half.graph.nodes]
+        try:
+            return plain(half)
+        except Exception as error:  # only compiled autograd, which is not in use here, would ask for it
+            log.info("a half is not serialized: %s: %s", type(error).__name__, first_line(error))
+            return None
+        finally:
+            half.meta = meta
+            for node, kept in nodes:
+                node.meta = kept
+
+    return serialized
 
 
 @contextlib.contextmanager

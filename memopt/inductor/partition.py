@@ -23,6 +23,7 @@ from memopt.inductor.order import KeepOrder
 from memopt.inductor.product_sums import register_product_sums
 from memopt.inductor.together import together
 from memopt.inductor.trace import Trace
+from memopt.inductor.unread import unread
 from memopt.inductor.write_over import register_write_over
 from memopt.program import Program, copy_node, module_of
 from memopt.rewrite import storages
@@ -137,7 +138,7 @@ def compile_training(
     register_write_over()
     # Both halves are lowered at once, since a peak is that of both.
     settings = functorch_config.patch(force_non_lazy_backward_lowering=True)
-    with settings, cached or JointCache().attempt(), (trace or Trace()).kept():
+    with settings, unread(), cached or JointCache().attempt(), (trace or Trace()).kept():
         return inductor.compile_fx(
             fx.GraphModule(graph_module, graph_module.graph),
             example_inputs,

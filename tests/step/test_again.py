@@ -15,6 +15,7 @@ import memopt
 from memopt.backends.inductor import missing_compiler
 from memopt.capture.dynamo import Hooks
 from memopt.inductor.training import Training
+from memopt.module import CompiledModule
 from memopt.step import again
 from memopt.step.again import NOTE, Settlement, Settlements
 from tests.report.samples import report
@@ -273,3 +274,32 @@ def test_records_of_another_form_are_absent(change, tmp_path):
     steps = Settlements()
     steps._store.put(steps._scope, "key", {**value, **change})
     assert steps.get("key") is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", [None, torch.optim.AdamW])
+def test_on_cuda_it_is_taken_before_it_is_trusted(optimizer, monkeypatch):
+    monkeypatch.setattr(CompiledModule, "_recordings_here", lambda self: None)  # a recorded step is made anew
+    torch.manual_seed(0)
+    model = memopt.models.build("gpt2_medium", layers=4, width=512, heads=8, vocabulary=4096)
+    model = model.to("cuda", torch.bfloat16)
+    inputs = model.example_inputs(8, labels=True)
+
+    def step():
+        torch._dynamo.reset()
+        own = copy.deepcopy(model)
+        options = {} if optimizer is None else {"optimizer": optimizer(own.parameters())}
+        run = memopt.compile(own, "80%", backend="inductor", **options)
+        torch.manual_seed(7)
+        loss = run(**inputs)
+        loss.backward()
+        return run.report, loss.detach(), [parameter.grad for parameter in own.parameters()]
+
+    first, loss, gradients = step()
+    second, same, others = step()
+    assert NOTE not in first.notes and NOTE in second.notes
+    assert "trial steps" in second.seconds and "searching" not in second.seconds
+    assert second.measured_peak_bytes is not None and second.measured_peak_bytes <= second.budget_bytes
+    assert torch.equal(loss, same)
+    for a, b in zip(gradients, others, strict=True):
+        torch.testing.assert_close(a, b)
