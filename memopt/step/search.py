@@ -8,51 +8,22 @@ import math
 from collections.abc import Callable, Sequence
 
 from memopt.pass_manager import Pass
-from memopt.phases import phase
 from memopt.progress import stage
-from memopt.solve.recompute import Curve
 from memopt.solve.schedule import ScheduleError
 from memopt.step.carry import Carried, carried_curve
 from memopt.step.choice import WORTH_OF_CUT, WORTH_OF_OTHERS, acceptable, beside, cheapest, joined, otherwise
 from memopt.step.found import Found, stored_plan
 from memopt.step.graphs import StepGraphs
+from memopt.step.options import STARVED, Option, Options
 from memopt.step.plan_store import PlanStore, StoredPlan, key_of
-from memopt.step.planned import Planned, fingerprint, measured_peak, predicted_peak
-from memopt.step.planner import (
-    Choice,
-    StepPlan,
-    StepPlanner,
-    jobs_of,
-    lowerings_of,
-    scheduled_peaks,
-    step_peak,
-)
-from memopt.step.recompute import Lowering
-from memopt.step.side_by_side import Begun, Searches
+from memopt.step.planned import Planned, measured_peak, predicted_peak
+from memopt.step.planner import StepPlan, scheduled_peaks, step_peak
+from memopt.step.side_by_side import Searches
 
 log = logging.getLogger("memopt")
 
-# How often a plan whose measured step went over the limit is tightened before the limit is called infeasible.
-_TIGHTENINGS = 3
-# A plan during which memory ran out is planned again for less by one part in so many.
-_STARVED = 8
-# Where an engine's code has the last word, a search is given so many seconds for each operation, and at least so many:
-# of 24 layers' 1,500 operations it found what twice as long did, or came within 0.03 % of the step's time of that.
-# Where nothing that it finds keeps the limit, it is given all of its time.
-_BRIEF, _BRIEFEST = 0.001, 0.5
 # Parts of a search's time: for the first two options, and for each further one.
 _FIRST, _FURTHER = 0.5, 0.25
-
-
-@dataclasses.dataclass
-class _Option:
-    """One way to plan the step: its graphs after more rewrites, and the search, once it was made."""
-
-    items: list[Planned]
-    passes: tuple[Pass, ...]
-    planner: StepPlanner | None = None
-    lowerings: list[Lowering] | None = None  # its graphs as numbers, once a search was begun
-    begun: Begun | None = None
 
 
 class StepSearch:
@@ -72,14 +43,21 @@ class StepSearch:
             attempt: runs a planned graph once, where that can be done, and fills in what it took.
             seconds: time for one search, all graphs together.
         """
-        self.attempt, self.seconds = attempt, seconds
+        self._attempt = attempt
         self.stages, self.captured = graphs.stages, graphs.captured
         self.searches = 0
-        self._brief = graphs.stages.fusion is not None
-        self._store, self._starved = PlanStore(), False
+        self._graphs, self._options = graphs, Options(graphs, attempt, seconds)
+        self._store = PlanStore()
         self._known = False  # whether something was found for the step itself, with all plans that there are
-        self._options: dict[tuple[str, ...], _Option] = {}
-        self._graphs = graphs
+
+    @property
+    def seconds(self) -> float:
+        """Time for one search, all graphs together; who sets it gives the next ones less, or more."""
+        return self._options.seconds
+
+    @seconds.setter
+    def seconds(self, seconds: float) -> None:
+        self._options.seconds = seconds
 
     def plan(self, room: int | None, carried: Carried | None = None, *, prove: bool = True) -> Found:
         """Choose what to recompute in all graphs, and which of the rewrites that lower the floor to use: the last.
@@ -100,7 +78,7 @@ class StepSearch:
         if found.proved:
             return found
         searched = any(item.choice is not None for item in found.planned)
-        every = self._option(self.stages.lowering).items if searched or found.lowering else self.captured
+        every = self._options.of(self.stages.lowering).items if searched or found.lowering else self.captured
         return dataclasses.replace(
             found, planned=self._graphs.recorded(found.planned, every, found.lowering), proved=True
         )
@@ -120,15 +98,15 @@ class StepSearch:
                 return found
         self._known = True
         if found is None:
-            self._starved = False
+            self._options.starved = False
             found = self._searched(room)
             fits = found.plan.feasible and (room is None or measured_peak(found.planned, 0) <= room)
-            if fits and not self._starved:  # memory that was short today may be there tomorrow
+            if fits and not self._options.starved:  # memory that was short today may be there tomorrow
                 self._store.put(key, stored_plan(found))
             elif not fits and room is not None:
                 found = self._promised(deepest, found, room)
         elif any(item.ran_out for item in found.planned):
-            tighter = self._searched(found.plan.peak_bytes - found.plan.peak_bytes // _STARVED)
+            tighter = self._searched(found.plan.peak_bytes - found.plan.peak_bytes // STARVED)
             found = tighter if tighter.plan.feasible else found
         return found
 
@@ -170,37 +148,29 @@ class StepSearch:
         Args:
             room: bytes above what is resident; what takes clearly longer than a plan within them is left out.
         """
-        every = self._option(self.stages.lowering)
+        every = self._options.of(self.stages.lowering)
         used = every.passes
-        found = sorted(filter(None, [used, *self._beside(used)]), key=self._base_seconds)
+        found = sorted(filter(None, [used, *self._beside(used)]), key=self._options.base_seconds)
         if room is None or not found:
             return found
         with Searches() as searches:
-            planners = self._planners(searches, [self._option(()), every], _FIRST)
+            planners = self._options.planners(searches, [self._options.of(()), every], _FIRST)
         plans = [planner.outlook(room) for planner in planners]
         most = min((plan.seconds for plan in plans if plan.feasible), default=math.inf)
-        return [chosen for chosen in found if self._base_seconds(chosen) <= most * (1 + WORTH_OF_CUT)]
+        return [chosen for chosen in found if self._options.base_seconds(chosen) <= most * (1 + WORTH_OF_CUT)]
 
     def all_lowering(self) -> tuple[Pass, ...]:
         """Every rewrite that lowers the floor, and changes something."""
-        return self._option(self.stages.lowering).passes
+        return self._options.of(self.stages.lowering).passes
 
     def _beside(self, used: Sequence[Pass]) -> list[tuple[Pass, ...]]:
         """What to use of rewrites beside all of them: fewer, or some set otherwise where that can save something."""
-        dear = self._base_seconds(used) > (1 + WORTH_OF_OTHERS) * self._base_seconds(())
+        dear = self._options.base_seconds(used) > (1 + WORTH_OF_OTHERS) * self._options.base_seconds(())
         return [*beside(used), *(otherwise(used) if dear else [])]
-
-    def _base_seconds(self, chosen: Sequence[Pass]) -> float:
-        """The step's time without recomputation; of several rewrites together, about: as each by itself changes it."""
-        names = tuple(item.key for item in chosen)
-        if len(chosen) < 2 or names in self._options:
-            return sum(cost.seconds for item in self._option(chosen).items for cost in item.costs.values())
-        plain = self._base_seconds(())
-        return plain + sum(self._base_seconds((item,)) - plain for item in chosen)
 
     def unplanned(self, chosen: Sequence[Pass]) -> list[Planned]:
         """The graphs with these of the rewrites that lower the floor, not proved yet, and with nothing recomputed."""
-        return self._option(chosen).items
+        return self._options.of(chosen).items
 
     def settled(self, stored: StoredPlan, room: int | None) -> Found | None:
         """The step with a plan that was found before; None where it is not one for these graphs, or not within room."""
@@ -209,8 +179,10 @@ class StepSearch:
             return None
         planned = []
         try:
-            for item, schedule, peak in zip(self._option(chosen).items, stored.schedules, stored.peaks, strict=True):
-                planned.append(self.attempt(self._graphs.followed(item, schedule, peak)))
+            for item, schedule, peak in zip(
+                self._options.of(chosen).items, stored.schedules, stored.peaks, strict=True
+            ):
+                planned.append(self._attempt(self._graphs.followed(item, schedule, peak)))
         except ScheduleError as error:
             log.info("a stored plan is not used: %s", error)
             return None
@@ -241,15 +213,15 @@ class StepSearch:
         chosen = self.stages.called(carried.lowering)
         if chosen is None or len(carried.schedules) != len(self.captured):
             return None
-        option = self._option(chosen)
+        option = self._options.of(chosen)
         known = iter(zip(carried.operations, carried.schedules, strict=True))
         stage("carrying a plan over")
         try:
-            planner = self._planned_by(option, lambda lowering, seconds: carried_curve(lowering, *next(known)))
+            planner = self._options.planned_by(option, lambda lowering, seconds: carried_curve(lowering, *next(known)))
         except ScheduleError as error:
             log.info("a plan of another size is not used: %s", error)
             return None
-        planned, step = self._plan_within(_Option(option.items, chosen, planner), room)
+        planned, step = self._options.plan_within(Option(option.items, chosen, planner), room)
         if not step.feasible or (room is not None and measured_peak(planned, 0) > room):
             return None
         return Found(planned, step, chosen)
@@ -257,159 +229,44 @@ class StepSearch:
     def _searched(self, room: int | None) -> Found:
         self.searches += 1
         found = self._chosen(room)
-        if self._brief and (found is None or not found.plan.feasible):
-            self._brief = False
-            for option in self._options.values():
-                option.planner = option.lowerings = option.begun = None
+        if self._options.brief and (found is None or not found.plan.feasible):
+            self._options.search_at_length()
             found = self._chosen(room)
         assert found is not None
         return found
 
     def _chosen(self, room: int | None) -> Found | None:
         """The best plan of all options; None where a brief search finds none."""
-        plain = self._option(())
+        plain = self._options.of(())
         with Searches() as searches:
-            if self._brief:  # it is searched while the rewrites are made
-                self._begin(searches, [plain], _FIRST)
-            options = [plain, self._option(self.stages.lowering)]
+            if self._options.brief:  # it is searched while the rewrites are made
+                self._options.begin(searches, [plain], _FIRST)
+            options = [plain, self._options.of(self.stages.lowering)]
             used = options[1].passes
             if not used:
-                self._planners(searches, [plain], 1.0)
-                planned, step = self._plan_within(plain, room)
+                self._options.planners(searches, [plain], 1.0)
+                planned, step = self._options.plan_within(plain, room)
                 return Found(planned, step, ())
             without = self._beside(used)
-            self._begin(searches, options, _FIRST)
+            self._options.begin(searches, options, _FIRST)
             if searches.more(len(without)):  # begun now, they take no time of their own
-                self._begin(searches, [self._option(passes) for passes in without], _FURTHER)
-            plans = [planner.outlook(room) for planner in self._planners(searches, options, _FIRST)]
+                self._options.begin(searches, [self._options.of(passes) for passes in without], _FURTHER)
+            plans = [planner.outlook(room) for planner in self._options.planners(searches, options, _FIRST)]
             if not acceptable(plans[0]) and without:  # one of them may cost more than it helps
-                further = [self._option(passes) for passes in without]
-                plans += [planner.outlook(room) for planner in self._planners(searches, further, _FURTHER)]
+                further = [self._options.of(passes) for passes in without]
+                plans += [planner.outlook(room) for planner in self._options.planners(searches, further, _FURTHER)]
                 options += further
-        if self._brief and not any(plan.feasible for plan in plans):
+        if self._options.brief and not any(plan.feasible for plan in plans):
             return None
         index = 0 if acceptable(plans[0]) else cheapest(plans)
-        planned, step = self._plan_within(options[index], room)
+        planned, step = self._options.plan_within(options[index], room)
         if not index and not step.feasible and plans[0].feasible:
             index = 1 + cheapest(plans[1:])  # the plan without them does not keep the budget after all
-            planned, step = self._plan_within(options[index], room)
+            planned, step = self._options.plan_within(options[index], room)
         deepest = min(range(len(plans)), key=lambda number: plans[number].minimum_bytes)
         if not step.feasible and index != deepest:
             index = deepest
-            planned, step = self._plan_within(options[index], room)
+            planned, step = self._options.plan_within(options[index], room)
         chosen = options[index].passes
         others = [plan for number, plan in enumerate(plans) if number != index]
         return Found(planned, joined(step, others), chosen)
-
-    # -- one option ----------------------------------------------------------------------------------------------
-
-    def _plan_within(self, option: _Option, room: int | None) -> tuple[list[Planned], StepPlan]:
-        """Take a plan; plan for less while the measured step is above `room` bytes, or memory runs out in it.
-
-        Of a step that stays above it the deepest plan is returned, infeasible, its measured peak the least that is
-        known to be enough.
-        """
-        target = room
-        starved: tuple[list[Planned], StepPlan] | None = None
-        for left in reversed(range(1 + _TIGHTENINGS)):
-            step = self._planner(option).plan(target)
-            if starved is not None and (not step.feasible or step.peak_bytes >= starved[1].peak_bytes):
-                return starved  # less is not to be had: what runs may have more room than the trial had
-            stage("taking a trial step")
-            planned = self._attempted(option.items, step.choices)
-            if step.feasible and any(item.ran_out for item in planned):
-                starved, self._starved = (planned, step), True
-                target = step.peak_bytes - step.peak_bytes // _STARVED
-                log.info("memory ran out in a step of %d bytes: planning again", step.peak_bytes)
-                continue
-            if room is None or target is None:
-                break
-            taken = max(step.peak_bytes, measured_peak(planned, step.peak_bytes))
-            if taken <= room:  # though less was asked for
-                return planned, dataclasses.replace(step, feasible=True)
-            if not step.feasible:
-                return planned, dataclasses.replace(step, minimum_bytes=max(step.minimum_bytes, taken))
-            log.info("measured step is %d bytes over the budget: planning again", taken - room)
-            target = target - (taken - room) - (taken - room) // 4 if left > 1 else 0
-        return planned, step
-
-    def _attempted(self, items: Sequence[Planned], choices: Sequence[Choice]) -> list[Planned]:
-        """The graphs as chosen, each run once: what runs several times in a step takes as much each time."""
-        tried: dict[int, Planned] = {}
-        planned = []
-        for item, choice in zip(items, choices, strict=True):
-            chosen = dataclasses.replace(item, program=choice.program, timeline=choice.timeline, choice=choice)
-            if id(choice) in tried:
-                same = tried[id(choice)]
-                chosen = dataclasses.replace(chosen, measured=same.measured, failure=same.failure, ran_out=same.ran_out)
-            else:
-                chosen = tried[id(choice)] = self.attempt(chosen)
-            planned.append(chosen)
-        return planned
-
-    def _option(self, passes: Sequence[Pass]) -> _Option:
-        """The graphs after more rewrites, and those of the rewrites that changed something."""
-        names = tuple(item.key for item in passes)
-        if names not in self._options:
-            with phase("rewriting"):
-                items = [self._graphs.rewritten(item, passes) for item in self.captured] if passes else self.captured
-            changed = {record.name for item in items for record in item.records if record.changes} if passes else set()
-            used = tuple(item for item in passes if item.name in changed)
-            self._options[names] = option = _Option(items, used)
-            if used:  # asked for without those that change nothing, it is the same
-                self._options.setdefault(tuple(item.key for item in used), option)
-        return self._options[names]
-
-    def _planner(self, option: _Option) -> StepPlanner:
-        with Searches() as searches:
-            return self._planners(searches, [option], 1.0)[0]
-
-    def _begin(self, searches: Searches, options: Sequence[_Option], share: float) -> None:
-        """Begin to search the trade-offs of options, each in a share of the time."""
-        for option in options:
-            if option.planner is None and option.begun is None:
-                with phase("searching"):
-                    costs = [item.costs for item in option.items]
-                    option.lowerings = lowerings_of([item.before for item in option.items], costs)
-                    option.begun = searches.begin(jobs_of(option.lowerings, self._seconds(option.lowerings, share)))
-
-    def _seconds(self, lowerings: Sequence[Lowering], share: float) -> float:
-        operations = sum(len(lowering.operations) for lowering in lowerings)
-        brief = max(_BRIEFEST, _BRIEF * operations) if self._brief else self.seconds
-        return min(share * self.seconds, brief)
-
-    def _planners(self, searches: Searches, options: Sequence[_Option], share: float) -> list[StepPlanner]:
-        """The searched trade-offs of several options, each in a share of the time, side by side."""
-        self._begin(searches, options, share)
-        found = []
-        for option in sorted(options, key=lambda option: option.begun is not None and option.begun.apart):
-            if option.planner is None and option.begun is not None:
-                stage(f"searching, {share * self.seconds:.0f} s at most")
-                with phase("searching"):
-                    option.planner = self._planned_by(option, None, option.lowerings, option.begun.curves())
-                option.begun = None
-        for option in options:
-            assert option.planner is not None
-            found.append(option.planner)
-        return found
-
-    def _planned_by(
-        self,
-        option: _Option,
-        search: Callable[[Lowering, float], Curve] | None,
-        lowerings: Sequence[Lowering] | None = None,
-        curves: Sequence[Curve] | None = None,
-    ) -> StepPlanner:
-        befores, costs = [item.before for item in option.items], [item.costs for item in option.items]
-        exact = self.stages.fusion is None
-        alike = [fingerprint(item.source) for item in option.items]
-        return StepPlanner(
-            befores,
-            costs,
-            self._graphs.finished,
-            exact=exact,
-            search=search,
-            lowerings=lowerings,
-            curves=curves,
-            alike=alike,
-        )

@@ -57,11 +57,15 @@ class Fusion:
     mark = arrange
 
 
-def search(layers=5, seconds=0.5, fusion=None):
+def search(layers=5, seconds=0.5, fusion=None, more=None):
     stages = dataclasses.replace(stages_of(memopt.TRAINING), fusion=fusion)
     table = CostTable(limit_bytes=0)
     graphs = StepGraphs([program(layers)], stages, verify=False, table=table)
-    return StepSearch(graphs, attempt=lambda item: item, seconds=seconds)
+
+    def attempt(item):
+        return item if more is None else dataclasses.replace(item, measured=item.timeline.peak_bytes + more)
+
+    return StepSearch(graphs, attempt=attempt, seconds=seconds)
 
 
 def find_less(monkeypatch):
@@ -220,9 +224,8 @@ def test_a_plan_for_more_memory_is_not_used_for_less(searches):
 
 
 def test_a_plan_over_the_limit_when_measured_is_not_kept(searches):
-    first = search()
+    first = search(more=10**9)
     room = int(predicted_peak(first.captured) * 0.8)
-    first.attempt = lambda item: dataclasses.replace(item, measured=item.timeline.peak_bytes + 10**9)
     assert first.plan(room).plan.minimum_bytes > 10**9
     made = len(searches)
     assert search().plan(room).plan.feasible
@@ -254,8 +257,7 @@ def test_where_code_has_the_last_word_the_plan_that_was_named_by_it_stays(search
 def test_the_deepest_plan_that_is_known_takes_what_its_run_took_where_that_is_more(searches, monkeypatch):
     refused = search().plan(0).plan
     find_less(monkeypatch)
-    first = search()
-    first.attempt = lambda item: dataclasses.replace(item, measured=item.timeline.peak_bytes + 1000)
+    first = search(more=1000)
     again = first.plan(refused.minimum_bytes).plan
     assert not again.feasible and again.minimum_bytes == refused.minimum_bytes + 1000
 

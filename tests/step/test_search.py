@@ -10,6 +10,7 @@ from memopt.memory.cost.table import CostTable
 from memopt.passes.chunk_loss import ChunkLoss
 from memopt.passes.eliminate_dead import EliminateDead
 from memopt.step.graphs import StepGraphs
+from memopt.step.options import Options
 from memopt.step.planned import measured_peak, predicted_peak
 from memopt.step.search import StepSearch, stored_plan
 from memopt.step.stages import replay, stages_of
@@ -95,11 +96,11 @@ def test_of_rewrites_those_that_take_longer_than_a_plan_within_the_room_are_left
     chosen = search.stages.called(every[:1])
     plain = predicted_peak(search.captured)
     assert found(1) == every  # no plan keeps that
-    assert search._planner(search._option(())).outlook(plain).seconds < search._base_seconds(chosen)
+    assert search._options.planner(search._options.of(())).outlook(plain).seconds < search._options.base_seconds(chosen)
     assert found(plain) == []
-    monkeypatch.setattr(StepSearch, "_base_seconds", lambda self, chosen: 1e-12 if chosen else 0.0)
+    monkeypatch.setattr(Options, "base_seconds", lambda self, chosen: 1e-12 if chosen else 0.0)
     assert sorted(found(plain)) == sorted(every)
-    monkeypatch.setattr(StepSearch, "_base_seconds", lambda self, chosen: 0.0)
+    monkeypatch.setattr(Options, "base_seconds", lambda self, chosen: 0.0)
     assert found(plain) == ["chunk_loss"], "what costs nothing is not looked at set otherwise"
 
 
@@ -127,7 +128,10 @@ def test_chunks_are_as_large_as_the_limit_allows(monkeypatch, share):
     found = search.plan(room)
     assert found.plan.feasible
     (chosen,) = found.lowering
-    others = [search._planner(search._option((item,))).outlook(room) for item in (ChunkLoss(), *ChunkLoss().others)]
+    others = [
+        search._options.planner(search._options.of((item,))).outlook(room)
+        for item in (ChunkLoss(), *ChunkLoss().others)
+    ]
     least = min(plan.seconds for plan in others if plan.feasible)
     assert found.plan.seconds == pytest.approx(least)
     stored = stored_plan(found)
