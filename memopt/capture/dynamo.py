@@ -84,6 +84,7 @@ class Hooks:
         # The one of the first lowering: what is kept on disk goes by it. A graph that is lowered again may be simpler.
         self.first: Program | None = None
         self._joint: fx.GraphModule | None = None  # the graph that it was captured from
+        self._inferred: tuple[fx.GraphModule, Program] | None = None  # an inference graph, and its program
         self.kept: Any = None  # what an engine knows of the graph from one lowering of it to the next
         self.recordable: tuple[Any, Any] = None, None  # a function that an engine made, and its step, to be recorded
         self.recorded = self.tried = False  # whether it was, and whether a step was taken within the budget
@@ -147,7 +148,7 @@ class Hooks:
 
     def forget(self) -> None:
         """Let go of the joint graph, and of what an engine keeps: the graph is lowered."""
-        self._joint = self.kept = None
+        self._joint = self._inferred = self.kept = None
 
     def backward(self, run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
         """A compiled backward, which says in one line when memory runs out in it."""
@@ -162,8 +163,12 @@ class Hooks:
         Returns:
             The rewritten program, and a function that rewrites it anew for new values of its parameters and buffers.
         """
-        with outside_tracing():
-            captured = program_of_graph(graph_module, self.origins)
+        if (
+            self._inferred is None or self._inferred[0] is not graph_module
+        ):  # it is taken over, and may be asked for again
+            with outside_tracing():
+                self._inferred = graph_module, program_of_graph(graph_module, self.origins)
+        captured = self._inferred[1]
 
         def rewrite(state: Mapping[str, torch.Tensor]) -> Program:
             with outside_tracing():

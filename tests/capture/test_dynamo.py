@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.backends.aten import AtenBackend, emit
+from memopt.backends.aten import AtenBackend, emit, lower_inference
 from memopt.capture.dynamo import Hooks, Watched
-from memopt.capture.joint import Origin
+from memopt.capture.joint import Origin, constants_to_attributes
 from memopt.capture.shadow import model_names
 from memopt.passes.fold_constants import FoldConstants
 from memopt.program import InputKind, OutputKind, Program
@@ -137,6 +137,29 @@ def test_inference_programs_are_those_of_no_grad_and_frozen_models() -> None:
         (hooks,), (program,) = session.hooks, session.programs
         assert not hooks.needs_gradients and not program.training and session.breaks == []
         torch._dynamo.reset()
+
+
+def test_an_inference_graph_may_be_asked_for_again() -> None:
+    """As where what was made of it takes more than the budget: its constants stay constants."""
+    session, seen = Recorder(), []
+
+    def twice(graph_module: torch.fx.GraphModule, example_inputs: list) -> Any:
+        hooks = Hooks(session, graph_module, example_inputs)
+
+        def inference(module: torch.fx.GraphModule, _: Any) -> Any:
+            seen.extend(hooks.inference(module)[0] for _ in range(2))
+            return emit(constants_to_attributes(seen[-1]))
+
+        return lower_inference(graph_module, example_inputs, inference)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.tensor([1.0, 2.0, 3.0])
+
+    with torch.no_grad():
+        assert_same(torch.compile(function, backend=twice)(X), function(X))
+    first, second = seen
+    assert {entry.kind for entry in first.inputs} == {InputKind.USER, InputKind.CONSTANT}
+    assert second.inputs == first.inputs
 
 
 def test_numbers_and_plain_tensors_are_the_users() -> None:
