@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("memopt")
 
-NOTE = "found on disk, as an earlier process planned and compiled it"
 _MOST = 1 << 50
 
 Recall = Callable[[bytes], tuple[str, Callable[..., Any] | None]]
@@ -95,7 +94,7 @@ def found_again(session: Session, hooks: Hooks, recall: Recall, given: Sequence[
         session.recordings.release()
     before = session.tighten(0), session.multiplies, session.aside
     if _taken_up(session, known) and _still_keeps(session, run, given, known.written):
-        session.note(NOTE)
+        log.info("the step was found on disk, as an earlier process has settled it")
         return run
     log.info("the step that was found on disk does not keep the budget: planning anew")
     standing, session.multiplies, session.aside = before
