@@ -163,9 +163,8 @@ class Hooks:
         Returns:
             The rewritten program, and a function that rewrites it anew for new values of its parameters and buffers.
         """
-        if (
-            self._inferred is None or self._inferred[0] is not graph_module
-        ):  # it is taken over, and may be asked for again
+        # A module is taken over, and may be asked for again: where what was made of it takes more than the budget.
+        if self._inferred is None or self._inferred[0] is not graph_module:
             with outside_tracing():
                 self._inferred = graph_module, program_of_graph(graph_module, self.origins)
         captured = self._inferred[1]

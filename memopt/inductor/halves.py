@@ -10,19 +10,19 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dynamo.utils import counters
 from torch._guards import TracingContext
-from torch._inductor import codecache
 from torch._inductor import compile_fx as inductor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from memopt.inductor.ahead import Ahead, BegunError, lays_out
 from memopt.inductor.lines import with_lines
+from memopt.inductor.loading import Call, loaded_by, stand_in
 from memopt.inductor.offload import waiting
 from memopt.inductor.replay import Meter, ReplayError, Workspace, Wrapper, replay
 from memopt.memory.timeline import is_of_a_loss
@@ -32,11 +32,6 @@ from memopt.recording.guide import FIRST, Guide
 from memopt.recording.pool import Pool
 from memopt.recording.step import RecordedStep, ends_of
 from memopt.step.planner import GraphPeaks
-
-Call = Callable[[list[Any]], Sequence[Any]]
-
-# compile_fx_inner loads the module that it generated under this name.
-_LOADER = "load_by_key_path"
 
 
 class Half:
@@ -247,33 +242,25 @@ def _nowhere(args: list[Any]) -> Any:
 @contextlib.contextmanager
 def _deferred(half: Half) -> Iterator[None]:
     """Keep the generated wrapper, and load it, kernels and all, only when it is called."""
-    load = getattr(codecache.PyCodeCache, _LOADER)
 
-    def later(key: str, path: str, linemap: Any = None, attrs: Any = None, **options: Any) -> Any:
-        if attrs is None:  # a kernel's own module
-            return load(key, path, linemap, attrs, **options)
-        half.wrapper = Wrapper(Path(path).read_text(), dict(attrs))
-        loaded: list[Any] = []
+    def later(load: Callable[[], ModuleType], path: str, attributes: Mapping[str, Any]) -> Any:
+        half.wrapper = Wrapper(Path(path).read_text(), dict(attributes))
+        loaded: list[ModuleType] = []
 
-        def ready() -> Any:
+        def ready() -> ModuleType:
             if not loaded:
                 with unset_fake_temporarily():
-                    loaded.append(load(key, path, linemap, attrs, **options))
+                    loaded.append(load())
             return loaded[0]
 
         def run(args: list[Any]) -> Any:
             return (half.instead or ready().call)(args)
 
-        call = half.around(run)
-
         half.load = ready
-        return SimpleNamespace(call=call, __file__=path)
+        return stand_in(half.around(run), path)
 
-    setattr(codecache.PyCodeCache, _LOADER, staticmethod(later))
-    try:
+    with loaded_by(later):
         yield
-    finally:
-        setattr(codecache.PyCodeCache, _LOADER, load)
 
 
 def _mode(values: Any) -> FakeTensorMode:

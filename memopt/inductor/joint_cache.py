@@ -11,8 +11,8 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -21,16 +21,14 @@ from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import autograd_cache, graph_compile
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 from torch._functorch._aot_autograd.schemas import AOTAutogradCacheInfo
-from torch._inductor import codecache
 
 from memopt.errors import first_line
+from memopt.inductor.loading import Call, loaded_by, stand_in
 
 log = logging.getLogger("memopt")
 
 # What AOTAutograd calls to make an entry of what it has compiled, and for the half in it.
 _CACHE, _SERIALIZE = "_cache_autograd_info", "serialize_graph_module"
-
-Call = Callable[[list[Any]], Any]
 
 
 class AbsentError(Exception):
@@ -94,7 +92,7 @@ class JointCache:
             yield
 
     def _cached(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """What makes entries, for a graph that is not looked for again."""
+        """What makes entries, where torch's cache is off but for that."""
 
         def remember(_: str, entry: Any, remote: bool = False) -> None:
             self._entry = entry
@@ -142,15 +140,13 @@ def _with_metadata(plain: Callable[[fx.GraphModule], Any]) -> Callable[[fx.Graph
 @contextlib.contextmanager
 def _second_within(around: Callable[[Call], Call]) -> Iterator[None]:
     """While an entry is loaded, forward's module first and backward's next: `around` is put around the second."""
-    load, seen = codecache.PyCodeCache.load_by_key_path, 0
+    seen = 0
 
-    def loading(key: str, path: str, linemap: Any = None, attrs: Any = None, **options: Any) -> Any:
+    def loading(load: Callable[[], ModuleType], path: str, attributes: Mapping[str, Any]) -> Any:
         nonlocal seen
-        module = load(key, path, linemap, attrs, **options)
-        if attrs is None:  # a kernel's own module
-            return module
         seen += 1
-        return SimpleNamespace(call=around(module.call), __file__=path) if seen == 2 else module
+        module = load()
+        return stand_in(around(module.call), path) if seen == 2 else module
 
-    with patch.object(codecache.PyCodeCache, "load_by_key_path", staticmethod(loading)):
+    with loaded_by(loading):
         yield

@@ -12,7 +12,6 @@ import binascii
 import dataclasses
 import functools
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from memopt.memory.allocator_limit import held_bytes
 from memopt.memory.cost.disk import Store
 from memopt.report.packed import packed, unpacked
 from memopt.report.record import Report
-from memopt.step.keys import described, versions
+from memopt.step.keys import described, place_of, versions
 from memopt.step.measured import keeps, measurable
 from memopt.step.planned import fingerprint
 from memopt.step.planner import StepPlan
@@ -213,16 +212,9 @@ def _facts(session: Session) -> bytes:
     facts = [
         versions(), _source(), repr(session.budget), session.margin, type(session.engine()).__qualname__,
         session.model_name, repr(session.verify), session.plan_seconds, described(session.training_passes), repr(sizes),
-        session.frozen, session.recordings is None, names, library_settings(), _place(resident.device),
+        session.frozen, session.recordings is None, names, library_settings(), place_of(resident.device),
     ]  # fmt: skip
     return b"memopt, " + hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest().encode()
-
-
-def _place(device: torch.device) -> str:
-    if device.type != "cuda":
-        return str(device)
-    found = torch.cuda.get_device_properties(device)
-    return json.dumps([str(device), found.name, found.total_memory, torch.version.cuda])
 
 
 @functools.cache

@@ -31,11 +31,7 @@ def step_facts(session: Session, program: Program) -> dict[str, Any]:
         session: whose step it is.
         program: the step as captured.
     """
-    device, libraries = session.resident.device, session.resident.libraries  # of these a step tells, when it is taken
-    place: dict[str, Any] = {"device": str(device)}
-    if device.type == "cuda":
-        found = torch.cuda.get_device_properties(device)
-        place |= {"name": found.name, "memory": found.total_memory}
+    libraries = session.resident.libraries  # of these a step tells, when it is taken
     return {
         "graph": fingerprint(program),
         "channels_last": session.laid_out_anew(program),
@@ -43,8 +39,16 @@ def step_facts(session: Session, program: Program) -> dict[str, Any]:
         "optimizer": max(0, session.optimizer_peak() - libraries),
         "seconds": session.plan_seconds,
         "passes": described(session.training_passes),
-        **place,
+        **place_of(session.resident.device),
     }
+
+
+def place_of(device: torch.device) -> dict[str, Any]:
+    """A device by its number, its kind and its memory in bytes."""
+    if device.type != "cuda":
+        return {"device": str(device)}
+    found = torch.cuda.get_device_properties(device)
+    return {"device": str(device), "name": found.name, "memory": found.total_memory}
 
 
 def described(passes: Sequence[Pass]) -> list[str]:

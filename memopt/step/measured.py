@@ -165,9 +165,7 @@ def _lowered_within(
         written, allowed = measurable(session, hooks), held_bytes(device)
         if written is None or allowed is None:
             return _Lowered(run, hooks, tried=False)
-        stage("taking a step")
-        with phase("trial steps"):
-            taken = _patiently(functools.partial(take_step, run, given, written, device), device, allowed)
+        taken = _free(run, given, written, device, allowed)
         if isinstance(taken, Taken):
             if taken.kept_bytes > session.resident.libraries:
                 session.libraries_keep(taken.kept_bytes - session.resident.libraries)
@@ -237,14 +235,21 @@ def keeps(session: Session, run: Callable[..., Any], given: Sequence[Any], writt
     allowed = held_bytes(device)
     if allowed is None:
         return False
-    stage("taking a step")
-    with phase("trial steps"):
-        taken = _patiently(functools.partial(take_step, run, given, written, device), device, allowed)
+    taken = _free(run, given, written, device, allowed)
     if isinstance(taken, Short) or taken.kept_bytes > session.resident.libraries:
         return False
     session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
     held = _held(session, run, given, written, taken)
     return isinstance(held, _Held) and held.full_speed
+
+
+def _free(
+    run: Callable[..., Any], given: Sequence[Any], written: frozenset[int], device: torch.device, allowed: int
+) -> Taken | Short:
+    """What a step takes where the allocator is not held to the budget."""
+    stage("taking a step")
+    with phase("trial steps"):
+        return _patiently(functools.partial(take_step, run, given, written, device), device, allowed)
 
 
 def _held(
