@@ -10,8 +10,10 @@ from torch import fx
 
 from memopt.api import make_options
 from memopt.capture.dynamo import Hooks
+from memopt.garbage import collecting_rarely
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident, storage_bytes
+from memopt.one_piece import in_one_piece
 from memopt.program import InputKind
 from memopt.session import Session
 
@@ -71,7 +73,8 @@ def torch_compile_backend(
         trainable=sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.requires_grad),
     )
     try:
-        return chosen.engine.compile_captured(graph_module, example_inputs, hooks)
+        with collecting_rarely():
+            return in_one_piece(chosen.engine.compile_captured)(graph_module, example_inputs, hooks)
     finally:
         hooks.forget()
 

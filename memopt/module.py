@@ -32,6 +32,7 @@ from memopt.memory.distributed import buckets_of
 from memopt.memory.gradients import Gradients
 from memopt.memory.optimizer import OptimizerFootprint, optimizer_footprint
 from memopt.memory.resident import Resident, resident_of, storage_bytes
+from memopt.one_piece import in_one_piece
 from memopt.pass_manager import Pass
 from memopt.program import Program
 from memopt.progress import planning, stage
@@ -170,6 +171,7 @@ class CompiledModule(nn.Module):
         self._steady.learn(kind, self._compiled[accumulating], args, kwargs)
         return outputs
 
+    @in_one_piece
     def plan(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:
         """Plan for these inputs without running the model.
 
@@ -244,6 +246,7 @@ class CompiledModule(nn.Module):
         stage("tracing the model")
         return collect(self._model, args, kwargs, session)
 
+    @in_one_piece
     def _planned_call(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
         try:
             return self._call(session, accumulating, args, kwargs)
