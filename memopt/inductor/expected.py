@@ -11,10 +11,9 @@ from torch import fx
 from torch._inductor.graph import GraphLowering
 
 from memopt.inductor.fusion import stored_reads
-from memopt.inductor.least import larger_half
+from memopt.inductor.least import larger_half, memory_of
 from memopt.patterns.overwrites import written_over
 from memopt.program import is_any_view
-from memopt.rewrite import storages
 from memopt.solve.overwrite import shared_bytes
 
 # Of halves that were looked at before, by their forward: whoever chooses between two cuts asks, and who uses one.
@@ -66,7 +65,7 @@ def _relaid_bytes(forward: fx.GraphModule, outputs: int) -> int:
 def _peak(module: fx.GraphModule, there: Collection[int], held: Mapping[int, int]) -> int:
     reads, fused, calls = stored_reads(module.graph)
     nodes = [node for node in module.graph.nodes if node not in fused]
-    own = {node: {key: size for key, size in storages(node).items() if key not in there} for node in nodes}
+    own = memory_of(nodes, there)
     last: dict[int, int] = {}
     computed: dict[int, int] = {}  # the last node that computes something of it
     shared: set[int] = set()  # what several nodes of a window read: one kernel may read it until it ends

@@ -6,12 +6,13 @@ the graph's order, says of most cuts that are too large that they are, in a hund
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
 from memopt.host.operators import TO_HOST
+from memopt.inductor.padding import padded_in_place
 from memopt.patterns.overwrites import sum_so_far
 from memopt.rewrite import storages
 
@@ -71,12 +72,27 @@ def _ends(forward: fx.GraphModule, outputs: int) -> tuple[set[int], dict[int, in
     return there, {key: size for node in nodes for key, size in storages(node).items() if key not in there}
 
 
+def memory_of(nodes: Iterable[fx.Node], there: Collection[int]) -> dict[fx.Node, dict[int, int]]:
+    """The storages of values in Inductor's code, as key → bytes, but for those that were there before.
+
+    Args:
+        nodes: in the order of their graph.
+        there: keys of those.
+    """
+    found: dict[fx.Node, dict[int, int]] = {}
+    for node in nodes:
+        source = padded_in_place(node)
+        own = found.get(source) if source is not None else None
+        found[node] = {k: size for k, size in storages(node).items() if k not in there} if own is None else own
+    return found
+
+
 def _peak(module: fx.GraphModule, there: Collection[int], held: Mapping[int, int]) -> int:
     return max(_taken(list(module.graph.nodes), there, held))
 
 
 def _taken(nodes: Sequence[fx.Node], there: Collection[int], held: Mapping[int, int]) -> list[int]:
-    own = {node: {k: size for k, size in storages(node).items() if k not in there} for node in nodes}
+    own = memory_of(nodes, there)
     last: dict[int, int] = {}
     for index, node in enumerate(nodes):
         for argument in node.all_input_nodes:
