@@ -14,7 +14,7 @@ from memopt.backends.chunked import is_chunked
 from memopt.backends.static import StaticBackend, device_of, least_timeline
 from memopt.backends.watched import WatchedProgram
 from memopt.capture.dynamo import Hooks
-from memopt.engine import Engine
+from memopt.engine import Engine, Recalled
 from memopt.inductor.fusion import InductorFusion
 from memopt.inductor.inference import InductorInference, uses_libraries, watching
 from memopt.inductor.rehearsal import emit_training, rehearse
@@ -73,7 +73,7 @@ class InductorBackend(Engine):
 
     def recall(
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks, facts: bytes
-    ) -> tuple[str, Callable[..., Any] | None]:
+    ) -> Recalled:
         """A training step's code, from the cache on disk."""
         return _training(graph_module, example_inputs, hooks).recall(facts)
 

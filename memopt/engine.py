@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,28 @@ if TYPE_CHECKING:
     from memopt.capture.dynamo import Hooks
     from memopt.memory.buffers import BufferPlan
     from memopt.memory.cost.table import CostTable
+    from memopt.recording.pool import Pool
+    from memopt.recording.step import Ends, RecordedStep
     from memopt.step.stages import Fusion
+
+
+def _never(ends: Ends, pool: Pool) -> RecordedStep | None:
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Recalled:
+    """What an engine has of a training graph that it lowered in an earlier process.
+
+    Attributes:
+        key: of graph, inputs and facts; empty where there is none.
+        run: the function; None where it is not known.
+        recordable: makes of it a step that may be recorded, by which it runs from then on; None where it cannot be.
+    """
+
+    key: str = ""
+    run: Callable[..., Any] | None = None
+    recordable: Callable[[Ends, Pool], RecordedStep | None] = _never
 
 
 class Engine(abc.ABC):
@@ -48,7 +70,7 @@ class Engine(abc.ABC):
 
     def recall(
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks, facts: bytes
-    ) -> tuple[str, Callable[..., Any] | None]:
+    ) -> Recalled:
         """What an earlier process made of a training graph and kept, without tracing it; see `Hooks.repeatable`.
 
         Args:
@@ -56,11 +78,8 @@ class Engine(abc.ABC):
             example_inputs: its inputs.
             hooks: of the graph.
             facts: what the engine's code depends on beside graph and inputs.
-
-        Returns:
-            A key of graph, inputs and facts, empty where there is none; and the function, None where it is not known.
         """
-        return "", None
+        return Recalled()
 
     def fusion(self, table: CostTable) -> Fusion | None:
         """What its kernels fuse away, by the device's speed in the table; None where every value is stored."""

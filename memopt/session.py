@@ -211,7 +211,7 @@ class Session(Told):
             return self.plan_training(programs, settled=settled)
         self._lowered.update(dict.fromkeys(map(self._known, keys), (search.stages, lowering)))
         self.note_failures(planned)
-        self.step = Step(keys, tuple(planned), plan, plain, base, limit, lowering, unproved)
+        self.step = Step(keys, tuple(planned), plan, plain, base, limit, base + plain, lowering, unproved)
         measured = None
         if all(item.measured is not None for item in planned):
             measured = measured_peak(planned, 0)

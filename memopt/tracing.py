@@ -16,6 +16,7 @@ from memopt.capture.dynamo import Hooks
 from memopt.capture.export import CaptureError
 from memopt.capture.outside import OUTSIDE, Mark
 from memopt.capture.shadow import Shadow
+from memopt.engine import Recalled
 from memopt.program import Program
 from memopt.session import Session
 from memopt.step.again import found_again, keep_for_others
@@ -71,7 +72,7 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
         def lower() -> tuple[Callable[..., Any], Hooks]:
             return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
 
-        def recall(facts: bytes) -> tuple[str, Callable[..., Any] | None]:
+        def recall(facts: bytes) -> Recalled:
             return session.engine().recall(graph_module, example_inputs, hooks, facts)
 
         collected = session.collecting

@@ -87,7 +87,8 @@ class Hooks:
         self._inferred: tuple[fx.GraphModule, Program] | None = None  # an inference graph, and its program
         self.kept: Any = None  # what an engine knows of the graph from one lowering of it to the next
         self.recordable: tuple[Any, Any] = None, None  # a function that an engine made, and its step, to be recorded
-        self.recorded = self.tried = False  # whether it was, and whether a step was taken within the budget
+        self.recorded: Any = None  # why it was; None where it was not
+        self.tried = False  # whether a step was taken within the budget
         self.key = ""  # by which the step as it is settled is known to other processes; empty where it is not
         # A function that an engine made, and what keeps its code for who lowers the graph again; None: nothing does.
         self.repeatable: tuple[Any, Callable[[], None] | None] = None, None

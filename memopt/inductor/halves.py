@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,36 +15,32 @@ from torch import fx
 from torch._dynamo.utils import counters
 from torch._guards import TracingContext
 from torch._inductor import compile_fx as inductor
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memopt.inductor.ahead import Ahead, BegunError, lays_out
-from memopt.inductor.lines import with_lines
-from memopt.inductor.loading import Call, loaded_by, stand_in
+from memopt.inductor.generated import GeneratedCode, recordable
+from memopt.inductor.loading import Call, loaded_by
 from memopt.inductor.offload import waiting
 from memopt.inductor.replay import Meter, ReplayError, Workspace, Wrapper, replay
 from memopt.memory.timeline import is_of_a_loss
 from memopt.phases import phase
 from memopt.program import InputKind, OutputKind, Program
-from memopt.recording.guide import FIRST, Guide
 from memopt.recording.pool import Pool
 from memopt.recording.step import RecordedStep, ends_of
 from memopt.step.planner import GraphPeaks
 
 
-class Half:
+class Half(GeneratedCode):
     """One half: the names and fake values at its ends, its generated code, and the function that runs it."""
 
     def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__()
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.inputs = [(node.name, node.meta.get("val")) for node in placeholders]
         outputs: Any = module.graph.output_node().args[0]
         self.outputs = [value.name if isinstance(value, fx.Node) else None for value in outputs]
         self.waiting = waiting(module)  # bytes of each value that waits on the host
-        self.wrapper: Wrapper | None = None
         self.run: Call | None = None
-        self.load: Callable[[], ModuleType | None] = lambda: None  # the generated module, ready to run
-        self.around: Callable[[Call], Call] = lambda call: call  # put around what runs
-        self.instead: Call | None = None  # what runs in place of the generated code
 
 
 class Halves:
@@ -79,7 +72,7 @@ class Halves:
             half.around = self._around_backward
         else:
             self.forward = half
-        with phase("generating code"), _deferred(half):
+        with phase("generating code"), loaded_by(half.taken):
             if self._ahead is None:
                 half.run = inductor.compile_fx_inner(module, example_inputs, **options)
             else:
@@ -110,29 +103,20 @@ class Halves:
                 half.load()
 
     def recordable(self, program: Program, pool: Pool) -> RecordedStep | None:
-        """Both halves, loaded, as a step that may be recorded, and runs as they do until it is started.
+        """Both halves as `memopt.inductor.generated.recordable` has them; None where their ends are not known.
 
         Args:
             program: the joint program that was lowered.
-            pool: where it would be recorded.
-
-        Returns:
-            The step, by which the halves run from now on; None where its ends are not known.
+            pool: where they would be recorded.
         """
         forward, backward = self.forward, self.backward
-        modules = [half.load() if half is not None else None for half in (forward, backward)]
-        if forward is None or backward is None or modules[0] is None or modules[1] is None:
+        if forward is None or backward is None:
             return None
         fixed = {entry.name for entry in program.inputs if entry.kind in (InputKind.PARAMETER, InputKind.BUFFER)}
         names = [name for name, _ in forward.inputs]
         gradients = [output.target for output in program.outputs[program.forward_outputs :]]
         ends = ends_of(names, forward.outputs, [name for name, _ in backward.inputs], fixed, gradients)
-        if ends is None:
-            return None
-        codes = [(half.wrapper, module) for half, module in ((forward, modules[0]), (backward, modules[1]))]
-        step = RecordedStep(modules[0].call, modules[1].call, ends, pool, functools.partial(_guide, *codes))
-        forward.instead, backward.instead = step.forward, step.backward
-        return step
+        return None if ends is None else recordable(forward, backward, ends, pool)
 
     def follow_forward(self, workspace: Workspace) -> None:
         """Follow forward's code before that of backward is there: `peaks` goes on from its end, with this workspace."""
@@ -192,19 +176,6 @@ class Halves:
         return GraphPeaks(forward=peak_forward, backward=meter.peak, saved=saved, left=max(0, left))
 
 
-def _guide(forward: tuple[Wrapper | None, ModuleType], backward: tuple[Wrapper | None, ModuleType]) -> Guide | None:
-    """Code that does the same as each module's, and tells its lines; None where it cannot."""
-    guide = Guide()
-    if forward[0] is None or backward[0] is None:
-        return None
-    first = with_lines(forward[0].source, forward[1], guide.before, FIRST)
-    second = None if first is None else with_lines(backward[0].source, backward[1], guide.before, first[1])
-    if first is None or second is None:
-        return None
-    guide.forward, guide.backward = first[0], second[0]
-    return guide
-
-
 @dataclasses.dataclass
 class _Followed:
     """Forward's code after it ran on fake tensors."""
@@ -237,30 +208,6 @@ def _forward_beside(ahead: Ahead, module: fx.GraphModule, inputs: Sequence[Any],
 def _nowhere(args: list[Any]) -> Any:
     """Forward where it is not lowered: nothing calls it."""
     raise AssertionError("a copy of the process that generates code ran a step")
-
-
-@contextlib.contextmanager
-def _deferred(half: Half) -> Iterator[None]:
-    """Keep the generated wrapper, and load it, kernels and all, only when it is called."""
-
-    def later(load: Callable[[], ModuleType], path: str, attributes: Mapping[str, Any]) -> Any:
-        half.wrapper = Wrapper(Path(path).read_text(), dict(attributes))
-        loaded: list[ModuleType] = []
-
-        def ready() -> ModuleType:
-            if not loaded:
-                with unset_fake_temporarily():
-                    loaded.append(load())
-            return loaded[0]
-
-        def run(args: list[Any]) -> Any:
-            return (half.instead or ready().call)(args)
-
-        half.load = ready
-        return stand_in(half.around(run), path)
-
-    with loaded_by(later):
-        yield
 
 
 def _mode(values: Any) -> FakeTensorMode:

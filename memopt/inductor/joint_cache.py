@@ -23,7 +23,8 @@ from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 from torch._functorch._aot_autograd.schemas import AOTAutogradCacheInfo
 
 from memopt.errors import first_line
-from memopt.inductor.loading import Call, loaded_by, stand_in
+from memopt.inductor.generated import GeneratedCode
+from memopt.inductor.loading import Loads, loaded_by
 
 log = logging.getLogger("memopt")
 
@@ -49,11 +50,11 @@ class JointCache:
         self._entry: Any = None  # of the latest attempt
 
     @contextlib.contextmanager
-    def looking(self, around_backward: Callable[[Call], Call]) -> Iterator[None]:
-        """Within: a graph that is lowered is loaded from the cache.
+    def looking(self, forward: GeneratedCode, backward: GeneratedCode) -> Iterator[None]:
+        """Within: a graph that is lowered is found in the cache.
 
         Args:
-            around_backward: put around backward as it runs.
+            forward, backward: take the code of its halves.
 
         Raises:
             AbsentError: it is not there.
@@ -75,7 +76,7 @@ class JointCache:
             functorch_config.patch(enable_autograd_cache=True),
             patch.object(AOTAutogradCache, "try_load", only_load),
             patch.object(autograd_cache, "autograd_cache_key", remembered),
-            _second_within(around_backward),
+            loaded_by(_in_order(forward, backward)),
         ):
             if not autograd_cache.should_use_local_autograd_cache():
                 raise AbsentError
@@ -137,16 +138,11 @@ def _with_metadata(plain: Callable[[fx.GraphModule], Any]) -> Callable[[fx.Graph
     return serialized
 
 
-@contextlib.contextmanager
-def _second_within(around: Callable[[Call], Call]) -> Iterator[None]:
-    """While an entry is loaded, forward's module first and backward's next: `around` is put around the second."""
-    seen = 0
+def _in_order(*halves: GeneratedCode) -> Loads:
+    """Has each half take its module: an entry's are loaded in this order."""
+    left = list(halves)
 
     def loading(load: Callable[[], ModuleType], path: str, attributes: Mapping[str, Any]) -> Any:
-        nonlocal seen
-        seen += 1
-        module = load()
-        return stand_in(around(module.call), path) if seen == 2 else module
+        return left.pop(0).taken(load, path, attributes) if left else load()
 
-    with loaded_by(loading):
-        yield
+    return loading

@@ -15,10 +15,12 @@ from torch._inductor.exc import InductorError
 from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks, outside_tracing
 from memopt.capture.joint import Halved
+from memopt.engine import Recalled
 from memopt.errors import first_line
 from memopt.garbage import collect_early
 from memopt.host.buffers import keep_for
 from memopt.inductor.ahead import Ahead
+from memopt.inductor.generated import GeneratedCode, recordable
 from memopt.inductor.halves import Halves
 from memopt.inductor.joint_cache import AbsentError, JointCache
 from memopt.inductor.own_cut import OwnCut
@@ -105,17 +107,20 @@ class Training:
         self.hooks.repeatable = attempt.run, self._repeatable(attempt)
         return attempt.run
 
-    def recall(self, facts: bytes) -> tuple[str, Callable[..., Any] | None]:
-        """The step as torch's cache has it for these facts, beside what torch itself goes by; and the key of that."""
+    def recall(self, facts: bytes) -> Recalled:
+        """The step as torch's cache has it for these facts, beside what torch itself goes by."""
         partition = Partition(_untraced)
         partition.token = facts
+        forward, backward = GeneratedCode(), GeneratedCode(self.hooks.backward)
         try:
             with phase("looking for code"):
-                cached = self._joint_cache.looking(self.hooks.backward)
+                cached = self._joint_cache.looking(forward, backward)
                 run = compile_training(self.graph_module, self.example_inputs, _untraced, partition, cached=cached)
+                forward.load()
+                backward.load()
         except AbsentError:
-            return self._joint_cache.key, None
-        return self._joint_cache.key, run
+            return Recalled(self._joint_cache.key)
+        return Recalled(self._joint_cache.key, run, functools.partial(recordable, forward, backward))
 
     def _repeatable(self, attempt: _Attempt) -> Callable[[], None] | None:
         """Keeps the code for `recall`; None where it cannot be kept."""

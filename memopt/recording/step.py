@@ -94,6 +94,7 @@ class RecordedStep:
     """Forward and backward of one graph, recorded when they are called for the first time after `start`.
 
     Attributes:
+        ends: of the halves.
         reason: why nothing is recorded any more; empty as long as it may be.
     """
 
@@ -114,7 +115,7 @@ class RecordedStep:
             pool: where they are recorded.
             guided: makes what runs the same code for a recording, where it is known how: once there is to be one.
         """
-        self._forward, self._backward, self._ends, self._pool = forward, backward, ends, pool
+        self._forward, self._backward, self.ends, self._pool = forward, backward, ends, pool
         self._guided = guided
         self._started = False
         self.reason = ""
@@ -191,7 +192,7 @@ class RecordedStep:
         self._run_forward()
         saved, token = self._saved(given)
         self._pool.begin(token)
-        return [*_copies(self._returned[: self._ends.results]), *saved]
+        return [*_copies(self._returned[: self.ends.results]), *saved]
 
     def _prepared(self, given: Sequence[Any]) -> bool:
         """Whether there is a recording for these arguments, or one was made now."""
@@ -207,9 +208,9 @@ class RecordedStep:
         return self._run_forward is not None
 
     def _record_forward(self, given: Sequence[Any]) -> None:
-        self._kept = [index for index in sorted(self._ends.fixed) if isinstance(given[index], torch.Tensor)]
+        self._kept = [index for index in sorted(self.ends.fixed) if isinstance(given[index], torch.Tensor)]
         self._places = [given[index].data_ptr() for index in self._kept]
-        self._copied = [index for index in range(len(given)) if index not in self._ends.fixed]
+        self._copied = [index for index in range(len(given)) if index not in self.ends.fixed]
         copies: dict[int, StorageWeakRef] = {}  # whose memory is free for results, once it is let go of
 
         def take(args: list[Any]) -> list[Any]:
@@ -226,7 +227,7 @@ class RecordedStep:
         self._pool.recorder.begin()
         run, results = self._pool.recorder.record(code, list(given))
         known = {address_of(given[index]) for index in self._kept}
-        for value in results[: self._ends.results]:
+        for value in results[: self.ends.results]:
             if isinstance(value, torch.Tensor) and (
                 address_of(value) in known or value.untyped_storage()._cdata in copies
             ):
@@ -237,17 +238,17 @@ class RecordedStep:
         self._run_forward = run
         # As long as a step's own results are: backward's recording may not take their memory before it is let go of.
         self._held = list(results)
-        saved = self._returned[self._ends.results :]
+        saved = self._returned[self.ends.results :]
         self._own = [i for i, v in enumerate(saved) if isinstance(v, torch.Tensor) and address_of(v) not in known]
         self._own_places = [saved[index].data_ptr() for index in self._own]
-        fixed = {id(self._inputs[index]): index for index in self._ends.fixed}
+        fixed = {id(self._inputs[index]): index for index in self.ends.fixed}
         for index, value in enumerate(self._returned):  # weights are handed on as they come
             if id(value) in fixed:
                 self._returned[index] = _Argument(fixed[id(value)])
 
     def _taken(self, make: Callable[[torch.Tensor], torch.Tensor], args: list[Any]) -> list[Any]:
         """Arguments of forward, those that are not read where they lie made anew; the list is emptied."""
-        fixed = self._ends.fixed
+        fixed = self.ends.fixed
         taken = [
             make(value) if index not in fixed and isinstance(value, torch.Tensor) else value
             for index, value in enumerate(args)
@@ -272,7 +273,7 @@ class RecordedStep:
         """What is handed to autograd, and a tensor of it that lives as long as autograd holds it."""
         saved = [
             given[value.index] if isinstance(value, _Argument) else value
-            for value in self._returned[self._ends.results :]
+            for value in self._returned[self.ends.results :]
         ]
         if not self._own:
             return saved, None
@@ -294,7 +295,7 @@ class RecordedStep:
             raise RuntimeError("what backward needs was used up by the backward of the same step, or of a later one")
         if self._run_backward is None:
             try:
-                self._record_backward(given[self._ends.saved :])
+                self._record_backward(given[self.ends.saved :])
             except RuntimeError as error:
                 reason = first_line(error)
                 results = self._backward(given)  # forward's recording keeps what it has saved until then
@@ -302,7 +303,7 @@ class RecordedStep:
                 self.stop(reason)
                 return results
         self._pool.recorder.enter()
-        tangents = given[self._ends.saved :]
+        tangents = given[self.ends.saved :]
         for kept, value in zip(self._tangents, tangents, strict=True):
             if isinstance(value, torch.Tensor):
                 kept.copy_(value)
@@ -324,8 +325,8 @@ class RecordedStep:
 
     def _record_backward(self, tangents: Sequence[Any]) -> None:
         self._tangents = [_copy(value) if isinstance(value, torch.Tensor) else value for value in tangents]
-        arguments = [*self._held[self._ends.results :], *self._tangents]
-        self._held[self._ends.results :] = ()  # what is saved is free where the code lets go of it
+        arguments = [*self._held[self.ends.results :], *self._tangents]
+        self._held[self.ends.results :] = ()  # what is saved is free where the code lets go of it
         code = self._backward if self.guide is None else self.guide.led_backward
         recorded, results = self._pool.recorder.record(lambda args: self._as_parameters_lie(code(args)), arguments)
         self._held = []
@@ -340,7 +341,7 @@ class RecordedStep:
         """
         found = list(results)
         del results
-        for place, index in enumerate(self._ends.gradient_of[: len(found)]):
+        for place, index in enumerate(self.ends.gradient_of[: len(found)]):
             value, of = found[place], self._inputs[index] if index >= 0 else None
             if not isinstance(value, torch.Tensor) or not isinstance(of, torch.Tensor):
                 continue

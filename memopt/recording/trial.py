@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import functools
 import logging
 import time
@@ -36,8 +37,8 @@ log = logging.getLogger("memopt")
 # host; one that needs another plan, where it takes less than that share; and one without which the step would be
 # planned for less, less than that.
 _WORTH, _WORTH_A_PLAN, _INSTEAD_OF_A_PLAN = 1.0, 0.9, 1.05
-# Where all is launched in less than this share of a step, the device does not wait for its host.
-_WAITS = 0.75
+# Where all is launched in less than this share of a step, the device hardly waits for its host.
+_WAITS = 1 / 3
 IMPOSSIBLE, NO_NEED = "it cannot be", "the device does not wait for its host"
 _SHORT = "memory is short"
 # Steps by which both are judged; before them one that sets things up. Recorded ones are taken up to so many times, as
@@ -45,6 +46,13 @@ _SHORT = "memory is short"
 _STEPS, _TIMES = 3, 3
 # Kernels that do not repeat themselves differ from one step to the next; a recording may differ by so many times that.
 _UNSTEADY = 4.0
+
+
+class Gain(enum.Enum):
+    """Why a step is recorded, as reports say it."""
+
+    TIME = "forward and backward of the step are recorded as CUDA graphs, which was faster"
+    MEMORY = "forward and backward of the step are recorded as CUDA graphs, which takes less memory"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,11 +22,14 @@ import torch
 
 from memopt.cache_dir import cache_dir
 from memopt.capture.dynamo import Hooks
+from memopt.engine import Recalled
 from memopt.fake_calls import library_settings
 from memopt.garbage import looking_once
 from memopt.memory.allocator import count_library_bytes, library_bytes
 from memopt.memory.allocator_limit import held_bytes
 from memopt.memory.cost.disk import Store
+from memopt.recording.step import Ends
+from memopt.recording.trial import Gain
 from memopt.report.packed import packed, unpacked
 from memopt.report.record import Report
 from memopt.step.keys import described, place_of, versions
@@ -42,7 +45,7 @@ log = logging.getLogger("memopt")
 
 _MOST = 1 << 50
 
-Recall = Callable[[bytes], tuple[str, Callable[..., Any] | None]]
+Recall = Callable[[bytes], Recalled]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,23 +57,29 @@ class Settlement:
         graph: fingerprint of the graph as captured.
         plain: the peak above what is resident, without a plan.
         constants: what is resident beside what the session counts.
+        whole: what the step was taken to need when its limit was set, which may be a share of that.
         limit: the budget.
         margin, aside: as the session had them.
         libraries: what libraries were seen to keep.
         multiplies: whether they do.
         written: positions of the arguments that the step writes to; None where no step could be taken.
+        gain: what it is recorded for; None where it is not.
+        ends: of the halves that are recorded.
     """
 
     report: Report
     graph: str
     plain: int
     constants: int
+    whole: int
     limit: int
     margin: int
     aside: int
     libraries: int
     multiplies: bool
     written: tuple[int, ...] | None
+    gain: Gain | None = None
+    ends: Ends | None = None
 
 
 @looking_once()
@@ -85,19 +94,23 @@ def found_again(session: Session, hooks: Hooks, recall: Recall, given: Sequence[
     """
     if not _may_be_alone(session, hooks):
         return None
-    hooks.key, run = recall(_facts(session))
+    found = recall(_facts(session))
+    hooks.key, run = found.key, found.run
     known = Settlements().get(hooks.key) if run is not None else None
     if run is None or known is None:
         return None
+    if known.ends is not None and session.recordings is not None:
+        hooks.recordable = run, found.recordable(known.ends, session.recordings)
     if session.recordings is not None:
         session.recordings.release()
     before = session.tighten(0), session.multiplies, session.aside
-    if _taken_up(session, known) and _still_keeps(session, run, given, known.written):
+    if _taken_up(session, known) and _still_keeps(session, run, hooks, given, known):
         log.info("the step was found on disk, as an earlier process has settled it")
         return run
     log.info("the step that was found on disk does not keep the budget: planning anew")
     standing, session.multiplies, session.aside = before
     session.loosen(standing)
+    hooks.recordable = None, None
     return None
 
 
@@ -105,7 +118,7 @@ def keep_for_others(session: Session, hooks: Hooks, run: Callable[..., Any]) -> 
     """Keep a step that was lowered, where a later process may go on with it as it is."""
     step, report, program = session.step, session.report, hooks.captured
     made, keep = hooks.repeatable
-    if not hooks.key or keep is None or made is not run or hooks.recorded or program is None:
+    if not hooks.key or keep is None or made is not run or program is None:
         return
     if step is None or report is None or step.limit is None or not session.one_graph or session.exact:
         return
@@ -117,12 +130,15 @@ def keep_for_others(session: Session, hooks: Hooks, run: Callable[..., Any]) -> 
         graph=fingerprint(program),
         plain=step.plain,
         constants=step.base - session.resident.total,
+        whole=step.whole,
         limit=step.limit,
         margin=session.margin,
         aside=session.aside,
         libraries=session.resident.libraries,
         multiplies=session.multiplies,
         written=None if written is None else tuple(sorted(written)),
+        gain=hooks.recorded,
+        ends=None if hooks.recorded is None else hooks.recordable[1].ends,
     )
     if Settlements().put(hooks.key, kept):
         keep()
@@ -147,6 +163,8 @@ class Settlements:
         """Keep a settled step; return whether it was written."""
         fields = {field.name: getattr(kept, field.name) for field in dataclasses.fields(kept)}
         fields["report"] = base64.b85encode(packed(kept.report)).decode()
+        fields["gain"] = None if kept.gain is None else kept.gain.name
+        fields["ends"] = None if kept.ends is None else _listed(kept.ends)
         return self._store.put(self._scope, key, fields)
 
 
@@ -155,12 +173,32 @@ def _decoded(record: dict[str, Any]) -> Settlement:
     written = record.pop("written")
     if written is not None:
         written = tuple(int(place) for place in written)
-    found = Settlement(report=report, written=written, **record)
-    sizes = (found.plain, found.constants, found.limit, found.margin, found.aside, found.libraries)
+    gain, ends = record.pop("gain"), record.pop("ends")
+    if (gain is None) != (ends is None):
+        raise ValueError("what is recorded has ends, and nothing else")
+    found = Settlement(
+        report=report,
+        written=written,
+        gain=None if gain is None else Gain[gain],
+        ends=None if ends is None else _ends(*ends),
+        **record,
+    )
+    sizes = (found.plain, found.constants, found.whole, found.limit, found.margin, found.aside, found.libraries)
     if not all(type(size) is int and abs(size) <= _MOST for size in sizes):
         raise ValueError("a size is none")
     if type(found.graph) is not str or type(found.multiplies) is not bool:
         raise ValueError("a field is of another kind")
+    return found
+
+
+def _listed(ends: Ends) -> list[Any]:
+    return [sorted(ends.fixed), ends.results, ends.saved, list(ends.gradient_of)]
+
+
+def _ends(fixed: Sequence[Any], results: Any, saved: Any, gradient_of: Sequence[Any]) -> Ends:
+    found = Ends(frozenset(map(int, fixed)), int(results), int(saved), tuple(map(int, gradient_of)))
+    if min(found.results, found.saved, *found.fixed) < 0:
+        raise ValueError("a place is before the first")
     return found
 
 
@@ -185,23 +223,24 @@ def _taken_up(session: Session, known: Settlement) -> bool:
         count_library_bytes(device, further)
     session.resident = dataclasses.replace(session.resident, libraries=known.libraries)
     base = session.resident.total + known.constants
-    limit = session.held_to(base + known.plain)
+    limit = session.held_to(known.whole)
     least = known.report.minimum_bytes or 0
     plan = StepPlan((), known.report.peak_bytes - base, least - base, True)
-    session.step = Step((known.graph,), (), plan, known.plain, base, limit)
-    session.report = known.report
-    for text in known.report.notes:
+    session.step = Step((known.graph,), (), plan, known.plain, base, limit, known.whole)
+    told = [text for text in known.report.notes if known.gain is None or text != known.gain.value]  # it may not be so
+    session.report = dataclasses.replace(known.report, notes=tuple(told))
+    for text in told:
         session.note(text)
     return limit == known.limit
 
 
 def _still_keeps(
-    session: Session, run: Callable[..., Any], given: Sequence[Any], written: tuple[int, ...] | None
+    session: Session, run: Callable[..., Any], hooks: Hooks, given: Sequence[Any], known: Settlement
 ) -> bool:
-    """Whether a step keeps the budget, where one can be taken."""
-    if written is None:
+    """Whether a step keeps the budget, where one can be taken; it is recorded where it was."""
+    if known.written is None:
         return held_bytes(session.resident.device) is None
-    return keeps(session, run, given, frozenset(written))
+    return keeps(session, run, hooks, given, frozenset(known.written), known.gain)
 
 
 def _facts(session: Session) -> bytes:

@@ -19,7 +19,7 @@ from memopt.memory.allocator import settled_bytes
 from memopt.memory.allocator_limit import grow, held_bytes
 from memopt.phases import phase
 from memopt.progress import stage
-from memopt.recording.trial import IMPOSSIBLE, NO_NEED, Tried, try_recording
+from memopt.recording.trial import IMPOSSIBLE, NO_NEED, Gain, Tried, try_recording
 from memopt.step.named import kept_least
 from memopt.step.taken import Short, Taken, is_short, lacked, mutated, take_step
 
@@ -109,7 +109,7 @@ def _recorded(
     given: Sequence[Any],
 ) -> Callable[..., Any]:
     """The step recorded where that is faster; lowered for less for it, once, where it needs the room."""
-    found = _tried(session, lowered.run, lowered.hooks, given)
+    found = _tried(session, lowered.run, lowered.hooks, given, measurable(session, lowered.hooks))
     if not found.missing_bytes:
         _go_without(session, lowered, found)
         return lowered.run
@@ -117,7 +117,8 @@ def _recorded(
     beyond, known = session.beyond, _tighten(session, found.missing_bytes)
     with contextlib.suppress(BudgetError):
         other = _lowered_within(session, lower, given)
-        again = Tried() if other.recorded else _tried(session, other.run, other.hooks, given)
+        written = measurable(session, other.hooks)
+        again = Tried() if other.recorded else _tried(session, other.run, other.hooks, given, written)
         if not again.reason:
             return other.run
         found = again
@@ -136,18 +137,23 @@ def _go_without(session: Session, lowered: _Lowered, found: Tried) -> None:
 
 
 def _tried(
-    session: Session, run: Callable[..., Any], hooks: Hooks, given: Sequence[Any], *, beyond_limit: bool = False
+    session: Session,
+    run: Callable[..., Any],
+    hooks: Hooks,
+    given: Sequence[Any],
+    written: frozenset[int] | None,
+    gain: Gain = Gain.TIME,
 ) -> Tried:
+    """The step recorded for that gain, where there is one."""
     made, step = hooks.recordable
-    written = measurable(session, hooks)
     allowed = held_bytes(session.resident.device)
     if step is None or made is not run or session.recordings is None or written is None or allowed is None:
         return Tried(IMPOSSIBLE)
-    found = try_recording(session, step, session.recordings, run, given, written, beyond_limit=beyond_limit)
-    hooks.recorded = not found.reason
+    beyond = gain is Gain.MEMORY
+    found = try_recording(session, step, session.recordings, run, given, written, beyond_limit=beyond)
+    hooks.recorded = None if found.reason else gain
     if not found.reason:
-        reason = "which takes less memory" if beyond_limit else "which was faster"
-        session.note(f"forward and backward of the step are recorded as CUDA graphs, {reason}")
+        session.note(gain.value)
         others = allowed - session.limit_bytes
         session.took(found.reserved_bytes - others)  # nothing else counts its memory
         session.expects(found.expected_bytes - others)
@@ -179,7 +185,7 @@ def _lowered_within(
         within = isinstance(held, _Held) and over <= 0
         lacking = 0
         if isinstance(taken, Taken) and taken.allocated_bytes + coming <= allowed:  # it is how its blocks come to lie
-            found = _tried(session, run, hooks, given, beyond_limit=True)
+            found = _tried(session, run, hooks, given, written, Gain.MEMORY)
             if not found.reason:
                 return _Lowered(run, hooks, recorded=True)
             lacking = found.missing_bytes
@@ -222,14 +228,23 @@ def _lowered_within(
     return _Lowered(run, hooks)
 
 
-def keeps(session: Session, run: Callable[..., Any], given: Sequence[Any], written: frozenset[int]) -> bool:
+def keeps(
+    session: Session,
+    run: Callable[..., Any],
+    hooks: Hooks,
+    given: Sequence[Any],
+    written: frozenset[int],
+    gain: Gain | None = None,
+) -> bool:
     """Whether a step of compiled code, taken here, keeps the budget at full speed, as one did elsewhere.
 
     Args:
         session: whose step it is.
         run: the compiled graph.
+        hooks: of the graph.
         given: the caller's arguments.
         written: positions of those that the step writes to.
+        gain: what it was recorded for there, and is here, where there is still such a gain; None: it was not.
     """
     device = session.resident.device
     allowed = held_bytes(device)
@@ -239,8 +254,16 @@ def keeps(session: Session, run: Callable[..., Any], given: Sequence[Any], writt
     if isinstance(taken, Short) or taken.kept_bytes > session.resident.libraries:
         return False
     session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
+    if gain is Gain.MEMORY:
+        fits = taken.allocated_bytes + session.resident.coming <= allowed
+        return fits and not _tried(session, run, hooks, given, written, gain).reason
     held = _held(session, run, given, written, taken)
-    return isinstance(held, _Held) and held.full_speed
+    if isinstance(held, Short) or not held.full_speed:
+        return False
+    if gain is Gain.TIME:
+        lowered = _Lowered(run, hooks, cache_bytes=held.cache_bytes)
+        _go_without(session, lowered, _tried(session, run, hooks, given, written))
+    return True
 
 
 def _free(

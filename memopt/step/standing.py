@@ -34,6 +34,7 @@ class Step:
         plain: the same peak without a plan.
         base: bytes of what is resident.
         limit: the budget in bytes; None without one.
+        whole: bytes of which a limit that is a share is one: with what libraries were known to keep then.
         lowering: the rewrites that lower the floor, as a plan uses them.
         search: what found the plan, as long as that is not proved.
     """
@@ -44,6 +45,7 @@ class Step:
     plain: int
     base: int
     limit: int | None
+    whole: int = 0
     lowering: tuple[Pass, ...] = ()
     search: StepSearch | None = None
 

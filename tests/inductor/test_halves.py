@@ -11,7 +11,8 @@ from torch._inductor import codecache
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import memopt
-from memopt.inductor.halves import Half, Halves, _deferred
+from memopt.inductor.halves import Half, Halves
+from memopt.inductor.loading import loaded_by
 from memopt.inductor.replay import ReplayError, Wrapper
 from memopt.program import Input, InputKind, Output, OutputKind
 from tests.inductor.test_expected import needs_compiler
@@ -142,7 +143,7 @@ def test_kernels_wait_until_they_are_wanted_and_are_loaded_once(tmp_path, monkey
 
     monkeypatch.setattr(codecache.PyCodeCache, "load_by_key_path", load)
     half = Half(fx.GraphModule({}, _empty_graph()))
-    with _deferred(half):
+    with loaded_by(half.taken):
         kernel = codecache.PyCodeCache.load_by_key_path("kernel", str(path))
         module = codecache.PyCodeCache.load_by_key_path("wrapper", str(path), None, {"constant": 3})
     assert codecache.PyCodeCache.load_by_key_path is load
@@ -160,7 +161,7 @@ def test_what_is_put_around_a_half_is_around_every_call(tmp_path, monkeypatch):
     monkeypatch.setattr(codecache.PyCodeCache, "load_by_key_path", lambda *given: loaded)
     half = Half(fx.GraphModule({}, _empty_graph()))
     half.around = lambda call: lambda args: ["before", *call(args), "after"]
-    with _deferred(half):
+    with loaded_by(half.taken):
         module = codecache.PyCodeCache.load_by_key_path("wrapper", str(path), None, {})
     assert module.call([1, 2]) == ["before", 3, "after"]
 

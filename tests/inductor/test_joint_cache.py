@@ -10,6 +10,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor import compile_fx as inductor
 from torch._inductor import config as inductor_config
 
+from memopt.inductor.generated import GeneratedCode
 from memopt.inductor.joint_cache import AbsentError, JointCache
 from memopt.inductor.partition import Partition, compile_training
 
@@ -42,7 +43,7 @@ def _never(*_, **__):
 def _found(cache, graph_module, inputs, *, facts=b"facts", around=lambda call: call):
     """The function that the cache has; None where it has none."""
     try:
-        cached = cache.looking(around)
+        cached = cache.looking(GeneratedCode(), GeneratedCode(around))
         return compile_training(graph_module, inputs, _never, _partition(_never, facts), cached=cached)
     except AbsentError:
         return None

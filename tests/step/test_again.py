@@ -16,6 +16,8 @@ from memopt.backends.inductor import missing_compiler
 from memopt.capture.dynamo import Hooks
 from memopt.inductor.training import Training
 from memopt.module import CompiledModule
+from memopt.recording.step import Ends
+from memopt.recording.trial import Gain
 from memopt.step import again
 from memopt.step.again import Settlement, Settlements
 from tests.report.samples import report
@@ -249,8 +251,8 @@ def test_its_backward_runs_within_what_is_put_around_backward(monkeypatch):
 
 def _settlement():
     return Settlement(
-        report=report(), graph="f" * 8, plain=9, constants=1, limit=7, margin=0, aside=0, libraries=0,
-        multiplies=True, written=(3, 5),
+        report=report(), graph="f" * 8, plain=9, constants=1, whole=10, limit=7, margin=0, aside=0, libraries=0,
+        multiplies=True, written=(3, 5), gain=Gain.TIME, ends=Ends(frozenset({1, 2}), 1, 3, (-1, 2)),
     )  # fmt: skip
 
 
@@ -264,7 +266,8 @@ def test_what_is_put_is_got():
     "change",
     [
         {"report": "AAAA"}, {"report": 3}, {"limit": "7"}, {"limit": 1 << 60}, {"plain": True}, {"written": ["a"]},
-        {"written": 3}, {"multiplies": 1}, {"graph": None}, {"more": 1},
+        {"written": 3}, {"multiplies": 1}, {"graph": None}, {"more": 1}, {"whole": None}, {"gain": "PLEASURE"},
+        {"gain": None}, {"ends": None}, {"ends": [[1], 2, 3]}, {"ends": [[-1], 1, 3, []]}, {"ends": [["a"], 1, 3, []]},
     ],
 )  # fmt: skip
 def test_records_of_another_form_are_absent(change, tmp_path):

@@ -1,0 +1,87 @@
+"""A half's generated code: what it says is known at once, its kernels are loaded only when they are to run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from memopt.inductor.lines import with_lines
+from memopt.inductor.loading import Call, stand_in
+from memopt.inductor.replay import Wrapper
+from memopt.recording.guide import FIRST, Guide
+from memopt.recording.pool import Pool
+from memopt.recording.step import Ends, RecordedStep
+
+
+class GeneratedCode:
+    """One half's code.
+
+    Attributes:
+        around: put around what runs.
+        wrapper: the code; None as long as there is none.
+        instead: what runs in place of it.
+    """
+
+    def __init__(self, around: Callable[[Call], Call] = lambda call: call) -> None:
+        """There is no code yet."""
+        self.around = around
+        self.wrapper: Wrapper | None = None
+        self.instead: Call | None = None
+        self._load: Callable[[], ModuleType] | None = None
+        self._module: ModuleType | None = None
+
+    def taken(self, load: Callable[[], ModuleType], path: str, attributes: Mapping[str, Any]) -> Any:
+        """Take the code; see `memopt.inductor.loading.loaded_by`."""
+        self.wrapper = Wrapper(Path(path).read_text(), dict(attributes))
+        self._load, self._module = load, None
+        return stand_in(self.around(self._run), path)
+
+    def load(self) -> ModuleType | None:
+        """The generated module, kernels and all; None where there is no code."""
+        if self._module is None and self._load is not None:
+            with unset_fake_temporarily():
+                self._module = self._load()
+        return self._module
+
+    def _run(self, args: list[Any]) -> Sequence[Any]:
+        module = self._module or self.load()
+        assert module is not None
+        return (self.instead or module.call)(args)
+
+
+def recordable(forward: GeneratedCode, backward: GeneratedCode, ends: Ends, pool: Pool) -> RecordedStep | None:
+    """Both halves, loaded, as a step that may be recorded, and runs as they do until it is started.
+
+    Args:
+        forward, backward: the halves' code.
+        ends: what is at the halves' ends.
+        pool: where they would be recorded.
+
+    Returns:
+        The step, by which the halves run from now on; None where a half has no code.
+    """
+    first, second = forward.load(), backward.load()
+    if first is None or second is None:
+        return None
+    guided = functools.partial(_guide, (forward.wrapper, first), (backward.wrapper, second))
+    step = RecordedStep(first.call, second.call, ends, pool, guided)
+    forward.instead, backward.instead = step.forward, step.backward
+    return step
+
+
+def _guide(forward: tuple[Wrapper | None, ModuleType], backward: tuple[Wrapper | None, ModuleType]) -> Guide | None:
+    """Code that does the same as each module's, and tells its lines; None where it cannot."""
+    guide = Guide()
+    if forward[0] is None or backward[0] is None:
+        return None
+    first = with_lines(forward[0].source, forward[1], guide.before, FIRST)
+    second = None if first is None else with_lines(backward[0].source, backward[1], guide.before, first[1])
+    if first is None or second is None:
+        return None
+    guide.forward, guide.backward = first[0], second[0]
+    return guide

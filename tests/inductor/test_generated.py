@@ -1,0 +1,69 @@
+"""A half's generated code, and both halves' as a step that may be recorded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from memopt.inductor.generated import GeneratedCode, recordable
+from memopt.inductor.replay import Wrapper
+from memopt.recording.step import Ends
+
+ENDS = Ends(frozenset({0}), 1, 1)
+
+
+def taken(path, call, around=lambda call: call):
+    """Code whose module has this function, what Inductor is given for it, and how often it was loaded."""
+    path.write_text("code = 1")
+    code, loads = GeneratedCode(around), []
+
+    def load():
+        loads.append(path)
+        return SimpleNamespace(call=call)
+
+    return code, code.taken(load, str(path), {"constant": 3}), loads
+
+
+def test_it_is_known_at_once_and_loaded_when_it_runs(tmp_path):
+    code, module, loads = taken(tmp_path / "half.py", sum)
+    assert code.wrapper == Wrapper("code = 1", {"constant": 3}) and not loads
+    assert module.call([1, 2]) == 3 and module.call([3, 4]) == 7
+    code.load()
+    assert len(loads) == 1
+
+
+def test_what_is_put_around_it_is_around_what_runs_instead_too(tmp_path):
+    code, module, _ = taken(tmp_path / "half.py", sum, lambda call: lambda args: -call(args))
+    assert module.call([1, 2]) == -3
+    code.instead = max
+    assert module.call([1, 2]) == -2
+
+
+def test_before_there_is_code_nothing_is_recordable(tmp_path):
+    code, _, _ = taken(tmp_path / "half.py", sum)
+    assert GeneratedCode().load() is None
+    assert recordable(code, GeneratedCode(), ENDS, SimpleNamespace()) is None
+    assert recordable(GeneratedCode(), code, ENDS, SimpleNamespace()) is None
+
+
+def test_halves_run_by_the_step_that_may_be_recorded(tmp_path):
+    first, forward, _ = taken(tmp_path / "first.py", lambda args: [sum(args)])
+    second = taken(tmp_path / "second.py", lambda args: [max(args)])[0]
+    step = recordable(first, second, ENDS, SimpleNamespace(busy=True))
+    assert step is not None and step.ends is ENDS
+    assert first.instead == step.forward and second.instead == step.backward
+    assert forward.call([1, 2]) == [3]
+    assert step.guide is None  # this code has no lines to be told
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_code_that_cannot_be_loaded_says_so_when_it_is_to_run(tmp_path, half):
+    def broken():
+        raise OSError("a kernel is lost")
+
+    codes = [taken(tmp_path / f"{index}.py", sum)[0] for index in range(2)]
+    (tmp_path / "lost.py").write_text("")
+    codes[half].taken(broken, str(tmp_path / "lost.py"), {})
+    with pytest.raises(OSError, match="a kernel is lost"):
+        recordable(*codes, ENDS, SimpleNamespace())

@@ -1,0 +1,105 @@
+"""A step that an earlier process recorded: found again, and recorded again where there is still something in it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import memopt
+from memopt import session
+from memopt.recording import trial as recording
+from memopt.recording.trial import Gain
+from memopt.step import again, measured
+from memopt.step.taken import Taken, mutated
+from tests.recording.test_trial import Net, pytestmark, tape  # noqa: F401
+
+FASTER, SMALLER = Gain.TIME.value, Gain.MEMORY.value
+
+
+@pytest.fixture(autouse=True)
+def _device(tape, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path / "memopt"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setattr(again, "held_bytes", lambda device: 10**9)
+    monkeypatch.setattr(again, "measurable", lambda session, hooks: hooks.captured and mutated(hooks.captured))
+
+
+def trained(model, budget="1GB"):
+    """As in a process of its own: the report after some steps, and their losses."""
+    torch._dynamo.reset()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run, losses = memopt.compile(model, budget, backend="inductor"), []
+    torch.manual_seed(3)
+    for _ in range(4):
+        loss = run(torch.linspace(-1, 1, 512).reshape(32, 16))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return run.report, losses
+
+
+def made():
+    torch.manual_seed(0)
+    return Net()
+
+
+def is_found(report):
+    return "generating code" not in report.seconds
+
+
+def test_a_step_that_was_recorded_is_recorded_again(tape):  # noqa: F811
+    first, losses = trained(made())
+    recordings, replays = tape.recordings, tape.replays
+    second, same = trained(made())
+    assert not is_found(first) and is_found(second)
+    assert FASTER in first.notes and FASTER in second.notes
+    assert tape.recordings == 2 * recordings and tape.replays == 2 * replays
+    assert losses == same
+    ours, theirs = (dataclasses.replace(report, seconds={}) for report in (first, second))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("why", ["slower", "short"])
+def test_where_that_is_no_gain_any_more_its_code_runs(tape, monkeypatch, why):  # noqa: F811
+    losses = trained(made())[1]
+    if why == "slower":
+        monkeypatch.setattr(recording, "_WORTH", 0.0)
+    else:
+        tape.failing = [True] * 8
+    second, same = trained(made())
+    assert is_found(second) and losses == same
+    assert FASTER not in second.notes
+    assert [note for note in second.notes if note.startswith("the step is not recorded")]
+
+
+def step_that_lies_badly(*args, held=False):
+    return Taken(1, 2 * 10**9, 0, retries=3 * held)
+
+
+def test_a_step_that_fits_only_recorded_is_found_so(tape, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(measured, "take_step", step_that_lies_badly)
+    first, losses = trained(made())
+    second, same = trained(made())
+    assert is_found(second) and losses == same
+    assert SMALLER in first.notes and SMALLER in second.notes
+
+
+def test_where_it_fits_no_more_it_is_planned_anew(tape, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(measured, "take_step", step_that_lies_badly)
+    losses = trained(made())[1]
+    tape.failing = [True] * 3
+    second, same = trained(made())
+    assert not is_found(second) and losses == same
+
+
+def test_a_share_of_what_a_step_takes_is_that_of_its_first_process(monkeypatch):
+    """Libraries may be seen to keep more than was known when the limit was set."""
+    monkeypatch.setattr(measured, "take_step", lambda *args, held=False: Taken(1, 1, 0, kept_bytes=5 * 10**5))
+    for module in (again, session):
+        monkeypatch.setattr(module, "count_library_bytes", lambda device, size: None)
+    first, _ = trained(made(), "100%")
+    second, _ = trained(made(), "100%")
+    assert is_found(second) and first.budget_bytes == second.budget_bytes
