@@ -14,7 +14,7 @@ from torch._inductor.graph import GraphLowering
 
 import memopt
 from memopt.inductor import ahead as module
-from memopt.inductor import halves, kernel_sources
+from memopt.inductor import generated, halves, kernel_sources
 from memopt.inductor.ahead import Ahead
 from tests.inductor.test_least import needs_compiler
 
@@ -87,14 +87,14 @@ def compiled(monkeypatch, device="cpu", share=None, kind=Net):
     """Gradients of one compiled step beside its code as this process generated or found it."""
     model, x = net(device, kind)
     sources = []
-    deferred = halves.Wrapper
+    deferred = generated.Wrapper
 
     def noted(source, attributes):
         sources.append(source)
         return deferred(source, attributes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(halves, "Wrapper", noted)
+        patch.setattr(generated, "Wrapper", noted)
         memopt.compile(model, share, backend="inductor")(x).backward()
     return [parameter.grad for parameter in model.parameters()], sources
 
