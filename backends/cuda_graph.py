@@ -16,6 +16,7 @@ import torch
 from memopt.errors import first_line
 from memopt.memory.allocator import OWN_SEGMENT, own_segment
 from memopt.memory.allocator_limit import lifted
+from memopt.memory.places import places_of, same_places
 
 _UNIT = 2 * 2**20  # in which a device's memory is given
 _GROWTH = 20 * 2**20  # bytes by which a pool grows, if it does
@@ -76,7 +77,7 @@ class Replay:
         Returns:
             Whether it was replayed: only where all that it reads lies where it lay.
         """
-        if self._graph is None or not _same_places(self._inputs, self._places, self._tensors):
+        if self._graph is None or not same_places(self._inputs, self._places, self._tensors):
             return False
         for index, value in zip(self._copied, given, strict=True):
             self._inputs[index].copy_(value)
@@ -103,7 +104,7 @@ class Replay:
             self._tensors = [index for index in fixed if isinstance(values[index], torch.Tensor)]
             self._others = [index for index in fixed if not isinstance(values[index], torch.Tensor)]
             self._capture(values)
-            self._places = [value.data_ptr() if isinstance(value, torch.Tensor) else 0 for value in values]
+            self._places = places_of(list(values))
             self._numbers = [values[index] for index in self._others]
             if self.impossible:
                 return self._plainly(values)
@@ -120,7 +121,7 @@ class Replay:
 
     def _lies_as_before(self, values: Sequence[Any]) -> bool:
         """Whether inputs that are read in place lie where they lay: of hundreds of them that is asked in every call."""
-        same = _same_places(list(values), self._places, self._tensors)
+        same = same_places(list(values), self._places, self._tensors)
         return same and self._numbers == [values[index] for index in self._others]
 
     def renewed(self, run: Run) -> Replay:
@@ -312,14 +313,6 @@ def _own_workspaces() -> Iterator[None]:
         torch._C._cuda_clearCublasWorkspaces()
         if chosen is None:
             del os.environ[_WORKSPACE]
-
-
-def _places_one_by_one(values: list[Any], places: list[int], indices: list[int]) -> bool:
-    return all(values[index].data_ptr() == places[index] for index in indices)
-
-
-# In three quarters of the time, where PyTorch is built with CUDA.
-_same_places = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", _places_one_by_one)
 
 
 def _each(outputs: Sequence[torch.Tensor], values: Sequence[Any], copy: Copy) -> list[Any]:

@@ -10,7 +10,8 @@ import torch
 
 from memopt.backends.cuda_graph import leave_capture, new_graph, no_warning
 from memopt.errors import first_line
-from memopt.recording.step import Call, Unrecordable, like
+from memopt.recording.copies import like
+from memopt.recording.step import Call, Unrecordable
 
 log = logging.getLogger("memopt")
 
@@ -58,6 +59,14 @@ class CudaRecorder:
         if self._stream is not None and self._stream != current:
             current.wait_stream(self._stream)
         self._stream = current
+
+    def drawn(self) -> int:
+        """How far the device's generator has come; a replay takes it on."""
+        return int(torch.cuda.default_generators[torch.cuda.current_device()].get_offset())
+
+    def draw_from(self, place: int) -> None:
+        """Take the device's generator back to where it was."""
+        torch.cuda.default_generators[torch.cuda.current_device()].set_offset(place)
 
     def blank(self, value: torch.Tensor) -> torch.Tensor:
         """Memory for a copy of a tensor: while a capture is under way, of its pool."""

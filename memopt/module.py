@@ -143,7 +143,7 @@ class CompiledModule(nn.Module):
         self._kind = kind
         if steady is not None:
             try:
-                return self._steady_call(steady.call if gradients else steady.run, kind, args, kwargs)
+                return self._steady_call(steady.run, kind, args, kwargs)
             except LayoutNeeded:  # of weights that were folded anew: the long way lays them out
                 pass
             finally:
@@ -279,10 +279,13 @@ class CompiledModule(nn.Module):
         """
         likely = torch.is_grad_enabled() and self._gradients.likely()
         kind = Kind(torch.is_grad_enabled(), likely and self._accumulating())
-        steady = self._steady.find(kind, args, kwargs)
+        # What is recorded for other kinds of calls is to be given back first.
+        steady = self._steady.find(kind, args, kwargs, early=not kind.gradients or kind == self._kind)
         if not likely and self._accumulating():
+            if steady is not None:
+                steady.end()
             kind = Kind(True, True)
-            steady = self._steady.find(kind, args, kwargs)
+            steady = self._steady.find(kind, args, kwargs, early=kind == self._kind)
         return kind, steady
 
     def _steady_call(self, run: Callable[..., Any], kind: Kind, args: Any, kwargs: Any) -> Any:

@@ -88,17 +88,24 @@ class SteadyCalls:
 
         return noted
 
-    def find(self, kind: Kind, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SteadyGraph | None:
+    def find(
+        self, kind: Kind, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, early: bool = True
+    ) -> SteadyGraph | None:
         """The graph that such a call of the model with these arguments would run; None where it must go the long way.
 
         The device may have begun with it: the graph's `end` must follow, whether it is run or not.
+
+        Args:
+            kind: of call.
+            args, kwargs: of the call.
+            early: whether the device may begin.
         """
         known = self._known[kind]
         graphs = known.graphs
         if not graphs or not _is_plain():
             return None
         first, found = graphs[0], None
-        if not kind.gradients and not first.gone:
+        if early and not first.gone:
             first.early.begin(args, kwargs)
         try:
             found = next((graph for graph in graphs if graph.holds(self._model, args, kwargs)), None)

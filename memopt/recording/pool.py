@@ -33,6 +33,12 @@ class Recorder(Protocol):
             RuntimeError: it cannot be recorded, or memory is short. Nothing is left behind.
         """
 
+    def drawn(self) -> Any:
+        """How many random numbers were drawn."""
+
+    def draw_from(self, place: Any) -> None:
+        """Have those that were drawn since then drawn again."""
+
     def blank(self, value: torch.Tensor) -> torch.Tensor:
         """Memory for a copy of a tensor: of the recording's own, within a function that is recorded."""
 
@@ -85,6 +91,10 @@ class Pool:
             self.closed = "steps of several kinds take turns, whose recordings would not fit beside each other"
         self._owner = None if self.closed else weakref.ref(step)
         return not self.closed
+
+    def is_free_for(self, step: RecordedStep) -> bool:
+        """Whether the step's recordings may run now: they are there, and nobody needs what they write over."""
+        return not self.busy and self._owner is not None and self._owner() is step and self.settle()
 
     def settle(self) -> bool:
         """Have the gradients that are lent copied where they are held; whether the memory may be written over."""

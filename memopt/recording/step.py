@@ -8,6 +8,9 @@ where it is: autograd holds it between the halves, nothing else sees it.
 
 Whatever is not as it was when the halves were recorded runs as the generated code does: a weight that lies elsewhere, a
 second forward before the first one's backward, a backward that keeps its graph.
+
+Where forward writes to no argument, its recording may begin before the call is known to be one for it (see
+`memopt.early`): all that it changes is memory that nobody needs then, and the random numbers that come next.
 """
 
 from __future__ import annotations
@@ -15,14 +18,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from memopt.early import meet
 from memopt.errors import first_line
-from memopt.recording.lent import Loan, address_of, seen, storage_at, view
+from memopt.memory.places import places_of, same_places
+from memopt.recording.copies import copies_of, copy, unheld
+from memopt.recording.lent import Loan, address_of, seen, view
 from memopt.recording.pool import Pool
 
 Call = Callable[[list[Any]], Sequence[Any]]
@@ -96,6 +103,7 @@ class RecordedStep:
     Attributes:
         ends: of the halves.
         reason: why nothing is recorded any more; empty as long as it may be.
+        writes: whether forward writes to its arguments, or may.
     """
 
     def __init__(
@@ -118,7 +126,11 @@ class RecordedStep:
         self._forward, self._backward, self.ends, self._pool = forward, backward, ends, pool
         self._guided = guided
         self._started = False
-        self.reason = ""
+        self.reason, self.writes = "", True
+        self._lock = threading.RLock()
+        self._begun: list[torch.Tensor] | None = None  # what forward's recording was begun on
+        self._took = False  # whether a call has taken what came of that
+        self._drawn: Any = None  # random numbers, until then
         self.forget()
 
     @functools.cached_property
@@ -135,7 +147,7 @@ class RecordedStep:
         """Within, the code runs as it is on arguments as a recording's, and tells this of its lines."""
         halves, guide = (self._forward, self._backward), self.guide
         guide.noting(act)
-        self._forward = lambda args: guide.told_forward(args, functools.partial(self._taken, _copy))
+        self._forward = lambda args: guide.told_forward(args, functools.partial(self._taken, copy))
         self._backward = guide.backward
         try:
             yield
@@ -155,6 +167,7 @@ class RecordedStep:
 
     def forget(self) -> None:
         """Forget what was recorded; the next step is recorded anew."""
+        self._take_back()
         guide = vars(self).get("guide")  # not made to be stopped
         if guide is not None:
             guide.stop()
@@ -177,22 +190,29 @@ class RecordedStep:
         """Run forward on a list of arguments, which is emptied."""
         given = list(args)
         args.clear()
-        if self._pool.busy:
-            return self._forward(given)
-        if not self._pool.settle():
-            self.stop("its gradients are held beyond the next step")
-        if not self._prepared(given):
-            self._pool.release()  # the code needs the memory
-            return self._forward(given)
-        self._pool.recorder.enter()
-        for index in self._copied:
-            if isinstance(given[index], torch.Tensor):
-                self._inputs[index].copy_(given[index])
+        meet(self, given, self._copied)
+        with self._lock:
+            if not self._is_begun_on(given):
+                if self._pool.busy:
+                    return self._forward(given)
+                if not self._pool.settle():
+                    self.stop("its gradients are held beyond the next step")
+                if not self._prepared(given):
+                    self._pool.release()  # the code needs the memory
+                    return self._forward(given)
+                self._run_on([given[index] for index in self._copied])
+            saved, token = self._saved(given)
+            self._pool.begin(token)
+            return [*copies_of(self._returned[: self.ends.results]), *saved]
+
+    def _run_on(self, copied: Sequence[Any]) -> None:
+        """Run forward's recording on what it copies."""
         assert self._run_forward is not None
+        self._pool.recorder.enter()
+        for index, value in zip(self._copied, copied, strict=True):
+            if isinstance(value, torch.Tensor):
+                self._inputs[index].copy_(value)
         self._run_forward()
-        saved, token = self._saved(given)
-        self._pool.begin(token)
-        return [*_copies(self._returned[: self.ends.results]), *saved]
 
     def _prepared(self, given: Sequence[Any]) -> bool:
         """Whether there is a recording for these arguments, or one was made now."""
@@ -209,7 +229,7 @@ class RecordedStep:
 
     def _record_forward(self, given: Sequence[Any]) -> None:
         self._kept = [index for index in sorted(self.ends.fixed) if isinstance(given[index], torch.Tensor)]
-        self._places = [given[index].data_ptr() for index in self._kept]
+        self._places = places_of(list(given))
         self._copied = [index for index in range(len(given)) if index not in self.ends.fixed]
         copies: dict[int, StorageWeakRef] = {}  # whose memory is free for results, once it is let go of
 
@@ -218,7 +238,7 @@ class RecordedStep:
             for value in (taken[index] for index in self._copied):
                 if isinstance(value, torch.Tensor):
                     copies[value.untyped_storage()._cdata] = seen(value.untyped_storage())
-            self._inputs = _unheld(taken, {address_of(taken[index]) for index in self._kept})
+            self._inputs = unheld(taken, {address_of(taken[index]) for index in self._kept})
             return taken
 
         def code(args: list[Any]) -> Sequence[Any]:
@@ -234,7 +254,7 @@ class RecordedStep:
                 raise Unrecordable("a result of forward shares memory with an input")
         # What waits on the host for backward stays where it is: the recording writes there each time.
         known |= {address_of(value) for value in results if isinstance(value, torch.Tensor) and value.is_pinned()}
-        self._returned = _unheld(results, known)
+        self._returned = unheld(results, known)
         self._run_forward = run
         # As long as a step's own results are: backward's recording may not take their memory before it is let go of.
         self._held = list(results)
@@ -258,15 +278,60 @@ class RecordedStep:
 
     def _alike(self, given: Sequence[Any]) -> bool:
         """Whether the arguments are as those that forward was recorded with, but for the values of what is copied."""
-        if [given[index].data_ptr() for index in self._kept] != self._places:  # hundreds, before the device has work
-            return False
-        for index in self._copied:
-            value, known = given[index], self._inputs[index]
+        # Hundreds are read where they lie, before the device has work.
+        return same_places(list(given), self._places, self._kept) and self._may_copy(
+            [given[index] for index in self._copied]
+        )
+
+    def _may_copy(self, copied: Sequence[Any]) -> bool:
+        for index, value in zip(self._copied, copied, strict=True):
+            known = self._inputs[index]
             if not isinstance(value, torch.Tensor):
                 if value != known:
                     return False
             elif value.shape != known.shape or value.dtype != known.dtype or value.device != known.device:
                 return False
+        return True
+
+    # -- forward before it is called -------------------------------------------------------------------------------
+
+    def begin(self, given: Sequence[torch.Tensor]) -> bool:
+        """Run forward's recording on the caller's tensors, of which it takes copies; whether that was done.
+
+        So it is only where all that it reads lies where it lay, and what it writes over is nobody's.
+        """
+        if self.writes or self._run_backward is None or not self._lock.acquire(blocking=False):
+            return False
+        alike = same_places(self._inputs, self._places, self._kept) and len(given) == len(self._copied)
+        if not alike or not self._may_copy(given) or not self._pool.is_free_for(self):
+            self._lock.release()
+            return False
+        self._drawn = self._pool.recorder.drawn()
+        with torch.no_grad():
+            self._run_on(given)
+        self._begun, self._took = list(given), False
+        return True
+
+    def end(self) -> bool:
+        """After `begin`: let others in, and take back what no call has taken; whether one has."""
+        self._take_back()
+        self._lock.release()
+        return self._took
+
+    def _take_back(self) -> None:
+        if self._begun is not None:
+            self._begun = None
+            self._pool.recorder.draw_from(self._drawn)
+
+    def _is_begun_on(self, given: Sequence[Any]) -> bool:
+        """Whether what was begun is what a call with these arguments needs; it is taken back where not."""
+        if self._begun is None:
+            return False
+        same = all(given[index] is value for index, value in zip(self._copied, self._begun, strict=True))
+        if not same or not self._alike(given):
+            self._take_back()
+            return False
+        self._begun, self._took = None, True
         return True
 
     def _saved(self, given: Sequence[Any]) -> tuple[list[Any], torch.Tensor | None]:
@@ -324,14 +389,14 @@ class RecordedStep:
         ]
 
     def _record_backward(self, tangents: Sequence[Any]) -> None:
-        self._tangents = [_copy(value) if isinstance(value, torch.Tensor) else value for value in tangents]
+        self._tangents = [copy(value) if isinstance(value, torch.Tensor) else value for value in tangents]
         arguments = [*self._held[self.ends.results :], *self._tangents]
         self._held[self.ends.results :] = ()  # what is saved is free where the code lets go of it
         code = self._backward if self.guide is None else self.guide.led_backward
         recorded, results = self._pool.recorder.record(lambda args: self._as_parameters_lie(code(args)), arguments)
         self._held = []
         self._pool.recorder.end()
-        self._gradients = _unheld(results, ())
+        self._gradients = unheld(results, ())
         self._run_backward = recorded
 
     def _as_parameters_lie(self, results: Sequence[Any]) -> list[Any]:
@@ -357,40 +422,6 @@ class _Argument:
     """Stands for an argument of forward that it returns as it is."""
 
     index: int
-
-
-def _unheld(values: Sequence[Any], but: Collection[int]) -> list[Any]:
-    """Tensors on the same memory, which they do not hold, but for those at some addresses.
-
-    A recording writes there, and reads, as it did.
-    """
-    storages: dict[int, Any] = {}
-    return [
-        value
-        if not isinstance(value, torch.Tensor) or not value.untyped_storage().nbytes() or address_of(value) in but
-        else view(storage_at(value, storages), value)
-        for value in values
-    ]
-
-
-def _copy(value: torch.Tensor) -> torch.Tensor:
-    return like(value).copy_(value)
-
-
-def like(value: torch.Tensor) -> torch.Tensor:
-    """Memory for a copy of a tensor, of any values."""
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-
-
-def _copies(values: Sequence[Any]) -> list[Any]:
-    """Copies in memory of the caller's; of equal tensors several in one launch."""
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    if not tensors:
-        return list(values)
-    made = [like(value) for value in tensors]
-    torch._foreach_copy_(made, tensors)
-    copies = iter(made)
-    return [next(copies) if isinstance(value, torch.Tensor) else value for value in values]
 
 
 def _keeps_graph() -> bool:

@@ -119,6 +119,7 @@ def try_recording(
     worth, worth_a_plan = (_INSTEAD_OF_A_PLAN,) * 2 if beyond_limit else (_WORTH, _WORTH_A_PLAN)
 
     take = functools.partial(_taken, run, given, written, device)
+    step.writes = bool(written)
 
     def kept(recorded: _Run) -> Tried:
         session.beyond = _beyond(session, run, given, written, device)

@@ -47,6 +47,12 @@ class Tape:
 
         return replay, results
 
+    def drawn(self):
+        return torch.get_rng_state()
+
+    def draw_from(self, place):
+        torch.set_rng_state(place)
+
     def blank(self, value):
         return self._blank(value)
 
