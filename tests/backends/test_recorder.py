@@ -46,6 +46,21 @@ def test_a_recording_draws_the_numbers_that_the_function_would():
     assert torch.equal(run([x])[0], run([x])[0]) is False
 
 
+def test_numbers_that_were_drawn_in_vain_are_drawn_again():
+    recorder = CudaRecorder()
+    x = torch.ones(1000, device="cuda")
+    replay, (result,) = recorder.record(lambda args: [torch.rand_like(args[0])], [x])
+    torch.manual_seed(0)
+    replay()
+    expected, then = result.clone(), torch.rand_like(x)
+    torch.manual_seed(0)
+    place = recorder.drawn()
+    replay()
+    recorder.draw_from(place)
+    replay()
+    assert torch.equal(result, expected) and torch.equal(torch.rand_like(x), then)
+
+
 def test_what_waits_for_the_device_is_refused_and_leaves_nothing_behind():
     recorder = CudaRecorder()
     x = torch.ones(1000, device="cuda")
@@ -230,3 +245,37 @@ def test_a_compiled_model_may_be_let_go_of_while_the_device_works_on_its_step():
         torch.cuda.empty_cache()
         torch.cuda.synchronize()
         assert all(torch.isfinite(gradient).all() for gradient in held)
+
+
+def test_a_step_begins_before_it_is_called_and_in_vain_where_it_is_another(monkeypatch):
+    took, end = [], RecordedStep.end
+    monkeypatch.setattr(recording, "_WAITS", 0.0)
+    monkeypatch.setattr(recording, "_WORTH", 1e9)
+    monkeypatch.setattr(RecordedStep, "end", lambda self: took.append(end(self)) or took[-1])
+
+    def losses():
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = memopt.models.build("gpt2_medium", layers=2, width=256, heads=4, vocabulary=1024)
+        model = model.to("cuda", torch.bfloat16)
+        inputs, found = model.example_inputs(4, labels=True), []
+        run = memopt.compile(model, "2GB", backend="inductor")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        torch.manual_seed(1)
+        for number in range(12):
+            if number == 8:  # the weights lie elsewhere now
+                for parameter in model.parameters():
+                    parameter.data = parameter.detach().clone()
+            loss = run(**inputs)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(float(loss.detach()))
+        assert any("CUDA graphs" in note for note in run.report.notes)
+        return [*found, float(torch.rand((), device="cuda"))]
+
+    early = losses()
+    assert True in took
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordedStep, "begin", lambda self, given: False)
+        assert losses() == pytest.approx(early, rel=1e-3)
