@@ -149,6 +149,8 @@ class Hooks:
 
     def forget(self) -> None:
         """Let go of the joint graph, and of what an engine keeps: the graph is lowered."""
+        if self.kept is not None:
+            self.kept.forget()  # compiled code may hold it, by what made that
         self._joint = self._inferred = self.kept = None
 
     def backward(self, run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:

@@ -68,13 +68,18 @@ class Training:
         self._own = OwnCut(hooks)
         self._key = ""  # of what settled the step, once its graph is there
         self._followed: Settled | None = None  # what settled it in another process, as long as it is followed
-        self._first_plan: _Attempt | None = None  # made where torch's own cut was seen to be hopeless
-        self._trace, self._ahead = Trace(), Ahead()
+        self._ahead = Ahead()
         self._joint_cache = JointCache()
-        self._codes: dict[str, _Attempt] = {}  # of plans, whatever limit they were made for
-        self._plans: Plans[_Attempt] = Plans(hooks, self._codes)
+        self.forget()
         self._before: Settled | None = None  # what the graph was settled with under a larger limit
         self._least: int | None = None  # bytes for tensors with which code was made that would be made again
+
+    def forget(self) -> None:
+        """Let go of graphs and of code that is not in use."""
+        self._trace = Trace()
+        self._first_plan: _Attempt | None = None  # made where torch's own cut was seen to be hopeless
+        self._codes: dict[str, _Attempt] = {}  # of plans, whatever limit they were made for
+        self._plans: Plans[_Attempt] = Plans(self.hooks, self._codes)
 
     def compile(self) -> Callable[..., Any]:
         """Lower the step until its code keeps the budget.

@@ -1,13 +1,18 @@
 """One trace for several lowerings: what is kept, what is not, and that the code is the same."""
 
+import gc
+
 import pytest
 import torch
+from torch import nn
 from torch._functorch._aot_autograd import graph_compile
 from torch._functorch.partitioners import default_partition
 from torch._inductor import compile_fx as inductor
 
+import memopt
 from memopt.inductor.partition import Partition, compile_training
 from memopt.inductor.trace import Trace
+from tests.inductor.test_least import needs_compiler
 
 
 @pytest.fixture(autouse=True)
@@ -156,3 +161,16 @@ def test_what_tracing_says_of_the_graph_is_said_again_and_a_list_that_grew_is_no
     call("grows", fw_metadata=Metadata())
     call("grows", fw_metadata=Metadata())
     assert len(traced) == 3
+
+
+@needs_compiler
+def test_what_was_traced_is_let_go_of_once_the_step_is_lowered():
+    """Compiled code holds what made it; the graphs behind that are as large as the model's trace."""
+    torch._dynamo.reset()
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(3)))
+    run = memopt.compile(model, "100%", backend="inductor")
+    run(torch.randn(64, 16)).sum().backward()
+    gc.collect()
+    traces = [item for item in gc.get_objects() if type(item) is Trace]
+    assert not any(item._kept or item._rewritten for item in traces)
+    run(torch.randn(32, 16)).sum().backward()  # another size is lowered anew

@@ -70,7 +70,7 @@ def test_a_steady_step_looks_for_gradients_once_and_sets_nothing(monkeypatch):
     run = steady(model, x)
     looked, exist, find = [], run._gradients.exist, run._steady.find
     monkeypatch.setattr(run._gradients, "exist", lambda: looked.append("gradients") or exist())
-    monkeypatch.setattr(run._steady, "find", lambda *args: looked.append("guards") or find(*args))
+    monkeypatch.setattr(run._steady, "find", lambda *args, **options: looked.append("guards") or find(*args, **options))
     with monkeypatch.context() as patch:
         for name in ("dynamo_settings", "note_outside", "planning"):
             patch.delattr(memopt.module, name)
