@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from memopt.capture.dynamo import Hooks
     from memopt.memory.buffers import BufferPlan
     from memopt.memory.cost.table import CostTable
+    from memopt.recording.ends import Ends
     from memopt.recording.pool import Pool
-    from memopt.recording.step import Ends, RecordedStep
+    from memopt.recording.step import RecordedStep
     from memopt.step.stages import Fusion
 
 

@@ -13,9 +13,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from memopt.inductor.lines import with_lines
 from memopt.inductor.loading import Call, stand_in
 from memopt.inductor.replay import Wrapper
+from memopt.recording.ends import Ends
 from memopt.recording.guide import FIRST, Guide
 from memopt.recording.pool import Pool
-from memopt.recording.step import Ends, RecordedStep
+from memopt.recording.step import RecordedStep
 
 
 class GeneratedCode:

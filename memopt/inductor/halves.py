@@ -25,8 +25,9 @@ from memopt.inductor.replay import Meter, ReplayError, Workspace, Wrapper, repla
 from memopt.memory.timeline import is_of_a_loss
 from memopt.phases import phase
 from memopt.program import InputKind, OutputKind, Program
+from memopt.recording.ends import ends_of
 from memopt.recording.pool import Pool
-from memopt.recording.step import RecordedStep, ends_of
+from memopt.recording.step import RecordedStep
 from memopt.step.planner import GraphPeaks
 
 

@@ -28,7 +28,7 @@ from memopt.garbage import looking_once
 from memopt.memory.allocator import count_library_bytes, library_bytes
 from memopt.memory.allocator_limit import held_bytes
 from memopt.memory.cost.disk import Store
-from memopt.recording.step import Ends
+from memopt.recording.ends import Ends
 from memopt.recording.trial import Gain
 from memopt.report.packed import packed, unpacked
 from memopt.report.record import Report

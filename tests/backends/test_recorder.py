@@ -12,8 +12,9 @@ import memopt
 from memopt.backends.recorder import CudaRecorder
 from memopt.recording import guide
 from memopt.recording import trial as recording
+from memopt.recording.ends import Ends
 from memopt.recording.pool import Pool
-from memopt.recording.step import Ends, RecordedStep, Unrecordable
+from memopt.recording.step import RecordedStep, Unrecordable
 from memopt.solve.placement import Placements
 from tests.recording.test_step import Waiting, check, step_of
 

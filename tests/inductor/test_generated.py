@@ -8,7 +8,7 @@ import pytest
 
 from memopt.inductor.generated import GeneratedCode, recordable
 from memopt.inductor.replay import Wrapper
-from memopt.recording.step import Ends
+from memopt.recording.ends import Ends
 
 ENDS = Ends(frozenset({0}), 1, 1)
 

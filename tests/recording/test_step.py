@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from memopt.host.operators import ARRIVED, FETCH, LANDED, TO_HOST
+from memopt.recording.ends import Ends, ends_of
 from memopt.recording.lent import seen, storage_at, view
 from memopt.recording.pool import Pool
-from memopt.recording.step import Ends, RecordedStep, Unrecordable, ends_of
+from memopt.recording.step import RecordedStep, Unrecordable
 from tests.recording.tape import Tape
 
 

@@ -17,7 +17,7 @@ from memopt.backends.inductor import missing_compiler
 from memopt.capture.dynamo import Hooks
 from memopt.inductor.training import Training
 from memopt.module import CompiledModule
-from memopt.recording.step import Ends
+from memopt.recording.ends import Ends
 from memopt.recording.trial import Gain
 from memopt.step import again
 from memopt.step.again import Settlement, Settlements
