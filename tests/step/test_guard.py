@@ -245,7 +245,7 @@ def test_memory_that_runs_out_in_a_step_is_one_clear_line(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(run, "_call", full)
-        patch.setattr(run._steady, "find", lambda *_: None)  # the long way, as a first step goes
+        patch.setattr(run._steady, "find", lambda *_, **__: None)  # the long way, as a first step goes
         with pytest.raises(MemoryError) as error:
             run(x)
     text = str(error.value)
