@@ -17,6 +17,7 @@ from memopt.errors import first_line
 from memopt.memory.allocator import OWN_SEGMENT, own_segment
 from memopt.memory.allocator_limit import lifted
 from memopt.memory.places import places_of, same_places
+from memopt.recording.copies import copy
 
 _UNIT = 2 * 2**20  # in which a device's memory is given
 _GROWTH = 20 * 2**20  # bytes by which a pool grows, if it does
@@ -95,7 +96,7 @@ class Replay:
         begun, self._begun = self._begun, None
         if begun is not None and self._is_on(begun, values):
             self._took = True
-            return self._finish(self._outputs, values, _copy)
+            return self._finish(self._outputs, values, copy)
         if self.impossible:
             return self._plainly(values)
         if self._graph is None or not self._lies_as_before(values):
@@ -112,7 +113,7 @@ class Replay:
             self._inputs[index].copy_(values[index])
         assert self._graph is not None
         self._graph.replay()
-        return self._finish(self._outputs, values, _copy)
+        return self._finish(self._outputs, values, copy)
 
     def _is_on(self, begun: Sequence[torch.Tensor], values: Sequence[Any]) -> bool:
         """Whether a replay that was begun on these tensors is what a call with these values needs."""
@@ -139,7 +140,7 @@ class Replay:
 
     def _capture(self, values: Sequence[Any]) -> None:
         try:
-            self._inputs = [_copy(value) if index in self._copied else value for index, value in enumerate(values)]
+            self._inputs = [copy(value) if index in self._copied else value for index, value in enumerate(values)]
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
@@ -172,7 +173,7 @@ class Replay:
                 with lifted(torch.device("cuda")):
                     self._segment = least_segment(self._reserved_with)
             graph, self._outputs = self._captured(self._segment)
-            self._finish(self._outputs, self._inputs, _copy)
+            self._finish(self._outputs, self._inputs, copy)
         except RuntimeError as error:
             self._give_up(first_line(error))
             leave_capture(self._pool, stream)
@@ -321,8 +322,3 @@ def _each(outputs: Sequence[torch.Tensor], values: Sequence[Any], copy: Copy) ->
 
 def _itself(value: torch.Tensor) -> torch.Tensor:
     return value
-
-
-def _copy(value: torch.Tensor) -> torch.Tensor:
-    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    return made.copy_(value)

@@ -99,10 +99,10 @@ def found_again(session: Session, hooks: Hooks, recall: Recall, given: Sequence[
     known = Settlements().get(hooks.key) if run is not None else None
     if run is None or known is None:
         return None
-    if known.ends is not None and session.recordings is not None:
-        hooks.recordable = run, found.recordable(known.ends, session.recordings)
     if session.recordings is not None:
         session.recordings.release()
+        if known.ends is not None:
+            hooks.recordable = run, found.recordable(known.ends, session.recordings)
     before = session.tighten(0), session.multiplies, session.aside
     if _taken_up(session, known) and _still_keeps(session, run, hooks, given, known):
         log.info("the step was found on disk, as an earlier process has settled it")
