@@ -36,7 +36,8 @@ class ChunkLoss(Pass):
 
     On CUDA columns are padded so that rows begin at multiples of 16 bytes: the weight once, and what is of a chunk
     only by the kernels that write it anyway. Products of matrices that are not so aligned are much slower. The values
-    in between keep those columns (`keep_padding`): one kernel makes a chunk's losses and gradients of its logits.
+    in between keep those columns (`keep_padding`): one kernel makes a chunk's losses and gradients of its logits. It is
+    the same one for all chunks, since each has copies of what it reads one number of for each row, its labels say.
 
     Cases: everything from the product on that works row by row, in either half of the step, whatever it is made of:
         1. `_log_softmax` and `nll_loss` with mean, sum or no reduction, class weights and an index to ignore.

@@ -22,6 +22,8 @@ _INLINED = {
     aten.slice_scatter.default, aten.select_scatter.default, aten.flip.default, prims.iota.default,
     SEED, DRAWING,
 }  # fmt: skip
+# Only moves bytes, and yet no kernel of Inductor's does.
+_COPIED = {aten.slice_copy.Tensor}
 # One kernel each, whose operands may be computed inside it.
 REDUCTIONS = {
     aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default, aten.amax.default, aten.amin.default,
@@ -43,7 +45,11 @@ def is_inlined(node: fx.Node) -> bool:
     tensor = node.meta.get("val")
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         return False
-    return is_light(node) or node.target in _INLINED or _is_pointwise_cat(node)
+    return _is_light(node) or node.target in _INLINED or _is_pointwise_cat(node)
+
+
+def _is_light(node: fx.Node) -> bool:
+    return is_light(node) and node.target not in _COPIED
 
 
 def _is_pointwise_cat(node: fx.Node) -> bool:
@@ -55,7 +61,7 @@ def _is_pointwise_cat(node: fx.Node) -> bool:
         return False
     operands: Any = node.args[0]
     few = len(operands) <= _MOST_CAT_OPERANDS
-    return few and all(is_light(user) or user.target is aten.constant_pad_nd.default for user in node.users)
+    return few and all(_is_light(user) or user.target is aten.constant_pad_nd.default for user in node.users)
 
 
 def is_generated(node: fx.Node) -> bool:

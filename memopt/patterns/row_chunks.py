@@ -93,6 +93,7 @@ class _Half:
         self.views: dict[fx.Node, fx.Node] = {}
         self.chunks: dict[fx.Node, fx.Node] = {}
         self.start, self.stop = 0, 0
+        self.before = self.anchor.prev  # what the present chunk, and what was copied for it, stand behind
         self.waiting = waiting
 
     def build(self, bounds: Sequence[tuple[int, int]]) -> list[str]:
@@ -104,7 +105,7 @@ class _Half:
             if self.ahead is not None:
                 self._prepare(self.ahead)
             for self.start, self.stop in bounds:
-                self.chunks = {}
+                self.chunks, self.before = {}, self.anchor.prev
                 for node in self.nodes:
                     made = self._compute(node)
                     if node in pieces and self.region.recipes[node].summed:
@@ -159,9 +160,28 @@ class _Half:
             return self._compute(node)
         if node in self.chunks:
             return self.chunks[node]
+        shape, last = node.meta["val"].shape, self.anchor.prev
         value = self.known.whole.get(node) or self._flat(node)
-        self.chunks[node] = self._call(node, aten.slice.Tensor, (value, 0, self.start, self.stop), {}, "rows")
+        copied = math.prod(shape[lead_of(shape, self.region.rows) :]) == 1
+        target = aten.slice_copy.Tensor if copied else aten.slice.Tensor
+        self.chunks[node] = self._call(node, target, (value, 0, self.start, self.stop), {}, "rows")
+        if copied:
+            self._comes_first(last)
         return self.chunks[node]
+
+    def _comes_first(self, last: fx.Node) -> None:
+        """Move what stands behind a node to where the chunk begins: no kernel of the chunk's is cut in two by it.
+
+        A number for each row lies in memory of its own for every chunk: kernels that begin to read a tensor at another
+        place for each chunk are other kernels, each of which an engine compiles and times.
+        """
+        made = [last.next]
+        while made[-1].next is not self.anchor:
+            made.append(made[-1].next)
+        for node in made:
+            if node is not self.before.next:
+                self.before.append(node)
+            self.before = node
 
     def _flat(self, node: fx.Node) -> fx.Node:
         """A value from outside with its rows along the first dimension."""

@@ -107,7 +107,7 @@ def _span(x: Any, dim: int, start: Any, end: Any, step: int) -> slice:
     return slice(0 if start is None else start, end, step)
 
 
-@lowers(aten.slice.Tensor)
+@lowers(aten.slice.Tensor, aten.slice_copy.Tensor)
 def _slice(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     return x[_along(x, dim, _span(x, dim, start, end, step))]
 

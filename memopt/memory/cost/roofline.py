@@ -32,6 +32,7 @@ _ALSO_POINTWISE = frozenset(
         _ATEN.hardtanh_backward.default,
         _ATEN.native_dropout.default,
         _ATEN.native_dropout_backward.default,
+        _ATEN.slice_copy.Tensor,
     )
 )
 # Operators that read of their first operand only what they return.
