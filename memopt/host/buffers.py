@@ -25,13 +25,15 @@ class Buffer:
     Attributes:
         storage: the memory.
         event: recorded behind the last copy to or from it.
+        captured: whether that was while a CUDA graph was captured, of which the event is a part: outside of the capture
+            nothing can be asked of it, and what the graph copies is ordered by where it is replayed.
         moving: what is being copied to it or from it, until something waits for that. A step that fails before must not
             give the memory to another tensor, or back to the device, meanwhile.
     """
 
     def __init__(self, size: int, event: Any) -> None:
         """Take so many bytes, pinned where the system lets them be."""
-        self.storage, self.event = _pinned(size).untyped_storage(), event
+        self.storage, self.event, self.captured = _pinned(size).untyped_storage(), event, False
         self.moving: torch.Tensor | None = None
 
     @property
@@ -80,17 +82,18 @@ class Buffers:
         with self._lock:
             buffer = self._of(held)
             if buffer is not None:
-                torch.cuda.current_stream(self.device).wait_event(buffer.event)
-                buffer.moving = None
+                self._wait(buffer, torch.cuda.current_stream(self.device))
 
     def settle(self, held: torch.Tensor) -> None:
         """Wait until what was sent is there: for those that read it on the host."""
         buffer = self._of(held)
         if buffer is not None:
-            buffer.event.synchronize()
+            self._synchronize(buffer)
 
     def release(self) -> None:
         """Give back the buffers in which nothing waits, and what a step that failed left on its way."""
+        if _captures(self.device):  # by garbage that is found then: nothing can be waited for
+            return
         if not self._lock.acquire(blocking=False):  # garbage is collected within a copy: the next one may reuse them
             return
         try:
@@ -98,7 +101,7 @@ class Buffers:
             for address, buffer in list(self._by_address.items()):
                 self._let_go(buffer, current)
                 if buffer.free:
-                    buffer.event.synchronize()
+                    self._synchronize(buffer)
                     del self._by_address[address]
         finally:
             self._lock.release()
@@ -122,13 +125,24 @@ class Buffers:
 
     def _let_go(self, buffer: Buffer, current: Any) -> None:
         if buffer.moving is not None:
+            self._wait(buffer, current)
+
+    def _wait(self, buffer: Buffer, current: Any) -> None:
+        if not buffer.captured or _captures(self.device):
             current.wait_event(buffer.event)
-            buffer.moving = None
+        buffer.moving = None
+
+    def _synchronize(self, buffer: Buffer) -> None:
+        if buffer.captured:
+            torch.cuda.synchronize(self.device)
+        else:
+            buffer.event.synchronize()
 
     def _copy(self, buffer: Buffer, into: torch.Tensor, of: torch.Tensor, current: Any) -> None:
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
             flat(into).copy_(flat(of), non_blocking=True)
+            buffer.captured = _captures(self.device)
         buffer.event.record(self.stream)
 
 
@@ -181,6 +195,11 @@ def _forget(number: int) -> None:
     _OWNERS.discard(number)
     if not _OWNERS:
         release()
+
+
+def _captures(device: torch.device) -> bool:
+    """Whether a CUDA graph is captured of what the current stream is asked for."""
+    return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
 
 def _pinned(size: int) -> torch.Tensor:

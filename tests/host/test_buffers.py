@@ -41,6 +41,7 @@ def told(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", lambda: Event(found))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(found, "current"))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: found.append("synchronize all"))
     monkeypatch.setattr(host, "_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
     return found
 
@@ -102,6 +103,29 @@ def test_what_was_on_its_way_when_a_step_failed_stays_until_the_copy_is_over(tol
     assert told[0] == ("current", "waits for the copy"), "before its memory may be another tensor's"
     pool.release()
     assert pool._of(held).moving is None
+
+
+def test_nothing_is_asked_of_an_event_outside_of_its_capture(told, monkeypatch):
+    pool, capturing = Buffers(CPU), [True]
+    monkeypatch.setattr(host, "_captures", lambda device: capturing[0])
+    held = pool.send(torch.ones(100))
+    pool.wait(held)
+    assert told[-1] == ("current", "waits for the copy")
+    pool.fetch(held)
+    told.clear()
+    pool.release()
+    assert told == [] and pool._of(held).moving is not None, "within, nothing is given back"
+    capturing[0] = False
+    pool.settle(held)
+    pool.release()
+    assert told == ["synchronize all"] and pool._of(held).moving is None
+    del held
+    pool.release()
+    assert told == ["synchronize all"] * 2 and pool.pinned_bytes == 0
+    held = pool.send(torch.ones(100))
+    told.clear()
+    pool.settle(held)
+    assert told == ["synchronize"]
 
 
 def test_another_tensor_in_its_place_is_copied_at_once(told):
