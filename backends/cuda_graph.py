@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -21,6 +22,7 @@ from memopt.recording.copies import copy
 
 _UNIT = 2 * 2**20  # in which a device's memory is given
 _GROWTH = 20 * 2**20  # bytes by which a pool grows, if it does
+_FOR_A_GENERATOR = 2  # small blocks that it takes when a capture begins
 _WORKSPACE, _SMALL = "CUBLAS_WORKSPACE_CONFIG", ":4096:1"  # KiB, and how many
 
 log = logging.getLogger("memopt")
@@ -188,8 +190,7 @@ class Replay:
         with (
             _own_workspaces(),
             _own_random_state(),
-            no_warning(),
-            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+            capturing(graph, self._pool),
         ):
             if segment:
                 with own_segment():
@@ -289,7 +290,40 @@ def _own_random_state() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_warning() -> Iterator[None]:
+def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
+    """Capture what the current stream is asked for, in a pool.
+
+    Other threads may do as they like meanwhile: backward runs in one of autograd's.
+
+    Raises:
+        RuntimeError: something cannot be captured, or memory is short.
+    """
+    stream = _capture_stream(torch.cuda.current_device())
+    held = _room_to_begin(stream)
+    with _no_warning(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        yield
+    del held
+
+
+@functools.cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _room_to_begin(stream: torch.cuda.Stream) -> list[torch.Tensor]:
+    """Blocks between which there is room for what a generator allocates as it is registered with a capture.
+
+    Where PyTorch (2.11, say) finds none for that, it ends the process: the graph takes its leave of a generator that
+    does not know it yet. As long as these blocks are held, the free ones between them are not given back.
+    """
+    with torch.cuda.stream(stream):
+        blocks = [torch.empty(1, dtype=torch.long, device="cuda") for _ in range(_FOR_A_GENERATOR + 2)]
+    del blocks[1:-1]
+    return blocks
+
+
+@contextlib.contextmanager
+def _no_warning() -> Iterator[None]:
     """PyTorch does not warn that a graph is empty.
 
     It does so where memory runs out before the first kernel, too: as an error, that would hide the one that says so.

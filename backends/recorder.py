@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memopt.backends.cuda_graph import leave_capture, new_graph, no_warning
+from memopt.backends.cuda_graph import capturing, leave_capture, new_graph
 from memopt.errors import first_line
 from memopt.recording.copies import like
 from memopt.recording.step import Call, Unrecordable
@@ -36,8 +36,7 @@ class CudaRecorder:
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         before, reason = generator.clone_state(), ""
         try:
-            # Other threads may do as they like meanwhile: backward runs in one of autograd's.
-            with no_warning(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            with capturing(graph, pool):
                 results = run(arguments)
         except RuntimeError as error:
             reason = _cause(error)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from memopt.backends import cuda_graph
 from memopt.backends.cuda_graph import Replay, _own_random_state, least_segment, new_graph
 
 
@@ -196,6 +197,8 @@ def captures(monkeypatch):
     monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
     for name in ("synchronize", "empty_cache", "graph_pool_handle", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(cuda_graph, "_capture_stream", lambda device: None)
+    monkeypatch.setattr(cuda_graph, "_room_to_begin", lambda stream: [])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)

@@ -80,6 +80,28 @@ def test_what_waits_for_the_device_is_refused_and_leaves_nothing_behind():
     assert torch.cuda.memory_reserved() <= before
 
 
+def test_nothing_is_recorded_where_there_is_no_room_for_what_a_generator_needs():
+    """PyTorch would end the process."""
+    x, small, share = torch.ones(4, device="cuda"), [], torch.cuda.get_per_process_memory_fraction()
+    with pytest.raises(Unrecordable):
+        CudaRecorder().record(lambda args: [args[0] * float(args[0].sum())], [x])
+    reserved = torch.cuda.memory_reserved()
+    while torch.cuda.memory_reserved() == reserved:  # until no small block is free
+        small.append(torch.empty(1, device="cuda"))
+    small.pop()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+    try:
+        with pytest.raises(Unrecordable, match="out of memory"):
+            CudaRecorder().record(lambda args: [args[0] * 2], [x])
+    finally:
+        torch.cuda.set_per_process_memory_fraction(share)
+    run, results = CudaRecorder().record(lambda args: [args[0] * 2], [x])
+    run()
+    assert results[0].tolist() == [2.0] * 4
+
+
 def test_what_waits_on_the_host_between_the_halves_is_recorded_with_them():
     code = Waiting()
     step, run = step_of(code, Pool(CudaRecorder()))
@@ -248,6 +270,19 @@ def test_a_compiled_model_may_be_let_go_of_while_the_device_works_on_its_step():
         assert all(torch.isfinite(gradient).all() for gradient in held)
 
 
+class Stack(nn.Module):
+    """Layers none of whose kernels adds up in an order of its own: a recording does the same to the bit."""
+
+    def __init__(self, layers=12, width=256):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + nn.functional.dropout(nn.functional.gelu(layer(x)), 0.1, self.training)
+        return x.float().square().mean()
+
+
 def test_a_step_begins_before_it_is_called_and_in_vain_where_it_is_another(monkeypatch):
     took, end = [], RecordedStep.end
     monkeypatch.setattr(recording, "_WAITS", 0.0)
@@ -257,9 +292,8 @@ def test_a_step_begins_before_it_is_called_and_in_vain_where_it_is_another(monke
     def losses():
         torch._dynamo.reset()
         torch.manual_seed(0)
-        model = memopt.models.build("gpt2_medium", layers=2, width=256, heads=4, vocabulary=1024)
-        model = model.to("cuda", torch.bfloat16)
-        inputs, found = model.example_inputs(4, labels=True), []
+        model, x = Stack().to("cuda", torch.bfloat16), torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
+        found = []
         run = memopt.compile(model, "2GB", backend="inductor")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         torch.manual_seed(1)
@@ -267,16 +301,16 @@ def test_a_step_begins_before_it_is_called_and_in_vain_where_it_is_another(monke
             if number == 8:  # the weights lie elsewhere now
                 for parameter in model.parameters():
                     parameter.data = parameter.detach().clone()
-            loss = run(**inputs)
+            loss = run(x)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             found.append(float(loss.detach()))
-        assert any("CUDA graphs" in note for note in run.report.notes)
+        assert any("CUDA graphs" in note for note in run.report.notes), run.report.notes
         return [*found, float(torch.rand((), device="cuda"))]
 
     early = losses()
     assert True in took
     with monkeypatch.context() as patch:
         patch.setattr(RecordedStep, "begin", lambda self, given: False)
-        assert losses() == pytest.approx(early, rel=1e-3)
+        assert losses() == early
