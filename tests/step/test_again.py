@@ -291,6 +291,8 @@ def test_on_cuda_it_is_taken_before_it_is_trusted(optimizer, monkeypatch):
 
     def step():
         torch._dynamo.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
         own = copy.deepcopy(model)
         options = {} if optimizer is None else {"optimizer": optimizer(own.parameters())}
         run = memopt.compile(own, "80%", backend="inductor", **options)
@@ -301,8 +303,6 @@ def test_on_cuda_it_is_taken_before_it_is_trusted(optimizer, monkeypatch):
         return run.report, loss.detach().cpu(), [parameter.grad.cpu() for parameter in own.parameters()]
 
     first, loss, gradients = step()
-    gc.collect()
-    torch.cuda.empty_cache()
     second, same, others = step()
     assert "generating code" in first.seconds
     assert "trial steps" in second.seconds and "generating code" not in second.seconds
