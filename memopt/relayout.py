@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from memopt.program import Program, fake_mode
+from memopt.program import Program
+from memopt.propagation import fake_mode
 from memopt.rewrite import erase_unused
 
 aten = torch.ops.aten

@@ -10,7 +10,8 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from memopt.program import Input, InputKind, Program, fake_mode, is_effectful, tensors_of
+from memopt.program import Input, InputKind, Program, is_effectful, tensors_of
+from memopt.propagation import fake_mode
 
 
 class Refused(Exception):

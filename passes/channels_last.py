@@ -13,7 +13,8 @@ from memopt import fake_calls
 from memopt.fake_calls import CHANNELS_LAST
 from memopt.memory.cost.roofline import is_light
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
-from memopt.program import Program, fake_mode, is_any_view, is_effectful, is_random
+from memopt.program import Program, is_any_view, is_effectful, is_random
+from memopt.propagation import fake_mode
 from memopt.rewrite import Refused, erase_unused, forget_inplace
 
 aten, prims = torch.ops.aten, torch.ops.prims

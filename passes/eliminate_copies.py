@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.memory.sharing import Sharing
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
-from memopt.program import Program, fake_mode
+from memopt.program import Program
+from memopt.propagation import fake_mode
 from memopt.rewrite import erase_unused, forget_inplace
 
 aten = torch.ops.aten

@@ -16,7 +16,8 @@ from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.patterns.attention import Attention, Operand, attention_of
 from memopt.patterns.attention_mask import Mask, Masks
 from memopt.patterns.elements import drop_metadata_checks, keeps_order, permutation, shape
-from memopt.program import Program, fake_mode
+from memopt.program import Program
+from memopt.propagation import fake_mode
 from memopt.relayout import layout_is_unseen, replace_relaid
 from memopt.rewrite import Refused, drop_unused_constants, erase_unused, fake_value, forget_inplace
 

@@ -12,7 +12,8 @@ from memopt import fake_calls
 from memopt.capture.export import from_module
 from memopt.capture.joint import constants_to_attributes
 from memopt.memory.aliasing import analyse
-from memopt.program import Program, ProgramError, run_fake
+from memopt.program import Program, ProgramError
+from memopt.propagation import run_fake
 
 aten = torch.ops.aten
 

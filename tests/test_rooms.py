@@ -35,8 +35,8 @@ def imports(folder: Path) -> Iterator[tuple[str, str]]:
     [
         ("solve", {"solve"}),  # plain numbers in and out
         ("models", {"models"}),
-        ("patterns", {"patterns", "program", "rewrite"}),
-        ("xla", {"xla", "program", "errors"}),
+        ("patterns", {"patterns", "program", "propagation", "rewrite"}),
+        ("xla", {"xla", "program", "propagation", "errors"}),
     ],
 )
 def test_a_room_that_stands_alone_knows_no_other(room: str, allowed: set[str]) -> None:

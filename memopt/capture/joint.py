@@ -20,11 +20,11 @@ from memopt.program import (
     Phase,
     Program,
     copy_node,
-    fake_mode,
     is_effectful,
     is_random,
     module_of,
 )
+from memopt.propagation import fake_mode
 from memopt.rewrite import ancestors, storages
 
 # The forward half of a joint graph, and the backward half.

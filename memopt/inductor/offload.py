@@ -22,7 +22,8 @@ from memopt.inductor.host_copies import register_host_copies
 from memopt.inductor.kinds import is_library_call
 from memopt.memory.cost.roofline import span
 from memopt.passes.offload import Offload
-from memopt.program import copy_node, fake_mode, module_of
+from memopt.program import copy_node, module_of
+from memopt.propagation import fake_mode
 from memopt.recording.room import may_wait
 from memopt.rewrite import storages
 from memopt.solve.offload import Offload as Problem

@@ -12,7 +12,8 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from memopt.memory.rounding import allocated_bytes
-from memopt.program import Program, run_fake
+from memopt.program import Program
+from memopt.propagation import run_fake
 
 
 @dataclasses.dataclass(frozen=True)

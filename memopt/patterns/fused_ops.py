@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from memopt.patterns.clamps import bounds_of
-from memopt.program import Program, fake_mode
+from memopt.program import Program
+from memopt.propagation import fake_mode
 
 aten = torch.ops.aten
 LAYERS = {aten.addmm.default: "addmm", aten.convolution.default: "convolution"}

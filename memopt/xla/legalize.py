@@ -16,7 +16,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from memopt.errors import first_line
-from memopt.program import fake_mode, is_random, source_line
+from memopt.program import is_random, source_line
+from memopt.propagation import fake_mode
 from memopt.xla import (
     attention,
     convolution,

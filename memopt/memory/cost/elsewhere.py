@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.program import Program, fake_mode
+from memopt.program import Program
+from memopt.propagation import fake_mode
 
 
 def first_of(device_type: str) -> torch.device:
