@@ -142,6 +142,7 @@ def test_torch_s_own_cut_of_the_chunked_loss_comes_before_any_plan():
     assert all(record.evidence for record in report.passes if record.name == "chunk_loss"), "and it was proved"
 
 
+@pytest.mark.slow
 def test_a_weight_s_gradient_in_chunks_is_one_running_sum():
     """Of no chunk but the present one are there logits, or a product that is yet to be added."""
     torch.manual_seed(0)
