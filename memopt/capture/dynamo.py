@@ -89,6 +89,7 @@ class Hooks:
         self.recordable: tuple[Any, Any] = None, None  # a function that an engine made, and its step, to be recorded
         self.recorded: Any = None  # why it was; None where it was not
         self.tried = False  # whether a step was taken within the budget
+        self.full_speed = True  # whether the allocator handed nothing back in it to keep that
         self.key = ""  # by which the step as it is settled is known to other processes; empty where it is not
         # A function that an engine made, and what keeps its code for who lowers the graph again; None: nothing does.
         self.repeatable: tuple[Any, Callable[[], None] | None] = None, None

@@ -63,6 +63,7 @@ class Settlement:
         libraries: what libraries were seen to keep.
         multiplies: whether they do.
         written: positions of the arguments that the step writes to; None where no step could be taken.
+        full_speed: whether the allocator handed nothing back in a step of it.
         gain: what it is recorded for; None where it is not.
         ends: of the halves that are recorded.
     """
@@ -78,6 +79,7 @@ class Settlement:
     libraries: int
     multiplies: bool
     written: tuple[int, ...] | None
+    full_speed: bool = True
     gain: Gain | None = None
     ends: Ends | None = None
 
@@ -137,6 +139,7 @@ def keep_for_others(session: Session, hooks: Hooks, run: Callable[..., Any]) -> 
         libraries=session.resident.libraries,
         multiplies=session.multiplies,
         written=None if written is None else tuple(sorted(written)),
+        full_speed=hooks.full_speed,
         gain=hooks.recorded,
         ends=None if hooks.recorded is None else hooks.recordable[1].ends,
     )
@@ -186,7 +189,7 @@ def _decoded(record: dict[str, Any]) -> Settlement:
     sizes = (found.plain, found.constants, found.whole, found.limit, found.margin, found.aside, found.libraries)
     if not all(type(size) is int and abs(size) <= _MOST for size in sizes):
         raise ValueError("a size is none")
-    if type(found.graph) is not str or type(found.multiplies) is not bool:
+    if type(found.graph) is not str or not type(found.multiplies) is type(found.full_speed) is bool:
         raise ValueError("a field is of another kind")
     return found
 
@@ -240,7 +243,7 @@ def _still_keeps(
     """Whether a step keeps the budget, where one can be taken; it is recorded where it was."""
     if known.written is None:
         return held_bytes(session.resident.device) is None
-    return keeps(session, run, hooks, given, frozenset(known.written), known.gain)
+    return keeps(session, run, hooks, given, frozenset(known.written), known.gain, full_speed=known.full_speed)
 
 
 def _facts(session: Session) -> bytes:

@@ -6,9 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +20,7 @@ from memopt.phases import phase
 from memopt.progress import stage
 from memopt.recording.trial import IMPOSSIBLE, NO_NEED, Gain, Tried, try_recording
 from memopt.step.named import kept_least
+from memopt.step.patience import patiently
 from memopt.step.taken import Short, Taken, is_short, lacked, mutated, take_step
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from memopt.session import Session
 
 log = logging.getLogger("memopt")
-_T = TypeVar("_T")
 
 # How often a step is planned for less because of what the allocator reserves.
 _ROUNDS = 2
@@ -39,10 +38,6 @@ _SHORT = 16
 _SPREAD = {2: 256, 1: 64}
 # One that keeps the budget only where the allocator hands back its cache each time, by one part in so many.
 _SLOW = 50
-# Seconds for which memory that other processes hold is waited for, and between two looks.
-_WAIT, _LOOK = 20.0, 0.5
-# How often a step is taken that others left too little memory.
-_TRIES = 3
 
 
 @looking_once()
@@ -70,7 +65,7 @@ def lower_within(
     except BudgetError as error:
         refused = error
     else:
-        hooks.tried = lowered.tried
+        hooks.tried, hooks.full_speed = lowered.tried, lowered.full_speed
         return lowered.run if lowered.recorded else _recorded(session, lower, lowered, given)
     # Out here, so that no traceback holds on to what was lowered.
     if session.engine().rehearses and measurable(session, hooks) is not None:
@@ -88,6 +83,7 @@ class _Lowered:
         recorded: whether its step is recorded.
         cache_bytes: what the allocator is to hold when a step begins, in one piece; 0 where that is not known.
         tried: whether a step was taken within the budget.
+        full_speed: whether the allocator handed nothing back in it to keep that.
     """
 
     run: Callable[..., Any]
@@ -95,6 +91,7 @@ class _Lowered:
     recorded: bool = False
     cache_bytes: int = 0
     tried: bool = True
+    full_speed: bool = True
 
     @property
     def kept(self) -> Program | None:
@@ -120,6 +117,7 @@ def _recorded(
         written = measurable(session, other.hooks)
         again = Tried() if other.recorded else _tried(session, other.run, other.hooks, given, written)
         if not again.reason:
+            lowered.hooks.full_speed = other.full_speed
             return other.run
         found = again
     session.loosen(known)
@@ -181,7 +179,7 @@ def _lowered_within(
         over = taken.reserved_bytes + coming - allowed if isinstance(taken, Taken) else 0
         held = taken if isinstance(taken, Short) else _held(session, run, given, written, taken)
         if isinstance(held, _Held) and (held.full_speed or (over <= 0 and not left)):
-            return _Lowered(run, hooks, cache_bytes=held.cache_bytes)
+            return _Lowered(run, hooks, cache_bytes=held.cache_bytes, full_speed=held.full_speed)
         within = isinstance(held, _Held) and over <= 0
         lacking = 0
         if isinstance(taken, Taken) and taken.allocated_bytes + coming <= allowed:  # it is how its blocks come to lie
@@ -204,7 +202,7 @@ def _lowered_within(
         except BudgetError:
             session.loosen(known)
             if within:
-                return _Lowered(run, hooks)
+                return _Lowered(run, hooks, full_speed=False)
             break
     if isinstance(held, Short) and (held.others or is_short(device, held_bytes(device) or 0)):
         session.note("the device had less than the budget, for what others hold: no step was taken within it")
@@ -225,7 +223,7 @@ def _lowered_within(
             session.code_fails = False
         raise refusal
     session.note("the allocator reserves more than the step needs: it is held to the budget, which takes time")
-    return _Lowered(run, hooks)
+    return _Lowered(run, hooks, full_speed=False)
 
 
 def keeps(
@@ -235,8 +233,10 @@ def keeps(
     given: Sequence[Any],
     written: frozenset[int],
     gain: Gain | None = None,
+    *,
+    full_speed: bool = True,
 ) -> bool:
-    """Whether a step of compiled code, taken here, keeps the budget at full speed, as one did elsewhere.
+    """Whether a step of compiled code, taken here, keeps the budget as one did elsewhere.
 
     Args:
         session: whose step it is.
@@ -245,6 +245,7 @@ def keeps(
         given: the caller's arguments.
         written: positions of those that the step writes to.
         gain: what it was recorded for there, and is here, where there is still such a gain; None: it was not.
+        full_speed: whether the allocator handed nothing back there, and must not here.
     """
     device = session.resident.device
     allowed = held_bytes(device)
@@ -258,7 +259,7 @@ def keeps(
         fits = taken.allocated_bytes + session.resident.coming <= allowed
         return fits and not _tried(session, run, hooks, given, written, gain).reason
     held = _held(session, run, given, written, taken)
-    if isinstance(held, Short) or not held.full_speed:
+    if isinstance(held, Short) or (full_speed and not held.full_speed):
         return False
     if gain is Gain.TIME:
         lowered = _Lowered(run, hooks, cache_bytes=held.cache_bytes)
@@ -272,7 +273,7 @@ def _free(
     """What a step takes where the allocator is not held to the budget."""
     stage("taking a step")
     with phase("trial steps"):
-        return _patiently(functools.partial(take_step, run, given, written, device), device, allowed)
+        return patiently(functools.partial(take_step, run, given, written, device), device, allowed)
 
 
 def _held(
@@ -282,7 +283,7 @@ def _held(
     device, coming = session.resident.device, session.resident.coming
     again = functools.partial(take_step, run, given, written, device, held=True)
     within = functools.partial(_taken_within, again, device, taken, coming)
-    held = _patiently(within, device, held_bytes(device) or 0)
+    held = patiently(within, device, held_bytes(device) or 0)
     if isinstance(held, _Held):
         session.beyond = held.cache_bytes - coming - taken.before_bytes
     return held
@@ -353,31 +354,6 @@ def _begin_anew(device: torch.device, size: int) -> None:
     settled_bytes(device)
     torch.cuda.empty_cache()
     grow(device, size)
-
-
-def _patiently(step: Callable[[], _T | Short], device: torch.device, allowed: int) -> _T | Short:
-    """Take a step, and again where other processes held what it lacked and give it back in time."""
-    for _ in range(_TRIES):
-        taken = step()
-        if not isinstance(taken, Short) or not (_given_back(device, allowed) or taken.others):
-            break
-    return taken
-
-
-def _given_back(device: torch.device, allowed: int) -> bool:
-    """Whether the device was short of what may be held here because of other processes, and now is not.
-
-    Several processes that compile side by side take their steps one after the other: what one of them holds for a
-    moment says nothing of another one's plan.
-    """
-    until = time.monotonic() + _WAIT
-    short = False
-    while is_short(device, allowed):
-        if time.monotonic() > until:
-            return False
-        short = True
-        time.sleep(_LOOK)
-    return short
 
 
 def step_decides(session: Session, hooks: Hooks, excess: int) -> bool:

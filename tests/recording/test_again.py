@@ -95,6 +95,23 @@ def test_where_it_fits_no_more_it_is_planned_anew(tape, monkeypatch):  # noqa: F
     assert not is_found(second) and losses == same
 
 
+def test_a_step_that_was_held_to_the_budget_is_found_so(tape, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(measured, "take_step", step_that_lies_badly)
+    tape.failing = [True] * 99
+    first, losses = trained(made())
+    second, same = trained(made())
+    assert is_found(second) and losses == same
+    assert [note for note in second.notes if "held to the budget" in note] and first.notes == second.notes
+
+
+def test_one_that_was_not_is_planned_anew_where_it_is(tape, monkeypatch):  # noqa: F811
+    tape.failing = [True] * 99
+    losses = trained(made())[1]
+    monkeypatch.setattr(measured, "take_step", step_that_lies_badly)
+    second, same = trained(made())
+    assert not is_found(second) and losses == same
+
+
 def test_a_share_of_what_a_step_takes_is_that_of_its_first_process(monkeypatch):
     """Libraries may be seen to keep more than was known when the limit was set."""
     monkeypatch.setattr(measured, "take_step", lambda *args, held=False: Taken(1, 1, 0, kept_bytes=5 * 10**5))

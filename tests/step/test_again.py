@@ -268,7 +268,8 @@ def test_what_is_put_is_got():
     [
         {"report": "AAAA"}, {"report": 3}, {"limit": "7"}, {"limit": 1 << 60}, {"plain": True}, {"written": ["a"]},
         {"written": 3}, {"multiplies": 1}, {"graph": None}, {"more": 1}, {"whole": None}, {"gain": "PLEASURE"},
-        {"gain": None}, {"ends": None}, {"ends": [[1], 2, 3]}, {"ends": [[-1], 1, 3, []]}, {"ends": [["a"], 1, 3, []]},
+        {"full_speed": 1}, {"gain": None}, {"ends": None}, {"ends": [[1], 2, 3]}, {"ends": [[-1], 1, 3, []]},
+        {"ends": [["a"], 1, 3, []]},
     ],
 )  # fmt: skip
 def test_records_of_another_form_are_absent(change, tmp_path):

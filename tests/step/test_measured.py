@@ -301,37 +301,6 @@ def test_at_first_it_is_planned_for_less_by_what_was_missing(monkeypatch, steps,
     assert not left and asked == [over + over // 8 + unused]
 
 
-@pytest.mark.parametrize(
-    ("results", "expected", "calls"),
-    [
-        ([Short(5)], Short(5), 1),
-        ([Short(others=True), Taken(1, 2, 3)], Taken(1, 2, 3), 2),
-        ([Short(others=True)] * 9, Short(others=True), 3),
-    ],
-    ids=["its own", "others' at first", "others' always"],
-)
-def test_a_step_is_taken_again_where_others_held_what_it_lacked(monkeypatch, results, expected, calls):
-    left = list(results)
-    monkeypatch.setattr(measured_step, "is_short", lambda device, allowed: False)  # given back by the time of the look
-    assert measured_step._patiently(lambda: left.pop(0), torch.device("cuda", 0), 100) == expected
-    assert len(results) - len(left) == calls
-
-
-@pytest.mark.parametrize(
-    ("free", "expected", "waits"),
-    [([100], False, 0), ([10, 10, 60], True, 2), ([10] * 100, False, 40)],
-    ids=["not short", "given back", "kept"],
-)
-def test_memory_that_others_hold_is_waited_for(monkeypatch, free, expected, waits):
-    clock, left = [0.0], list(free)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (left.pop(0), 100))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 40)
-    monkeypatch.setattr(measured_step.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(measured_step.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
-    assert measured_step._given_back(torch.device("cuda", 0), 100) is expected
-    assert clock[0] == pytest.approx(0.5 * waits, abs=0.5)
-
-
 def test_where_less_is_not_to_be_had_the_first_plan_stays_and_says_so(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch, share=0.1)
     left = steps(Taken(budget, 2 * budget, 0))
