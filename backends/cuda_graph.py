@@ -187,11 +187,7 @@ class Replay:
         graph, self._pool = new_graph(), torch.cuda.graph_pool_handle()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # within a capture nothing is given back, so that a limit would be met early
-        with (
-            _own_workspaces(),
-            _own_random_state(),
-            capturing(graph, self._pool),
-        ):
+        with _own_workspaces(), _own_random_state(), capturing(graph, self._pool):
             if segment:
                 with own_segment():
                     torch.empty(segment, dtype=torch.uint8, device="cuda")  # cut into blocks once it is free

@@ -160,28 +160,21 @@ class _Half:
             return self._compute(node)
         if node in self.chunks:
             return self.chunks[node]
-        shape, last = node.meta["val"].shape, self.anchor.prev
+        shape = node.meta["val"].shape
+        if math.prod(shape[lead_of(shape, self.region.rows) :]) > 1:
+            self.chunks[node] = self._part(node, aten.slice.Tensor)
+            return self.chunks[node]
+        # A number for each row lies in memory of its own for every chunk: kernels that begin to read a tensor at
+        # another place for each chunk are other kernels, each of which an engine compiles and times. The copies stand
+        # where the chunk begins: no kernel of the chunk's is cut in two by one.
+        with self.graph.inserting_before(self.before.next):
+            self.chunks[node] = self.before = self._part(node, aten.slice_copy.Tensor)
+        return self.before
+
+    def _part(self, node: fx.Node, target: Any) -> fx.Node:
+        """The present chunk's rows of a value from outside, or of the other half's."""
         value = self.known.whole.get(node) or self._flat(node)
-        copied = math.prod(shape[lead_of(shape, self.region.rows) :]) == 1
-        target = aten.slice_copy.Tensor if copied else aten.slice.Tensor
-        self.chunks[node] = self._call(node, target, (value, 0, self.start, self.stop), {}, "rows")
-        if copied:
-            self._comes_first(last)
-        return self.chunks[node]
-
-    def _comes_first(self, last: fx.Node) -> None:
-        """Move what stands behind a node to where the chunk begins: no kernel of the chunk's is cut in two by it.
-
-        A number for each row lies in memory of its own for every chunk: kernels that begin to read a tensor at another
-        place for each chunk are other kernels, each of which an engine compiles and times.
-        """
-        made = [last.next]
-        while made[-1].next is not self.anchor:
-            made.append(made[-1].next)
-        for node in made:
-            if node is not self.before.next:
-                self.before.append(node)
-            self.before = node
+        return self._call(node, target, (value, 0, self.start, self.stop), {}, "rows")
 
     def _flat(self, node: fx.Node) -> fx.Node:
         """A value from outside with its rows along the first dimension."""

@@ -79,7 +79,7 @@ class Settlement:
     libraries: int
     multiplies: bool
     written: tuple[int, ...] | None
-    full_speed: bool = True
+    full_speed: bool
     gain: Gain | None = None
     ends: Ends | None = None
 
@@ -189,7 +189,7 @@ def _decoded(record: dict[str, Any]) -> Settlement:
     sizes = (found.plain, found.constants, found.whole, found.limit, found.margin, found.aside, found.libraries)
     if not all(type(size) is int and abs(size) <= _MOST for size in sizes):
         raise ValueError("a size is none")
-    if type(found.graph) is not str or not type(found.multiplies) is type(found.full_speed) is bool:
+    if type(found.graph) is not str or not all(type(flag) is bool for flag in (found.multiplies, found.full_speed)):
         raise ValueError("a field is of another kind")
     return found
 
@@ -243,7 +243,7 @@ def _still_keeps(
     """Whether a step keeps the budget, where one can be taken; it is recorded where it was."""
     if known.written is None:
         return held_bytes(session.resident.device) is None
-    return keeps(session, run, hooks, given, frozenset(known.written), known.gain, full_speed=known.full_speed)
+    return keeps(session, run, hooks, given, frozenset(known.written), known.gain, known.full_speed)
 
 
 def _facts(session: Session) -> bytes:

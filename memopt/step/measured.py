@@ -232,9 +232,8 @@ def keeps(
     hooks: Hooks,
     given: Sequence[Any],
     written: frozenset[int],
-    gain: Gain | None = None,
-    *,
-    full_speed: bool = True,
+    gain: Gain | None,
+    full_speed: bool,
 ) -> bool:
     """Whether a step of compiled code, taken here, keeps the budget as one did elsewhere.
 

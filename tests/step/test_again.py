@@ -253,7 +253,7 @@ def test_its_backward_runs_within_what_is_put_around_backward(monkeypatch):
 def _settlement():
     return Settlement(
         report=report(), graph="f" * 8, plain=9, constants=1, whole=10, limit=7, margin=0, aside=0, libraries=0,
-        multiplies=True, written=(3, 5), gain=Gain.TIME, ends=Ends(frozenset({1, 2}), 1, 3, (-1, 2)),
+        multiplies=True, written=(3, 5), full_speed=True, gain=Gain.TIME, ends=Ends(frozenset({1, 2}), 1, 3, (-1, 2)),
     )  # fmt: skip
 
 
