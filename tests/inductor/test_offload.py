@@ -320,7 +320,7 @@ def wide():
         model, x = Wide().bfloat16(), torch.randn(4096, 4096, dtype=torch.bfloat16)
     run = torch.compile(model)
     taken, _ = _step_on_gpu(run, model, x)
-    yield model, x, int(0.92 * (taken - before))
+    yield model, x, int(0.95 * (taken - before))
     del model, run, x
     torch._dynamo.reset()
     torch.cuda.empty_cache()
@@ -361,7 +361,7 @@ def test_on_a_gpu_the_same_plan_takes_less_and_computes_the_same(wide, monkeypat
         del run
     assert any("wait" in note for note in reports[1].notes) and not any("wait" in note for note in reports[0].notes)
     predicted = reports[0].peak_bytes - reports[1].peak_bytes
-    assert predicted > 2**26
+    assert predicted > 2**27
     assert taken[0] - taken[1] == pytest.approx(predicted, rel=0.05)
     assert_same(found[1], found[0])
 
