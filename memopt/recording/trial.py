@@ -44,6 +44,9 @@ _EARLY = 1.01
 _WAITS = 0.1
 IMPOSSIBLE, NO_NEED = "it cannot be", "the device does not wait for its host"
 _SHORT = "memory is short"
+# Bytes of the limit that a recording leaves. What a step allocates beside it comes in segments of 2 MiB where it is
+# small, one for each stream, and a recording has nothing that it could hand back for them.
+_BESIDE = 2 * 2**21
 # Steps by which both are judged; before them one that sets things up. Recorded ones are taken up to so many times, as
 # long as they seem no faster: other processes may use the device meanwhile.
 _STEPS, _TIMES = 3, 3
@@ -125,10 +128,6 @@ def try_recording(
     take = functools.partial(_taken, run, given, written, device)
     step.writes = bool(written)
 
-    def kept(recorded: _Run) -> Tried:
-        session.beyond = _beyond(session, run, given, written, device)
-        return Tried(reserved_bytes=recorded.reserved_bytes, expected_bytes=expected)
-
     stage("recording the step")
     with phase("recording steps"), unset_fake_temporarily(), torch._guards.tracing(None):
         with lifted(device) if beyond_limit else contextlib.nullcontext():
@@ -137,32 +136,33 @@ def try_recording(
                 return Tried(_SHORT)
             if not beyond_limit and min(plain.host_seconds) < _WAITS * min(plain.seconds):
                 return _given_up(step, pool, NO_NEED)
-            allowed, coming = held_bytes(device) or 0, session.resident.coming
-            _learn(step, pool, run, given, written, device, allowed - coming)
-        reason, expected, unled = _SHORT, _led_bytes(step, device), plain.reserved_bytes + _copied_bytes(given)
+            coming = session.resident.coming
+            allowed = max(0, (held_bytes(device) or 0) - _BESIDE - coming)
+            _learn(step, pool, run, given, written, device, allowed)
+        recorded, expected, unled = None, _led_bytes(step, device), plain.reserved_bytes + _copied_bytes(given)
         # Else a capture would run out of memory.
-        if min(expected or unled, unled) + coming <= allowed:
+        if min(expected or unled, unled) <= allowed:
             step.start()
             recorded = _recorded(step, plain, worth, take)
-            reason = step.reason or _SHORT
-            if recorded is not None and not step.reason:
-                found = _judged(plain, recorded, worth)
-                return _given_up(step, pool, found) if found else kept(recorded)
-            if reason != _SHORT and "out of memory" not in reason:
-                return _given_up(step, pool, reason)
-            step.renew()
-            pool.release()
-        step.start()
-        with lifted(device):  # what it would take, and whether that is worth another plan
-            recorded = _recorded(step, plain, worth_a_plan, take)
-        found = step.reason or (_SHORT if recorded is None else _judged(plain, recorded, worth_a_plan))
-        if found or recorded is None:
-            return _given_up(step, pool, found)
-        over = recorded.reserved_bytes + coming - allowed
-        if over <= 0:
-            return kept(recorded)
-        _given_up(step, pool, reason)
-        return Tried(reason, over)
+            if step.reason and "out of memory" not in step.reason:
+                return _given_up(step, pool, step.reason)
+            if recorded is None or step.reason:
+                recorded = None
+                step.renew()
+                pool.release()
+        if recorded is None:
+            step.start()
+            with lifted(device):  # what it would take, and whether that is worth another plan
+                recorded = _recorded(step, plain, worth_a_plan, take)
+            if recorded is None or step.reason:
+                return _given_up(step, pool, step.reason or _SHORT)
+        over = recorded.reserved_bytes - allowed
+        found = _judged(plain, recorded, worth if over <= 0 else worth_a_plan)
+        if not found and over <= 0:
+            session.beyond = _beyond(session, run, given, written, device)
+            return Tried(reserved_bytes=recorded.reserved_bytes, expected_bytes=expected)
+        _given_up(step, pool, found or _SHORT)
+        return Tried(found) if found else Tried(_SHORT, over)
 
 
 def _learn(

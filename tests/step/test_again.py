@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import gc
 import json
+import multiprocessing
 import os
 import shutil
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -281,33 +282,31 @@ def test_records_of_another_form_are_absent(change, tmp_path):
     assert steps.get("key") is None
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("optimizer", [None, torch.optim.AdamW])
-def test_on_cuda_it_is_taken_before_it_is_trusted(optimizer, monkeypatch):
-    monkeypatch.setattr(CompiledModule, "_recordings_here", lambda self: None)  # a recorded step is made anew
+def _step_on_cuda(optimizer):
+    """A step of a GPT-2 in this process; its report, its loss and its gradients."""
+    CompiledModule._recordings_here = lambda self: None  # a recorded step is made anew
     torch.manual_seed(0)
     model = memopt.models.build("gpt2_medium", layers=4, width=512, heads=8, vocabulary=4096)
     model = model.to("cuda", torch.bfloat16)
-    inputs = model.example_inputs(8, labels=True)
+    options = {} if optimizer is None else {"optimizer": optimizer(model.parameters())}
+    run = memopt.compile(model, "80%", backend="inductor", **options)
+    torch.manual_seed(7)
+    loss = run(**model.example_inputs(8, labels=True))
+    loss.backward()
+    return run.report, loss.detach().cpu(), [parameter.grad.cpu() for parameter in model.parameters()]
 
-    def step():
-        torch._dynamo.reset()
-        gc.collect()
-        torch.cuda.empty_cache()
-        own = copy.deepcopy(model)
-        options = {} if optimizer is None else {"optimizer": optimizer(own.parameters())}
-        run = memopt.compile(own, "80%", backend="inductor", **options)
-        torch.manual_seed(7)
-        loss = run(**inputs)
-        loss.backward()
-        # Elsewhere: what the first process held would lie between the second one's blocks.
-        return run.report, loss.detach().cpu(), [parameter.grad.cpu() for parameter in own.parameters()]
 
-    first, loss, gradients = step()
-    second, same, others = step()
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", [None, torch.optim.AdamW])
+def test_on_cuda_it_is_taken_before_it_is_trusted(optimizer):
+    found = []
+    for _ in range(2):  # each in a process of its own: what one left would lie between the other's blocks
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
+            found.append(alone.submit(_step_on_cuda, optimizer).result())
+    (first, loss, gradients), (second, same, others) = found
     assert "generating code" in first.seconds
     assert "trial steps" in second.seconds and "generating code" not in second.seconds
     assert second.measured_peak_bytes is not None and second.measured_peak_bytes <= second.budget_bytes
     assert torch.equal(loss, same)
-    for a, b in zip(gradients, others, strict=True):
-        torch.testing.assert_close(a, b)
+    for a, b in zip(gradients, others, strict=True):  # attention's backward adds up by atomics
+        torch.testing.assert_close(a, b, rtol=0, atol=2 * torch.finfo(a.dtype).eps * a.abs().max().item())
