@@ -151,23 +151,29 @@ class BudgetError(ValueError):
         minimum_bytes: the least budget in bytes that a plan was found for.
         budget_bytes: the budget in bytes that was asked for.
         breakdown: the parts of that least peak; None when they are not known.
+        stuck_bytes: what the device's allocator had cached before, and cannot hand back: it counts as well. 0 where
+            that is no more than is left to the allocator anyway.
     """
 
-    def __init__(self, minimum_bytes: int, budget_bytes: int, breakdown: Parts | Any | None = None) -> None:
-        super().__init__(_explain(minimum_bytes, budget_bytes, breakdown))
+    def __init__(
+        self, minimum_bytes: int, budget_bytes: int, breakdown: Parts | Any | None = None, stuck_bytes: int = 0
+    ) -> None:
+        super().__init__(_explain(minimum_bytes, budget_bytes, breakdown, stuck_bytes))
         self.minimum_bytes = minimum_bytes
         self.budget_bytes = budget_bytes
         self.breakdown = breakdown
+        self.stuck_bytes = stuck_bytes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), self.minimum_bytes, self.budget_bytes, self.breakdown), self.__dict__
+        known = self.minimum_bytes, self.budget_bytes, self.breakdown, self.stuck_bytes
+        return _restore, (type(self), *known), self.__dict__
 
 
-def _restore(cls: type[BudgetError], minimum_bytes: int, budget_bytes: int, breakdown: Any) -> BudgetError:
-    return cls(minimum_bytes=minimum_bytes, budget_bytes=budget_bytes, breakdown=breakdown)
+def _restore(cls: type[BudgetError], minimum_bytes: int, budget_bytes: int, breakdown: Any, stuck: int) -> BudgetError:
+    return cls(minimum_bytes=minimum_bytes, budget_bytes=budget_bytes, breakdown=breakdown, stuck_bytes=stuck)
 
 
-def _explain(minimum_bytes: int, budget_bytes: int, breakdown: Any) -> str:
+def _explain(minimum_bytes: int, budget_bytes: int, breakdown: Any, stuck_bytes: int) -> str:
     names = ("parameters", "gradients", "optimizer_state", "activations", "workspace")
     parts = {name: getattr(breakdown, name) for name in names} if breakdown is not None else {}
     largest = sorted((name for name in names if parts.get(name)), key=lambda name: -parts[name])
@@ -175,11 +181,16 @@ def _explain(minimum_bytes: int, budget_bytes: int, breakdown: Any) -> str:
     if largest:
         shown = (f"{name.replace('_', ' ')} {format_bytes(parts[name], short=True)}" for name in largest[:3])
         message += f", the largest parts {', '.join(shown)}"
+    if stuck_bytes:
+        size = format_bytes(stuck_bytes, short=True)
+        message += f"; the allocator caches {size} that it cannot hand back, as tensors lie among it"
     help_ = [f"a budget of {_enough(minimum_bytes)}"]
     if not parts or parts["activations"] or parts["workspace"]:
         help_.append("a smaller batch")
     if parts.get("optimizer_state"):
         help_.append("an optimizer with less state")
+    if stuck_bytes:
+        help_.append("torch.cuda.empty_cache() before those tensors are made")
     last = f" or {help_[-1]}" if len(help_) > 1 else ""
     return f"{message}. What would help: {', '.join(help_[:-1]) or help_[-1]}{last}"
 

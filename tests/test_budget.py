@@ -146,13 +146,20 @@ def test_the_advised_budget_is_enough(minimum):
     assert minimum <= advised <= minimum * 1.011
 
 
+def test_budget_error_says_what_the_allocator_cannot_hand_back():
+    message = str(BudgetError(minimum_bytes=2000, budget_bytes=1000, breakdown=Breakdown(), stuck_bytes=247_500_000))
+    assert "the allocator caches 247.50 MB that it cannot hand back" in message
+    assert message.endswith("or torch.cuda.empty_cache() before those tensors are made") and "\n" not in message
+
+
 @pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
 def test_budget_error_pickles(clone):
-    error = BudgetError(minimum_bytes=2000, budget_bytes=1000, breakdown=Breakdown())
+    error = BudgetError(minimum_bytes=2000, budget_bytes=1000, breakdown=Breakdown(), stuck_bytes=500)
     error.__notes__ = ["seen on rank 1"]
     again = clone(error)
     assert type(again) is BudgetError and str(again) == str(error)
     assert (again.minimum_bytes, again.budget_bytes, again.breakdown) == (2000, 1000, Breakdown())
+    assert again.stuck_bytes == 500
     assert again.__notes__ == ["seen on rank 1"]
 
 

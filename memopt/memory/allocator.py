@@ -95,6 +95,19 @@ def pooled_bytes(device: torch.device) -> int:
     return sum(item["total_size"] - item["allocated_size"] for item in pools)
 
 
+def stuck_bytes(device: torch.device) -> int:
+    """Bytes that a CUDA device's allocator caches and cannot hand back, as tensors lie in the same segments.
+
+    Those of segments that expand are handed back page by page; those of CUDA graphs are `pooled_bytes`.
+    """
+    torch.cuda.empty_cache()
+    snapshot: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    index = index_of(device)
+    found = [item for item in snapshot if item["device"] == index and tuple(item["segment_pool_id"]) == (0, 0)]
+    whole = [item for item in found if item["allocated_size"] and not item["is_expandable"]]
+    return sum(item["total_size"] - item["allocated_size"] for item in whole)
+
+
 def slack_bytes(limit: int, device: torch.device) -> int:
     """Bytes of a limit that are left to the allocator: what it reserves and no tensor uses. 0 on CPU."""
     return _SEGMENTS + limit // _SHARE if device.type == "cuda" else 0

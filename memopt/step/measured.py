@@ -14,7 +14,7 @@ import torch
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks
 from memopt.garbage import looking_once
-from memopt.memory.allocator import settled_bytes
+from memopt.memory.allocator import settled_bytes, slack_bytes, stuck_bytes
 from memopt.memory.allocator_limit import grow, held_bytes
 from memopt.phases import phase
 from memopt.progress import stage
@@ -70,7 +70,15 @@ def lower_within(
     # Out here, so that no traceback holds on to what was lowered.
     if session.engine().rehearses and measurable(session, hooks) is not None:
         refused = kept_least(session, refused, lambda: _lowered_within(session, lower, given).kept)
-    raise refused
+    raise _explained(refused, session.resident.device)
+
+
+def _explained(refused: BudgetError, device: torch.device) -> BudgetError:
+    """The refusal, saying what of it the allocator does not hand back, where that is more than is left to it anyway."""
+    stuck = stuck_bytes(device) if device.type == "cuda" else 0
+    if stuck <= slack_bytes(refused.budget_bytes, device):
+        return refused
+    return BudgetError(refused.minimum_bytes, refused.budget_bytes, refused.breakdown, stuck)
 
 
 @dataclasses.dataclass(frozen=True)

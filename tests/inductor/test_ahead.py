@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -28,6 +29,8 @@ def _from_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()  # else a test's tensors come to lie in what kernels of earlier ones were timed with
     counters.clear()
     copies, fork = [], os.fork
 

@@ -7,7 +7,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memopt.memory import allocator
-from memopt.memory.allocator import count_library_bytes, library_bytes, settled_bytes, slack_bytes, with_slack
+from memopt.memory.allocator import (
+    count_library_bytes,
+    library_bytes,
+    settled_bytes,
+    slack_bytes,
+    stuck_bytes,
+    with_slack,
+)
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -17,6 +24,19 @@ def test_the_least_limit_leaves_what_is_asked_for_and_one_byte_less_does_not(siz
     limit = with_slack(size, GPU)
     assert limit - slack_bytes(limit, GPU) >= size > limit - 1 - slack_bytes(limit - 1, GPU)
     assert with_slack(size, CPU) == size and slack_bytes(size, CPU) == 0
+
+
+def test_stuck_is_what_lies_beside_tensors_in_segments_that_do_not_expand(monkeypatch):
+    def segment(total, allocated, *, device=0, pool=(0, 0), expands=False):
+        return {"device": device, "segment_pool_id": pool, "is_expandable": expands} | {
+            "total_size": total,
+            "allocated_size": allocated,
+        }
+
+    others = [segment(50, 3, device=1), segment(50, 3, pool=(0, 2)), segment(50, 3, expands=True), segment(50, 0)]
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [segment(64, 16), segment(8, 7), *others])
+    assert stuck_bytes(GPU) == 49
 
 
 def test_on_cpu_libraries_keep_nothing():
@@ -35,6 +55,19 @@ def test_buffers_are_those_of_real_products_also_while_a_graph_is_traced(monkeyp
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: held[0])
     with FakeTensorMode():
         assert allocator._measured.__wrapped__(0) == 64
+
+
+@pytest.mark.gpu
+def test_what_is_cached_around_a_tensor_is_stuck():
+    torch.cuda.empty_cache()
+    before = stuck_bytes(GPU)
+    torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+    large = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    del large
+    small = torch.empty(2**24, dtype=torch.uint8, device="cuda")  # in the same segment
+    assert stuck_bytes(GPU) == before + 2**28 - 2**24
+    del small
+    assert stuck_bytes(GPU) == before
 
 
 @pytest.mark.gpu
