@@ -59,9 +59,8 @@ def test_buffers_are_those_of_real_products_also_while_a_graph_is_traced(monkeyp
 
 @pytest.mark.gpu
 def test_what_is_cached_around_a_tensor_is_stuck():
-    torch.cuda.empty_cache()
     before = stuck_bytes(GPU)
-    torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+    allocator._set_expandable(False)
     large = torch.empty(2**28, dtype=torch.uint8, device="cuda")
     del large
     small = torch.empty(2**24, dtype=torch.uint8, device="cuda")  # in the same segment
