@@ -43,3 +43,21 @@ def copies_of(values: Sequence[Any]) -> list[Any]:
     torch._foreach_copy_(made, tensors)
     copies = iter(made)
     return [next(copies) if isinstance(value, torch.Tensor) else value for value in values]
+
+
+def lying_as(values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """Gradients laid out as their parameters are, as far as these are given: autograd would copy them once more.
+
+    At the end of backward, there is room for it where the step's blocks were.
+    """
+    found = list(values)
+    del values
+    for place, of in enumerate(others[: len(found)]):
+        value = found[place]
+        if not isinstance(value, torch.Tensor) or not isinstance(of, torch.Tensor):
+            continue
+        dense = torch.empty_like(of, device="meta").stride() == of.stride()
+        if dense and value.shape == of.shape and value.stride() != of.stride():
+            found[place] = torch.empty_strided(of.shape, of.stride(), dtype=value.dtype, device=value.device)
+            found[place].copy_(value)
+    return found

@@ -9,8 +9,9 @@ where it is: autograd holds it between the halves, nothing else sees it.
 Whatever is not as it was when the halves were recorded runs as the generated code does: a weight that lies elsewhere, a
 second forward before the first one's backward, a backward that keeps its graph.
 
-Where forward writes to no argument, its recording may begin before the call is known to be one for it (see
-`memopt.early`): all that it changes is memory that nobody needs then, and the random numbers that come next.
+Forward's recording may begin before the call is known to be one for it (see `memopt.early`): what it changes is memory
+that nobody needs then, the random numbers that come next, and what it writes to of the model, statistics of batch norms
+say. Numbers and statistics are put back where the call is another one; so it does not begin where much is written.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -28,9 +29,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from memopt.early import meet
 from memopt.errors import first_line
 from memopt.memory.places import places_of, same_places
-from memopt.recording.copies import copies_of, copy, unheld
+from memopt.recording.copies import copies_of, copy, lying_as, unheld
 from memopt.recording.ends import Ends
 from memopt.recording.lent import Loan, address_of, seen, view
+from memopt.recording.overwritten import Overwritten, can_be_put_back
 from memopt.recording.pool import Pool
 
 Call = Callable[[list[Any]], Sequence[Any]]
@@ -61,7 +63,6 @@ class RecordedStep:
     Attributes:
         ends: of the halves.
         reason: why nothing is recorded any more; empty as long as it may be.
-        writes: whether forward writes to its arguments, or may.
     """
 
     def __init__(
@@ -84,7 +85,8 @@ class RecordedStep:
         self._forward, self._backward, self.ends, self._pool = forward, backward, ends, pool
         self._guided = guided
         self._started = False
-        self.reason, self.writes = "", True
+        self.reason = ""
+        self._written: list[int] | None = None  # where forward writes to arguments; None: what it does stays
         self._lock = threading.RLock()
         self._begun: list[torch.Tensor] | None = None  # what forward's recording was begun on
         self._took = False  # whether a call has taken what came of that
@@ -95,6 +97,17 @@ class RecordedStep:
     def guide(self) -> Any:
         """What runs the same code for a recording; None where that is not known."""
         return self._guided()
+
+    def writes_to(self, written: Collection[int], given: Sequence[Any]) -> bool:
+        """Be told which arguments forward writes to; whether its recording may begin early, as that can be taken back.
+
+        Args:
+            written: their positions.
+            given: arguments of forward.
+        """
+        known = self.ends.fixed.issuperset(written) and can_be_put_back([given[index] for index in written])
+        self._written = sorted(written) if known else None
+        return known
 
     def start(self) -> None:
         """Record the halves from now on."""
@@ -141,6 +154,7 @@ class RecordedStep:
         self._own_places: list[int] = []
         self._tangents: list[Any] = []
         self._gradients: list[Any] = []
+        self._overwritten = Overwritten([])  # by forward, of the model
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
@@ -219,6 +233,7 @@ class RecordedStep:
         saved = self._returned[self.ends.results :]
         self._own = [i for i, v in enumerate(saved) if isinstance(v, torch.Tensor) and address_of(v) not in known]
         self._own_places = [saved[index].data_ptr() for index in self._own]
+        self._overwritten = Overwritten([self._inputs[index] for index in self._written or ()])
         fixed = {id(self._inputs[index]): index for index in self.ends.fixed}
         for index, value in enumerate(self._returned):  # weights are handed on as they come
             if id(value) in fixed:
@@ -258,7 +273,7 @@ class RecordedStep:
 
         So it is only where all that it reads lies where it lay, and what it writes over is nobody's.
         """
-        if self.writes or self._run_backward is None or not self._lock.acquire(blocking=False):
+        if self._written is None or self._run_backward is None or not self._lock.acquire(blocking=False):
             return False
         alike = same_places(self._inputs, self._places, self._kept) and len(given) == len(self._copied)
         if not alike or not self._may_copy(given) or not self._pool.is_free_for(self):
@@ -266,6 +281,8 @@ class RecordedStep:
             return False
         self._drawn = self._pool.recorder.drawn()
         with torch.no_grad():
+            self._pool.recorder.enter()
+            self._overwritten.keep()
             self._run_on(given)
         self._begun, self._took = list(given), False
         return True
@@ -279,6 +296,8 @@ class RecordedStep:
     def _take_back(self) -> None:
         if self._begun is not None:
             self._begun = None
+            self._pool.recorder.enter()
+            self._overwritten.put_back()
             self._pool.recorder.draw_from(self._drawn)
 
     def _is_begun_on(self, given: Sequence[Any]) -> bool:
@@ -351,28 +370,12 @@ class RecordedStep:
         arguments = [*self._held[self.ends.results :], *self._tangents]
         self._held[self.ends.results :] = ()  # what is saved is free where the code lets go of it
         code = self._backward if self.guide is None else self.guide.led_backward
-        recorded, results = self._pool.recorder.record(lambda args: self._as_parameters_lie(code(args)), arguments)
+        parameters = [self._inputs[index] if index >= 0 else None for index in self.ends.gradient_of]
+        recorded, results = self._pool.recorder.record(lambda args: lying_as(code(args), parameters), arguments)
         self._held = []
         self._pool.recorder.end()
         self._gradients = unheld(results, ())
         self._run_backward = recorded
-
-    def _as_parameters_lie(self, results: Sequence[Any]) -> list[Any]:
-        """Backward's results, gradients laid out as their parameters are: autograd would copy others once more.
-
-        At the end of backward, there is room for it where the step's blocks were.
-        """
-        found = list(results)
-        del results
-        for place, index in enumerate(self.ends.gradient_of[: len(found)]):
-            value, of = found[place], self._inputs[index] if index >= 0 else None
-            if not isinstance(value, torch.Tensor) or not isinstance(of, torch.Tensor):
-                continue
-            dense = torch.empty_like(of, device="meta").stride() == of.stride()
-            if dense and value.shape == of.shape and value.stride() != of.stride():
-                found[place] = torch.empty_strided(of.shape, of.stride(), dtype=value.dtype, device=value.device)
-                found[place].copy_(value)
-        return found
 
 
 @dataclasses.dataclass(frozen=True)

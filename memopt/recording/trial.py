@@ -122,11 +122,10 @@ def try_recording(
             recorded one is taken where it has, and is not much slower.
     """
     device = session.resident.device
-    early = 1.0 if written else _EARLY
+    early = _EARLY if step.writes_to(written, given) else 1.0
     worth, worth_a_plan = (_INSTEAD_OF_A_PLAN,) * 2 if beyond_limit else (early * _WORTH, _WORTH_A_PLAN)
 
     take = functools.partial(_taken, run, given, written, device)
-    step.writes = bool(written)
 
     stage("recording the step")
     with phase("recording steps"), unset_fake_temporarily(), torch._guards.tracing(None):

@@ -273,17 +273,19 @@ def test_a_compiled_model_may_be_let_go_of_while_the_device_works_on_its_step():
 class Stack(nn.Module):
     """Layers none of whose kernels adds up in an order of its own: a recording does the same to the bit."""
 
-    def __init__(self, layers=12, width=256):
+    def __init__(self, normed, layers=12, width=256):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width) if normed else nn.Identity() for _ in range(layers))
 
     def forward(self, x):
-        for layer in self.layers:
-            x = x + nn.functional.dropout(nn.functional.gelu(layer(x)), 0.1, self.training)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + nn.functional.dropout(nn.functional.gelu(norm(layer(x))), 0.1, self.training)
         return x.float().square().mean()
 
 
-def test_a_step_begins_before_it_is_called_and_in_vain_where_it_is_another(monkeypatch):
+@pytest.mark.parametrize("normed", [False, True], ids=["writes nothing", "writes statistics"])
+def test_a_step_begins_before_it_is_called_and_in_vain_where_it_is_another(monkeypatch, normed):
     took, end = [], RecordedStep.end
     monkeypatch.setattr(recording, "_WAITS", 0.0)
     monkeypatch.setattr(recording, "_WORTH", 1e9)
@@ -292,7 +294,7 @@ def test_a_step_begins_before_it_is_called_and_in_vain_where_it_is_another(monke
     def losses():
         torch._dynamo.reset()
         torch.manual_seed(0)
-        model, x = Stack().to("cuda", torch.bfloat16), torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
+        model, x = Stack(normed).to("cuda", torch.bfloat16), torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
         found = []
         run = memopt.compile(model, "2GB", backend="inductor")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -307,7 +309,7 @@ def test_a_step_begins_before_it_is_called_and_in_vain_where_it_is_another(monke
             optimizer.zero_grad()
             found.append(float(loss.detach()))
         assert any("CUDA graphs" in note for note in run.report.notes), run.report.notes
-        return [*found, float(torch.rand((), device="cuda"))]
+        return [*found, float(torch.rand((), device="cuda")), *(value.tolist() for value in model.buffers())]
 
     early = losses()
     assert True in took

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import memopt
+from memopt.recording.overwritten import _MOST
 from memopt.recording.step import RecordedStep
 from tests.recording.test_trial import pytestmark, tape  # noqa: F401
 
@@ -25,15 +26,26 @@ class Net(nn.Module):
         return self.last(torch.tanh(self.first(x))).square().mean()
 
 
-class Counting(Net):
-    """Writes to a buffer."""
+class Norms(Net):
+    """Writes to buffers: statistics of a batch norm, and how many batches they are of."""
 
     def __init__(self):
         super().__init__()
-        self.register_buffer("count", torch.zeros(()))
+        self.norm = nn.BatchNorm1d(16)
 
     def forward(self, x):
-        self.count.add_(1)
+        return super().forward(self.norm(x))
+
+
+class Filling(Net):
+    """Writes to a buffer as large as asked for."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.register_buffer("filled", torch.zeros(size))
+
+    def forward(self, x):
+        self.filled.add_(1)
         return super().forward(x)
 
 
@@ -77,7 +89,7 @@ def twice(act, begun, kind=Net):
             step(batch(number))
         early = len(begun)
         act(model, run, step)
-        return [*found, torch.rand(3)], begun[early:]
+        return [*found, torch.rand(3), *model.buffers()], begun[early:]
 
     ours, what = seen()
     with pytest.MonkeyPatch.context() as patch:
@@ -87,16 +99,28 @@ def twice(act, begun, kind=Net):
     return what
 
 
-def test_steps_begin_early_and_have_the_same_numbers(tape, begun):  # noqa: F811
+@pytest.mark.parametrize("kind", [Net, Norms])
+def test_steps_begin_early_and_have_the_same_numbers(tape, begun, kind):  # noqa: F811
     def act(model, run, step):
         for number in range(3):
             step(batch(number))
 
-    assert twice(act, begun) == ["taken"] * 3
+    assert twice(act, begun, kind) == ["taken"] * 3
 
 
-def test_a_step_that_writes_to_the_model_never_does(tape, begun):  # noqa: F811
-    twice(lambda model, run, step: [step(batch(n)) for n in range(3)], begun, Counting)
+@pytest.mark.parametrize("size", [8, 2 * _MOST], ids=["few", "many"])
+def test_a_step_that_writes_more_than_a_little_never_does(tape, begun, size):  # noqa: F811
+    twice(lambda model, run, step: [step(batch(n)) for n in range(3)], begun, lambda: Filling(size // 4))
+    assert any(begun) is (size < _MOST)
+
+
+def test_a_step_that_writes_to_what_the_caller_gives_never_does(tape, begun):  # noqa: F811
+    class Writes(Net):
+        def forward(self, x):
+            x.add_(1)
+            return super().forward(x)
+
+    twice(lambda model, run, step: [step(batch(n)) for n in range(3)], begun, Writes)
     assert not any(begun)
 
 
@@ -117,14 +141,15 @@ def frozen(model):
     model.last.bias.grad = None
 
 
+@pytest.mark.parametrize("kind", [Net, Norms])
 @pytest.mark.parametrize("change", [new_weight, weight_elsewhere, another_factor, frozen])
-def test_what_was_begun_in_vain_leaves_nothing(tape, begun, change):  # noqa: F811
+def test_what_was_begun_in_vain_leaves_nothing(tape, begun, change, kind):  # noqa: F811
     def act(model, run, step):
         change(model)
         for number in range(2):
             step(batch(number))
 
-    found = twice(act, begun)[0]
+    found = twice(act, begun, kind)[0]
     assert found == "in vain" or (change is new_weight and not found), "guards see at once that a weight is gone"
 
 
