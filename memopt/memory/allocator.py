@@ -22,6 +22,7 @@ _SHARE = 1000  # one part in so many is lost between blocks, with expandable seg
 # Segments grow by pages of this size, and a page that holds anything cannot be handed back: the smallest that torch
 # takes (by default they have 20 MiB).
 _PAGES = ",large_segment_size_mb:12"
+_NO_POOL = (0, 0)  # of segments that no CUDA graph was captured in
 # Bytes that libraries were seen to keep beyond what was measured, by device.
 _further: dict[int, int] = {}
 
@@ -88,10 +89,7 @@ def pooled_bytes(device: torch.device) -> int:
 
     Such a graph's kernels write there at each replay, though nothing is allocated: they are never given back.
     """
-    torch.cuda.empty_cache()
-    snapshot: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-    index = index_of(device)
-    pools = [item for item in snapshot if item["device"] == index and tuple(item["segment_pool_id"]) != (0, 0)]
+    pools = [item for item in _segments(device) if tuple(item["segment_pool_id"]) != _NO_POOL]
     return sum(item["total_size"] - item["allocated_size"] for item in pools)
 
 
@@ -100,12 +98,17 @@ def stuck_bytes(device: torch.device) -> int:
 
     Those of segments that expand are handed back page by page; those of CUDA graphs are `pooled_bytes`.
     """
+    found = [item for item in _segments(device) if tuple(item["segment_pool_id"]) == _NO_POOL]
+    whole = [item for item in found if item["allocated_size"] and not item["is_expandable"]]
+    return sum(item["total_size"] - item["allocated_size"] for item in whole)
+
+
+def _segments(device: torch.device) -> list[dict[str, Any]]:
+    """What a CUDA device's allocator holds once it has handed back all that it can."""
     torch.cuda.empty_cache()
     snapshot: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
     index = index_of(device)
-    found = [item for item in snapshot if item["device"] == index and tuple(item["segment_pool_id"]) == (0, 0)]
-    whole = [item for item in found if item["allocated_size"] and not item["is_expandable"]]
-    return sum(item["total_size"] - item["allocated_size"] for item in whole)
+    return [item for item in snapshot if item["device"] == index]
 
 
 def slack_bytes(limit: int, device: torch.device) -> int:

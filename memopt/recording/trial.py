@@ -135,8 +135,7 @@ def try_recording(
                 return Tried(_SHORT)
             if not beyond_limit and min(plain.host_seconds) < _WAITS * min(plain.seconds):
                 return _given_up(step, pool, NO_NEED)
-            coming = session.resident.coming
-            allowed = max(0, (held_bytes(device) or 0) - _BESIDE - coming)
+            allowed = max(0, (held_bytes(device) or 0) - _BESIDE - session.resident.coming)
             _learn(step, pool, run, given, written, device, allowed)
         recorded, expected, unled = None, _led_bytes(step, device), plain.reserved_bytes + _copied_bytes(given)
         # Else a capture would run out of memory.
@@ -157,11 +156,13 @@ def try_recording(
                 return _given_up(step, pool, step.reason or _SHORT)
         over = recorded.reserved_bytes - allowed
         found = _judged(plain, recorded, worth if over <= 0 else worth_a_plan)
-        if not found and over <= 0:
-            session.beyond = _beyond(session, run, given, written, device)
-            return Tried(reserved_bytes=recorded.reserved_bytes, expected_bytes=expected)
-        _given_up(step, pool, found or _SHORT)
-        return Tried(found) if found else Tried(_SHORT, over)
+        if found:
+            return _given_up(step, pool, found)
+        if over > 0:
+            _given_up(step, pool, _SHORT)
+            return Tried(_SHORT, over)
+        session.beyond = _beyond(session, run, given, written, device)
+        return Tried(reserved_bytes=recorded.reserved_bytes, expected_bytes=expected)
 
 
 def _learn(

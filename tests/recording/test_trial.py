@@ -231,14 +231,20 @@ def test_a_step_whose_device_does_not_wait_is_not_tried(tape, monkeypatch):
     assert not tape.recordings and not any("CUDA graphs" in note for note in run.report.notes)
 
 
+@pytest.fixture
+def asked(monkeypatch):
+    """By how many bytes less steps are planned again, what a plan leaves of its budget aside."""
+    found, tighten = [], Session.tighten
+    monkeypatch.setattr(Session, "tighten", lambda self, size: found.append(size) or tighten(self, size))
+    monkeypatch.setattr(Session, "unused", lambda self: 0)
+    return found
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["fits then", "does not"])
 @pytest.mark.parametrize("known", [False, True], ids=["tried", "known beforehand"])
-def test_a_recording_that_lacks_memory_is_planned_for_less(tape, monkeypatch, again, known):
+def test_a_recording_that_lacks_memory_is_planned_for_less(tape, monkeypatch, asked, again, known):
     reserved = iter([_ALLOWED + 1, _ALLOWED + 80_000] if known else [0, 0, _ALLOWED + 80_000])
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: next(reserved, 0))
-    asked, tighten = [], Session.tighten
-    monkeypatch.setattr(Session, "tighten", lambda self, size: asked.append(size) or tighten(self, size))
-    monkeypatch.setattr(Session, "unused", lambda self: 0)
     tape.failing = [*[True] * (not known), False, False, *[again] * 4]
     model, inputs = made()
     run = memopt.compile(model, "1GB", backend="inductor")
@@ -247,13 +253,10 @@ def test_a_recording_that_lacks_memory_is_planned_for_less(tape, monkeypatch, ag
     assert any("CUDA graphs" in note for note in run.report.notes) is not again
 
 
-def test_a_recording_leaves_room_for_what_is_allocated_beside_it(tape, monkeypatch):
+def test_a_recording_leaves_room_for_what_is_allocated_beside_it(tape, monkeypatch, asked):
     """It has nothing to hand back: where it takes the last bytes, the caller's own step would run out of memory."""
     reserved = iter([0, _HELD - 1, 0, _ALLOWED])
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: next(reserved, 0))
-    asked, tighten = [], Session.tighten
-    monkeypatch.setattr(Session, "tighten", lambda self, size: asked.append(size) or tighten(self, size))
-    monkeypatch.setattr(Session, "unused", lambda self: 0)
     model, inputs = made()
     run = memopt.compile(model, "1GB", backend="inductor")
     trained(run, model, inputs)
@@ -263,7 +266,7 @@ def test_a_recording_leaves_room_for_what_is_allocated_beside_it(tape, monkeypat
 
 
 @pytest.mark.parametrize("lacking", [0, 80_000], ids=["fits", "fits with less"])
-def test_a_step_whose_blocks_lie_badly_is_recorded_before_it_is_planned_for_less(tape, monkeypatch, lacking):
+def test_a_step_whose_blocks_lie_badly_is_recorded_before_it_is_planned_for_less(tape, monkeypatch, asked, lacking):
     def taken(*args, held=False):
         return Taken(1, 2 * 10**9, 0, retries=3 * held)
 
@@ -272,9 +275,6 @@ def test_a_step_whose_blocks_lie_badly_is_recorded_before_it_is_planned_for_less
     # Without the limit the step as it is holds more; a recording lacks some at first, or nothing.
     reserved = iter([2 * 10**9, _ALLOWED + lacking] if lacking else [])
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: next(reserved, 0))
-    asked, tighten = [], Session.tighten
-    monkeypatch.setattr(Session, "tighten", lambda self, size: asked.append(size) or tighten(self, size))
-    monkeypatch.setattr(Session, "unused", lambda self: 0)
     model, inputs = made()
     run = memopt.compile(model, "1GB", backend="inductor")
     trained(run, model, inputs)
