@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from memopt.program import (
     Phase,
     Program,
     copy_node,
+    is_any_view,
     is_effectful,
     is_random,
     module_of,
@@ -79,6 +81,7 @@ def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Or
             mapping[node] = copied = copy_node(graph, node, mapping.__getitem__)
             if node.op == "call_function":
                 copied.meta["phase"] = Phase.FORWARD if is_forward else Phase.BACKWARD
+    _keep_overwritten(graph, [mapping[node.args[0]] for node in updates])
     result = graph.output(fx.map_arg(outputs, lambda n: mapping[n]))
     result.meta = dict(joint.graph.output_node().meta)
     if "desc" in result.meta:
@@ -88,6 +91,39 @@ def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Or
         result.meta["desc"] = descs
     module = module_of(joint, graph)
     return program_of_graph(module, origins, training=True, forward_outputs=forward_outputs)
+
+
+def _keep_overwritten(graph: fx.Graph, written: Sequence[fx.Node]) -> None:
+    """Have backward read copies of what inputs were, where it reads inputs that forward writes to.
+
+    They stand for the user's own copies, which Inductor leaves out of a joint graph (pytorch#198131).
+
+    Args:
+        graph: a joint graph without its end, edited.
+        written: the inputs that forward writes to.
+    """
+    first = next((node for node in graph.nodes if node.op != "placeholder"), None)
+    for node in shown_by(written):
+        late = [user for user in node.users if user.meta["phase"] is Phase.BACKWARD]
+        if first is None or not late:
+            continue
+        with graph.inserting_before(first if node.op == "placeholder" else node.next):
+            copied = graph.call_function(torch.ops.aten.clone.default, (node,))
+        copied.meta = {"val": apart(node.meta["val"]), "phase": Phase.FORWARD}
+        for user in late:
+            user.replace_input_with(node, copied)
+
+
+def shown_by(inputs: Iterable[fx.Node]) -> list[fx.Node]:
+    """Inputs, and what shows their memory in forward: views, and pieces of such."""
+    found = list(inputs)
+    for node in found:
+        found += [user for user in node.users if user.meta.get("phase") is not Phase.BACKWARD and _shows(user)]
+    return found
+
+
+def _shows(node: fx.Node) -> bool:
+    return is_any_view(node) or node.target is operator.getitem
 
 
 def program_of_graph(
@@ -139,6 +175,10 @@ def split(program: Program, extract: Callable[..., Halved]) -> Any:
 def mutations_in_place(forward: fx.GraphModule, program: Program, forward_outputs: int) -> None:
     """Let the forward half update its inputs itself, as the joint graph did, in place of the outputs that say so.
 
+    An input is written to as soon as nothing reads what it was: the new value need not wait for that in memory of its
+    own, and its kernel may write it there. All new values are made of what inputs were before: one that is another
+    input, or a view, is copied, since Inductor computes a view while it writes (and leaves out no copy but a clone).
+
     Args:
         forward: the forward half, edited.
         program: the training program that it was cut from.
@@ -150,11 +190,24 @@ def mutations_in_place(forward: fx.GraphModule, program: Program, forward_output
     node = forward.graph.output_node()
     outputs = list(node.args[0])  # type: ignore[arg-type]
     placeholders = {item.name: item for item in forward.graph.nodes if item.op == "placeholder"}
-    with forward.graph.inserting_before(node):
-        for output, value in zip(added, outputs[forward_outputs:], strict=False):
-            target = placeholders[str(output.target)]
+    last = next(item for item in reversed(forward.graph.nodes) if item.op == "placeholder")
+    written: dict[fx.Node, fx.Node] = {}
+    for output, value in zip(added, outputs[forward_outputs:], strict=False):
+        target = placeholders[str(output.target)]
+        if value.op == "placeholder" or is_any_view(value):
+            with forward.graph.inserting_after(last if value.op == "placeholder" else value):
+                copied = forward.graph.call_function(torch.ops.aten.lift_fresh_copy.default, (value,))
+            copied.meta["val"] = apart(value.meta["val"])
+            value = copied
+        written[target] = value
+    place = {item: index for index, item in enumerate(forward.graph.nodes)}
+    for target, value in written.items():
+        readers = {user for shown in shown_by([target]) for user in shown.users} - {node}
+        after = max(last, value, *readers, key=place.__getitem__)
+        with forward.graph.inserting_after(after):
             update = forward.graph.call_function(torch.ops.aten.copy_.default, (target, value))
-            update.meta["val"] = target.meta["val"]
+        update.meta["val"] = target.meta["val"]
+        place[update] = place[after]
     drop_outputs(forward, forward_outputs, program.forward_outputs)
 
 

@@ -12,10 +12,15 @@ from memopt.program import Phase
 from memopt.rewrite import ancestors
 
 
-def return_early(module: fx.GraphModule, outputs: int) -> int:
+def return_early(module: fx.GraphModule, outputs: int, also: Container[fx.Node] = ()) -> int:
     """Have forward return what rewrites compute there for backward only, behind its own outputs; return how many.
 
     Torch's partitioner computes in forward what that returns, and all else in backward.
+
+    Args:
+        module: a joint graph, edited.
+        outputs: how many outputs forward has.
+        also: what forward has to compute as well where backward reads it.
     """
     result = module.graph.output_node()
     values: list[Any] = list(result.args[0])  # type: ignore[arg-type]
@@ -23,7 +28,7 @@ def return_early(module: fx.GraphModule, outputs: int) -> int:
     early = [
         node
         for node in module.graph.nodes
-        if ADDED in node.meta and node.meta.get("phase") is Phase.FORWARD and node not in needed
+        if (ADDED in node.meta or node in also) and node.meta.get("phase") is Phase.FORWARD and node not in needed
         if any(user.meta.get("phase") is Phase.BACKWARD for user in node.users)
     ]
     result.args = ([*values[:outputs], *early, *values[outputs:]],)

@@ -160,6 +160,8 @@ class _Marker:
         draws = any(node.target is DRAWING for node in self.graph.nodes)
         self.settles = {node: draws and self.inlined[node] and _settles_draws(node) for node in self.graph.nodes}
         self.reads: dict[fx.Node, frozenset[fx.Node]] = {}
+        # The same, but through what would be stored for the sake of later kernels and is on its way to one reader here.
+        self.through: dict[fx.Node, frozenset[fx.Node]] = {}
         # As Inductor counts for its thresholds, by which a value may be a buffer of its own that lives in one kernel.
         self.counted: dict[fx.Node, frozenset[fx.Node]] = {}
         self.work: dict[fx.Node, frozenset[fx.Node]] = {}  # fused values and itself: what one element takes to compute
@@ -214,6 +216,8 @@ class _Marker:
                     self.stored.add(node)
                     fused = cheap = False
             self.reads[node] = _reads(node, self.reads, fused or self.view[node])
+            passed = node in self.stored - self.marked and self._is_on_its_way(node)
+            self.through[node] = _reads(node, self.through, fused or self.view[node] or passed)
             inlined = fused if self.view[node] else cheap
             self.counted[node] = _reads(node, self.counted, inlined or self.view[node])
             self.work[node] = self._work_of(node) if inlined else frozenset()
@@ -288,11 +292,21 @@ class _Marker:
         """Whether the reader is computed inside of its own readers, as far as is known."""
         return self.inlined[reader] and self.inlining[reader] if self.found is None else reader in self.found
 
+    def _is_on_its_way(self, node: fx.Node) -> bool:
+        """Whether all that is read of the node is one value computed beside it, which may be stored in its place."""
+        if len(node.users) != 1:
+            return False
+        (user,) = node.users
+        if self.window[user] != self.window[node]:
+            return False
+        return self._is_on_its_way(user) if self.view[user] else self.inlined[user] and self.inlining[user]
+
     def _is_worth_storing(self, node: fx.Node) -> bool:
         """Whether a kernel after a library call had better read the node than compute it.
 
         1. It would read much more than the node itself: a sum of residual branches, say, is read as it is; else all
-           that was added up has to be kept and read.
+           that was added up has to be kept and read. So is what a rectifier lets through of such a sum, and not the sum
+           and the mask that it is made of.
         2. The node is small: a number for each row, say. Keeping it costs nothing, and a kernel that computes too much
            is cut in two by Inductor, at whatever large value it was computing.
 
@@ -300,7 +314,7 @@ class _Marker:
         """
         if self.last[node] <= self.window[node] or node.target is SEED:
             return False
-        operands = _operands(node, self.reads)
+        operands = _operands(node, self.through)
         if not operands:
             return False
         own = result_bytes(node)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
+from torch.utils.checkpoint import CheckpointPolicy
 
 from memopt.capture.dynamo import Hooks
-from memopt.capture.joint import Halved, constants_to_attributes, drop_outputs, mutations_in_place
+from memopt.capture.joint import Halved, constants_to_attributes, drop_outputs, mutations_in_place, shown_by
 from memopt.inductor.added import mark_added, return_early
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.kinds import is_library_call
@@ -142,7 +143,7 @@ class OwnCut:
         module = constants_to_attributes(program)
         mark_added(module, {node.name for node in self.hooks.captured.graph.nodes})
         kept = program.forward_outputs
-        early = return_early(module, kept)
+        early = return_early(module, kept, _save_overwritten(module, program.mutated))
         # What a rewrite computes twice on purpose is not to be merged again.
         plain = functorch_config.cse and not session.lowering
         with functorch_config.patch(cse=plain), phase("cutting"):
@@ -170,3 +171,15 @@ class OwnCut:
         backward = put_off_sinks(forward, backward, kept, session.excess_with)
         mutations_in_place(forward, program, num_fwd_outputs)
         return forward, backward
+
+
+def _save_overwritten(module: fx.GraphModule, mutated: Collection[str]) -> set[fx.Node]:
+    """Have torch's partitioner compute nothing again of inputs that forward writes to; return what is computed of them.
+
+    In backward it would be computed of what is there then.
+    """
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder" and node.name in mutated]
+    readers = {reader for shown in shown_by(inputs) for reader in shown.users if reader.op == "call_function"}
+    for reader in readers:
+        reader.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return readers

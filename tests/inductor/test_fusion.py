@@ -258,6 +258,23 @@ def test_a_sum_of_branches_is_stored_where_a_kernel_after_a_library_call_reads_i
     assert not stored(marked(trace(lambda *v: (little(*v),), x, y, z, w)))
 
 
+def test_what_a_rectifier_lets_through_of_a_sum_is_stored_in_place_of_the_sum_and_its_mask():
+    x, y, z, w = (torch.randn(1024, 512) for _ in range(4))
+
+    def residual(x, y, z, w):
+        passed = torch.where(z <= 0, 0.0, x + y)
+        return (passed.sum(), (passed * (z @ w.t()).sum()).sum())
+
+    def shared(x, y, z, w):
+        total = x + y
+        passed = torch.where(z <= 0, 0.0, total)
+        product = (z @ w.t()).sum()
+        return (passed.sum() + total.sum(), (passed * product).sum(), (total * product).sum())
+
+    assert stored(marked(trace(residual, x, y, z, w))) == {"where"}
+    assert "add" in stored(marked(trace(shared, x, y, z, w))), "the sum is read by itself as well"
+
+
 def test_a_number_for_each_row_is_stored_where_a_kernel_after_a_library_call_reads_it():
     x, w = torch.randn(64, 512), torch.randn(512, 512)
 
