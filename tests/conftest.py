@@ -51,7 +51,7 @@ def own_patch() -> Iterator[pytest.MonkeyPatch]:
 @pytest.fixture(autouse=True)
 def _own_steps(request: pytest.FixtureRequest, own_patch: pytest.MonkeyPatch) -> None:
     """A step that another test has settled is not found again: what is asked is how it is made."""
-    own_patch.setattr(again, "_source", lambda: request.node.nodeid)
+    own_patch.setattr(again, "versions", lambda: request.node.nodeid)
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,9 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
-import functools
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -252,22 +249,8 @@ def _facts(session: Session) -> bytes:
     sizes = dataclasses.replace(resident, libraries=0)  # of these a step tells, when it is taken
     names = sorted((str(kind), name) for kind, name, _ in session.names().values())
     facts = [
-        versions(), _source(), repr(session.budget), session.margin, type(session.engine()).__qualname__,
+        versions(), repr(session.budget), session.margin, type(session.engine()).__qualname__,
         session.model_name, repr(session.verify), session.plan_seconds, described(session.training_passes), repr(sizes),
         session.frozen, session.recordings is None, names, library_settings(), place_of(resident.device),
     ]  # fmt: skip
     return b"memopt, " + hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest().encode()
-
-
-@functools.cache
-def _source() -> str:
-    """A digest of memopt's own source: code that it made is that of its version only where nobody has changed it."""
-    found = hashlib.sha256()
-    root = Path(__file__).resolve().parent.parent
-    for folder, folders, files in os.walk(root, followlinks=True):
-        folders.sort()
-        for name in sorted(files):
-            if name.endswith(".py"):
-                path = Path(folder, name)
-                found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()

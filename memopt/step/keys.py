@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +24,7 @@ def versions() -> str:
     """What code of a step depends on beside the step: a scope of what is kept on disk."""
     from memopt import __version__
 
-    found = {"memopt": __version__, "torch": torch.__version__, "source": torch.version.git_version}
+    found = {"memopt": __version__, "code": _source(), "torch": torch.__version__, "source": torch.version.git_version}
     return json.dumps(found, sort_keys=True)
 
 
@@ -54,3 +58,17 @@ def place_of(device: torch.device) -> dict[str, Any]:
 def described(passes: Sequence[Pass]) -> list[str]:
     """Passes by their classes and settings, in order."""
     return [f"{type(item).__module__}.{type(item).__qualname__} {sorted(vars(item).items())}" for item in passes]
+
+
+@functools.cache
+def _source() -> str:
+    """A digest of memopt's own source: what it made is that of its version only where nobody has changed it."""
+    found = hashlib.sha256()
+    root = Path(__file__).resolve().parent.parent
+    for folder, folders, files in os.walk(root, followlinks=True):
+        folders.sort()
+        for name in sorted(files):
+            if name.endswith(".py"):
+                path = Path(folder, name)
+                found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()

@@ -160,7 +160,7 @@ def test_what_a_step_depends_on_is_told_apart(what, monkeypatch):
         model = nn.Sequential(*model)
         model = type("Another", (nn.Sequential,), {})(*model)
     elif what == "source":
-        monkeypatch.setattr(again, "_source", lambda: "another")
+        monkeypatch.setattr(again, "versions", lambda: "another")
     else:
         rows = 255
     assert not _step(model, budget, rows, **options).found
