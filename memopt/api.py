@@ -18,7 +18,8 @@ from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.memory.breakdown import MemoryBreakdown
 from memopt.memory.cost.devices import find
-from memopt.module import CompiledModule, Options
+from memopt.module import CompiledModule
+from memopt.options import Options
 from memopt.pass_manager import Pass
 from memopt.report.record import Report
 

@@ -13,27 +13,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memopt.backends.recorder import CudaRecorder
-from memopt.budget import Budget, BudgetError
+from memopt.budget import BudgetError
 from memopt.capture.export import CaptureError
 from memopt.capture.shadow import model_names
-from memopt.engine import Engine
-from memopt.evidence import Verification
 from memopt.garbage import collecting_rarely
 from memopt.layout import LayoutNeeded, lay_out, movable_parameters
-from memopt.memory.allocator import pooled_bytes, settled_bytes
-from memopt.memory.allocator_limit import Allowance
-from memopt.memory.cost.devices import Device
-from memopt.memory.cost.elsewhere import first_of
 from memopt.memory.cost.table import CostTable
-from memopt.memory.distributed import buckets_of
 from memopt.memory.gradients import Gradients
-from memopt.memory.optimizer import OptimizerFootprint, optimizer_footprint
-from memopt.memory.resident import Resident, resident_of, storage_bytes
+from memopt.memory.optimizer import OptimizerFootprint
+from memopt.memory.resident import Resident, resident_of
 from memopt.one_piece import in_one_piece
-from memopt.pass_manager import Pass
+from memopt.options import Options
 from memopt.program import Program
 from memopt.progress import planning, stage
 from memopt.recording.pool import Pool
@@ -41,36 +33,13 @@ from memopt.report.record import Report
 from memopt.session import Session, WholeStepNeeded
 from memopt.steady import Kind, SteadyCalls, SteadyGraph
 from memopt.step.carry import Sizes
-from memopt.step.guard import StepGuard
+from memopt.step.guard import StepGuard, allowance_of
 from memopt.step.inference import plan_inference
 from memopt.step.whole import settled
 from memopt.tracing import collect, dynamo_backend, dynamo_settings, note_outside
 
 # Methods of a container that a stand-in has where its model does.
 _CONTAINER = ("__len__", "__getitem__", "__iter__", "__contains__", "__reversed__")
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What `memopt.compile` was asked for. The optimizer is only looked at, never stepped."""
-
-    budget: Budget | None
-    optimizer: Any
-    engine: Engine
-    passes: tuple[Pass, ...] | None
-    verify: Verification
-    notes: tuple[str, ...] = ()
-    allow: tuple[str, ...] = ()
-    target: Device | None = None  # a device that this machine may not have, to be planned for
-
-    def footprint(self, parameters: Sequence[torch.Tensor]) -> OptimizerFootprint | None:
-        """What the optimizer holds and takes for these parameters; None without an optimizer."""
-        return None if self.optimizer is None else optimizer_footprint(self.optimizer, parameters, self.place)
-
-    @property
-    def place(self) -> torch.device | None:
-        """The device to plan for, where it is not the model's own."""
-        return None if self.target is None else first_of(self.target.type)
 
 
 class CompiledModule(nn.Module):
@@ -375,21 +344,9 @@ class CompiledModule(nn.Module):
         device = session.resident.device
         if device.type != "cuda":
             return
-        parameters = list(self._model.parameters())
-        gradients = [parameter.grad for parameter in parameters]
-        optimizer = self._options.optimizer
-        state = storage_bytes([] if optimizer is None else pytree.tree_leaves(list(optimizer.state.values())))
-        here = storage_bytes([*parameters, *self._model.buffers(), *gradients]) + buckets_of(self._model).nbytes
-        own = here + state + session.resident.inputs + session.resident.libraries
-        coming = max(0, session.resident.optimizer_state - state)
-        allocated, libraries = torch.cuda.memory_allocated(device), session.resident.libraries
-        if allocated > own - libraries:  # others' tensors, or what planning has left and will not be there in a step
-            allocated = settled_bytes(device)
-            own, coming = own - libraries, coming + libraries  # their buffers are given back, and come again
         guard = self._guards.setdefault(session, StepGuard())
-        pooled = pooled_bytes(device) if guard.allowance is None else guard.allowance.pooled_bytes
-        allowance = Allowance(device, limit_bytes, allocated, own, coming, pooled)
-        guard.allow(allowance)
+        optimizer = self._options.optimizer
+        guard.allow(allowance_of(self._model, optimizer, session.resident, limit_bytes, guard.allowance))
         guard.during(optimizer)
 
 

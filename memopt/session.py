@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import weakref
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from memopt.capture.outside import Outside
 from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.freeze import fold_in_place
-from memopt.layout import JudgedByCost, settle
+from memopt.layout import settle
 from memopt.memory.allocator import count_library_bytes, library_bytes, with_slack
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
@@ -32,14 +31,14 @@ from memopt.step.carry import SEARCHES, Sizes, carried_from
 from memopt.step.found import Found
 from memopt.step.graphs import StepGraphs
 from memopt.step.inference import Inferred, plan_inference
-from memopt.step.kept import KeptPasses
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
 from memopt.step.planner import GraphPeaks, StepPlan
+from memopt.step.rewriting import Rewriting
 from memopt.step.search import StepSearch
-from memopt.step.stages import Stages, judged, replay, stages_of
+from memopt.step.stages import Stages, replay
 from memopt.step.standing import Step
 from memopt.step.told import Told
-from memopt.step.trial import TrialError, TrialMemoryError, trial
+from memopt.step.trial import tried
 
 log = logging.getLogger("memopt")
 
@@ -86,9 +85,8 @@ class Session(Told):
         # By `_known`: schedules, None where nothing is recomputed, and the stages and rewrites that they are made with.
         self._schedules: dict[tuple[bool, str], Schedule | None] = {}
         self._lowered: dict[tuple[bool, str], tuple[Stages, tuple[Pass, ...]]] = {}
-        self._arranges = True  # whether graphs are put in the order that suits the engine: the given one may need less
         self._search_kept: tuple[tuple[str, ...], StepSearch] | None = None  # with the fingerprints of its graphs
-        self._passes_kept = KeptPasses()  # what passes made of the graphs that are lowered now
+        self.rewriting = Rewriting(passes, backend, table)
         # Set by an engine that runs its own code: whether to search for a plan, and bytes that its code takes less
         # than the program's own operations would.
         self.search, self.correction = True, 0
@@ -196,12 +194,12 @@ class Session(Told):
             if not found.plan.feasible and self.plans_anew():
                 return self.plan_training(programs, settled=settled)
             if not found.plan.feasible and search.stages.arranges:
-                self._arranges = False
+                self.rewriting.arranges = False
                 return self.plan_training(programs, settled=settled)
         else:
-            tried = [self.with_trial(item) for item in search.unplanned(self.lowering)]
-            peak = predicted_peak(tried)
-            found = Found(tried, StepPlan((), peak, peak, room is None or peak <= room), self.lowering)
+            unplanned = [self.with_trial(item) for item in search.unplanned(self.lowering)]
+            peak = predicted_peak(unplanned)
+            found = Found(unplanned, StepPlan((), peak, peak, room is None or peak <= room), self.lowering)
             if self.proving:
                 with phase("rewriting"):
                     found = search.prove(found)
@@ -358,15 +356,15 @@ class Session(Told):
 
     def forget_search(self) -> None:
         """Let go of the search: the step is lowered, and what was found is in its schedules."""
-        self._search_kept, self._passes_kept = None, KeptPasses()
+        self._search_kept = None
+        self.rewriting.forget()
 
     def _search_of(self, keys: tuple[str, ...], programs: Sequence[Program]) -> StepSearch:
         """The search for these graphs: what is kept of them between two attempts to plan them."""
-        kept = (f"{self.exact} {self._arranges}", *keys)  # nothing is fused in what runs operator by operator
+        kept = (f"{self.exact} {self.rewriting.arranges}", *keys)  # nothing is fused in what runs operator by operator
         if self._search_kept is None or self._search_kept[0] != kept:
-            graphs = StepGraphs(
-                programs, self._stages(), verify=self.verify, table=self.table, room=self.room, kept=self._passes_kept
-            )
+            stages, made = self._stages(), self.rewriting.kept
+            graphs = StepGraphs(programs, stages, verify=self.verify, table=self.table, room=self.room, kept=made)
             self._search_kept = kept, StepSearch(graphs, attempt=self.with_trial, seconds=self.plan_seconds)
         return self._search_kept[1]
 
@@ -405,40 +403,9 @@ class Session(Told):
             self.hold(limit)
         return limit
 
-    @property
-    def training_passes(self) -> tuple[Pass, ...]:
-        """The passes for training programs, in order."""
-        from memopt.passes import TRAINING
-
-        return TRAINING if self.passes is None else tuple(self.passes)
-
-    @functools.cached_property
-    def _judged_passes(self) -> tuple[Pass, ...]:
-        """Those, told how to decide between layouts: once, so that what they made of a graph is known for theirs."""
-        return judged(self.training_passes, JudgedByCost(self.table)) if self._engine.strided else self.training_passes
-
-    def laid_out_anew(self, program: Program) -> bool:
-        """Whether a captured training program is laid out channels last."""
-        return self._stages().lays_out(program, self._passes_kept)
-
-    def lowering_called(self, keys: Sequence[str]) -> tuple[Pass, ...] | None:
-        """The rewrites that lower the floor with these keys, in their order; None where there are no such ones."""
-        return self._stages().called(keys)
-
     def _stages(self) -> Stages:
-        # A program that runs operator by operator stores every value.
-        fusion = None if self.exact else self._engine.fusion(self.table)
-        stages = stages_of(self._judged_passes, fusion)
-        return dataclasses.replace(stages, arranges=self._arranges and not self.exact)
-
-    # -- measuring -----------------------------------------------------------------------------------------------
+        return self.rewriting.stages(self.exact)
 
     def with_trial(self, planned: Planned) -> Planned:
         """The planned graph with what a run of it took, where one says something and can be had."""
-        if not self.verify or not self.exact:
-            return planned
-        try:
-            return dataclasses.replace(planned, measured=trial(planned.program), failure="", ran_out=False)
-        except TrialError as error:
-            ran_out = isinstance(error, TrialMemoryError)
-            return dataclasses.replace(planned, measured=None, failure=str(error), ran_out=ran_out)
+        return tried(planned) if self.verify and self.exact else planned

@@ -51,7 +51,7 @@ def wait_on_host(session: Session, forward: fx.GraphModule, backward: fx.GraphMo
         backward: the backward half; what it reads of forward goes by the same name.
         outputs: how many leading outputs of forward the caller gets.
     """
-    allowed = next((item for item in session.training_passes if isinstance(item, Offload)), None)
+    allowed = next((item for item in session.rewriting.passes if isinstance(item, Offload)), None)
     if allowed is None or not session.limit_bytes or not session.one_graph or session.step is None:
         return forward, backward
     if any(may_wait(item.costs.values()) for item in session.step.planned):

@@ -148,7 +148,7 @@ class Training:
         attempt: _Attempt | None = None
         with self._beginning_with(known):
             if not known.planned and session.may_leave(self.hooks.graph_break):
-                session.search, session.lowering = False, session.lowering_called(known.lowering) or ()
+                session.search, session.lowering = False, session.rewriting.called(known.lowering, session.exact) or ()
                 attempt = self._unplanned()
             if attempt is None:
                 session.search, session.lowering = True, ()
@@ -328,7 +328,7 @@ class Training:
         known = SettledSteps().get(self._key)
         if known is None and NamedLeasts().near(session, captured) is not None:
             known = _deepest_within(session.budget.bytes)
-        lowering = None if known is None else session.lowering_called(known.lowering)
+        lowering = None if known is None else session.rewriting.called(known.lowering, session.exact)
         if known is not None and lowering is not None:
             self._followed = known
             self._start_from(known)

@@ -249,8 +249,8 @@ def _facts(session: Session) -> bytes:
     sizes = dataclasses.replace(resident, libraries=0)  # of these a step tells, when it is taken
     names = sorted((str(kind), name) for kind, name, _ in session.names().values())
     facts = [
-        versions(), repr(session.budget), session.margin, type(session.engine()).__qualname__,
-        session.model_name, repr(session.verify), session.plan_seconds, described(session.training_passes), repr(sizes),
-        session.frozen, session.recordings is None, names, library_settings(), place_of(resident.device),
+        versions(), repr(session.budget), session.margin, type(session.engine()).__qualname__, session.model_name,
+        repr(session.verify), session.plan_seconds, described(session.rewriting.passes), repr(sizes), session.frozen,
+        session.recordings is None, names, library_settings(), place_of(resident.device),
     ]  # fmt: skip
     return b"memopt, " + hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest().encode()

@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from memopt.budget import format_bytes
+from memopt.memory.allocator import pooled_bytes, settled_bytes
 from memopt.memory.allocator_limit import Allowance, Held, enter, grow, held_now, leave
+from memopt.memory.distributed import buckets_of
+from memopt.memory.resident import Resident, storage_bytes
 from memopt.report.record import Report
 
 
@@ -114,6 +118,33 @@ class _UntilEnd:
 
     def end(self) -> None:
         self._leave()
+
+
+def allowance_of(
+    model: nn.Module, optimizer: Any, resident: Resident, limit_bytes: int, before: Allowance | None
+) -> Allowance:
+    """What a model's steps may make the allocator of its CUDA device hold.
+
+    Args:
+        model: whose tensors there are counted.
+        optimizer: its optimizer, or None.
+        resident: what lies there besides tensors that only a step has.
+        limit_bytes: the budget.
+        before: what was known of an earlier step; graphs that others have captured since are not looked for anew.
+    """
+    device = resident.device
+    parameters = list(model.parameters())
+    gradients = [parameter.grad for parameter in parameters]
+    state = storage_bytes([] if optimizer is None else pytree.tree_leaves(list(optimizer.state.values())))
+    here = storage_bytes([*parameters, *model.buffers(), *gradients]) + buckets_of(model).nbytes
+    own = here + state + resident.inputs + resident.libraries
+    coming = max(0, resident.optimizer_state - state)
+    allocated = torch.cuda.memory_allocated(device)
+    if allocated > own - resident.libraries:  # others' tensors, or what planning has left and a step will not find
+        allocated = settled_bytes(device)
+        own, coming = own - resident.libraries, coming + resident.libraries  # given back, and they come again
+    pooled = pooled_bytes(device) if before is None else before.pooled_bytes
+    return Allowance(device, limit_bytes, allocated, own, coming, pooled)
 
 
 # -- memory that runs out ---------------------------------------------------------------------------------------------

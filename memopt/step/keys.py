@@ -38,11 +38,11 @@ def step_facts(session: Session, program: Program) -> dict[str, Any]:
     libraries = session.resident.libraries  # of these a step tells, when it is taken
     return {
         "graph": fingerprint(program),
-        "channels_last": session.laid_out_anew(program),
+        "channels_last": session.rewriting.lays_out(program, session.exact),
         "resident": session.resident.total - libraries,
         "optimizer": max(0, session.optimizer_peak() - libraries),
         "seconds": session.plan_seconds,
-        "passes": described(session.training_passes),
+        "passes": described(session.rewriting.passes),
         **place_of(session.resident.device),
     }
 

@@ -17,6 +17,7 @@ from memopt.memory.allocator_limit import lifted
 from memopt.memory.measure import measure
 from memopt.phases import phase
 from memopt.program import InputKind, Phase, Program
+from memopt.step.planned import Planned
 from memopt.synthesis import is_cuda, same_random_state, synthesize
 
 
@@ -65,6 +66,15 @@ def trial(program: Program) -> int:
     if device.type == "cuda" and isinstance(failure, TrialMemoryError):
         torch.cuda.empty_cache()
     raise failure
+
+
+def tried(planned: Planned) -> Planned:
+    """The planned graph with what a run of it took, or why there was none."""
+    try:
+        return dataclasses.replace(planned, measured=trial(planned.program), failure="", ran_out=False)
+    except TrialError as error:
+        ran_out = isinstance(error, TrialMemoryError)
+        return dataclasses.replace(planned, measured=None, failure=str(error), ran_out=ran_out)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -10,7 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import memopt
 from memopt.capture.joint import mutations_in_place
+from memopt.inductor.own_cut import OwnCut
 from memopt.program import Output, OutputKind
+from memopt.session import Session
 from tests.inductor.test_least import needs_compiler
 
 aten = torch.ops.aten
@@ -37,21 +39,27 @@ class Written(nn.Module):
 
 
 @needs_compiler
-@pytest.mark.parametrize("budget", [0.7, "1GB"])
-def test_what_a_buffer_was_is_read_before_it_is_written_to(budget):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("cut", ["as planned", "torch's own"])
+def test_what_a_buffer_was_is_read_before_it_is_written_to(monkeypatch, cut, device):
+    cuts, plain_cut = [], OwnCut.cut
+    monkeypatch.setattr(OwnCut, "cut", lambda *given, **options: cuts.append(plain_cut(*given, **options)) or cuts[-1])
+    if cut == "as planned":
+        monkeypatch.setattr(Session, "may_leave", lambda self, graph_break: False)
     torch.manual_seed(0)
     torch._dynamo.reset()
-    model = Written()
+    model = Written().to(device)
     plain = copy.deepcopy(model)
-    run = memopt.compile(model, budget, backend="inductor")
+    run = memopt.compile(model, "1GB", backend="inductor")
     for _ in range(3):
-        x = torch.randn(64, 8)
+        x = torch.randn(64, 8, device=device)
         for step in (run, plain):
             step.zero_grad()
             step(x).backward()
         torch.testing.assert_close(dict(model.named_buffers()), dict(plain.named_buffers()))
         wanted = [weight.grad for weight in plain.parameters()]
         torch.testing.assert_close([weight.grad for weight in model.parameters()], wanted, rtol=1e-4, atol=1e-4)
+    assert any(halves is not None for halves in cuts) is (cut != "as planned")
 
 
 def forward_half(make):

@@ -192,11 +192,11 @@ def test_a_compiled_model_says_what_is_its_own(monkeypatch):
     session = run._sessions[False]
     session.resident = dataclasses.replace(session.resident, device=GPU, inputs=100, libraries=10)
     holds(monkeypatch, 10**6)
-    monkeypatch.setattr("memopt.module.settled_bytes", lambda device: 9 * 10**5)  # the rest is what planning left
-    monkeypatch.setattr("memopt.module.pooled_bytes", lambda device: 77)
+    monkeypatch.setattr("memopt.step.guard.settled_bytes", lambda device: 9 * 10**5)  # the rest is what planning left
+    monkeypatch.setattr("memopt.step.guard.pooled_bytes", lambda device: 77)
     session.hold(10**9)
     allowance = run._guards[session].allowance
-    monkeypatch.setattr("memopt.module.pooled_bytes", lambda device: 500)  # its own graphs are among them by now
+    monkeypatch.setattr("memopt.step.guard.pooled_bytes", lambda device: 500)  # its own graphs are among them by now
     session.hold(10**9)
     assert run._guards[session].allowance.pooled_bytes == 77
     weights = sum(parameter.nbytes for parameter in model.parameters())
@@ -221,8 +221,8 @@ def test_what_others_hold_is_allowed_in_full_though_buffers_of_libraries_are_not
     there = sum(parameter.nbytes for parameter in model.parameters()) + 100 + others
     for now in (there, there + 65):  # without the buffers, and with them
         holds(monkeypatch, now)
-        monkeypatch.setattr("memopt.module.settled_bytes", lambda device: there)
-        monkeypatch.setattr("memopt.module.pooled_bytes", lambda device: 0)
+        monkeypatch.setattr("memopt.step.guard.settled_bytes", lambda device: there)
+        monkeypatch.setattr("memopt.step.guard.pooled_bytes", lambda device: 0)
         session.hold(10**9)
         allowance = run._guards[session].allowance
         for later in (there, there + 65):
