@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from benchmarks import budgets
 from benchmarks.render_budgets import budgets_table
 
 
+@pytest.mark.slow  # half a minute of processes
 def test_a_model_is_walked_down_to_its_least(tmp_path, monkeypatch, capsys):
     out = tmp_path / "budgets_cpu.json"
     given = ["--models", "llama_tiny,nothing", "--backends", "aten", "--shares", "0.8,0.2", "--json", str(out)]
