@@ -236,7 +236,7 @@ def test_as_many_wait_as_are_of_use(halves, monkeypatch):
     def sizes(limit, *, recomputes, **changes):
         costs = {name: SimpleNamespace(seconds=taken) for name, taken in seconds.items()}
         session = SimpleNamespace(
-            training_passes=WITH, limit_bytes=limit, one_graph=True, recomputes=recomputes,
+            rewriting=SimpleNamespace(passes=WITH), limit_bytes=limit, one_graph=True, recomputes=recomputes,
             step=SimpleNamespace(planned=(SimpleNamespace(costs=costs),)),
             excess_with=lambda held: max(0, held - limit), resident=SimpleNamespace(device=torch.device("cpu")),
             table=SimpleNamespace(link=lambda device: (1e12, 1e12)),
@@ -251,7 +251,7 @@ def test_as_many_wait_as_are_of_use(halves, monkeypatch):
     assert 0 < len(few) < len(every), "nothing is computed again: the budget is kept by few"
     assert sizes(whole, recomputes=False) == [] == sizes(0, recomputes=True)
     assert sizes(whole, recomputes=True, one_graph=False) == []
-    assert sizes(whole, recomputes=True, training_passes=WITHOUT) == []
+    assert sizes(whole, recomputes=True, rewriting=SimpleNamespace(passes=WITHOUT)) == []
     assert sizes(whole, recomputes=True, table=SimpleNamespace(link=lambda device: (0.0, 0.0))) == []
     assert sizes(whole, recomputes=True, table=SimpleNamespace(link=lambda device: (1e3, 1e3))) == [], "too slow"
     monkeypatch.setattr(engine, "may_wait", lambda costs: True)
