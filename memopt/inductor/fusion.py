@@ -216,7 +216,7 @@ class _Marker:
                     self.stored.add(node)
                     fused = cheap = False
             self.reads[node] = _reads(node, self.reads, fused or self.view[node])
-            passed = node in self.stored - self.marked and self._is_on_its_way(node)
+            passed = node in self.stored and node not in self.marked and self._is_on_its_way(node)
             self.through[node] = _reads(node, self.through, fused or self.view[node] or passed)
             inlined = fused if self.view[node] else cheap
             self.counted[node] = _reads(node, self.counted, inlined or self.view[node])
