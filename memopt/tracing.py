@@ -21,6 +21,7 @@ from memopt.program import Program
 from memopt.session import Session
 from memopt.step.again import found_again, keep_for_others
 from memopt.step.measured import lower_within
+from memopt.torch_compat.logging_calls import deferred_logging, silence
 
 # How many shapes and modes of one model are compiled before a call is refused.
 _RECOMPILE_LIMIT = 256
@@ -37,7 +38,7 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
     names, session._names = session._names, shadow.names
     session.collecting = []
     try:
-        with shadow.mode, dynamo_settings(), torch.random.fork_rng(devices=[]):
+        with shadow.mode, dynamo_settings(), silence(), torch.random.fork_rng(devices=[]):
             compiled = torch.compile(shadow.model, backend=dynamo_backend(session), dynamic=False)
             mark = session.outside.mark((fake_args, fake_kwargs))
             note_outside(session, model, compiled(*fake_args, **fake_kwargs), mark)
@@ -123,7 +124,7 @@ def dynamo_settings() -> Iterator[None]:
         fail_on_recompile_limit_hit=True,
     )
     try:
-        with settings:
+        with settings, deferred_logging():
             yield
     except BackendCompilerFailed as error:
         raise error.inner_exception from None
