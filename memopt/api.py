@@ -96,7 +96,7 @@ def compile(
     )
     compiled = CompiledModule(model, options)
     if example_inputs is not None:
-        compiled.plan(*call_arguments(example_inputs))
+        compiled._memopt.plan(*call_arguments(example_inputs))
     return compiled
 
 
@@ -176,10 +176,10 @@ def plan(
             raise ValueError("a plan for a device that is not here cannot be verified by running it: leave verify off")
         if backend != "aten":
             raise ValueError(f'a plan for a device that is not here is one of backend "aten", not {backend!r}')
-        compiled = CompiledModule(model, dataclasses.replace(compiled._options, target=find(device)))
+        compiled = CompiledModule(model, dataclasses.replace(compiled._memopt.options, target=find(device)))
     with torch.set_grad_enabled(model.training):
-        report = compiled.plan(*call_arguments(inputs))
-    target = compiled._options.target
+        report = compiled._memopt.plan(*call_arguments(inputs))
+    target = compiled._memopt.options.target
     if target is None or report.peak_bytes <= target.memory_bytes:
         return report
     note = f"{format_bytes(report.peak_bytes)} are more than the {format_bytes(target.memory_bytes)} of {target.title}"

@@ -165,7 +165,7 @@ def test_after_a_start_in_vain_there_is_a_rest(replays, early):
 def test_a_call_that_fails_lets_others_in(replays, early):
     model, x = Plain().eval(), torch.randn(2, 4)
     compiled = steady(model, x)
-    graph = compiled._steady._known[False, False].graphs[0]
+    graph = compiled._memopt.steady._known[False, False].graphs[0]
     early.clear()
 
     def fail(*args):

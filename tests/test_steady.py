@@ -55,7 +55,7 @@ def image(*shape):
 @contextlib.contextmanager
 def ways(compiled):
     """Collects the way that each call takes, "short" or "long"."""
-    taken, long, forward = [], compiled._planned_call, compiled.forward
+    taken, long, forward = [], compiled._memopt._planned_call, compiled.forward
 
     def planned_call(*args):
         taken[-1] = "long"
@@ -65,11 +65,11 @@ def ways(compiled):
         taken.append("short")
         return forward(*args, **kwargs)
 
-    compiled._planned_call, compiled.forward = planned_call, called
+    compiled._memopt._planned_call, compiled.forward = planned_call, called
     try:
         yield taken
     finally:
-        del compiled._planned_call, compiled.forward
+        del compiled._memopt._planned_call, compiled.forward
 
 
 def same(compiled, model, *args, tolerance=1e-10, **kwargs):
@@ -137,7 +137,7 @@ def test_more_shapes_than_are_kept_are_not_looked_for_without_end(monkeypatch):
     monkeypatch.setattr("memopt.steady._MOST", 2)
     model, inputs = Plain().eval(), [torch.randn(size, 4) for size in (2, 3, 4, 5)]
     compiled = memopt.compile(model, backend="aten")
-    known = compiled._steady._known[False, False]
+    known = compiled._memopt.steady._known[False, False]
     known.left = 3
     for _ in range(3):
         for x in inputs:
@@ -503,7 +503,7 @@ def test_memory_that_runs_out_is_told_in_one_line():
     def fail(*args):
         raise torch.OutOfMemoryError("no memory")
 
-    compiled._steady._known[False, False].graphs[0].call = fail
+    compiled._memopt.steady._known[False, False].graphs[0].call = fail
     with torch.no_grad(), pytest.raises(MemoryError, match="memory ran out in a step planned to take"):
         compiled(x)
 

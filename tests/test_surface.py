@@ -310,10 +310,10 @@ def test_what_holds_modules_is_looked_into_as_the_model_is():
     for again in (run, copy.deepcopy(run), copy.copy(run), pickle.loads(pickle.dumps(run))):
         assert isinstance(again, type(run)) and type(again).__name__ == "CompiledModule"
         assert len(again) == 3 and [type(layer) for layer in again] == [nn.Linear, nn.Tanh, nn.Linear]
-        assert again[-1] is again._model[-1] and len(again[:2]) == 2 and again[1] in again and bool(again)
+        assert again[-1] is again._memopt.model[-1] and len(again[:2]) == 2 and again[1] in again and bool(again)
     assert list(run) == list(layers)
     named = compiled(nn.ModuleDict({"a": nn.Linear(8, 8)}))
-    assert "a" in named and "b" not in named and named["a"] is named._model["a"] and list(named) == ["a"]
+    assert "a" in named and "b" not in named and named["a"] is named._memopt.model["a"] and list(named) == ["a"]
     plain = compiled(Small())
     assert plain and type(plain) is memopt.module.CompiledModule
     with pytest.raises(TypeError, match="len"):

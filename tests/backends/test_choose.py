@@ -46,7 +46,7 @@ def test_the_fastest_comes_first_and_of_equals_the_smaller_one():
 def test_without_a_compiler_the_choice_is_between_arena_and_operators():
     model, x = Wide().eval(), torch.randn(8, 16)
     compiled = memopt.compile(model)
-    assert isinstance(compiled._options.engine, AtenOrStaticBackend)
+    assert isinstance(compiled._memopt.options.engine, AtenOrStaticBackend)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x))
         torch.testing.assert_close(compiled(2 * x), model(2 * x))
@@ -138,7 +138,7 @@ def test_a_model_that_refuses_made_up_inputs_is_run_untried(budget):
     compiled = memopt.compile(Picks().eval(), budget)
     with torch.no_grad():
         assert torch.equal(compiled(x, index), x[index - 3])
-    assert any("could not be tried" in note for note in compiled._last.notes)
+    assert any("could not be tried" in note for note in compiled._memopt.last.notes)
 
 
 @pytest.mark.usefixtures("_no_compiler")
@@ -181,7 +181,7 @@ def test_engines_over_the_budget_are_passed_over():
 def test_the_default_knows_inductor_where_it_can_compile():
     model, x = Wide().eval(), torch.randn(8, 16)
     compiled = memopt.compile(model)
-    assert isinstance(compiled._options.engine, InductorBackend)
+    assert isinstance(compiled._memopt.options.engine, InductorBackend)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x))
     assert compiled.report.backend in ("inductor", "static")

@@ -167,7 +167,7 @@ def test_new_shapes_and_dtypes_are_planned_anew_in_one_arena():
         model.double()
         compiled = memopt.compile(model, backend="static")
         torch.testing.assert_close(compiled(x.double()), model(x.double()))
-    arenas = compiled._options.engine._arenas
+    arenas = compiled._memopt.options.engine._arenas
     assert len(arenas) == 1
 
 

@@ -23,7 +23,7 @@ def on_gpu(name):
 
 def compiled_with(model, graphs):
     compiled = memopt.compile(model, backend="static", verify=False)
-    compiled._options = dataclasses.replace(compiled._options, engine=StaticBackend(graphs=graphs))
+    compiled._memopt.options = dataclasses.replace(compiled._memopt.options, engine=StaticBackend(graphs=graphs))
     return compiled
 
 

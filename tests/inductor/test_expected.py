@@ -75,7 +75,7 @@ def test_the_code_takes_about_as_much(monkeypatch, model, shape, most):
     monkeypatch.setattr(own_cut, "expected_bytes", counted)
     run = memopt.compile(model, backend="inductor")
     run(torch.randn(shape)).square().mean().backward()
-    (session,) = run._sessions.values()
+    (session,) = run._memopt.sessions.values()
     (peaks,) = session._emitted.values()
     real = max(peaks.forward, peaks.backward)
     expected, least = found[0]

@@ -97,7 +97,7 @@ def test_the_code_takes_no_less_and_not_much_more(monkeypatch, model, shape):
     monkeypatch.setattr(own_cut, "least_bytes", counted)
     run = memopt.compile(model, backend="inductor")
     run(torch.randn(shape)).square().mean().backward()
-    (session,) = run._sessions.values()
+    (session,) = run._memopt.sessions.values()
     (peaks,) = session._emitted.values()
     real = max(peaks.forward, peaks.backward)
     assert found[0] <= real <= 1.5 * found[0]

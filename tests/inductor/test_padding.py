@@ -96,7 +96,7 @@ def test_on_a_gpu_code_of_a_padded_loss_takes_what_is_expected(monkeypatch):
     model = memopt.models.build("bert_large", layers=1, width=1024, heads=16).to("cuda", torch.bfloat16)
     run = memopt.compile(model, "100%", backend="inductor")
     run(**model.example_inputs(8, labels=True)).backward()
-    (session,) = run._sessions.values()
+    (session,) = run._memopt.sessions.values()
     (peaks,) = session._emitted.values()
     assert not session.step.lowering
     real = max(peaks.forward, peaks.backward)

@@ -105,7 +105,7 @@ def inductor_s_dropout(dtype):
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.3)).to(dtype)
     compiled = memopt.compile(model, backend="inductor", passes=(Grab(),), verify=False)
-    compiled.plan((x.detach(),), {})
+    compiled._memopt.plan((x.detach(),), {})
     return captured[0]
 
 

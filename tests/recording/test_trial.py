@@ -11,7 +11,7 @@ from torch import nn
 
 import memopt
 from memopt.backends.inductor import missing_compiler
-from memopt.module import CompiledModule
+from memopt.calls import ModelCalls
 from memopt.recording import trial as recording
 from memopt.recording.guide import Guide
 from memopt.recording.pool import Pool
@@ -65,10 +65,10 @@ def tape(monkeypatch):
     pool = Pool(found)
 
     def here(model):
-        model._recordings = pool
+        model._memopt.recordings = pool
         return pool
 
-    monkeypatch.setattr(CompiledModule, "_recordings_here", here)
+    monkeypatch.setattr(ModelCalls, "_recordings_here", here)
     return found
 
 

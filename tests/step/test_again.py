@@ -15,9 +15,9 @@ from torch._dynamo.utils import counters
 
 import memopt
 from memopt.backends.inductor import missing_compiler
+from memopt.calls import ModelCalls
 from memopt.capture.dynamo import Hooks
 from memopt.inductor.training import Training
-from memopt.module import CompiledModule
 from memopt.recording.ends import Ends
 from memopt.recording.trial import Gain
 from memopt.step import again
@@ -284,7 +284,7 @@ def test_records_of_another_form_are_absent(change, tmp_path):
 
 def _step_on_cuda(optimizer):
     """A step of a GPT-2 in this process; its report, its loss and its gradients."""
-    CompiledModule._recordings_here = lambda self: None  # a recorded step is made anew
+    ModelCalls._recordings_here = lambda self: None  # a recorded step is made anew
     torch.manual_seed(0)
     model = memopt.models.build("gpt2_medium", layers=4, width=512, heads=8, vocabulary=4096)
     model = model.to("cuda", torch.bfloat16)

@@ -189,23 +189,23 @@ def test_a_compiled_model_says_what_is_its_own(monkeypatch):
     optimizer = torch.optim.Adam(model.parameters())
     run = memopt.compile(model, "1GB", optimizer=optimizer, backend="aten")
     run(x).backward()
-    session = run._sessions[False]
+    session = run._memopt.sessions[False]
     session.resident = dataclasses.replace(session.resident, device=GPU, inputs=100, libraries=10)
     holds(monkeypatch, 10**6)
     monkeypatch.setattr("memopt.step.guard.settled_bytes", lambda device: 9 * 10**5)  # the rest is what planning left
     monkeypatch.setattr("memopt.step.guard.pooled_bytes", lambda device: 77)
     session.hold(10**9)
-    allowance = run._guards[session].allowance
+    allowance = run._memopt.guards[session].allowance
     monkeypatch.setattr("memopt.step.guard.pooled_bytes", lambda device: 500)  # its own graphs are among them by now
     session.hold(10**9)
-    assert run._guards[session].allowance.pooled_bytes == 77
+    assert run._memopt.guards[session].allowance.pooled_bytes == 77
     weights = sum(parameter.nbytes for parameter in model.parameters())
     assert allowance.own_bytes == 2 * weights + 100
     assert (allowance.limit_bytes, allowance.allocated_bytes) == (10**9, 9 * 10**5)
     assert allowance.coming_bytes == session.resident.optimizer_state + 10 > 10
     optimizer.step()
     session.hold(10**9)
-    allowance = run._guards[session].allowance
+    allowance = run._memopt.guards[session].allowance
     assert allowance.coming_bytes == 10 and allowance.own_bytes > 4 * weights
     del run
     session.hold(10**9)
@@ -216,7 +216,7 @@ def test_what_others_hold_is_allowed_in_full_though_buffers_of_libraries_are_not
     model, x = make(layers=1)
     run = memopt.compile(model, "1GB", backend="aten")
     run(x)
-    session = run._sessions[False]
+    session = run._memopt.sessions[False]
     session.resident = dataclasses.replace(session.resident, device=GPU, inputs=100, libraries=65)
     there = sum(parameter.nbytes for parameter in model.parameters()) + 100 + others
     for now in (there, there + 65):  # without the buffers, and with them
@@ -224,7 +224,7 @@ def test_what_others_hold_is_allowed_in_full_though_buffers_of_libraries_are_not
         monkeypatch.setattr("memopt.step.guard.settled_bytes", lambda device: there)
         monkeypatch.setattr("memopt.step.guard.pooled_bytes", lambda device: 0)
         session.hold(10**9)
-        allowance = run._guards[session].allowance
+        allowance = run._memopt.guards[session].allowance
         for later in (there, there + 65):
             holds(monkeypatch, later)
             assert allowance.limit(held_now(GPU)) == 10**9 + others
@@ -244,8 +244,8 @@ def test_memory_that_runs_out_in_a_step_is_one_clear_line(monkeypatch):
         )
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "_call", full)
-        patch.setattr(run._steady, "find", lambda *_, **__: None)  # the long way, as a first step goes
+        patch.setattr(run._memopt, "_call", full)
+        patch.setattr(run._memopt.steady, "find", lambda *_, **__: None)  # the long way, as a first step goes
         with pytest.raises(MemoryError) as error:
             run(x)
     text = str(error.value)
@@ -308,7 +308,7 @@ def test_memory_that_runs_out_in_a_later_backward_is_one_clear_line(backend):
 
 def test_plans_without_a_budget_or_for_another_device_limit_nothing(monkeypatch):
     held = []
-    monkeypatch.setattr("memopt.module._allow", lambda owner, session, limit: held.append(limit))
+    monkeypatch.setattr("memopt.calls._allow", lambda owner, session, limit: held.append(limit))
     model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()), torch.ones(4, 8)
     memopt.plan(model, x)
     memopt.plan(model, x, "1GB", device="h100")

@@ -48,7 +48,7 @@ def lossy(monkeypatch):
         steps.append(session)
         return None if hooks.captured is None or session.exact else mutated(hooks.captured)
 
-    monkeypatch.setattr("memopt.module._allow", lambda owner, session, limit: limits.append(limit))
+    monkeypatch.setattr("memopt.calls._allow", lambda owner, session, limit: limits.append(limit))
     monkeypatch.setattr(measured_step, "held_bytes", held)
     monkeypatch.setattr(measured_step, "take_step", take)
     monkeypatch.setattr(measured_step, "measurable", measurable)
@@ -121,7 +121,7 @@ def test_a_refusal_leaves_the_limits_of_steps_as_they_were(lossy, monkeypatch):
     run = memopt.compile(model, 1, backend="inductor")
     with pytest.raises(BudgetError):
         run(x)
-    session, guard = run._sessions[False], run._guards[run._sessions[False]]
+    session, guard = run._memopt.sessions[False], run._memopt.guards[run._memopt.sessions[False]]
     assert guard.allowance is None and session.margin == 0 and not session.naming
     assert session.budget == Budget(1, None, "1")
     with pytest.raises(BudgetError) as again:

@@ -46,7 +46,7 @@ def test_a_trial_that_runs_out_leaves_the_state_alone_and_training_goes_on(starv
     failed = starve(times)
     run = memopt.compile(model, budget, backend="aten")
     random = torch.get_rng_state()
-    run.plan((x,), {})
+    run._memopt.plan((x,), {})
     assert failed
     assert torch.equal(torch.get_rng_state(), random)
     for key, value in model.state_dict(keep_vars=True).items():

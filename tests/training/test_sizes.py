@@ -64,7 +64,7 @@ def check_sizes(model, budget, batches, searches):
     for inputs in batches:
         expected = trained(model, inputs), gradients(model)
         model.zero_grad()
-        assert run._model is model
+        assert run._memopt.model is model
         found = trained(run, inputs), gradients(model)
         for new, old in zip(found[1], expected[1], strict=True):
             if old is not None:
@@ -125,7 +125,7 @@ def test_accumulation_is_planned_without_another_search(searches):
     run(x).backward()
     made = len(searches)
     run(x).backward()
-    assert len(run._sessions) == 2 and len(searches) == made
+    assert len(run._memopt.sessions) == 2 and len(searches) == made
     assert run.report.peak_bytes <= budget
 
 
@@ -138,8 +138,8 @@ def test_a_storm_of_searches_is_impossible_and_advice_is_given_once(searches, mo
     searches.clear()
     with caplog.at_level(logging.WARNING, "memopt"):
         for rows in range(40, 257, 54):  # each larger than the last
-            expected = [run._model(x[:rows]).detach()]
-            run._model.zero_grad()
+            expected = [run._memopt.model(x[:rows]).detach()]
+            run._memopt.model.zero_grad()
             found = run(x[:rows])
             found.backward()
             assert_equal([found.detach()], expected)

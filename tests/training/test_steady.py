@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import memopt
-import memopt.module
+import memopt.calls
 from memopt.memory.allocator_limit import Allowance
 from memopt.step import guard as step_guard
 from tests.test_steady import image, net, ways
@@ -68,12 +68,14 @@ def test_steps_are_those_of_the_model(backend):
 def test_a_steady_step_looks_for_gradients_once_and_sets_nothing(monkeypatch):
     model, x = make()
     run = steady(model, x)
-    looked, exist, find = [], run._gradients.exist, run._steady.find
-    monkeypatch.setattr(run._gradients, "exist", lambda: looked.append("gradients") or exist())
-    monkeypatch.setattr(run._steady, "find", lambda *args, **options: looked.append("guards") or find(*args, **options))
+    looked, exist, find = [], run._memopt.gradients.exist, run._memopt.steady.find
+    monkeypatch.setattr(run._memopt.gradients, "exist", lambda: looked.append("gradients") or exist())
+    monkeypatch.setattr(
+        run._memopt.steady, "find", lambda *args, **options: looked.append("guards") or find(*args, **options)
+    )
     with monkeypatch.context() as patch:
         for name in ("dynamo_settings", "note_outside", "planning"):
-            patch.delattr(memopt.module, name)
+            patch.delattr(memopt.calls, name)
         for _ in range(3):
             same(run, model, x)
     assert looked == ["guards", "gradients"] * 3
@@ -122,24 +124,24 @@ def given_gradient(parameter):
 def test_gradients_of_what_was_replaced_or_added_are_noticed():
     model, x = make()
     run = steady(model, x)
-    first, other = run._sessions[False], model.layers[0].weight
+    first, other = run._memopt.sessions[False], model.layers[0].weight
     model.layers[0].weight = given_gradient(nn.Parameter(other.detach().clone()))
     run(x)
-    second = run._last
-    assert second is run._sessions[True] is not first
+    second = run._memopt.last
+    assert second is run._memopt.sessions[True] is not first
     model.layers[0].weight = other
     run(x)
-    assert run._last is first
+    assert run._memopt.last is first
     model.layers[0].extra = nn.Linear(2, 2)  # of no use to forward
     run(x)
-    assert run._last is first
+    assert run._memopt.last is first
     given_gradient(model.layers[0].extra.bias)
     run(x)
-    assert run._last is second
+    assert run._memopt.last is second
     del model.layers[0].extra
     with ways(run) as taken:
         same(run, model, x)
-    assert run._last is first and taken == ["short"]
+    assert run._memopt.last is first and taken == ["short"]
 
 
 def test_evaluation_and_other_shapes_in_between():
@@ -287,7 +289,7 @@ def test_what_runs_outside_of_graphs_is_told_once_it_does():
     model.breaks = True
     for _ in range(3):
         same(run, model, x)
-    assert any("outside" in note for note in run._last.notes)
+    assert any("outside" in note for note in run._memopt.last.notes)
     model.breaks = False
     with ways(run) as taken:
         same(run, model, x)
@@ -316,7 +318,7 @@ def test_memory_that_runs_out_is_told_in_one_line():
     def fail(*args):
         raise torch.OutOfMemoryError("no memory")
 
-    graph = run._steady._known[True, False].graphs[0]
+    graph = run._memopt.steady._known[True, False].graphs[0]
     call, graph.call = graph.call, fail
     with pytest.raises(MemoryError, match="memory ran out in a step planned to take"):
         run(x)
@@ -341,10 +343,10 @@ def test_the_limit_is_in_force_in_forward_and_backward(monkeypatch):
     stats = {name: {"all": {"current": 50}} for name in ("allocated_bytes", "reserved_bytes")}
     asked = []
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: asked.append(device) or stats)
-    session = run._sessions[False]
+    session = run._memopt.sessions[False]
     session.beyond = 30
-    run._guards[session].allow(Allowance(GPU, 1000, 50, 50))
-    graph = run._steady._known[True, False].graphs[0]
+    run._memopt.guards[session].allow(Allowance(GPU, 1000, 50, 50))
+    graph = run._memopt.steady._known[True, False].graphs[0]
     call = graph.call
 
     def watched(*args):

@@ -1,0 +1,355 @@
+"""ModelCalls: the calls of one model: planned where they are new, and run as planned afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from memopt.backends.recorder import CudaRecorder
+from memopt.budget import BudgetError
+from memopt.capture.export import CaptureError
+from memopt.capture.shadow import model_names
+from memopt.garbage import collecting_rarely
+from memopt.layout import LayoutNeeded, lay_out, movable_parameters
+from memopt.memory.cost.table import CostTable
+from memopt.memory.gradients import Gradients
+from memopt.memory.optimizer import OptimizerFootprint
+from memopt.memory.resident import Resident, resident_of
+from memopt.one_piece import in_one_piece
+from memopt.options import Options
+from memopt.program import Program
+from memopt.progress import planning, stage
+from memopt.recording.pool import Pool
+from memopt.report.record import Report
+from memopt.session import Session, WholeStepNeeded
+from memopt.steady import Kind, SteadyCalls, SteadyGraph
+from memopt.step.carry import Sizes
+from memopt.step.guard import StepGuard, allowance_of
+from memopt.step.inference import plan_inference
+from memopt.step.whole import settled
+from memopt.tracing import collect, dynamo_backend, dynamo_settings, note_outside
+
+
+class ModelCalls:
+    """The calls of one model, by mode and shapes: what was planned for them, and how they run.
+
+    It lies apart from the stand-in, whose attributes are the model's.
+
+    Attributes:
+        model: as the user gave it.
+        options: what was asked for.
+        sessions: its compilations, by whether gradients exist that backward adds to.
+        compiled: what `torch.compile` made of the model, by the same.
+        guards: of the memory of the sessions' steps.
+        steady: calls that go the guard fast path.
+        last: the session of the latest call.
+        recordings: where training steps are recorded; None where they are not.
+    """
+
+    def __init__(self, model: nn.Module, options: Options) -> None:
+        """Nothing is compiled yet."""
+        self.model, self.options = model, options
+        ceiling = None if options.budget is None else options.budget.bytes
+        self.table = CostTable(ceiling_bytes=ceiling, target=options.target)
+        self.footprint: OptimizerFootprint | None = None
+        self.sessions: dict[bool, Session] = {}
+        self.compiled: dict[bool, Callable[..., Any]] = {}
+        self.guards: dict[Session, StepGuard] = {}
+        self.steady = SteadyCalls(model)
+        self.gradients = Gradients(model)
+        self.sizes = Sizes()
+        self.last: Session | None = None
+        self.recordings: Pool | None = None
+        self._kind: Kind | None = None  # of the latest call
+        self._report: Report | None = None  # of before the model was moved
+        weakref.finalize(self, _release, self.sessions).atexit = False
+
+    @property
+    def report(self) -> Report:
+        """What the latest compilation did.
+
+        Raises:
+            RuntimeError: nothing was compiled yet.
+        """
+        session = self.last
+        if session is None or (session.report is None and self._report is not None):
+            if self._report is not None:
+                return self._report
+            raise RuntimeError("nothing is planned yet: call the model once, or pass example_inputs to memopt.compile")
+        if session.report is None:
+            raise RuntimeError(
+                f"nothing is planned: no graph could be captured of {session.model_name}, it runs as it is"
+            )
+        return session.report
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model as planned; plan first where these shapes and this mode are new.
+
+        Raises:
+            BudgetError: no plan keeps the budget. Nothing was run, and nothing of the model has changed.
+            CaptureError: the budget cannot be kept, as graphs depend on the values of tensors, or none can be captured.
+            MemoryError: the device had less memory left than the step needs.
+        """
+        kind, steady = self._find_steady(args, kwargs)
+        gradients, accumulating = kind
+        if self.recordings is not None:
+            if kind != self._kind:
+                self.recordings.release()  # a call of another kind needs the memory
+            self.recordings.settle()
+        self._kind = kind
+        if steady is not None:
+            try:
+                return self._steady_call(steady.run, kind, args, kwargs)
+            except LayoutNeeded:  # of weights that were folded anew: the long way lays them out
+                pass
+            finally:
+                steady.end()
+        session = self._session(accumulating)
+        self.last = session
+        self._count_optimizer()
+        guard = self.guards.setdefault(session, StepGuard())
+        beyond, allowance = session.beyond if gradients else None, guard.allowance
+        mark = session.outside.mark((args, kwargs) if gradients else ())
+        with session.call(lambda: self._resident(args, kwargs, accumulating)):
+            try:
+                with guard.forward(beyond), planning(session.model_name), collecting_rarely():
+                    outputs = self._planned_call(session, accumulating, args, kwargs)
+            except torch.OutOfMemoryError as error:
+                raise MemoryError(session.short_of_memory(error)) from None
+            except BudgetError:  # what was named was tried within limits of its own
+                guard.allowance = allowance
+                raise
+        if session.report is None and session.budget is not None and next(self.model.parameters(), None) is not None:
+            raise CaptureError(f"no graph could be captured of {session.model_name}: it cannot be held to a budget")
+        note_outside(session, self.model, outputs, mark)
+        if gradients:
+            guard.backward(outputs)
+        self.steady.learn(kind, self.compiled[accumulating], args, kwargs)
+        return outputs
+
+    @in_one_piece
+    def plan(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:
+        """Plan for these inputs without running the model.
+
+        Raises:
+            BudgetError: no plan keeps the budget.
+            CaptureError: the model's control flow depends on the values of tensors, or no graph can be captured.
+        """
+        accumulating = self._accumulating()
+        session = self._session(accumulating)
+        session.resident = self._resident(args, kwargs, accumulating)
+        self.last = session
+        with planning(session.model_name), session.timed("tracing"), collecting_rarely():
+            programs = self._programs(session, args, kwargs)
+            with torch._C._DisableAutocast():  # the casts are in the programs
+                if any(program.training for program in programs):
+                    session.plan_training([program for program in programs if program.training])
+                else:
+                    for program in dict.fromkeys(programs):
+                        plan_inference(session, program)
+        if session.report is None:
+            raise CaptureError(f"no graph could be captured of {session.model_name}: there is nothing to plan")
+        return session.report
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def moving(self) -> Iterator[None]:
+        """Within: the model's tensors may be moved or cast. If any was, all plans are made anew; the report stays."""
+        before = _places(self.model)
+        try:
+            yield
+        finally:
+            if _places(self.model) != before:
+                self._forget()
+
+    def _forget(self) -> None:
+        _release(self.sessions)
+        self.sessions.clear()
+        self.compiled.clear()
+        self.guards.clear()
+        self.steady = SteadyCalls(self.model)
+        self.sizes = Sizes()
+        self.footprint = None
+        if self.last is not None and self.last.report is not None:
+            self._report, self.last = self.last.report, None
+
+    def _programs(self, session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Program]:
+        stage("tracing the model")
+        return collect(self.model, args, kwargs, session)
+
+    @in_one_piece
+    def _planned_call(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
+        try:
+            return self._call(session, accumulating, args, kwargs)
+        except WholeStepNeeded:
+            session.whole_step = False
+            try:
+                with contextlib.ExitStack() as stack:
+                    try:
+                        stack.enter_context(settled(session, lambda: self._programs(session, args, kwargs)))
+                    except CaptureError as error:
+                        if session.budget is not None:
+                            raise
+                        session.note(f"without a budget to be shared, each graph is planned by itself: {error}")
+                        return self._call(session, accumulating, args, kwargs)
+                    return self._call_as_foreseen(session, accumulating, args, kwargs)
+            finally:
+                session.whole_step = True  # another size is another step
+        except LayoutNeeded as needed:
+            names, groups, session.contiguous = needed.names, needed.groups, needed.contiguous
+            session.movable = frozenset()
+        gc.collect()  # the error held the graph, and that the weights: what is moved would leave its place taken
+        lay_out(self.model, names, groups)
+        return self._planned_call(session, accumulating, args, kwargs)
+
+    def _find_steady(self, args: Any, kwargs: Any) -> tuple[Kind, SteadyGraph | None]:
+        """The kind of a call, and the graph that it would run; None where it must go the long way.
+
+        Gradients are looked for after the guards were asked, where there are hardly any: those read the same memory
+        in less time.
+        """
+        likely = torch.is_grad_enabled() and self.gradients.likely()
+        kind = Kind(torch.is_grad_enabled(), likely and self._accumulating())
+        # What is recorded for other kinds of calls is to be given back first.
+        steady = self.steady.find(kind, args, kwargs, early=not kind.gradients or kind == self._kind)
+        if not likely and self._accumulating():
+            if steady is not None:
+                steady.end()
+            kind = Kind(True, True)
+            steady = self.steady.find(kind, args, kwargs, early=kind == self._kind)
+        return kind, steady
+
+    def _steady_call(self, run: Callable[..., Any], kind: Kind, args: Any, kwargs: Any) -> Any:
+        """Run what was compiled for such a call; without gradients it plans anew where it folds weights anew."""
+        gradients, accumulating = kind
+        session = self.sessions[accumulating]
+        if self.last is not session:
+            self.last = session
+        guard = self.guards[session]
+        try:
+            with session.call(lambda: self._resident(args, kwargs, accumulating)):
+                if guard.allowance is None:
+                    return run(*args, **kwargs)
+                with guard.forward(session.beyond if gradients else None):
+                    outputs = run(*args, **kwargs)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(session.short_of_memory(error)) from None
+        if gradients:
+            guard.backward(outputs)
+        return outputs
+
+    def _call(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
+        if accumulating not in self.compiled:
+            backend = self.steady.noting(dynamo_backend(session), accumulating)
+            self.compiled[accumulating] = torch.compile(self.model, backend=backend, dynamic=False)
+        with dynamo_settings():
+            return self.compiled[accumulating](*args, **kwargs)
+
+    def _call_as_foreseen(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
+        session.foreseen = True
+        try:
+            return self._call(session, accumulating, args, kwargs)
+        except WholeStepNeeded:  # where Dynamo gave up, it goes on; anew it gets further, as in the collection
+            session.foreseen = False
+            del self.compiled[accumulating]
+            return self._call(session, accumulating, args, kwargs)
+        finally:
+            session.foreseen = False
+
+    def _accumulating(self) -> bool:
+        """Whether gradients exist already, so that backward adds to them: that takes a plan of its own."""
+        if self.options.budget is None or not torch.is_grad_enabled():
+            return False
+        return self.gradients.exist()
+
+    def _session(self, accumulating: bool) -> Session:
+        if accumulating not in self.sessions:
+            self.sessions[accumulating] = Session(
+                budget=self.options.budget,
+                backend=self.options.engine,
+                passes=self.options.passes,
+                verify=self.options.verify,
+                names=model_names(self.model),
+                resident=Resident(),
+                table=self.table,
+                model_name=type(self.model).__name__,
+                sizes=self.sizes,
+                frozen="freeze" in self.options.allow,
+            )
+            self.sessions[accumulating].notes.extend(self.options.notes)
+            self.sessions[accumulating].whole_step = True
+            self.sessions[accumulating].recordings = self._recordings_here()
+            self.sessions[accumulating].hold = functools.partial(
+                _allow, weakref.ref(self), weakref.ref(self.sessions[accumulating])
+            )
+            if self.options.engine.lays_out:
+                self.sessions[accumulating].movable = movable_parameters(self.model)
+        return self.sessions[accumulating]
+
+    def _recordings_here(self) -> Pool | None:
+        """Where training steps are recorded, the same for all of them; None where they cannot be."""
+        if self.recordings is None and any(parameter.is_cuda for parameter in self.model.parameters()):
+            self.recordings = Pool(CudaRecorder(), functools.partial(_gradients, weakref.ref(self.model)))
+        return self.recordings
+
+    def _resident(self, args: Sequence[Any], kwargs: Mapping[str, Any], accumulating: bool) -> Resident:
+        return resident_of(self.model, args, kwargs, self._count_optimizer(), accumulating, self.options.place)
+
+    def _count_optimizer(self) -> OptimizerFootprint | None:
+        """What the optimizer takes, counted once; never while torch compiles, when optimizers step in another way."""
+        if self.footprint is None and self.options.optimizer is not None:
+            self.footprint = self.options.footprint(list(self.model.parameters()))
+        return self.footprint
+
+    def _allow(self, session: Session, limit_bytes: int) -> None:
+        """Make the budget the limit of the device's allocator in the steps of this session."""
+        device = session.resident.device
+        if device.type != "cuda":
+            return
+        guard = self.guards.setdefault(session, StepGuard())
+        optimizer = self.options.optimizer
+        guard.allow(allowance_of(self.model, optimizer, session.resident, limit_bytes, guard.allowance))
+        guard.during(optimizer)
+
+
+def _release(sessions: Mapping[bool, Session]) -> None:
+    """Give back what a model's compiled functions hold between calls: Dynamo keeps them as long as the model itself."""
+    for session in sessions.values():
+        for function in list(session.functions):
+            function.release()
+        if session.recordings is not None:
+            session.recordings.release()
+
+
+def _places(model: nn.Module) -> list[Any]:
+    """Where the model's tensors lie, and as what."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return [(_address(tensor), tensor.dtype, tensor.device, tensor.layout) for tensor in tensors]
+
+
+def _address(tensor: torch.Tensor) -> Any:
+    """What changes when a tensor's data is moved: of one without an address, nothing."""
+    try:
+        return tensor.data_ptr(), tensor.stride()
+    except (RuntimeError, NotImplementedError):  # of a subclass or a layout that has none
+        return id(tensor)
+
+
+def _gradients(model: weakref.ref[nn.Module]) -> list[torch.Tensor]:
+    here = model()
+    return [] if here is None else [p.grad for p in here.parameters() if p.grad is not None]
+
+
+def _allow(owner: weakref.ref[ModelCalls], session: weakref.ref[Session], limit_bytes: int) -> None:
+    """Tell a compiled model, where it still lives, the budget in bytes of a step that is about to run."""
+    module, known = owner(), session()
+    if module is not None and known is not None:
+        module._allow(known, limit_bytes)
