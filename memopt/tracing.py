@@ -16,12 +16,14 @@ from memopt.capture.dynamo import Hooks
 from memopt.capture.export import CaptureError
 from memopt.capture.outside import OUTSIDE, Mark
 from memopt.capture.shadow import Shadow
+from memopt.capture.traceable import REPLACEMENTS
 from memopt.engine import Recalled
 from memopt.program import Program
 from memopt.session import Session
 from memopt.step.again import found_again, keep_for_others
 from memopt.step.measured import lower_within
 from memopt.torch_compat.logging_calls import deferred_logging, silence
+from memopt.torch_compat.replaced_calls import replaced_calls
 
 # How many shapes and modes of one model are compiled before a call is refused.
 _RECOMPILE_LIMIT = 256
@@ -124,7 +126,7 @@ def dynamo_settings() -> Iterator[None]:
         fail_on_recompile_limit_hit=True,
     )
     try:
-        with settings, deferred_logging():
+        with settings, deferred_logging(), replaced_calls(REPLACEMENTS):
             yield
     except BackendCompilerFailed as error:
         raise error.inner_exception from None

@@ -1,0 +1,72 @@
+"""What stands for functions of torch that look at values, while a model is traced: the same in one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules import transformer
+
+
+def _hint_alone(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """For `_detect_is_causal_mask`: what is not said to be causal is not; the mask is applied as it is given."""
+    return is_causal is True
+
+
+def _encode(
+    self: nn.TransformerEncoder,
+    src: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    src_key_padding_mask: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+) -> torch.Tensor:
+    """For `TransformerEncoder.forward`: where eager leaves padding out, as nested tensors, it has zeros in the end.
+
+    Eager does so if each padded sequence begins with what is no padding; here that is one value of the graph.
+    """
+    padding = functional._canonical_mask(
+        mask=src_key_padding_mask,
+        mask_name="src_key_padding_mask",
+        other_type=functional._none_or_dtype(mask),
+        other_name="mask",
+        target_type=src.dtype,
+    )
+    mask = functional._canonical_mask(
+        mask=mask, mask_name="mask", other_type=None, other_name="", target_type=src.dtype, check_other=False
+    )
+    output = src
+    for layer in self.layers:
+        output = layer(output, src_mask=mask, is_causal=is_causal is True, src_key_padding_mask=padding)
+    if padding is not None and mask is None and _leaves_padding_out(self, src):
+        left_out = padding < 0
+        kept = left_out.logical_not()
+        aligned = torch.logical_or(kept[:, :-1], left_out[:, 1:]).all()
+        output = output.masked_fill((left_out & aligned).unsqueeze(-1), 0.0)
+    return output if self.norm is None else self.norm(output)
+
+
+def _leaves_padding_out(self: nn.TransformerEncoder, src: torch.Tensor) -> bool:
+    first = self.layers[0]
+    nests = torch.backends.mha.get_fastpath_enabled() and getattr(self, "use_nested_tensor", False)
+    if not nests or first.training or src.dim() != 3 or torch.is_autocast_enabled():
+        return False
+    attention = first.self_attn
+    given = [src, attention.in_proj_weight, attention.in_proj_bias, attention.out_proj.weight, attention.out_proj.bias]
+    for module in (first.norm1, first.norm2, first.linear1, first.linear2):
+        given += [module.weight, module.bias]
+    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given))
+
+
+def _check_in_graph(cond: torch.Tensor, message: Callable[[], str] | None = None) -> None:
+    """For `torch._check_tensor_all`: an assertion of the graph."""
+    torch._assert_async(cond.all(), "Expected cond to be True, but got False")
+
+
+REPLACEMENTS: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    transformer._detect_is_causal_mask: _hint_alone,
+    nn.TransformerEncoder.forward: _encode,
+    torch._check_tensor_all: _check_in_graph,
+}

@@ -1,0 +1,102 @@
+"""What stands for torch's functions that look at values gives eager's numbers, in one graph."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import transformer
+
+import memopt
+
+_SHAPE = {"d_model": 32, "nhead": 4, "dim_feedforward": 64, "dropout": 0.0, "batch_first": True}
+
+
+class Translator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.transformer = nn.Transformer(num_encoder_layers=1, num_decoder_layers=1, **_SHAPE)
+
+    def forward(self, source, target, mask):
+        return self.transformer(source, target, tgt_mask=mask)
+
+
+class Encoder(nn.Module):
+    def __init__(self, norm=None, **options):
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(**_SHAPE), 2, norm=norm, **options)
+
+    def forward(self, source, padding=None, mask=None):
+        return self.encoder(source, src_key_padding_mask=padding, mask=mask)
+
+
+def _lengths(*lengths):
+    return torch.arange(12)[None] >= torch.tensor(lengths)[:, None]
+
+
+_SOURCE = torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(0))
+_CAUSAL = nn.Transformer.generate_square_subsequent_mask(12)
+_BAND = torch.full((12, 12), float("-inf")).triu(3)
+_SPLIT = _lengths(12, 5, 8) ^ (torch.arange(12) == 2)  # what is no padding does not lie together
+
+
+def _same(model, budget, calls):
+    """The same numbers as eager for each of the calls, which differ in values alone; nothing runs outside of graphs."""
+    torch._dynamo.reset()
+    compiled = memopt.compile(model, budget, backend="aten")
+    for args in calls:
+        expected, got = [], []
+        for run, results in ((model, expected), (compiled, got)):
+            model.zero_grad()
+            outputs = run(*args)
+            results.append(outputs)
+            if torch.is_grad_enabled():
+                outputs.pow(2).mean().backward()
+                results += [parameter.grad for parameter in model.parameters()]
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+    assert not [note for note in compiled.report.notes if "outside" in note]
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("budget", [None, "1GB"])
+def test_a_mask_is_applied_whether_it_is_causal_or_not(budget, train):
+    with torch.set_grad_enabled(train):
+        calls = [(_SOURCE, _SOURCE, _CAUSAL), (_SOURCE, _SOURCE, _BAND)]
+        _same(Translator().train(train), budget, calls)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_an_encoder_with_a_mask_is_one_graph(train):
+    with torch.set_grad_enabled(train):
+        _same(Encoder().train(train), 1.0, [(_SOURCE, None, _CAUSAL), (_SOURCE, None, _BAND)])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("options", [{}, {"norm": nn.LayerNorm(32)}, {"enable_nested_tensor": False}])
+@pytest.mark.parametrize("train", [True, False])
+def test_padding_that_eager_leaves_out_is_zero(train, options):
+    with torch.set_grad_enabled(train):
+        calls = [(_SOURCE, _lengths(12, 5, 8)), (_SOURCE, _lengths(3, 5, 8)), (_SOURCE, _SPLIT)]
+        _same(Encoder(**options).train(train), None, calls)
+
+
+class Checked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        torch._check_tensor_all(x < 100)
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("backend", ["aten", "static"])
+def test_a_check_is_part_of_the_graph(backend):
+    torch._dynamo.reset()
+    compiled = memopt.compile(Checked().eval(), backend=backend)
+    with torch.no_grad():
+        compiled(torch.randn(2, 8))
+        with pytest.raises(RuntimeError, match="Expected cond"):
+            compiled(torch.full((2, 8), 200.0))
+
+
+def test_eager_is_as_it_was():
+    assert transformer._detect_is_causal_mask(_CAUSAL, None, 12) is True
