@@ -148,6 +148,23 @@ def test_public_surface_is_frozen():
 
 def test_import_is_light():
     """What only some users need is imported when it is used."""
-    code = "import sys, memopt.cli; print([m for m in ('transformers', 'highspy', 'onnx', 'jax') if m in sys.modules])"
+    names = "('transformers', 'onnx', 'jax')"
+    code = f"import sys, memopt.api; print([name for name in {names} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_neither_the_package_nor_its_help_imports_torch():
+    code = (
+        "import sys, memopt, memopt.cli, click.testing; "
+        "shown = click.testing.CliRunner().invoke(memopt.cli.main, ['--help']); "
+        "print(shown.exit_code, 'torch' in sys.modules, memopt.compile.__name__, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0 False compile True"
+
+
+def test_a_name_that_the_package_lacks_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="'memopt' has no attribute 'compiled'"):
+        _ = memopt.compiled
+    assert set(memopt.__all__) <= set(dir(memopt))

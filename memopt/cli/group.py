@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 import click
@@ -35,6 +36,31 @@ class CommandError(click.ClickException):
 
 class Group(click.Group):
     """Turns exceptions into one line and an exit code; with -vv the traceback precedes it."""
+
+    def __init__(self, *args: Any, verbs: Mapping[str, tuple[str, str]] | None = None, **options: Any) -> None:
+        """Take click's own arguments, and verbs that are imported when they run: `module:command`, and a line of help.
+
+        Help lists the verbs by these lines, without importing them.
+        """
+        super().__init__(*args, **options)
+        self._verbs = dict(verbs or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all verbs, in order."""
+        return sorted({*super().list_commands(ctx), *self._verbs})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb of this name, imported now; None where there is none."""
+        if cmd_name in self._verbs and cmd_name not in self.commands:
+            module, _, attribute = self._verbs[cmd_name][0].partition(":")
+            self.add_command(getattr(importlib.import_module(module), attribute), cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs in the group's help."""
+        rows = [(name, self._verbs[name][1]) for name in self.list_commands(ctx) if name in self._verbs]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any

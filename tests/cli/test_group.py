@@ -1,4 +1,6 @@
 import logging
+import subprocess
+import sys
 import warnings
 
 import click
@@ -7,6 +9,7 @@ from click.testing import CliRunner
 
 import memopt
 from memopt.budget import BudgetError
+from memopt.cli import VERBS, main
 from memopt.cli.group import Group, one_line, set_up_logging, verbosity, verbosity_options
 from memopt.quiet import FAKE
 from tests.cli.conftest import assert_one_line
@@ -110,3 +113,16 @@ def test_what_torch_logs_beside_its_errors_is_heard_where_all_is_asked_for(flag,
     caplog.clear()
     logging.getLogger(FAKE).error("afterwards")
     assert [record.message for record in caplog.records] == ["afterwards"]
+
+
+def test_help_lists_each_verb_by_its_own_first_line():
+    context = click.Context(main)
+    for name, (_, line) in VERBS.items():
+        assert main.get_command(context, name).get_short_help_str(limit=200) == line
+    assert main.get_command(context, "compile") is None
+    assert main.list_commands(context) == sorted(VERBS)
+
+
+def test_the_package_runs_as_the_command():
+    done = subprocess.run([sys.executable, "-m", "memopt", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"memopt, version {memopt.__version__}\n"
