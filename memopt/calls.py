@@ -33,6 +33,7 @@ from memopt.steady import Kind, SteadyCalls, SteadyGraph
 from memopt.step.carry import Sizes
 from memopt.step.guard import StepGuard, allowance_of
 from memopt.step.inference import plan_inference
+from memopt.step.reference import Reference
 from memopt.step.whole import settled
 from memopt.tracing import collect, dynamo_backend, dynamo_settings, note_outside
 
@@ -65,6 +66,8 @@ class ModelCalls:
         self.steady = SteadyCalls(model)
         self.gradients = Gradients(model)
         self.sizes = Sizes()
+        self.reference = Reference()  # of a budget that is a fraction
+        self.trained = model.training  # whether it was in training's mode when it was compiled
         self.last: Session | None = None
         self.recordings: Pool | None = None
         self._kind: Kind | None = None  # of the latest call
@@ -113,6 +116,9 @@ class ModelCalls:
                 steady.end()
         session = self._session(accumulating)
         self.last = session
+        trainable = any(parameter.requires_grad for parameter in self.model.parameters())
+        session.trains, likely = gradients and trainable, self.trained or self.options.optimizer is not None
+        session.to_be_trained = trainable and not gradients and likely
         self._count_optimizer()
         guard = self.guards.setdefault(session, StepGuard())
         beyond, allowance = session.beyond if gradients else None, guard.allowance
@@ -177,6 +183,7 @@ class ModelCalls:
         self.guards.clear()
         self.steady = SteadyCalls(self.model)
         self.sizes = Sizes()
+        self.reference = Reference()
         self.footprint = None
         if self.last is not None and self.last.report is not None:
             self._report, self.last = self.last.report, None
@@ -196,7 +203,7 @@ class ModelCalls:
                     try:
                         stack.enter_context(settled(session, lambda: self._programs(session, args, kwargs)))
                     except CaptureError as error:
-                        if session.budget is not None:
+                        if session.budget is not None and not session.soft:
                             raise
                         session.note(f"without a budget to be shared, each graph is planned by itself: {error}")
                         return self._call(session, accumulating, args, kwargs)
@@ -282,6 +289,7 @@ class ModelCalls:
                 table=self.table,
                 model_name=type(self.model).__name__,
                 sizes=self.sizes,
+                reference=self.reference,
                 frozen="freeze" in self.options.allow,
             )
             self.sessions[accumulating].notes.extend(self.options.notes)

@@ -32,7 +32,8 @@ from memopt.step.found import Found
 from memopt.step.graphs import StepGraphs
 from memopt.step.inference import Inferred, plan_inference
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
-from memopt.step.planner import GraphPeaks, StepPlan
+from memopt.step.planner import GraphPeaks, StepPlan, step_peak
+from memopt.step.reference import Reference
 from memopt.step.rewriting import Rewriting
 from memopt.step.search import StepSearch
 from memopt.step.stages import Stages, replay
@@ -70,6 +71,7 @@ class Session(Told):
         model_name: str = "",
         plan_seconds: float = 10.0,
         sizes: Sizes | None = None,
+        reference: Reference | None = None,
         frozen: bool = False,
     ) -> None:
         super().__init__(budget, resident)
@@ -93,6 +95,9 @@ class Session(Told):
         self.proving = True  # whether a plan is proved and put on record at once; else `conclude` is called in the end
         self.lowering: tuple[Pass, ...] = ()  # without a search, the rewrites that lower the floor to use
         self.sizes = Sizes() if sizes is None else sizes
+        self.reference = Reference() if reference is None else reference
+        self.eager: GraphPeaks | None = None  # what eager itself holds in the graph that is being lowered
+        self._eager: dict[str, GraphPeaks] = {}  # the same by fingerprint
         self.beyond: int | None = None  # bytes that a step was seen to make the allocator hold
         # Parameters that may be laid out anew, and which outputs were contiguous before they were (`memopt.layout`).
         self.movable: frozenset[str] = frozenset()
@@ -146,6 +151,8 @@ class Session(Told):
             BudgetError: no plan keeps the budget.
         """
         key = fingerprint(program)
+        if self.eager is not None:
+            self._eager[key] = self.eager
         known = self._known(key)
         if self.collecting is not None:
             self.collecting.append(program)
@@ -185,7 +192,9 @@ class Session(Told):
         captured = search.captured
         plain = predicted_peak(captured)
         base = self.resident.total + sum(constant_bytes(item.program) for item in captured)
-        limit = self.held_to(base + plain)
+        own = min(plain, self._eager_peak(keys, plain))
+        self.reference.trains(base + own, (id(self), keys))
+        limit = self.held_to(base + own)
         self.aside = self._aside(captured, limit)
         room = None if limit is None else self.usable(limit) - base + self.correction
         if search.stages.searched and self.search:
@@ -209,7 +218,7 @@ class Session(Told):
             return self.plan_training(programs, settled=settled)
         self._lowered.update(dict.fromkeys(map(self._known, keys), (search.stages, lowering)))
         self.note_failures(planned)
-        self.step = Step(keys, tuple(planned), plan, plain, base, limit, base + plain, lowering, unproved)
+        self.step = Step(keys, tuple(planned), plan, plain, base, limit, base + own, lowering, unproved)
         measured = None
         if all(item.measured is not None for item in planned):
             measured = measured_peak(planned, 0)
@@ -222,12 +231,37 @@ class Session(Told):
                 if search.stages.fusion is not None:  # a figure of what may be fused is no promise
                     with self.operator_by_operator():
                         return self.plan_training(programs)
+                if self.aim_no_more():
+                    return self.plan_training(programs)
                 raise self.over(max(needed, self.optimizer_peak()), limit)
         for key, item in zip(keys, planned, strict=True) if self.search else ():
             self._schedules[self._known(key)] = None if item.choice is None else item.choice.plan.schedule
         if self.exact:
             self.forget_search()
         return planned
+
+    def _eager_peak(self, keys: Sequence[str], default: int) -> int:
+        """What eager's own step of these graphs peaks at above what is resident; `default` where that is not known."""
+        known = [self._eager[key] for key in keys if key in self._eager]
+        return step_peak(known) if len(known) == len(keys) else default
+
+    @property
+    def asks_for_eager(self) -> bool:
+        """Whether what eager itself holds in a graph is worth knowing: a fraction is of it, and not fixed yet."""
+        return self.budget is not None and self.budget.bytes is None and self.reference.training is None
+
+    def aim_at_eager(self) -> None:
+        """Without a budget, aim at eager's own peak from now on: the user's checkpoints lower that."""
+        if self.budget is None:
+            self.budget, self.soft = Budget(None, 1.0, "the model's own peak"), True
+
+    def aim_no_more(self) -> bool:
+        """Plan without a limit again, where that was aimed at and cannot be kept; whether it was."""
+        aimed = self.soft
+        if aimed:
+            self.budget, self.soft = None, False
+            self.forget_plan()
+        return aimed
 
     def _aside(self, captured: Sequence[Planned], limit: int | None) -> int:
         """Bytes of the budget that are left for a recording of the step."""
@@ -319,7 +353,8 @@ class Session(Told):
         assert self.step is not None
         with phase("recording"):
             planned, curve = self.step.planned, self.step.plan.curve
-            self.report = build_report(self, planned, peak, minimum, measured, self.step.plain, curve)
+            own = self.step.whole - self.step.base
+            self.report = build_report(self, planned, peak, minimum, measured, own, curve)
 
     def forget_plan(self) -> None:
         """Plan the step that was planned last anew when its graphs are seen again."""
@@ -399,7 +434,7 @@ class Session(Told):
     def held_to(self, unconstrained_bytes: int) -> int | None:
         """The budget in bytes, made the allocator's own where the model is to run here."""
         limit = self.limit(unconstrained_bytes)
-        if limit is not None and self.table.target is None:
+        if limit is not None and self.table.target is None and not self.soft:
             self.hold(limit)
         return limit
 

@@ -11,8 +11,10 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException, TorchRuntimeError
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from memopt.budget import BudgetError
 from memopt.capture.attention import attention_as_on
 from memopt.capture.dynamo import Hooks
+from memopt.capture.eager_step import eager_peaks, has_checkpoints
 from memopt.capture.export import CaptureError
 from memopt.capture.outside import OUTSIDE, Mark
 from memopt.capture.shadow import Shadow
@@ -72,8 +74,19 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
         hooks = Hooks(session, graph_module, example_inputs)
         session.multiplies |= hooks.graph_break  # what runs beside this graph may
 
+        checkpointed = hooks.needs_gradients and has_checkpoints(graph_module)
+        if checkpointed:
+            session.aim_at_eager()
+
         def lower() -> tuple[Callable[..., Any], Hooks]:
-            return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
+            if session.eager is None and hooks.needs_gradients and (checkpointed or session.asks_for_eager):
+                session.eager = eager_peaks(graph_module, example_inputs)
+            try:
+                return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
+            except BudgetError:
+                if not session.aim_no_more():
+                    raise
+            return lower()
 
         def recall(facts: bytes) -> Recalled:
             return session.engine().recall(graph_module, example_inputs, hooks, facts)
@@ -90,6 +103,7 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
             finally:
                 if not session.dry:
                     session.forget_search()  # kept so far: a step that is lowered for less is not searched again
+                session.eager = None
                 hooks.forget()
 
     return memopt

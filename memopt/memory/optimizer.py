@@ -6,7 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import inspect
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,9 +13,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import optimizer as torch_optimizer
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memopt.errors import first_line
+from memopt.memory.ledger import Ledger
 from memopt.memory.rounding import allocated_bytes
 
 OptimizerLike = torch.optim.Optimizer | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -207,52 +207,12 @@ def _foreach_as_if_real() -> Iterator[None]:
         types.remove(torch._subclasses.FakeTensor)
 
 
-class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of the storages that operators make on one device, until each is released."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.device = device
-        self.live = 0
-        self.peak = 0
-        self.counting = True
-        self.references: dict[int, weakref.ref[Any]] = {}
-
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        """Do not count what is made meanwhile."""
-        self.counting = False
-        try:
-            yield
-        finally:
-            self.counting = True
+class _Ledger(Ledger):  # type: ignore[no-untyped-call]
+    """Counts what a step of the optimizer makes; a number that only a real run would know is assumed."""
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and getattr(args[0], "constant", None) is None:
             return _assumed(args[0].dtype)
-        for leaf in pytree.tree_leaves((args, kwargs)):
-            self._enter(leaf, counted=False)
-        result = func(*args, **(kwargs or {}))
-        for leaf in pytree.tree_leaves(result):
-            self._enter(leaf, counted=self.counting)
-        return result
-
-    def _enter(self, leaf: Any, *, counted: bool) -> None:
-        """Enter the storage of a tensor unless it is known; one that is not counted is only remembered."""
-        if not isinstance(leaf, torch.Tensor) or leaf.device != self.device:
-            return
-        storage = leaf.untyped_storage()
-        key = storage._cdata
-        if key in self.references:
-            return
-        size = allocated_bytes(storage.nbytes(), self.device) if counted else 0
-
-        def release(_: weakref.ref[Any]) -> None:
-            self.live -= size
-            del self.references[key]
-
-        self.references[key] = weakref.ref(storage, release)
-        self.live += size
-        self.peak = max(self.peak, self.live)
+        return super().__torch_dispatch__(func, types, args, kwargs)

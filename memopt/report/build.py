@@ -76,7 +76,7 @@ def build_report(
         peak_bytes=max(base + peak, optimizer_peak),
         measured_peak_bytes=None if measured is None else max(base + measured, optimizer_peak),
         minimum_bytes=with_slack(max(base + minimum, optimizer_peak), session.resident.device),
-        budget_bytes=session.limit(own + plain),
+        budget_bytes=None if session.soft else session.limit(own + plain),
         unconstrained_bytes=max(own + plain, optimizer_peak),
         breakdown=breakdown,
         programs=programs,

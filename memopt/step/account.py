@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 from memopt.budget import Budget
-from memopt.memory.allocator import library_bytes, slack_bytes, use_expandable_segments
+from memopt.memory.allocator import library_bytes, slack_bytes, use_expandable_segments, with_slack
 from memopt.memory.products import may_multiply
 from memopt.memory.resident import Resident
 from memopt.program import Program
+from memopt.step.reference import Reference
 
 
 class Account:
@@ -21,6 +23,11 @@ class Account:
         margin: bytes of the budget that the allocator was seen to lose beyond the slack left to it.
         aside: bytes of the budget that are left to a recording of the step.
         hold: told the budget in bytes before anything is run under it.
+        reference: what a fraction is of, the same for all sessions of a model.
+        trains: whether the latest call is one of a training step, though some of its graphs need no gradients.
+        to_be_trained: whether the latest call is one of inference, of a model that is likely to be trained.
+        soft: whether the limit is eager's own peak and nobody asked for it: it is aimed at, and neither enforced nor
+            refused.
         multiplies: whether any graph that was seen may have cuBLAS multiply, or was not all that there is of a call.
     """
 
@@ -29,7 +36,8 @@ class Account:
         self.budget = budget
         self.margin = self.aside = 0
         self.hold: Callable[[int], None] = _unheld
-        self.multiplies = False
+        self.multiplies = self.trains = self.to_be_trained = self.soft = False
+        self.reference = Reference()
         self._resident = resident
         self._arrived: Callable[[], Resident] | None = None
 
@@ -69,8 +77,21 @@ class Account:
         return libraries != before
 
     def limit(self, unconstrained_bytes: int) -> int | None:
-        """The budget in bytes, for a model that takes `unconstrained_bytes` without one."""
-        return None if self.budget is None else self.budget.resolve(unconstrained_bytes)
+        """The budget in bytes, for a step or a call that takes `unconstrained_bytes` without one.
+
+        None without a budget, and as long as it is a fraction of a training step that is not captured yet.
+        """
+        if self.budget is None or (self.trains and self.budget.bytes is None and self.reference.training is None):
+            return None
+        return self.budget.resolve(unconstrained_bytes if self.soft else self.reference.of(unconstrained_bytes))
+
+    def waits_for_training(self, needed: int) -> bool:
+        """Whether a call of inference that needs so many bytes is let do, as the fraction is of a step to come."""
+        fraction = None if self.budget is None or self.reference.training is not None else self.budget.fraction
+        if fraction is None or not self.to_be_trained:
+            return False
+        self.reference.infers(math.ceil(with_slack(needed, self.resident.device) / fraction) + 1)
+        return True
 
     def usable(self, limit: int) -> int:
         """The bytes of a limit that tensors may take: what the allocator loses is left to it, and to a recording."""

@@ -223,6 +223,7 @@ def _taken_up(session: Session, known: Settlement) -> bool:
         count_library_bytes(device, further)
     session.resident = dataclasses.replace(session.resident, libraries=known.libraries)
     base = session.resident.total + known.constants
+    session.reference.trains(known.whole, (id(session), (known.graph,)))
     limit = session.held_to(known.whole)
     least = known.report.minimum_bytes or 0
     plan = StepPlan((), known.report.peak_bytes - base, least - base, True)

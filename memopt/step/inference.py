@@ -60,7 +60,10 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
         session.count_libraries([program])
     program = session.table.placed(program)
     before = timeline(program, workspace(program, session.table.measure_all(program)))
-    limit = session.held_to(session.resident.total + constant_bytes(program) + before.peak_bytes)
+    own = session.resident.total + constant_bytes(program) + before.peak_bytes
+    if not session.trains:
+        session.reference.infers(own)
+    limit = session.held_to(own)
     room = None
     if limit is not None:  # the allocator's slack is seen in runs too: what they take more is planned for less
         room = (session.usable(limit) if settled else limit) - session.resident.total - session.inferred.spared
@@ -75,6 +78,8 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
         session.report = build_report(
             session, [error.planned], error.least_bytes, error.least_bytes, None, before.peak_bytes
         )
+        if session.waits_for_training(needed):
+            return plan_inference(session, program, settled=settled)
         raise _over(session, needed, limit) from None
     if not session.engine().measures and session.count_libraries([planned.program]):
         return plan_inference(session, program, settled=settled)
@@ -85,6 +90,8 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
     session.report = build_report(session, [planned], peak, peak, planned.measured, before.peak_bytes)
     needed = session.resident.total + constants + max(peak, planned.measured or 0)
     if settled and limit is not None and needed > session.usable(limit):
+        if session.waits_for_training(needed):
+            return plan_inference(session, program, settled=settled)
         raise _over(session, needed, limit)
     return planned
 
@@ -130,7 +137,7 @@ def settling(session: Session) -> Callable[..., None]:
         limit = session.limit(own + plain)
         if short and limit is not None:
             taken = max(taken, session.usable(limit) - base + limit // _STEP)
-        if limit is not None and base + taken > session.usable(limit):
+        if limit is not None and base + taken > session.usable(limit) and not session.waits_for_training(base + taken):
             raise _over(session, base + taken, limit)
 
     return settle

@@ -1,0 +1,108 @@
+"""What PyTorch itself holds in one captured graph, run operator by operator with the user's own checkpoints."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from memopt.errors import first_line
+from memopt.memory.ledger import Ledger
+from memopt.step.planner import GraphPeaks
+
+log = logging.getLogger("memopt")
+
+_CHECKPOINT = "tag_activation_checkpoint"  # what Dynamo makes of torch.utils.checkpoint
+
+
+def has_checkpoints(graph_module: fx.GraphModule) -> bool:
+    """Whether the user's model checkpoints some of what this graph of Dynamo's computes."""
+    modules = (module for module in graph_module.modules() if isinstance(module, fx.GraphModule))
+    return any(str(node.target) == _CHECKPOINT for module in modules for node in module.graph.nodes)
+
+
+def eager_peaks(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphPeaks | None:
+    """What the graph holds in bytes when PyTorch runs it forward and backward, above its inputs.
+
+    It is run on fake tensors, with the user's own checkpoints: nothing is computed, and no memory is taken. Autocast is
+    as it is when this is called.
+
+    Args:
+        graph_module: Dynamo's graph; it is not changed.
+        example_inputs: its inputs, real or fake.
+
+    Returns:
+        The peaks; None where the graph cannot run without real data.
+    """
+    # Another fake mode may be in force, as Dynamo is at work; the copies belong to one of their own.
+    try:
+        with unset_fake_temporarily(), torch.enable_grad():
+            return _peaks(graph_module, example_inputs)
+    except Exception as error:  # whatever the user's operators do on fake tensors
+        log.info("eager's own peak is not known: %s", first_line(error))
+        return None
+
+
+def _peaks(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphPeaks | None:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    inputs = [_copy(mode, value) for value in example_inputs]
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    trained = [value for value in tensors if value.requires_grad]
+    if not trained:
+        return None
+    ledger = Ledger(trained[0].device)
+    with mode, ledger, torch.random.fork_rng(devices=[]):
+        for value in tensors:
+            ledger.enter(value, counted=False)
+        # A copy of the input is what autograd sees: leaves may not be written to in place.
+        outputs = _Eager(graph_module).run(*inputs)
+        roots = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        forward, saved = ledger.peak, ledger.live
+        if not roots:
+            return None
+        ledger.peak = ledger.live
+        tangents = [torch.ones_like(root) for root in roots]
+        gradients = torch.autograd.grad(roots, trained, tangents, allow_unused=True)
+        backward = ledger.peak
+        del roots, tangents
+        passed_on = {id(value) for value in trained if not isinstance(value, torch.nn.Parameter)}
+        user = [g for g, t in zip(gradients, trained, strict=True) if g is not None and id(t) in passed_on]
+        left = ledger.live - sum(gradient.untyped_storage().nbytes() for gradient in user)
+    return GraphPeaks(forward, backward, saved, max(0, left))
+
+
+class _Eager(fx.Interpreter):
+    """Runs a graph, and checkpoints what the user checkpoints; each value is released after its last use."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run one node."""
+        if str(target) != _CHECKPOINT:
+            return super().call_function(target, args, dict(kwargs))
+        body, *given = args
+        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False, "determinism_check": "none"}
+        if "_checkpoint_context_fn" in body.meta:
+            options["context_fn"] = body.meta["_checkpoint_context_fn"]
+
+        def run(*values: Any) -> Any:
+            return _Eager(body).run(*values)
+
+        return checkpoint(run, *given, **options)
+
+
+def _copy(mode: FakeTensorMode, value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, FakeTensor) or value.is_meta:
+        device = value.fake_device if isinstance(value, FakeTensor) else torch.device("cpu")
+        with mode:
+            fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+    else:
+        fake = mode.from_tensor(value.detach(), static_shapes=True)
+    twin: torch.Tensor = torch.nn.Parameter(fake, False) if isinstance(value, torch.nn.Parameter) else fake
+    return twin.requires_grad_() if value.requires_grad else twin

@@ -1,0 +1,80 @@
+"""Counts the bytes that operators make on one device, storage by storage, whether the tensors are real or fake."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memopt.memory.rounding import allocated_bytes
+
+
+class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the storages that operators make on one device, until each is released.
+
+    Attributes:
+        live: bytes alive now.
+        peak: the most bytes alive at once; set it to `live` to begin anew.
+        counting: whether storages that appear now are counted; else they are only remembered.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Nothing is counted yet.
+
+        Args:
+            device: the only one whose storages are counted.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device = device
+        self.live = 0
+        self.peak = 0
+        self.counting = True
+        self.references: dict[int, weakref.ref[Any]] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Dynamo compiles within this mode, and what it makes meanwhile is not seen."""
+        return True
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Do not count what is made meanwhile."""
+        before, self.counting = self.counting, False
+        try:
+            yield
+        finally:
+            self.counting = before
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the operator, and enter the storages of its results."""
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            self.enter(leaf, counted=False)
+        result = func(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves(result):
+            self.enter(leaf, counted=self.counting)
+        return result
+
+    def enter(self, leaf: Any, *, counted: bool) -> None:
+        """Enter the storage of a tensor unless it is known; one that is not counted is only remembered."""
+        if not isinstance(leaf, torch.Tensor) or leaf.device != self.device:
+            return
+        storage = leaf.untyped_storage()
+        key = storage._cdata
+        if key in self.references:
+            return
+        size = allocated_bytes(storage.nbytes(), self.device) if counted else 0
+
+        def release(_: weakref.ref[Any]) -> None:
+            self.live -= size
+            del self.references[key]
+
+        self.references[key] = weakref.ref(storage, release)
+        self.live += size
+        self.peak = max(self.peak, self.live)

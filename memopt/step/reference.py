@@ -1,0 +1,41 @@
+"""The peak that a fraction is of: one for a model, whatever is called with later."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+
+class Reference:
+    """The bytes that a model's budget is a fraction of, shared by all its sessions.
+
+    The first training step decides, for every later shape and mode. Before there is one, a call of inference goes by
+    the largest that was seen, so that a smaller batch is not refused for being small.
+
+    Attributes:
+        training: bytes of the first training step; None before.
+        inference: the most bytes of a call of inference before.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was planned yet."""
+        self.training: int | None = None
+        self.inference = 0
+        self._step: Hashable = None
+
+    def of(self, unconstrained_bytes: int) -> int:
+        """The bytes that a fraction is of, for a step or a call that takes so many itself."""
+        return self.training if self.training is not None else max(self.inference, unconstrained_bytes)
+
+    def trains(self, unconstrained_bytes: int, step: Hashable) -> None:
+        """A training step takes so many bytes as it is.
+
+        Args:
+            unconstrained_bytes: without memopt, all that is resident included.
+            step: tells steps apart; the first one may be counted anew while it is planned.
+        """
+        if self._step is None or self._step == step:
+            self._step, self.training = step, unconstrained_bytes
+
+    def infers(self, unconstrained_bytes: int) -> None:
+        """A call of inference takes so many bytes as it is, all that is resident included."""
+        self.inference = max(self.inference, unconstrained_bytes)

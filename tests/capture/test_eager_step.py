@@ -1,0 +1,71 @@
+"""What eager itself holds in a graph, counted on fake tensors, is what it is seen to hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import memopt
+from memopt.capture.eager_step import eager_peaks, has_checkpoints
+from memopt.step.planner import step_peak
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+
+
+def _seen(model, x):
+    seen = []
+
+    def backend(graph_module, example_inputs):
+        seen.append((eager_peaks(graph_module, example_inputs), has_checkpoints(graph_module)))
+        return graph_module
+
+    torch.compile(model, backend=backend)(x)
+    return seen[0]
+
+
+class Net(nn.Module):
+    def __init__(self, checkpointed):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3)])
+        self.checkpointed = checkpointed
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False) if self.checkpointed else block(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_counts_what_eager_holds(checkpointed):
+    x, model = torch.randn(64, 16), Net(checkpointed)
+    model(x).backward()
+    model.zero_grad()
+    measured = memopt.measure(lambda: model(x).backward()).peak_bytes
+    model.zero_grad()
+    peaks, found = _seen(model, x)
+    assert found is checkpointed
+    assert measured * 0.98 <= step_peak([peaks]) <= measured
+
+
+def test_leaves_the_random_stream_and_the_inputs_alone():
+    x, model = torch.randn(8, 16, requires_grad=True), nn.Sequential(nn.Linear(16, 16), nn.Dropout())
+    state = torch.get_rng_state()
+    peaks = []
+
+    def backend(graph_module, example_inputs):
+        peaks.append(eager_peaks(graph_module, example_inputs))
+        assert torch.equal(torch.get_rng_state(), state)
+        return graph_module
+
+    torch.compile(model, backend=backend)(x)
+    assert peaks[0] is not None and x.grad is None and model[0].weight.grad is None
+
+
+def test_says_nothing_of_what_needs_no_gradients():
+    model = nn.Linear(4, 4).requires_grad_(False)
+    assert _seen(model, torch.randn(2, 4))[0] is None

@@ -1,0 +1,24 @@
+"""A fraction is of one peak: the first training step's."""
+
+from memopt.step.reference import Reference
+
+
+def test_the_first_training_step_decides_for_all():
+    reference = Reference()
+    reference.trains(1000, "step")
+    reference.trains(5000, "a larger step")
+    reference.infers(9000)
+    assert reference.of(10) == reference.of(10_000) == 1000
+
+
+def test_the_first_step_may_be_counted_anew():
+    reference = Reference()
+    reference.trains(1000, "step")
+    reference.trains(1200, "step")
+    assert reference.of(10) == 1200
+
+
+def test_inference_alone_goes_by_the_largest_call():
+    reference = Reference()
+    reference.infers(500)
+    assert reference.of(300) == 500 and reference.of(700) == 700

@@ -1,0 +1,139 @@
+"""A fraction is of eager's own peak at most, the user's checkpoints included, and of one step for all shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+import memopt
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 128), nn.Linear(128, 32)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Checkpointed(nn.Module):
+    """Each block is checkpointed by the model itself."""
+
+    def __init__(self, reentrant=False):
+        super().__init__()
+        self.blocks, self.reentrant = nn.ModuleList([Block() for _ in range(4)]), reentrant
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return x.pow(2).mean()
+
+
+class Sequential(nn.Module):
+    """Checkpoints by torch's own helper for sequences."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*[Block() for _ in range(4)])
+
+    def forward(self, x):
+        return checkpoint_sequential(self.blocks, 2, x, use_reentrant=False).pow(2).mean()
+
+
+def _total(call, model, x):
+    for _ in range(2):
+        call(x).backward()
+        model.zero_grad()
+    held = sum(p.nbytes for p in model.parameters()) + x.nbytes
+    return memopt.measure(lambda: call(x).backward()).peak_bytes + held
+
+
+@pytest.mark.parametrize(
+    "make", [Checkpointed, lambda: Checkpointed(True), Sequential], ids=["plain", "reentrant", "sequential"]
+)
+@pytest.mark.parametrize("budget", [None, 1.0, 0.9])
+def test_never_more_than_the_users_own_checkpoints(make, budget):
+    torch.manual_seed(0)
+    x, model = torch.randn(8, 32, 32, requires_grad=True), make()
+    eager = _total(model, model, x)
+    model.zero_grad()
+    x.grad = None
+    compiled = memopt.compile(model, budget, backend="aten")
+    try:
+        taken = _total(compiled, model, x)
+    except memopt.BudgetError as error:
+        assert budget == 0.9 and error.budget_bytes < 0.9 * eager
+        return
+    assert taken <= eager * (budget or 1.0)
+    assert compiled.report.unconstrained_bytes <= eager
+    assert (compiled.report.budget_bytes is None) == (budget is None)
+
+
+def test_checkpoints_are_a_start_for_inductor_too():
+    x, model = torch.randn(8, 32, 32), Checkpointed()
+    eager = _total(model, model, x)
+    assert _total(memopt.compile(model, None), model, x) <= eager
+
+
+def test_without_a_budget_each_size_aims_at_its_own_peak():
+    model = Checkpointed()
+    compiled = memopt.compile(model, None, backend="aten")
+    for size in (2, 16):
+        x = torch.randn(size, 32, 32)
+        eager = _total(model, model, x)
+        assert _total(compiled, model, x) <= eager
+        assert compiled.report.budget_bytes is None
+
+
+def _net():
+    return nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())])
+
+
+def test_one_fraction_for_later_shapes_and_modes():
+    model = _net()
+    compiled = memopt.compile(model, 0.7, backend="aten")
+    compiled(torch.randn(512, 64)).sum().backward()
+    budget = compiled.report.budget_bytes
+    model.zero_grad()
+    for size in (4, 256):
+        compiled(torch.randn(size, 64)).sum().backward()
+        assert compiled.report.budget_bytes == budget
+        model.zero_grad()
+    compiled.eval()
+    with torch.no_grad():
+        compiled(torch.randn(4, 64))
+    assert compiled.report.budget_bytes == budget
+    compiled.train()
+    with pytest.raises(memopt.BudgetError) as raised:
+        compiled(torch.randn(8192, 64)).sum().backward()
+    assert raised.value.budget_bytes == budget
+
+
+def test_evaluation_first_leaves_the_fraction_to_training():
+    model = _net()
+    compiled = memopt.compile(model, 0.9, backend="aten")
+    with torch.no_grad():
+        compiled(torch.randn(512, 64))
+        before = compiled.report.budget_bytes
+        compiled(torch.randn(4, 64))  # not refused for being small
+        assert compiled.report.budget_bytes == before
+    compiled(torch.randn(512, 64)).sum().backward()
+    assert compiled.report.budget_bytes > before
+
+
+def test_accumulation_has_the_same_budget():
+    model = _net()
+    compiled = memopt.compile(model, 0.8, backend="aten")
+    compiled(torch.randn(256, 64)).sum().backward()
+    budget = compiled.report.budget_bytes
+    compiled(torch.randn(256, 64)).sum().backward()
+    assert compiled.report.budget_bytes == budget
