@@ -11,7 +11,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: demo examples test test-slow test-tensorflow test-gpu test-onnx-material test-conversions test-conversion-memory \
-	lint readme clean
+	test-random-modules test-model-classes lint readme clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -51,6 +51,15 @@ test-conversions: $(STAMP)
 # A checkpoint of 3 GB within 1.5 times its weights of host memory; 9 GB of disk for a while.
 test-conversion-memory: $(STAMP)
 	$(BIN)/python -m benchmarks.conversion_memory
+
+# Random modules and their loops beside eager on each engine that trains, as many as fit into ten minutes.
+test-random-modules: $(STAMP)
+	$(BIN)/python -m benchmarks.random_modules --engine aten --programs 20000 --minutes 10
+	$(BIN)/python -m benchmarks.random_modules --engine inductor --programs 20000 --minutes 10
+
+# Sixty-four classes of transformers and ten plain models, trained within 0.7 of their peak: half an hour on one core.
+test-model-classes: $(STAMP)
+	$(BIN)/python -m benchmarks.model_classes --engine aten
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.render_budgets import budgets_table  # noqa: E402 - found once the root is on the path
+from benchmarks.render_classes import classes_table, modules_table  # noqa: E402
 from benchmarks.render_compare import brief_compare_table, compare_table  # noqa: E402
 from benchmarks.render_conversions import (  # noqa: E402
     conversions_table,
@@ -270,9 +271,10 @@ TABLES = {
     "budgets": budgets_table,
     "compare": compare_table,
     "onnx": onnx_table,
+    "modules": modules_table,
 }
 BRIEF = {"compare": brief_compare_table}
-PAGES = {"tensorflow": tensorflow_table, "conversions": conversions_table}
+PAGES = {"classes": classes_table, "tensorflow": tensorflow_table, "conversions": conversions_table}
 
 
 def rendered(text: str) -> str:

@@ -1,0 +1,15 @@
+"""How the program of a seed is compiled."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+BUDGETS = (None, None, None, None, 1.0, 0.8)
+VERIFY = (False, False, False, True, "full")
+
+
+def settings(seed: int) -> tuple[Any, Any]:
+    """The budget and what is verified; a fraction that is too small makes way for the least that its refusal names."""
+    rng = random.Random(f"settings of {seed}")
+    return rng.choice(BUDGETS), rng.choice(VERIFY)
