@@ -18,6 +18,8 @@ from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.memory.breakdown import MemoryBreakdown
 from memopt.memory.cost.devices import find
+from memopt.memory.optimizer import OptimizerLike
+from memopt.memory.optimizers import listed
 from memopt.module import CompiledModule
 from memopt.options import Options
 from memopt.pass_manager import Pass
@@ -43,7 +45,7 @@ def compile(
     budget: str | int | float | None = None,
     *,
     example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: OptimizerLike | Sequence[OptimizerLike] | None = None,
     backend: str | Engine | None = None,
     passes: Iterable[Pass] | None = None,
     allow: Sequence[str] = (),
@@ -58,7 +60,10 @@ def compile(
             reduced only where it costs no time.
         example_inputs: positional arguments as a tuple or list, keyword arguments as a mapping, or one tensor: plan at
             once, without running the model. Without them the first call plans.
-        optimizer: the one that will step the parameters: its state and temporaries count. It is never stepped here.
+        optimizer: what will step the parameters: an optimizer (one that wraps others, too), a list of several, or a
+            class or function that makes one of a list of parameters. State and temporaries count; it is never stepped
+            here. State that a step on fake tensors does not tell (LBFGS) counts after the first step, as that of an
+            optimizer which was not given does under a budget; `set_optimizer` of the stand-in gives one later.
         backend: "inductor" for speed, "aten" for a step that is byte for byte what was planned, "static" for inference
             in one arena with no allocation in a call but the results, "onnxruntime" for inference by ONNX Runtime,
             "xla" for executables of XLA's, "tensorflow" for inference by TensorFlow, compiled by XLA; or an engine of
@@ -79,7 +84,7 @@ def compile(
     Raises:
         BudgetError: no plan keeps the budget (here with `example_inputs`, else at the first call).
         ValueError: the budget, the backend or a lever is not understood.
-        TypeError: `model` is not a module, `optimizer` is none, or `passes` holds something that is not a Pass.
+        TypeError: `model` is not a module, `optimizer` none of these, or `passes` holds something that is not a Pass.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"memopt.compile takes a torch.nn.Module, not {type(model).__name__}")
@@ -103,7 +108,7 @@ def compile(
 def make_options(
     *,
     budget: str | int | float | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: OptimizerLike | Sequence[OptimizerLike] | None = None,
     backend: str | Engine | None = None,
     passes: Iterable[Pass] | None = None,
     allow: Sequence[str] = (),
@@ -123,8 +128,7 @@ def make_options(
             raise ValueError(f"allow: unknown lever {lever!r} (known: {', '.join(LEVERS)})")
     if verify not in (True, False, "full"):
         raise ValueError(f'verify is {verify!r}: use True, False or "full"')
-    if optimizer is not None and not hasattr(optimizer, "param_groups"):
-        raise TypeError(f"optimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    listed(optimizer)  # refuses what is none
     if isinstance(passes, Pass):
         raise TypeError(f"passes takes a tuple: passes=({passes!r},)")
     chosen = None if passes is None else tuple(passes)
@@ -149,7 +153,7 @@ def plan(
     inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor,
     budget: str | int | float | None = None,
     *,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: OptimizerLike | Sequence[OptimizerLike] | None = None,
     backend: str = "aten",
     verify: Verification = False,
     device: str | None = None,
@@ -189,7 +193,7 @@ def plan(
 def estimate(
     model: nn.Module,
     inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: OptimizerLike | Sequence[OptimizerLike] | None = None,
 ) -> MemoryBreakdown:
     """Predict where the bytes of one step go, without running the model.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import weakref
@@ -20,7 +21,7 @@ from memopt.garbage import collecting_rarely
 from memopt.layout import LayoutNeeded, lay_out, movable_parameters
 from memopt.memory.cost.table import CostTable
 from memopt.memory.gradients import Gradients
-from memopt.memory.optimizer import OptimizerFootprint
+from memopt.memory.optimizers import NONE
 from memopt.memory.resident import Resident, resident_of
 from memopt.one_piece import in_one_piece
 from memopt.options import Options
@@ -33,6 +34,8 @@ from memopt.steady import Kind, SteadyCalls, SteadyGraph
 from memopt.step.carry import Sizes
 from memopt.step.guard import StepGuard, allowance_of
 from memopt.step.inference import plan_inference
+from memopt.step.optimizers import Optimizers
+from memopt.step.recount import recount
 from memopt.step.reference import Reference
 from memopt.step.whole import settled
 from memopt.tracing import collect, dynamo_backend, dynamo_settings, note_outside
@@ -59,7 +62,8 @@ class ModelCalls:
         self.model, self.options = model, options
         ceiling = None if options.budget is None else options.budget.bytes
         self.table = CostTable(ceiling_bytes=ceiling, target=options.target)
-        self.footprint: OptimizerFootprint | None = None
+        watch = options.budget is not None and options.target is None
+        self.optimizers = Optimizers(model, options.optimizer, options.place, watch=watch)
         self.sessions: dict[bool, Session] = {}
         self.compiled: dict[bool, Callable[..., Any]] = {}
         self.guards: dict[Session, StepGuard] = {}
@@ -100,6 +104,8 @@ class ModelCalls:
             CaptureError: the budget cannot be kept, as graphs depend on the values of tensors, or none can be captured.
             MemoryError: the device had less memory left than the step needs.
         """
+        if self.optimizers.due():
+            self._recount()
         kind, steady = self._find_steady(args, kwargs)
         gradients, accumulating = kind
         if self.recordings is not None:
@@ -119,7 +125,7 @@ class ModelCalls:
         trainable = any(parameter.requires_grad for parameter in self.model.parameters())
         session.trains, likely = gradients and trainable, self.trained or self.options.optimizer is not None
         session.to_be_trained = trainable and not gradients and likely
-        self._count_optimizer()
+        self._count_optimizers()
         guard = self.guards.setdefault(session, StepGuard())
         beyond, allowance = session.beyond if gradients else None, guard.allowance
         mark = session.outside.mark((args, kwargs) if gradients else ())
@@ -150,6 +156,7 @@ class ModelCalls:
         """
         accumulating = self._accumulating()
         session = self._session(accumulating)
+        self._count_optimizers()
         session.resident = self._resident(args, kwargs, accumulating)
         self.last = session
         with planning(session.model_name), session.timed("tracing"), collecting_rarely():
@@ -163,6 +170,22 @@ class ModelCalls:
         if session.report is None:
             raise CaptureError(f"no graph could be captured of {session.model_name}: there is nothing to plan")
         return session.report
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Count this optimizer in place of what was given before; plans that do not keep the budget then are dropped.
+
+        Raises:
+            TypeError: it is neither an optimizer, nor several, nor what makes one.
+            ValueError: it holds none of the model's parameters that are trained.
+        """
+        before = self.options.optimizer
+        self.optimizers.replace(optimizer)
+        self.options = dataclasses.replace(self.options, optimizer=optimizer)
+        try:
+            self._recount()
+        except ValueError:
+            self.set_optimizer(before)
+            raise
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -184,7 +207,6 @@ class ModelCalls:
         self.steady = SteadyCalls(self.model)
         self.sizes = Sizes()
         self.reference = Reference()
-        self.footprint = None
         if self.last is not None and self.last.report is not None:
             self._report, self.last = self.last.report, None
 
@@ -309,13 +331,28 @@ class ModelCalls:
         return self.recordings
 
     def _resident(self, args: Sequence[Any], kwargs: Mapping[str, Any], accumulating: bool) -> Resident:
-        return resident_of(self.model, args, kwargs, self._count_optimizer(), accumulating, self.options.place)
+        return resident_of(self.model, args, kwargs, self.optimizers.counted(), accumulating, self.options.place)
 
-    def _count_optimizer(self) -> OptimizerFootprint | None:
-        """What the optimizer takes, counted once; never while torch compiles, when optimizers step in another way."""
-        if self.footprint is None and self.options.optimizer is not None:
-            self.footprint = self.options.footprint(list(self.model.parameters()))
-        return self.footprint
+    def _count_optimizers(self) -> None:
+        """Count what optimizers take, before torch compiles: then they step in another way."""
+        self.optimizers.footprint()
+        for session in self.sessions.values():
+            session.note_optimizers(self.optimizers.notes)
+
+    def _recount(self) -> None:
+        """Count the optimizers by what their steps have shown; what does not keep the budget then is planned anew."""
+        before = self.optimizers.counted()
+        self._count_optimizers()
+        footprint = self.optimizers.counted()
+        if footprint == before:
+            return
+        # A fraction is of the same step, whose optimizers are known only now.
+        self.reference.adds((footprint or NONE).state_bytes - (before or NONE).state_bytes)
+        kept = [recount(session, footprint) for session in self.sessions.values()]
+        if not all(kept):
+            reference = self.reference
+            self._forget()
+            self.reference = reference
 
     def _allow(self, session: Session, limit_bytes: int) -> None:
         """Make the budget the limit of the device's allocator in the steps of this session."""
@@ -323,9 +360,10 @@ class ModelCalls:
         if device.type != "cuda":
             return
         guard = self.guards.setdefault(session, StepGuard())
-        optimizer = self.options.optimizer
-        guard.allow(allowance_of(self.model, optimizer, session.resident, limit_bytes, guard.allowance))
-        guard.during(optimizer)
+        state = self.optimizers.state_bytes()
+        guard.allow(allowance_of(self.model, state, session.resident, limit_bytes, guard.allowance))
+        for optimizer in self.optimizers.instances():
+            guard.during(optimizer)
 
 
 def _release(sessions: Mapping[bool, Session]) -> None:

@@ -81,6 +81,18 @@ class CompiledModule(nn.Module):
         """
         return self._memopt.run(args, kwargs)
 
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Count this optimizer from now on, in place of what was given before; it is never stepped here.
+
+        Args:
+            optimizer: as `memopt.compile` takes it; None: none.
+
+        Raises:
+            TypeError: it is neither an optimizer, nor several, nor what makes one.
+            ValueError: it holds none of the model's parameters that are trained.
+        """
+        self._memopt.set_optimizer(optimizer)
+
     # -- the model's surface -------------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> CompiledModule:

@@ -13,7 +13,7 @@ from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.memory.cost.devices import Device
 from memopt.memory.cost.elsewhere import first_of
-from memopt.memory.optimizer import OptimizerFootprint, optimizer_footprint
+from memopt.memory.optimizers import Counted, count, listed
 from memopt.pass_manager import Pass
 
 
@@ -30,9 +30,9 @@ class Options:
     allow: tuple[str, ...] = ()
     target: Device | None = None  # a device that this machine may not have, to be planned for
 
-    def footprint(self, parameters: Sequence[torch.Tensor]) -> OptimizerFootprint | None:
-        """What the optimizer holds and takes for these parameters; None without an optimizer."""
-        return None if self.optimizer is None else optimizer_footprint(self.optimizer, parameters, self.place)
+    def counted(self, parameters: Sequence[torch.Tensor]) -> Counted | None:
+        """What the optimizers hold and take for these parameters; None without any."""
+        return None if self.optimizer is None else count(listed(self.optimizer), parameters, self.place)
 
     @property
     def place(self) -> torch.device | None:

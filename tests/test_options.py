@@ -21,8 +21,8 @@ def test_a_step_is_planned_for_the_models_own_device_unless_another_is_named():
 def test_an_optimizer_is_looked_at_and_never_stepped():
     model = nn.Linear(8, 8)
     before = [weight.detach().clone() for weight in model.parameters()]
-    assert options().footprint(list(model.parameters())) is None
+    assert options().counted(list(model.parameters())) is None
     optimizer = torch.optim.AdamW(model.parameters())
-    assert options(optimizer=optimizer).footprint(list(model.parameters())).state_bytes >= 2 * 72 * 4
+    assert options(optimizer=optimizer).counted(list(model.parameters())).footprint.state_bytes >= 2 * 72 * 4
     assert not optimizer.state
     torch.testing.assert_close(list(model.parameters()), before)

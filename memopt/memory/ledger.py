@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memopt.memory.reach import plain_tensors
 from memopt.memory.rounding import allocated_bytes
 
 
@@ -63,9 +64,12 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def enter(self, leaf: Any, *, counted: bool) -> None:
         """Enter the storage of a tensor unless it is known; one that is not counted is only remembered."""
-        if not isinstance(leaf, torch.Tensor) or leaf.device != self.device:
-            return
-        storage = leaf.untyped_storage()
+        for plain in plain_tensors(leaf) if isinstance(leaf, torch.Tensor) else ():
+            if plain.device == self.device:
+                self._enter(plain, counted)
+
+    def _enter(self, plain: torch.Tensor, counted: bool) -> None:
+        storage = plain.untyped_storage()
         key = storage._cdata
         if key in self.references:
             return

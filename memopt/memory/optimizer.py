@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import optimizer as torch_optimizer
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from memopt.errors import first_line
 from memopt.memory.ledger import Ledger
+from memopt.memory.optimizer_copy import CannotCount, Twins
+from memopt.memory.reach import held_tensors, optimizers_in, plain_tensors
 from memopt.memory.rounding import allocated_bytes
 
 OptimizerLike = torch.optim.Optimizer | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -54,8 +53,9 @@ def optimizer_footprint(
         target: count as if they lay on this device, which need not be here: optimizers choose how to step by it.
 
     Raises:
-        ValueError: the optimizer has none of the parameters, they lie on several devices, or the optimizer cannot be
-            stepped apart from the model (LBFGS) or on dense gradients (SparseAdam).
+        UncountedError: the optimizer cannot be stepped apart from the model (LBFGS), on dense gradients (SparseAdam) or
+            on fake tensors.
+        ValueError: the optimizer has none of the parameters, they lie on several devices, or none can be made.
     """
     trained = {id(p): p for p in parameters if p.requires_grad}
     devices = {p.device for p in trained.values()}
@@ -63,46 +63,83 @@ def optimizer_footprint(
         found = sorted(map(str, devices)) or "none"
         raise ValueError(f"the optimizer's parameters must lie on one device, not {found}")
     device = devices.pop()
-    twins, ledger = _Twins(trained, target), _Ledger(target or device)
-    name = getattr(optimizer, "__name__", type(optimizer).__name__)
+    name, make = name_of(optimizer), cast(Any, optimizer)
+    twins, ledger = Twins(trained, target), _Ledger(target or device)
     try:
         # Constructors read rates and flags: only parameters are fake here.
-        built = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer(twins.all())
-        name = type(built).__name__
-        existing = 0 if twins.made(built) else _bytes_of(built.state, device)
-        with twins.mode, ledger, _foreach_as_if_real():
-            return _count(twins.copy(built, ledger), ledger, existing)
-    except _CannotCount as error:
-        raise ValueError(f"{name}: {error}") from None
+        built = optimizer if is_optimizer(optimizer) else make(twins.all())
     except Exception as error:
-        raise ValueError(f"{name} cannot be counted: a step on fake tensors fails: {first_line(error)}") from error
+        raise ValueError(f"{name} cannot be made of a list of parameters: {first_line(error)}") from error
+    if not is_optimizer(built):
+        raise ValueError(f"{name} makes no optimizer of a list of parameters, but {type(built).__name__}")
+    name = type(built).__name__
+    groups = [group for item in (built, *optimizers_in(built)) for group in getattr(item, "param_groups", ())]
+    if not any(twins.has_gradient(p) for group in groups for p in group["params"]):
+        raise ValueError(f"{name}: holds none of the parameters that have gradients")
+    try:
+        existing = 0 if twins.made(built) else state_bytes(built, trained.values(), device)
+        with twins.mode, ledger, _foreach_as_if_real():
+            return _count(twins.copy(built, ledger.pause), ledger, existing)
+    except CannotCount as error:
+        raise UncountedError(f"{name}: {error}") from None
+    except Exception as error:
+        raise UncountedError(f"{name} cannot be counted: a step on fake tensors fails: {first_line(error)}") from error
 
 
-class _CannotCount(Exception):
-    pass
+def name_of(optimizer: Any) -> str:
+    """What an optimizer, its class or what makes it is called in messages."""
+    while isinstance(optimizer, functools.partial):
+        optimizer = optimizer.func
+    return str(getattr(optimizer, "__name__", type(optimizer).__name__))
 
 
-def _count(optimizer: torch.optim.Optimizer, ledger: _Ledger, existing: int) -> OptimizerFootprint:
-    if not any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
-        raise _CannotCount("holds none of the parameters that have gradients")
-    step: Any = type(optimizer).step
-    closure = inspect.signature(step).parameters.get("closure")
+class UncountedError(ValueError):
+    """An optimizer that is not to be counted by a step on fake tensors; the message says why."""
+
+
+def is_optimizer(value: Any) -> bool:
+    """Whether a value is an optimizer, or wraps one and steps as one."""
+    if isinstance(value, torch.optim.Optimizer):
+        return True
+    if isinstance(value, (type, torch.nn.Module)) or not callable(getattr(value, "step", None)):
+        return False
+    return hasattr(value, "param_groups")
+
+
+def state_bytes(optimizer: Any, parameters: Iterable[torch.Tensor], device: torch.device) -> int:
+    """Bytes of what an optimizer, and all that it wraps, holds on a device by now, without parameters and gradients."""
+    given = [p for item in optimizers_in(optimizer) for group in item.param_groups for p in group["params"]]
+    given = [*given, *parameters]
+    known = {_key(t) for p in given for t in (p, p.grad) if t is not None}
+    found = {
+        _key(plain): allocated_bytes(plain.untyped_storage().nbytes(), device)
+        for tensor in held_tensors(optimizer)
+        for plain in plain_tensors(tensor)
+        if plain.device == device and plain.layout is torch.strided
+    }
+    return sum(size for key, size in found.items() if key not in known)
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
+def _count(optimizer: Any, ledger: _Ledger, existing: int) -> OptimizerFootprint:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
-        raise _CannotCount("runs the model inside step(), so its memory cannot be counted apart from the model's")
-    if getattr(step, "hooked", False):
-        step = step.__wrapped__  # the wrapper runs hooks registered for all optimizers
+        raise CannotCount("runs the model inside step(), so its memory cannot be counted apart from the model's")
     peaks = []
     for count in (None, None, _LATER):
         if count is not None:
             _set_steps(optimizer, count)
         ledger.peak = ledger.live
-        step(optimizer)
+        optimizer.step()
         peaks.append(ledger.peak)
     return OptimizerFootprint(ledger.live, existing, max(peaks) - ledger.live)
 
 
-def _set_steps(optimizer: torch.optim.Optimizer, count: int) -> None:
-    for state in optimizer.state.values():
+def _set_steps(optimizer: Any, count: int) -> None:
+    for state in (state for item in optimizers_in(optimizer) for state in item.state.values()):
         step = state.get("step") if isinstance(state, Mapping) else None
         if isinstance(step, torch.Tensor) and step.ndim == 0:
             state["step"] = torch.tensor(count, dtype=step.dtype, device=step.device)
@@ -110,83 +147,7 @@ def _set_steps(optimizer: torch.optim.Optimizer, count: int) -> None:
             state["step"] = type(step)(count)
 
 
-def _bytes_of(state: Any, device: torch.device) -> int:
-    storages = {
-        leaf.untyped_storage()._cdata: allocated_bytes(leaf.untyped_storage().nbytes(), device)
-        for value in state.values()
-        for leaf in pytree.tree_leaves(value)
-        if isinstance(leaf, torch.Tensor) and leaf.device == device
-    }
-    return sum(storages.values())
-
-
-# -- fake copies ------------------------------------------------------------------------------------------------------
-
-
-class _Twins:
-    """Fake tensors that stand for real ones: one per tensor, with a gradient where the real one will have one."""
-
-    def __init__(self, trained: Mapping[int, torch.Tensor], target: torch.device | None) -> None:
-        self.mode = FakeTensorMode()
-        self.target = target
-        self.trained = trained
-        self.twins: dict[int, torch.nn.Parameter] = {}
-        self.own: set[int] = set()
-        with self.mode:
-            for parameter in trained.values():
-                self(parameter)
-
-    def all(self) -> list[torch.nn.Parameter]:
-        """The twins of the parameters that have gradients."""
-        return [self.twins[key] for key in self.trained]
-
-    def __call__(self, parameter: torch.Tensor) -> torch.Tensor:
-        if id(parameter) in self.own:
-            return parameter
-        if id(parameter) not in self.twins:
-            twin = torch.nn.Parameter(self._empty(parameter), requires_grad=parameter.requires_grad)
-            if id(parameter) in self.trained:
-                twin.grad = self._empty(parameter)
-            self.twins[id(parameter)] = twin
-            self.own.add(id(twin))
-        return self.twins[id(parameter)]
-
-    def _empty(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=self.target or like.device)
-
-    def made(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the optimizer holds fake parameters already."""
-        return all(id(p) in self.own for group in optimizer.param_groups for p in group["params"])
-
-    def copy(self, optimizer: torch.optim.Optimizer, ledger: _Ledger) -> torch.optim.Optimizer:
-        """Return a copy whose parameters, state and other tensors are fake; only state is entered in the ledger."""
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-
-        def fake(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            if id(leaf) in held:
-                return self(leaf)
-            if leaf.ndim == 0 and leaf.device.type == "cpu":
-                return torch.tensor(_number(leaf), dtype=leaf.dtype)  # a step count or rate: its value stays known
-            return self._empty(leaf)
-
-        copied = type(optimizer).__new__(type(optimizer))
-        with ledger.pause():
-            for key, value in optimizer.__dict__.items():
-                if key in ("state", "step"):  # a learning-rate scheduler binds the real optimizer's step
-                    continue
-                is_hooks = key.endswith("_hooks")
-                copied.__dict__[key] = collections.OrderedDict() if is_hooks else pytree.tree_map(fake, value)
-        copied.state = collections.defaultdict(dict)
-        for parameter, value in optimizer.state.items():
-            copied.state[fake(parameter)] = pytree.tree_map(fake, value)
-        return copied
-
-
-def _number(scalar: torch.Tensor) -> Any:
-    with _disable_current_modes():
-        return scalar.item()
+# -- what is alive -----------------------------------------------------------------------------------------------------
 
 
 def _assumed(dtype: torch.dtype) -> bool | int | float:

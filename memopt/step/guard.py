@@ -18,6 +18,7 @@ from memopt.budget import format_bytes
 from memopt.memory.allocator import pooled_bytes, settled_bytes
 from memopt.memory.allocator_limit import Allowance, Held, enter, grow, held_now, leave
 from memopt.memory.distributed import buckets_of
+from memopt.memory.reach import optimizers_in
 from memopt.memory.resident import Resident, storage_bytes
 from memopt.report.record import Report
 
@@ -31,7 +32,7 @@ class StepGuard:
         self._token: tuple[int, int] | None = None
         self._limit = 0  # of the latest step
         self._inside = False
-        self._watching = False
+        self._watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._stepping: _UntilEnd | None = None
         self._held: Held | None = None  # when the latest step began
 
@@ -66,11 +67,15 @@ class StepGuard:
             self._begin()
 
     def during(self, optimizer: Any) -> None:
-        """Be in force during the optimizer's steps as well, for as long as the guard lives."""
-        if isinstance(optimizer, torch.optim.Optimizer) and not self._watching:
-            self._watching, guard = True, weakref.ref(self)
-            optimizer.register_step_pre_hook(functools.partial(_around_step, guard, True))
-            optimizer.register_step_post_hook(functools.partial(_around_step, guard, False))
+        """Be in force during the optimizer's steps as well, or those that it wraps, as long as the guard lives."""
+        guard = weakref.ref(self)
+        for item in optimizers_in(optimizer):
+            if "_optimizer_step_pre_hooks" in vars(item):  # a wrapper need not be made as an optimizer is
+                if item not in self._watched:
+                    self._watched.add(item)
+                    item.register_step_pre_hook(functools.partial(_around_step, guard, True))
+                    item.register_step_post_hook(functools.partial(_around_step, guard, False))
+                return
 
     def backward(self, outputs: Any) -> None:
         """Be in force again from when backward reaches the model's outputs until backward ends."""
@@ -121,13 +126,13 @@ class _UntilEnd:
 
 
 def allowance_of(
-    model: nn.Module, optimizer: Any, resident: Resident, limit_bytes: int, before: Allowance | None
+    model: nn.Module, state: int, resident: Resident, limit_bytes: int, before: Allowance | None
 ) -> Allowance:
     """What a model's steps may make the allocator of its CUDA device hold.
 
     Args:
         model: whose tensors there are counted.
-        optimizer: its optimizer, or None.
+        state: bytes of its optimizers' state there.
         resident: what lies there besides tensors that only a step has.
         limit_bytes: the budget.
         before: what was known of an earlier step; graphs that others have captured since are not looked for anew.
@@ -135,7 +140,6 @@ def allowance_of(
     device = resident.device
     parameters = list(model.parameters())
     gradients = [parameter.grad for parameter in parameters]
-    state = storage_bytes([] if optimizer is None else pytree.tree_leaves(list(optimizer.state.values())))
     here = storage_bytes([*parameters, *model.buffers(), *gradients]) + buckets_of(model).nbytes
     own = here + state + resident.inputs + resident.libraries
     coming = max(0, resident.optimizer_state - state)

@@ -36,6 +36,12 @@ class Reference:
         if self._step is None or self._step == step:
             self._step, self.training = step, unconstrained_bytes
 
+    def adds(self, size: int) -> None:
+        """So many bytes more are known of to be resident in all steps and calls."""
+        if self.training is not None:
+            self.training += size
+        self.inference += size if self.inference else 0
+
     def infers(self, unconstrained_bytes: int) -> None:
         """A call of inference takes so many bytes as it is, all that is resident included."""
         self.inference = max(self.inference, unconstrained_bytes)

@@ -33,6 +33,7 @@ class Told(Standing):
         self.report: Report | None = None
         self.notes: list[str] = []
         self.clock = Clock()
+        self._optimizer_notes: list[str] = []
         self._host_note = ""  # of what waits on the host, in the notes
         self.executables: tuple[ExecutableReport, ...] = ()
 
@@ -73,6 +74,15 @@ class Told(Standing):
         """Tell the user something, once."""
         if text not in self.notes:
             self.notes.append(text)
+            if self.report is not None:
+                self.report = dataclasses.replace(self.report, notes=tuple(self.notes))
+
+    def note_optimizers(self, texts: Sequence[str]) -> None:
+        """Tell the user what is to be known of the optimizers, in place of what was said of them before."""
+        if list(texts) != self._optimizer_notes:
+            self.notes[:] = [text for text in self.notes if text not in self._optimizer_notes]
+            self._optimizer_notes = list(texts)
+            self.notes += [text for text in texts if text not in self.notes]
             if self.report is not None:
                 self.report = dataclasses.replace(self.report, notes=tuple(self.notes))
 

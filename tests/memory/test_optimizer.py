@@ -179,7 +179,10 @@ def test_a_users_optimizer():
         (torch.optim.LBFGS, "LBFGS: runs the model inside step"),
         (torch.optim.SparseAdam, "SparseAdam cannot be counted: .*does not support dense gradients"),
         (lambda p: torch.optim.SGD([torch.nn.Parameter(torch.ones(2))]), "SGD: holds none of the parameters"),
-        (functools.partial(torch.optim.Adam, lr=-1.0), "cannot be counted: .*Invalid learning rate"),
+        (
+            functools.partial(torch.optim.Adam, lr=-1.0),
+            "Adam cannot be made of .*: Invalid learning rate",
+        ),
         (functools.partial(torch.optim.Adam, capturable=True), "Adam cannot be counted: .*capturable=True"),
     ],
 )

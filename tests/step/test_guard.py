@@ -108,8 +108,6 @@ def test_it_is_in_force_while_the_optimizer_steps_too(limits):
     guard = StepGuard()
     guard.during(optimizer)
     guard.during(optimizer)
-    guard.during(torch.optim.SGD)
-    guard.during(None)
     optimizer.register_step_pre_hook(lambda *_: inside.append(list(limits)))
     optimizer.step()
     guard.allow(Allowance(GPU, 1000, 50, 50))

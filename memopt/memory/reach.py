@@ -1,0 +1,77 @@
+"""What an optimizer holds: the tensors and the other optimizers that can be reached from it."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+# What an optimizer is given, and what it calls: neither is its state.
+_GIVEN = frozenset({"param_groups", "defaults"})
+_MOST = 1_000_000  # values looked at
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """What a tensor is made of: the tensors that a subclass wraps (8-bit state, a shard of a whole), else itself."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None or type(tensor) is torch.Tensor:
+        yield tensor
+        return
+    names, _ = flatten()
+    for name in names:
+        yield from plain_tensors(getattr(tensor, name))
+
+
+def optimizers_in(root: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers that can be reached from an object through attributes, containers and closures, outermost first.
+
+    The object itself is among them if it is one.
+    """
+    return [value for value in _reached(root) if isinstance(value, torch.optim.Optimizer)]
+
+
+def held_tensors(root: Any) -> list[torch.Tensor]:
+    """The tensors that can be reached so, without the parameters and settings that the optimizers were given."""
+    return [value for value in _reached(root) if isinstance(value, torch.Tensor)]
+
+
+def parts(value: Any) -> list[Any]:
+    """What a value holds directly: items, attributes, what a function closes over. Models and classes hold nothing."""
+    if isinstance(value, Mapping):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return list(value)
+    if isinstance(value, types.MethodType):
+        return [value.__self__]
+    if isinstance(value, types.FunctionType):
+        return [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+    if isinstance(value, (torch.Tensor, nn.Module, type, types.ModuleType)):
+        return []
+    attributes = getattr(value, "__dict__", None)
+    if not isinstance(attributes, dict):
+        return []
+    if not isinstance(value, torch.optim.Optimizer):
+        return list(attributes.values())
+    return [item for name, item in attributes.items() if name not in _GIVEN and not name.endswith("_hooks")]
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _reached(root: Any) -> Iterator[Any]:
+    seen: set[int] = set()
+    waiting = [root]
+    for value in waiting:  # which grows as it is gone through
+        if value is None or type(value) in (bool, int, float, str) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield value
+        if len(waiting) < _MOST:
+            waiting.extend(parts(value))

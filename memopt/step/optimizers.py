@@ -1,0 +1,206 @@
+"""The optimizers of one model: those that were given, and those that are seen to step its parameters."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+from memopt.budget import format_bytes
+from memopt.memory.optimizer import OptimizerFootprint, is_optimizer, name_of, state_bytes
+from memopt.memory.optimizers import Counted, count, holding, listed, together
+from memopt.memory.reach import optimizers_in
+
+
+class Optimizers:
+    """Counts a model's optimizers, and notices what is known only of their steps.
+
+    A hook of all optimizers' steps is there as long as some model under a budget is: it learns of those that were not
+    given, and of state that no copy of an optimizer tells. What it notices is counted before the next call.
+
+    Attributes:
+        notes: lines for the user.
+    """
+
+    def __init__(self, model: nn.Module, given: Any, place: torch.device | None, *, watch: bool) -> None:
+        """Nothing is counted yet.
+
+        Args:
+            model: whose parameters are stepped.
+            given: what the user gave: an optimizer, several, what makes one, or None.
+            place: the device to count for, where it is not the model's own.
+            watch: whether to look at steps.
+
+        Raises:
+            TypeError: something else is among what was given.
+        """
+        self._model, self._place, self._watch = model, place, watch
+        self._given = listed(given)
+        self._expected = any(
+            not is_optimizer(item) for item in self._given
+        )  # what one makes is none that was not given
+        self._calls, self._written = 0, -1  # calls that found parameters written to by nobody known; by what version
+        self._learned: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._steps: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+        self._footprint: OptimizerFootprint | None = None
+        self._trained: tuple[bool, ...] | None = None
+        self._alone: dict[int, Counted] = {}  # by `id`, before any step
+        self._due = False
+        self.notes: list[str] = []
+        if watch:
+            _watch(self)
+
+    def replace(self, given: Any) -> None:
+        """Count these from now on, in place of those given before.
+
+        Raises:
+            TypeError: as for the constructor.
+        """
+        self._given = listed(given)
+        self._expected = any(not is_optimizer(item) for item in self._given)
+        self._learned.clear()
+        self._steps.clear()
+        self._alone.clear()
+        self._due = True
+
+    def footprint(self) -> OptimizerFootprint | None:
+        """What the optimizers hold and take; None without any.
+
+        They are counted anew where other parameters are trained, or a step has shown something.
+
+        Raises:
+            ValueError: one that was given holds none of these parameters.
+        """
+        trained = tuple(parameter.requires_grad for parameter in self._model.parameters())
+        if self._due or trained != self._trained:
+            if trained != self._trained:
+                self._alone.clear()
+            self._count()
+            self._trained = trained
+        return self._footprint
+
+    def due(self) -> bool:
+        """Whether a step before this call has shown something that may have to be counted anew."""
+        if self._watch and not self._steps and not self._given:
+            self._look()
+        return self._due
+
+    def _look(self) -> None:
+        """Look for an optimizer whose steps call no hooks, as compiled ones, where parameters were written to."""
+        version = next((p._version for p in self._model.parameters() if p.requires_grad), -1)
+        if version == self._written:
+            return
+        self._calls, before, self._written = self._calls + 1, self._written, version
+        if before != -1 and self._calls & (self._calls - 1) == 0:
+            for item in gc.get_objects():
+                if issubclass(type(item), torch.optim.Optimizer) and item.__dict__.get("state"):
+                    self.stepped(item)
+
+    def counted(self) -> OptimizerFootprint | None:
+        """The same as it was counted last, whatever is trained now."""
+        return self._footprint
+
+    def instances(self) -> list[Any]:
+        """The optimizers that there are: those that were given, not what makes one, and those that were learned of."""
+        return [item for item in (*self._given, *self._learned) if is_optimizer(item)]
+
+    def state_bytes(self) -> int:
+        """Bytes that their state takes by now, where the parameters lie."""
+        device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
+        return sum(state_bytes(item, self._model.parameters(), device) for item in self.instances())
+
+    def _count(self) -> None:
+        parameters = list(self._model.parameters())
+        self._due, self.notes = False, []
+        found, learned = [], dict[str, int]()
+        for item in (*self._given, *self._learned):
+            if id(item) not in self._alone:
+                self._alone[id(item)] = count([item], parameters, self._place)
+            alone = self._alone[id(item)]
+            if any(inner in self._steps for inner in optimizers_in(item)):
+                device = next(p.device for p in parameters if p.requires_grad)
+                alone = holding(alone, state_bytes(item, parameters, device))
+            if item in self._learned and not self._expected:
+                size = learned.get(name_of(item), 0) + alone.footprint.state_bytes
+                learned[name_of(item)] = size
+            found.append(alone)
+        every = together(found)
+        self._footprint = every.footprint if found else None
+        self.notes += [f"{name} is counted after its first step: its state until then is not" for name in every.later]
+        for name, size in learned.items():
+            shown = format_bytes(size, short=True)
+            self.notes.append(f"{name} was not given as optimizer: its state, {shown}, counts since its first step")
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer, of this model or another, has stepped."""
+        size = sum(len(group["params"]) for group in optimizer.param_groups)
+        known = self._steps.get(optimizer)
+        if known is None:
+            own = {id(parameter) for parameter in self._model.parameters()}
+            if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+                return
+            given = {id(inner) for item in self._given for inner in optimizers_in(item)}
+            if id(optimizer) not in given and not self._covers(optimizer):
+                # What makes an optimizer stood for this one.
+                self._given = tuple(item for item in self._given if is_optimizer(item))
+                self._learned.add(optimizer)
+                self._alone.pop(id(optimizer), None)  # of one that is gone, and lay there
+        steps = 1 if known is None else known[0] + 1
+        self._steps[optimizer] = steps, size
+        # State may come later, as that of a wrapper which acts at every fifth step: looked for ever more rarely.
+        if steps & (steps - 1) == 0 or known is None or known[1] != size or self._grows(optimizer):
+            self._due = True
+        if known is not None and known[1] != size:
+            self._alone.clear()
+
+    def _grows(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether no step on fake tensors has told what it holds: it is looked at after each step."""
+        return any(
+            self._alone[id(item)].later and optimizer in optimizers_in(item)
+            for item in self.instances()
+            if id(item) in self._alone
+        )
+
+    def _covers(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether one that was learned of wraps it; those that it wraps itself are not to be counted beside it."""
+        inner = {id(item) for item in optimizers_in(optimizer)}
+        for known in list(self._learned):
+            if id(known) in inner:
+                self._learned.discard(known)
+        return any(id(optimizer) in map(id, optimizers_in(known)) for known in self._learned)
+
+
+_watching: weakref.WeakSet[Optimizers] = weakref.WeakSet()
+_handle: list[RemovableHandle] = []
+
+
+def _watch(optimizers: Optimizers) -> None:
+    _watching.add(optimizers)
+    if not _handle:
+        _handle.append(register_optimizer_step_post_hook(_after_step))
+    weakref.finalize(optimizers, _unwatch).atexit = False
+
+
+def _unwatch() -> None:
+    if not _watching:
+        while _handle:
+            _handle.pop().remove()
+
+
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    for item in _alive():
+        item.stepped(optimizer)
+
+
+def _alive() -> Iterator[Optimizers]:
+    yield from list(_watching)

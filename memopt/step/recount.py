@@ -1,0 +1,52 @@
+"""An optimizer whose bytes are known only after its first step: what is planned is judged by them then."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from memopt.memory.optimizer import OptimizerFootprint
+
+if TYPE_CHECKING:
+    from memopt.session import Session
+
+
+def recount(session: Session, footprint: OptimizerFootprint | None) -> bool:
+    """Count other optimizers for the steps of a session, in its report too.
+
+    Args:
+        session: whose steps they are.
+        footprint: of the optimizers as they are known now.
+
+    Returns:
+        Whether what was planned keeps the budget with them; where not, it is to be planned anew.
+    """
+    resident, report, step = session.resident, session.report, session.step
+    added = -resident.optimizer_state
+    session.resident = dataclasses.replace(resident, optimizer=footprint)
+    added += session.resident.optimizer_state
+    if report is None:
+        return True
+    predicted = max(report.peak_bytes + added, session.optimizer_peak())
+    measured = report.measured_peak_bytes
+    measured = None if measured is None else max(measured + added, session.optimizer_peak())
+    unconstrained = max(report.unconstrained_bytes + added, session.optimizer_peak())
+    limit = session.limit(unconstrained)
+    if limit is not None and max(predicted, measured or 0) > session.usable(limit):
+        return False
+    if step is not None:
+        session.step = dataclasses.replace(step, base=step.base + added, limit=limit, whole=step.whole + added)
+        session.conclude()
+        assert session.report is not None
+        report = dataclasses.replace(session.report, executables=report.executables, seconds=report.seconds)
+    else:
+        state = session.resident.optimizer_state
+        breakdown = dataclasses.replace(report.breakdown, optimizer_state=state, total=report.breakdown.total + added)
+        minimum = None if report.minimum_bytes is None else report.minimum_bytes + added
+        report = dataclasses.replace(
+            report, breakdown=breakdown, minimum_bytes=minimum, unconstrained_bytes=unconstrained, budget_bytes=limit
+        )
+    session.report = dataclasses.replace(report, peak_bytes=predicted, measured_peak_bytes=measured)
+    if limit is not None:
+        session.hold(limit)
+    return True
