@@ -200,3 +200,20 @@ def test_nobody_is_watched_for_long():
     del stand_in, another
     gc.collect()
     assert len(hooks) == before
+
+
+def test_a_fraction_is_of_the_step_with_the_optimizer_that_it_turns_out_to_have():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.GELU(), nn.Softplus())))
+    optimizer, x = torch.optim.AdamW(model.parameters()), torch.randn(512, 16)
+    given, stand_in = compiled(model, 0.8, optimizer=optimizer), compiled(model, 0.8)
+    given(x)
+    expected = given.report.budget_bytes
+    stand_in(x).sum().backward()
+    assert stand_in.report.budget_bytes < expected
+    optimizer.step()
+    optimizer.zero_grad()
+    stand_in(x)
+    assert stand_in.report.budget_bytes == expected and stand_in.report.peak_bytes <= expected
+    stand_in(x[:100])
+    assert stand_in.report.budget_bytes == expected
