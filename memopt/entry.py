@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from memopt.api import make_options
+from memopt.capture.boundary import at_boundary
 from memopt.capture.dynamo import Hooks
 from memopt.garbage import collecting_rarely
 from memopt.memory.cost.table import CostTable
@@ -16,6 +17,7 @@ from memopt.memory.resident import Resident, storage_bytes
 from memopt.one_piece import in_one_piece
 from memopt.program import InputKind
 from memopt.session import Session
+from memopt.torch_compat.dynamo import keep_backward_of_functions
 
 _OPTIONS = ("budget", "backend", "passes", "verify", "optimizer", "allow")
 
@@ -42,8 +44,26 @@ def torch_compile_backend(
         BudgetError: no plan keeps the budget.
         RuntimeError: the model has graph breaks, and a budget was given.
     """
-    if any(isinstance(value, torch.SymInt) for value in example_inputs):
-        return _PerShape(lambda args: torch_compile_backend(graph_module, args, options=options, **unknown))
+
+    @at_boundary
+    def lowered(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if any(isinstance(value, torch.SymInt) for value in example_inputs):
+            return _PerShape(lambda args: _compiled(graph_module, args, options, unknown))
+        return _compiled(graph_module, example_inputs, options, unknown)
+
+    return lowered(graph_module, example_inputs)
+
+
+# What Dynamo would trace otherwise has lost its gradient before a backend is asked.
+keep_backward_of_functions()
+
+
+def _compiled(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Mapping[str, Any] | None,
+    unknown: Mapping[str, Any],
+) -> Callable[..., Any]:
     given = dict(options or {})
     for name in (*given, *unknown):
         if name not in _OPTIONS:

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from memopt.budget import BudgetError
 from memopt.capture.attention import attention_as_on
+from memopt.capture.boundary import at_boundary
 from memopt.capture.dynamo import Hooks
 from memopt.capture.eager_step import eager_peaks, has_checkpoints
 from memopt.capture.export import CaptureError
@@ -24,6 +25,7 @@ from memopt.program import Program
 from memopt.session import Session
 from memopt.step.again import found_again, keep_for_others
 from memopt.step.measured import lower_within
+from memopt.torch_compat.dynamo import functions_keep_backward
 from memopt.torch_compat.logging_calls import deferred_logging, silence
 from memopt.torch_compat.replaced_calls import replaced_calls
 
@@ -68,6 +70,7 @@ def note_outside(session: Session, model: nn.Module, outputs: Any, mark: Mark) -
 def dynamo_backend(session: Session) -> Callable[..., Any]:
     """A fresh Dynamo backend that hands each graph to the session's engine."""
 
+    @at_boundary
     def memopt(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         target = session.table.target
         session.outside.saw(graph_module)
@@ -140,7 +143,7 @@ def dynamo_settings() -> Iterator[None]:
         fail_on_recompile_limit_hit=True,
     )
     try:
-        with settings, deferred_logging(), replaced_calls(REPLACEMENTS):
+        with settings, deferred_logging(), replaced_calls(REPLACEMENTS), functions_keep_backward():
             yield
     except BackendCompilerFailed as error:
         raise error.inner_exception from None

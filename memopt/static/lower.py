@@ -260,6 +260,14 @@ def _scatter(view: torch._ops.OpOverload) -> Callable[..., Write]:
     return recipe
 
 
+def _strided_scatter(node: fx.Node, x: Any, source: Any, size: Any, stride: Any, offset: Any) -> Write:
+    value = _value(x)
+    if _result(node).stride() != value.stride():
+        raise Unfit
+    place = 0 if offset is None else offset - value.storage_offset()
+    return Write(recipes.strided_scatter, (Out(), x, source, size, stride, place), {}, Form(slices=False))
+
+
 def _pool(node: fx.Node, x: Any, *rest: Any) -> Write | None:
     overload = out_overload(node.target)
     if overload is None or not is_true_out(overload) or _value(x).dim() != 4:
@@ -320,7 +328,7 @@ def _masked_fill(node: fx.Node, x: Any, mask: Any, value: Any) -> Write:
     return Write(recipes.copy_then, (Out(), x, aten.masked_fill_.Scalar, mask, value))
 
 
-_ANYWHERE = (_copy, _relu, _full, _scalar_tensor, _arange, _rsub, _pad, _masked_fill)
+_ANYWHERE = (_copy, _relu, _full, _scalar_tensor, _arange, _rsub, _pad, _masked_fill, _strided_scatter)
 
 _RECIPES: dict[object, Callable[..., Write | None]] = {
     aten.relu.default: _relu,
@@ -348,6 +356,7 @@ _RECIPES: dict[object, Callable[..., Write | None]] = {
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten.convolution.default: _convolution,
     aten._safe_softmax.default: _safe_softmax,
+    aten.as_strided_scatter.default: _strided_scatter,
     aten.select_scatter.default: _scatter(aten.select.int),
     aten.slice_scatter.default: _scatter(aten.slice.Tensor),
     aten.max_pool2d_with_indices.default: _pool,

@@ -359,6 +359,14 @@ def scatter(out: Tensor, x: Tensor, source: Tensor, view: torch._ops.OpOverload,
     aten.copy_(view(out, *where), source)
 
 
+def strided_scatter(
+    out: Tensor, x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], place: int
+) -> None:
+    """Copy x, and the source into a strided view of the copy, which begins `place` elements after its first."""
+    aten.copy_(out, x)
+    aten.copy_(out.as_strided(size, stride, out.storage_offset() + place), source)
+
+
 def copy_then(out: Tensor, x: Tensor, overload: torch._ops.OpOverload, *args: object) -> None:
     """Copy x, then apply an in-place operator to the copy."""
     aten.copy_(out, x)

@@ -1,0 +1,145 @@
+"""Writes that torch's capture loses, refused before anything is run.
+
+A graph is captured as functions: a write to a view becomes a new value of the tensor that the view shows. Of some views
+there is no such value. `unfold` with a step gives zeros for what lies between the windows, and sums where they overlap;
+so does an `as_strided` that shows an element twice, and `expand`. `as_strided` of a view is refused by torch itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memopt.capture.dynamo_graph import name_of, value_of, writes
+from memopt.capture.export import CaptureError
+from memopt.program import source_line
+
+aten = torch.ops.aten
+
+# Parts of the names of what makes such views, in Dynamo's graphs.
+_SUSPECTS = ("as_strided", "broadcast", "cartesian", "expand", "meshgrid", "unfold")
+
+
+def refuse_lost_writes(graph_module: fx.GraphModule) -> None:
+    """Raise CaptureError where a graph of Dynamo's writes to a view that the capture cannot write through.
+
+    The graph is run on fake tensors where it holds such views and writes at all.
+    """
+    nodes = [node for part in graph_module.modules() if isinstance(part, fx.GraphModule) for node in part.graph.nodes]
+    suspicious = any(part in name_of(node) for node in nodes for part in _SUSPECTS if node.op.startswith("call"))
+    if not suspicious or not any(writes(node) for node in nodes if node.op.startswith("call")):
+        return
+    values = [value_of(node) for node in graph_module.graph.nodes if node.op == "placeholder"]
+    mode = next((value.fake_mode for value in values if hasattr(value, "fake_mode")), None)
+    if mode is None:
+        return
+    run = _Run(graph_module)
+    try:
+        with torch.no_grad(), mode:
+            given = [_like(value) if isinstance(value, torch.Tensor) else value for value in values]
+            with run.watch:
+                run.run(*given)
+    except Exception:  # what cannot be run so is captured, or refused, by torch
+        pass
+    if run.watch.lost:
+        raise CaptureError(run.watch.lost)
+
+
+def _like(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+
+
+class _Run(fx.Interpreter):
+    """A graph run on fake tensors, whose writes are watched."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        super().__init__(graph_module)
+        self.watch = _Watch()
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.watch.node = n
+        return super().run_node(n)
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Which tensors are views that cannot be written through, and the refusal of a write to one."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.node: fx.Node | None = None
+        self.lost = ""  # what is said of the first write to one
+        self._faults: dict[int, str] = {}
+        self._views: set[int] = set()
+        self._alive: list[Any] = []  # as long as ids are looked up
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        schema = func._schema
+        for place, argument in enumerate(schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = args[place] if place < len(args) else kwargs.get(argument.name)
+                for tensor in pytree.tree_leaves(given):
+                    self._refuse(self._faults.get(id(tensor)))
+        result = func(*args, **kwargs)
+        source = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if source is not None and any(item.alias_info is not None for item in schema.returns):
+            for view in pytree.tree_leaves(result):
+                if isinstance(view, torch.Tensor) and view is not source:
+                    self._follow(func, source, view, args)
+        return result
+
+    def _follow(self, func: Any, source: torch.Tensor, view: torch.Tensor, args: Sequence[Any]) -> None:
+        fault = self._faults.get(id(source)) or _fault(func, source, view, args)
+        if func is aten.as_strided.default and id(source) in self._views:
+            fault = fault or "as_strided() of a view"
+        if fault is not None:
+            self._faults[id(view)] = fault
+        if func is not aten.detach.default or id(source) in self._views:
+            self._views.add(id(view))
+        self._alive.append((source, view))
+
+    def _refuse(self, fault: str | None) -> None:
+        if fault is not None and self.node is not None:
+            where = source_line(self.node) or f"node {self.node.name}"
+            self.lost = (
+                f"{where}: writes through {fault}, which no graph can hold: write to the elements themselves "
+                "(y[:, [0, 5]] *= 2), or to a copy that takes the tensor's place"
+            )
+            raise RuntimeError(self.lost)
+
+
+def _fault(func: Any, source: torch.Tensor, view: torch.Tensor, args: Sequence[Any]) -> str | None:
+    """Why a view cannot be written through, in a few words; None where it can be."""
+    if func is aten.unfold.default and source.dim():
+        length, (size, step) = source.shape[args[1]], args[2:4]
+        if size > step:
+            return "unfold() with overlaps"
+        tiles = size == step and statically_known_true(length % step == 0)
+        if not tiles and not statically_known_true(length == size):
+            return "unfold() with gaps"
+    if func is aten.expand.default and any(
+        stride == 0 and not statically_known_true(size == 1)
+        for size, stride in zip(view.shape, view.stride(), strict=True)
+    ):
+        return "expand(), which shows an element many times"
+    if func is aten.as_strided.default and _may_overlap(view):
+        return "as_strided() with overlaps"
+    return None
+
+
+def _may_overlap(view: torch.Tensor) -> bool:
+    """Whether two places of a view may be one element: a larger stride does not step over all smaller ones."""
+    reach: Any = 0
+    for stride, size in sorted(zip(view.stride(), view.shape, strict=True)):
+        if statically_known_true(size == 1):
+            continue
+        if not statically_known_true(stride > reach):
+            return True
+        reach += stride * (size - 1)
+    return False

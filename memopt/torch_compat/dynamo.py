@@ -1,0 +1,68 @@
+"""Nodes of Dynamo's graphs that only Dynamo makes, and what it traces otherwise than torch runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo import exc
+from torch._dynamo.variables.misc import AutogradFunctionVariable
+
+
+def sets_grad_mode(node: fx.Node) -> bool | None:
+    """The grad mode that a node of Dynamo's sets for what comes after it; None where it sets none.
+
+    Tried on torch 2.11 and 2.13.
+    """
+    return bool(node.args[0]) if node.target is torch._C._set_grad_enabled else None
+
+
+@contextlib.contextmanager
+def functions_keep_backward() -> Iterator[None]:
+    """Within, Dynamo breaks the graph at an `autograd.Function` under `torch.vmap` or `torch.func.jvp`.
+
+    It would trace the function's forward alone there, since a tensor within vmap does not say that it requires a
+    gradient, and the gradient of that: 0 for a straight-through estimator. What breaks is run as it is.
+    Tried on torch 2.11 and 2.13; where Dynamo has no such method to stand before, nothing changes.
+    """
+    restore = keep_backward_of_functions()
+    try:
+        yield
+    finally:
+        restore()
+
+
+def keep_backward_of_functions() -> Callable[[], None]:
+    """What `functions_keep_backward` does, for good; returns what undoes it."""
+    kind: Any = AutogradFunctionVariable
+    original = getattr(kind, "call_apply", None)
+    if original is None:
+        return lambda: None
+
+    def call_apply(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if _loses_backward():
+            _break(f"{self.fn_cls.__name__}, an autograd.Function, is called under torch.vmap or torch.func.jvp")
+        return original(self, tx, *args, **kwargs)
+
+    kind.call_apply = call_apply
+    return lambda: setattr(kind, "call_apply", original)
+
+
+def _loses_backward() -> bool:
+    """Whether transforms are in force in which Dynamo drops the backward, or the jvp, of an `autograd.Function`."""
+    functorch = torch._C._functorch
+    stack = functorch.get_interpreter_stack() if functorch.maybe_current_level() is not None else None
+    kinds = {interpreter.key() for interpreter in stack or ()}
+    vmapped = functorch.TransformType.Vmap in kinds and torch.is_grad_enabled()
+    return vmapped or functorch.TransformType.Jvp in kinds
+
+
+def _break(why: str) -> None:
+    known: Any = exc.unimplemented
+    if "gb_type" in inspect.signature(known).parameters:
+        known(gb_type="autograd.Function under a transform", context="", explanation=why, hints=[])
+    raise exc.Unsupported(why)

@@ -1,0 +1,169 @@
+"""Outputs that show one tensor with and without gradients are those of eager, gradients and memory too."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import memopt
+
+X = torch.linspace(-1, 1, 2 * 4).reshape(2, 4)
+
+
+@dataclasses.dataclass
+class Pair:
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+pytree.register_dataclass(Pair)
+
+
+class Model(nn.Module):
+    def __init__(self, returned) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.returned, self.linear = returned, nn.Linear(4, 8)
+        self.register_buffer("seen", torch.arange(8.0))
+
+    def forward(self, x):
+        return self.returned(self, x, self.linear(x).sin())
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def no_grad_view(self, x, y):
+    with torch.no_grad():
+        shown = y.t()
+    return y, shown
+
+
+def no_grad_view_alone(self, x, y):
+    with torch.no_grad():
+        return y.t(), y.sum()
+
+
+def written_after(self, x, y):
+    part, fixed = y[:, :3], y.detach()
+    y.mul_(2)
+    part.add_(1)
+    return y, part, fixed.t()
+
+
+def written_through(self, x, y):
+    fixed = y.detach()
+    fixed[0] = 1
+    return y.t(), fixed.t()
+
+
+def grad_again(self, x, y):
+    with torch.no_grad():
+        fixed = y.t()
+        with torch.enable_grad():
+            flowing = y.t()
+        return flowing, fixed[1:]
+
+
+def kept(self, x, y):
+    self.last = y.detach()[:, 1:]
+    return y.t(), y
+
+
+RETURNED = {
+    "slices": lambda self, x, y: (y[:, :4], y[:, 4:], y.detach()),
+    "transposed": lambda self, x, y: (y.t(), y.detach().t()),
+    "transposed_first_detached": lambda self, x, y: (y.detach().t(), y.t()),
+    "both": lambda self, x, y: (y, y.detach()),
+    "detached_first": lambda self, x, y: (y.detach(), y),
+    "part_of_detached": lambda self, x, y: (y.detach()[:, :2], y),
+    "views": lambda self, x, y: (y.view(-1), y.detach().view(2, 2, 4), y.view(16, 1)),
+    "pieces": lambda self, x, y: (*y.chunk(2, 1), y.detach()),
+    "all_pieces": lambda self, x, y: (*y.unbind(0), *y.detach().unbind(0)),
+    "splits": lambda self, x, y: (*y.split([3, 5], 1), *y.detach().split([3, 5], 1)),
+    "all": lambda self, x, y: (y, y.t(), y.detach(), y.detach().t(), y.detach().sum()),
+    "dict": lambda self, x, y: {"a": y[0], "b": y.detach()[0], "c": [y, None, 3]},
+    "dataclass": lambda self, x, y: Pair(y.t(), y.detach().t()),
+    "data": lambda self, x, y: (y.t(), y.data.t()),
+    "attributes": lambda self, x, y: (y.T, y.detach().mT, y.flatten()),
+    "maybe_copies": lambda self, x, y: (y.contiguous().view(-1), y.detach().reshape(-1), y.detach().t().reshape(-1)),
+    "same_twice": lambda self, x, y: (y, y, y.detach(), y.detach()),
+    "product": lambda self, x, y: ((y @ y.t()).t(), (y @ y.t()).detach().t(), y),
+    "parameters": lambda self, x, y: (self.linear.weight.t(), self.linear.weight.detach().t(), y),
+    "buffers": lambda self, x, y: (self.seen.view(2, 4), self.seen.detach(), y),
+    "inputs": lambda self, x, y: (x.t(), x.detach().t(), x[0], y),
+    "no_grad_view": no_grad_view,
+    "no_grad_view_alone": no_grad_view_alone,
+    "grad_again": grad_again,
+    "written_after": written_after,
+    "written_through": written_through,
+    "kept": kept,
+    "copy": lambda self, x, y: (y.t(), y.detach().clone()),
+}
+
+
+def outcome(compiled, model, inputs_have_gradients):
+    x = X.clone().requires_grad_(inputs_have_gradients)
+    given = compiled(x)
+    shown = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+    shown += [model.last] if hasattr(model, "last") else []
+    everything = [*shown, x, model.linear.weight, model.seen]
+    keys = [tensor.untyped_storage().data_ptr() for tensor in everything]
+    facts = [(t.requires_grad, t.is_leaf, tuple(t.shape), t.stride(), t.storage_offset()) for t in shown]
+    values = [tensor.detach().clone() for tensor in shown]
+    sum((index + 1) * tensor.square().sum() for index, tensor in enumerate(shown)).backward()
+    gradients = [x.grad, *(parameter.grad for parameter in model.parameters())]
+    return values, gradients, facts, [[a == b for a in keys] for b in keys]
+
+
+@pytest.mark.parametrize("inputs_have_gradients", [False, True])
+@pytest.mark.parametrize("name", RETURNED)
+def test_outputs_are_those_of_eager(name, inputs_have_gradients):
+    compare(name, "aten", inputs_have_gradients)
+
+
+@pytest.mark.parametrize("name", ["slices", "transposed", "views"])
+def test_outputs_of_compiled_code_are_those_of_eager(name):
+    compare(name, "inductor", False)
+
+
+def compare(name, backend, inputs_have_gradients):
+    expected = Model(RETURNED[name])
+    model = Model(RETURNED[name])
+    compiled = memopt.compile(model, backend=backend)
+    for _ in range(2):
+        values, gradients, facts, aliases = outcome(expected, expected, inputs_have_gradients)
+        found = outcome(compiled, model, inputs_have_gradients)
+        torch.testing.assert_close(list(found[:2]), [values, gradients])
+        assert found[2:] == (facts, aliases)
+
+
+def test_within_a_budget_and_by_torch_compile():
+    for make in (
+        lambda model: memopt.compile(model, "1MB", backend="aten"),
+        lambda model: torch.compile(model, backend="memopt", options={"backend": "aten"}),
+        lambda model: torch.compile(model, backend="memopt", options={"backend": "aten"}, dynamic=True),
+    ):
+        torch._dynamo.reset()
+        expected, model = Model(RETURNED["transposed"]), Model(RETURNED["transposed"])
+        values, gradients, *facts = outcome(expected, expected, False)
+        found = outcome(make(model), model, False)
+        torch.testing.assert_close(list(found[:2]), [values, gradients])
+        assert list(found[2:]) == facts
+
+
+@pytest.mark.parametrize("name", [name for name in RETURNED if name not in ("no_grad_view_alone",)])
+def test_without_gradients_too(name):
+    expected, model = Model(RETURNED[name]), Model(RETURNED[name])
+    compiled = memopt.compile(model, backend="aten")
+    with torch.no_grad():
+        torch.testing.assert_close(pytree.tree_leaves(compiled(X)), pytree.tree_leaves(expected(X)))

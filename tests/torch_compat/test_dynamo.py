@@ -1,0 +1,178 @@
+"""An autograd.Function under torch.vmap and torch.func keeps its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from memopt.torch_compat import dynamo
+
+# Of torch's own code.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:<class 'torch.autograd.function.Function'> should not be instantiated", "ignore:`torch.jit.script`"
+)
+
+X = torch.linspace(-1, 1, 8 * 4).reshape(8, 4)
+
+
+class Round(torch.autograd.Function):
+    """A straight-through estimator."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.round()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+class OwnRule(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x.sign()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * g
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return OwnRule.apply(x), in_dims[0]
+
+
+class Two(torch.autograd.Function):
+    """Two results, of which one has no gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, y):
+        return x.round() * y, x.sign()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx, g, _):
+        x, y = ctx.saved_tensors
+        return g * y, g * x
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        return 3 * g
+
+
+class WithJvp(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x.round()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return 5 * t
+
+
+def straight(x):
+    return x + (x.round() - x).detach()
+
+
+CALLS = {
+    "vmap": lambda f, x: torch.vmap(lambda row: Round.apply(4 * f(row)))(x).sum(),
+    "own_rule": lambda f, x: torch.vmap(lambda row: OwnRule.apply(f(row)))(x).sum(),
+    "several_results": lambda f, x: torch.vmap(lambda row: sum(Two.apply(4 * f(row), f(row))))(x).sum(),
+    "twice": lambda f, x: torch.vmap(lambda row: Round.apply(f(Round.apply(4 * f(row)))))(x).sum(),
+    "of_the_input": lambda f, x: torch.vmap(lambda row: Round.apply(4 * row))(x).sum() + f(x).sum(),
+    "nested": lambda f, x: torch.vmap(torch.vmap(lambda row: Round.apply(row)))(4 * f(x)).sum(),
+    "vmap_of_grad": lambda f, x: torch.vmap(torch.func.grad(lambda z: Round.apply(4 * f(z)).square().sum()))(x).sum(),
+    "grad": lambda f, x: torch.func.grad(lambda z: Round.apply(4 * f(z)).square().sum())(x).sum(),
+    "vjp": lambda f, x: torch.func.vjp(lambda z: Round.apply(4 * f(z)).square(), x)[1](torch.ones_like(x))[0].sum(),
+    "functional_call": lambda f, x: Round.apply(
+        4 * torch.func.functional_call(f, dict(f.named_parameters()), (x,))
+    ).sum(),
+    "jvp": lambda f, x: torch.func.jvp(lambda z: WithJvp.apply(4 * z), (x,), (x,))[1].sum() + f(x).sum(),
+    "without_a_function": lambda f, x: torch.vmap(lambda row: straight(4 * f(row)))(x).square().sum(),
+    "without_vmap": lambda f, x: Round.apply(4 * f(x)).sum() + Once.apply(f(x)).square().sum(),
+}
+
+
+class Model(nn.Module):
+    def __init__(self, call) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.call, self.linear = call, nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.call(self.linear, x)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_gradients_are_those_of_eager(name):
+    found = []
+    for make in (lambda model: model, lambda model: memopt.compile(model, backend="aten")):
+        model, x = Model(CALLS[name]), X.clone().requires_grad_()
+        loss = make(model)(x)
+        loss.backward()
+        found.append([loss, model.linear.weight.grad, x.grad])
+    torch.testing.assert_close(*found)
+
+
+def test_without_gradients_vmap_is_one_graph():
+    model = Model(CALLS["vmap"])
+    with torch.no_grad():
+        compiled = memopt.compile(model, backend="aten")
+        torch.testing.assert_close(compiled(X), model(X))
+    assert not compiled.report.notes
+
+
+def test_torch_compile_with_memopt_as_its_backend():
+    model = Model(CALLS["vmap"])
+    torch.compile(model, backend="memopt", options={"backend": "aten"})(X).backward()
+    found, model = model.linear.weight.grad, Model(CALLS["vmap"])
+    model(X).backward()
+    torch.testing.assert_close(found, model.linear.weight.grad)
+
+
+def test_what_stands_before_dynamo_s_method_is_taken_away_again():
+    before = dynamo.AutogradFunctionVariable.call_apply
+    with dynamo.functions_keep_backward():
+        assert dynamo.AutogradFunctionVariable.call_apply is not before
+    assert dynamo.AutogradFunctionVariable.call_apply is before
