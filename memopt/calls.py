@@ -38,6 +38,7 @@ from memopt.step.optimizers import Optimizers
 from memopt.step.recount import recount
 from memopt.step.reference import Reference
 from memopt.step.whole import settled
+from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.tracing import collect, dynamo_backend, dynamo_settings, note_outside
 
 
@@ -72,6 +73,7 @@ class ModelCalls:
         self.sizes = Sizes()
         self.reference = Reference()  # of a budget that is a fraction
         self.trained = model.training  # whether it was in training's mode when it was compiled
+        self.numbers = ChangingNumbers(type(model).__name__)
         self.last: Session | None = None
         self.recordings: Pool | None = None
         self._kind: Kind | None = None  # of the latest call
@@ -279,7 +281,7 @@ class ModelCalls:
         if accumulating not in self.compiled:
             backend = self.steady.noting(dynamo_backend(session), accumulating)
             self.compiled[accumulating] = torch.compile(self.model, backend=backend, dynamic=False)
-        with dynamo_settings():
+        with dynamo_settings(session.numbers):
             return self.compiled[accumulating](*args, **kwargs)
 
     def _call_as_foreseen(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
@@ -312,6 +314,7 @@ class ModelCalls:
                 model_name=type(self.model).__name__,
                 sizes=self.sizes,
                 reference=self.reference,
+                numbers=self.numbers,
                 frozen="freeze" in self.options.allow,
             )
             self.sessions[accumulating].notes.extend(self.options.notes)

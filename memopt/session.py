@@ -40,6 +40,7 @@ from memopt.step.stages import Stages, replay
 from memopt.step.standing import Step
 from memopt.step.told import Told
 from memopt.step.trial import tried
+from memopt.torch_compat.changing_numbers import ChangingNumbers
 
 log = logging.getLogger("memopt")
 
@@ -72,6 +73,7 @@ class Session(Told):
         plan_seconds: float = 10.0,
         sizes: Sizes | None = None,
         reference: Reference | None = None,
+        numbers: ChangingNumbers | None = None,
         frozen: bool = False,
     ) -> None:
         super().__init__(budget, resident)
@@ -98,6 +100,7 @@ class Session(Told):
         self.reference = Reference() if reference is None else reference
         self.eager: GraphPeaks | None = None  # what eager itself holds in the graph that is being lowered
         self._eager: dict[str, GraphPeaks] = {}  # the same by fingerprint
+        self.numbers = ChangingNumbers(model_name) if numbers is None else numbers
         self.beyond: int | None = None  # bytes that a step was seen to make the allocator hold
         # Parameters that may be laid out anew, and which outputs were contiguous before they were (`memopt.layout`).
         self.movable: frozenset[str] = frozenset()

@@ -26,6 +26,7 @@ from memopt.session import Session
 from memopt.step.again import found_again, keep_for_others
 from memopt.step.measured import lower_within
 from memopt.torch_compat.dynamo import functions_keep_backward
+from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.logging_calls import deferred_logging, silence
 from memopt.torch_compat.replaced_calls import replaced_calls
 
@@ -44,7 +45,7 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
     names, session._names = session._names, shadow.names
     session.collecting = []
     try:
-        with shadow.mode, dynamo_settings(), silence(), torch.random.fork_rng(devices=[]):
+        with shadow.mode, dynamo_settings(session.numbers), silence(), torch.random.fork_rng(devices=[]):
             compiled = torch.compile(shadow.model, backend=dynamo_backend(session), dynamic=False)
             mark = session.outside.mark((fake_args, fake_kwargs))
             note_outside(session, model, compiled(*fake_args, **fake_kwargs), mark)
@@ -129,7 +130,7 @@ def _counted(run: Callable[..., Any], collected: list[Program], first: int) -> C
 
 
 @contextlib.contextmanager
-def dynamo_settings() -> Iterator[None]:
+def dynamo_settings(numbers: ChangingNumbers) -> Iterator[None]:
     """Let many shapes be compiled, refuse instead of falling back to eager, and raise memopt's own errors.
 
     Guards look at every tensor: by the tags of dictionaries, as torch 2.11 has it by default, a weight whose `data` is
@@ -143,7 +144,10 @@ def dynamo_settings() -> Iterator[None]:
         fail_on_recompile_limit_hit=True,
     )
     try:
-        with settings, deferred_logging(), replaced_calls(REPLACEMENTS), functions_keep_backward():
+        with contextlib.ExitStack() as stack:
+            for each in (settings, deferred_logging(), replaced_calls(REPLACEMENTS), functions_keep_backward()):
+                stack.enter_context(each)
+            stack.enter_context(numbers.followed())
             yield
     except BackendCompilerFailed as error:
         raise error.inner_exception from None
@@ -153,6 +157,6 @@ def dynamo_settings() -> Iterator[None]:
             first = first.__cause__ or first.__context__ or first
         raise RuntimeError(str(first)) from error
     except FailOnRecompileLimitHit as error:
-        raise RuntimeError(
-            f"more than {_RECOMPILE_LIMIT} different input shapes: pad or bucket the inputs to fewer shapes"
-        ) from error
+        number = numbers.often
+        what = f"values of {number}: keep it in a tensor" if number else "input shapes: pad or bucket the inputs"
+        raise RuntimeError(f"more than {_RECOMPILE_LIMIT} different {what}") from error

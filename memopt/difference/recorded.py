@@ -16,6 +16,7 @@ from memopt.capture.shadow import model_names
 from memopt.program import InputKind, Program
 from memopt.step.guard import short_of_memory
 from memopt.synthesis import synthesize
+from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.tracing import collect, dynamo_settings
 
 
@@ -41,7 +42,11 @@ def record_programs(
         training: whether the graphs are joint ones, with backward.
     """
     recorder = _Recorder(model_names(model))
-    with dynamo_settings(), torch.set_grad_enabled(training), torch.random.fork_rng(devices=[]):
+    with (
+        dynamo_settings(ChangingNumbers(type(model).__name__)),
+        torch.set_grad_enabled(training),
+        torch.random.fork_rng(devices=[]),
+    ):
         torch.manual_seed(0)
         torch.compile(model, backend=recorder.backend, dynamic=False)(*args, **kwargs)
     return [Recorded(program, _values(program, given)) for program, given in recorder.found]
