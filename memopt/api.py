@@ -20,7 +20,7 @@ from memopt.memory.breakdown import MemoryBreakdown
 from memopt.memory.cost.devices import find
 from memopt.memory.optimizer import OptimizerLike
 from memopt.memory.optimizers import listed
-from memopt.module import CompiledModule
+from memopt.module import CompiledModule, compilable
 from memopt.options import Options
 from memopt.pass_manager import Pass
 from memopt.report.record import Report
@@ -86,10 +86,7 @@ def compile(
         ValueError: the budget, the backend or a lever is not understood.
         TypeError: `model` is not a module, `optimizer` none of these, or `passes` holds something that is not a Pass.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"memopt.compile takes a torch.nn.Module, not {type(model).__name__}")
-    if isinstance(model, CompiledModule):
-        raise TypeError("this model is compiled already: compile the original model")
+    model, notes = compilable(model)
     options = make_options(
         budget=budget,
         optimizer=optimizer,
@@ -99,7 +96,7 @@ def compile(
         verify=verify,
         device=device_of(model),
     )
-    compiled = CompiledModule(model, options)
+    compiled = CompiledModule(model, dataclasses.replace(options, notes=(*options.notes, *notes)))
     if example_inputs is not None:
         compiled._memopt.plan(*call_arguments(example_inputs))
     return compiled

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -39,7 +40,14 @@ from memopt.step.recount import recount
 from memopt.step.reference import Reference
 from memopt.step.whole import settled
 from memopt.torch_compat.changing_numbers import ChangingNumbers
+from memopt.torch_compat.transforms import in_force
 from memopt.tracing import collect, dynamo_backend, dynamo_settings, note_outside
+
+log = logging.getLogger("memopt")
+
+
+class NotPlanned(RuntimeError, AttributeError):
+    """There is no report yet: an attribute that is not there, for who looks through a module's attributes."""
 
 
 class ModelCalls:
@@ -76,7 +84,9 @@ class ModelCalls:
         self.numbers = ChangingNumbers(type(model).__name__)
         self.last: Session | None = None
         self.recordings: Pool | None = None
+        self.inlined = False  # whether the stand-in is a part of a model that memopt compiles: it is compiled with that
         self._kind: Kind | None = None  # of the latest call
+        self._said: set[str] = set()  # what runs as it is, told once
         self._report: Report | None = None  # of before the model was moved
         weakref.finalize(self, _release, self.sessions).atexit = False
 
@@ -91,9 +101,9 @@ class ModelCalls:
         if session is None or (session.report is None and self._report is not None):
             if self._report is not None:
                 return self._report
-            raise RuntimeError("nothing is planned yet: call the model once, or pass example_inputs to memopt.compile")
+            raise NotPlanned("nothing is planned yet: call the model once, or pass example_inputs to memopt.compile")
         if session.report is None:
-            raise RuntimeError(
+            raise NotPlanned(
                 f"nothing is planned: no graph could be captured of {session.model_name}, it runs as it is"
             )
         return session.report
@@ -106,6 +116,9 @@ class ModelCalls:
             CaptureError: the budget cannot be kept, as graphs depend on the values of tensors, or none can be captured.
             MemoryError: the device had less memory left than the step needs.
         """
+        around = in_force()
+        if around:
+            return self._run_as_it_is(around, args, kwargs)
         if self.optimizers.due():
             self._recount()
         kind, steady = self._find_steady(args, kwargs)
@@ -147,6 +160,18 @@ class ModelCalls:
             guard.backward(outputs)
         self.steady.learn(kind, self.compiled[accumulating], args, kwargs)
         return outputs
+
+    def _run_as_it_is(self, around: str, args: Any, kwargs: Any) -> Any:
+        """Call the model within something that nothing is compiled through."""
+        name = type(self.model).__name__
+        if self.options.budget is not None:
+            raise CaptureError(
+                f"{around} is not planned through, so that {name} keeps no budget there: call the original model"
+            )
+        if around not in self._said:
+            self._said.add(around)
+            log.info("memopt: within %s %s runs as it is", around, name)
+        return self.model(*args, **kwargs)
 
     @in_one_piece
     def plan(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:

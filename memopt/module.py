@@ -8,11 +8,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from memopt.calls import ModelCalls
 from memopt.options import Options
 from memopt.report.record import Report
+from memopt.torch_compat.transforms import compiled_from
 
 # Methods that Python looks for at classes alone: a stand-in has them if its model does.
 _CONTAINER = ("__len__", "__getitem__", "__setitem__", "__delitem__", "__iter__", "__contains__", "__reversed__")
@@ -79,6 +81,10 @@ class CompiledModule(nn.Module):
             CaptureError: the budget cannot be kept, as graphs depend on the values of tensors, or none can be captured.
             MemoryError: the device had less memory left than the step needs.
         """
+        if torch.compiler.is_compiling():
+            if self._memopt.inlined or torch.compiler.is_exporting():
+                return self._memopt.model(*args, **kwargs)
+            return _run_outside(self, args, kwargs)
         return self._memopt.run(args, kwargs)
 
     def set_optimizer(self, optimizer: Any) -> None:
@@ -113,6 +119,11 @@ class CompiledModule(nn.Module):
         """
         raise TypeError("this model is compiled by memopt already: compile the original model, or leave .compile()")
 
+    def _replicate_for_data_parallel(self) -> Any:
+        raise RuntimeError(
+            "DataParallel copies a model at each call: use DistributedDataParallel, or memopt.compile on one device"
+        )
+
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own state dict, with its own keys."""
         return self._memopt.model.state_dict(*args, **kwargs)
@@ -123,6 +134,8 @@ class CompiledModule(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         calls = self.__dict__.get("_memopt")
+        if name == "report" and calls is not None:
+            return calls.report  # raises what the property did
         if calls is None or (name.startswith("__") and name not in vars(calls.model)):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         return getattr(calls.model, name)
@@ -156,6 +169,37 @@ class CompiledModule(nn.Module):
     def _beside(self, model: nn.Module) -> CompiledModule:
         """A stand-in of a copy. It is planned without the optimizer, which does not step the copy's parameters."""
         return CompiledModule(model, dataclasses.replace(self._memopt.options, optimizer=None))
+
+
+def compilable(model: Any) -> tuple[nn.Module, list[str]]:
+    """The model to compile, and notes for the user: of one that was compiled by torch.compile, what that was made of.
+
+    Raises:
+        TypeError: it is no module, or one that torch.compile does not take.
+    """
+    notes = []
+    while (inner := compiled_from(model)) is not None:
+        notes = ["the model was compiled by torch.compile: memopt compiles what that was made of, under its own names"]
+        model = inner
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"memopt.compile takes a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, CompiledModule):
+        raise TypeError("this model is compiled already: compile the original model")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(f"memopt.compile takes a module of Python code, not {type(model).__name__}: the original model")
+    if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
+        raise TypeError("DataParallel copies the model at each call: compile model.module for one device, or use DDP")
+    for name, part in model.named_modules():
+        if isinstance(part, CompiledModule):
+            part._memopt.inlined = True
+            notes.append(f"{name} is a stand-in of memopt's: within this model it is compiled as a part of it")
+    return model, notes
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _run_outside(stand_in: CompiledModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The stand-in's call within a model that torch.compile compiles: between two of its graphs."""
+    return stand_in._memopt.run(args, kwargs)
 
 
 def _kind_of(model: type[nn.Module]) -> type[CompiledModule]:

@@ -1,0 +1,41 @@
+"""What can be in force around a call so that torch.compile does not compile it: it would run as it is, or fail.
+
+For transforms Dynamo even gives up the frame for good, and with it the frame of every later model that is made of
+torch's own layers. Tried on torch 2.11 and 2.13.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils import _python_dispatch
+
+
+def in_force() -> str:
+    """What around this call is not compiled through, as the user knows it; empty if nothing is."""
+    if torch._C._functorch.get_dynamic_layer_stack_depth():
+        return "a transform of torch.func (grad, vmap, jvp, functionalize)"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace"
+    if torch.fx._symbolic_trace._is_fx_tracing_flag or get_proxy_mode() is not None:
+        return "make_fx or another tracer"
+    if torch._C._len_torch_dispatch_stack() and _has_users_mode():
+        return "a TorchDispatchMode"
+    return ""
+
+
+def _has_users_mode() -> bool:
+    asked = getattr(_python_dispatch, "any_torch_dispatch_mode_on_stack", None)
+    if asked is None:  # before 2.12
+        asked = _python_dispatch.is_in_any_mode_without_ignore_compile_internals
+    return bool(asked())
+
+
+def compiled_from(model: object) -> nn.Module | None:
+    """The module that `torch.compile` made this one of; None if it made it of none."""
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(model, torch._dynamo.OptimizedModule) and isinstance(inner, nn.Module) else None
