@@ -13,6 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import memopt
 
+# torch imports parts of its own with warnings when forward mode is first used.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo():
