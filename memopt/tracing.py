@@ -25,8 +25,8 @@ from memopt.program import Program
 from memopt.session import Session
 from memopt.step.again import found_again, keep_for_others
 from memopt.step.measured import lower_within
-from memopt.torch_compat.dynamo import functions_keep_backward
 from memopt.torch_compat.changing_numbers import ChangingNumbers
+from memopt.torch_compat.dynamo import functions_keep_backward
 from memopt.torch_compat.logging_calls import deferred_logging, silence
 from memopt.torch_compat.replaced_calls import replaced_calls
 
