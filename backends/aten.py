@@ -16,6 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.engine import Engine
 from memopt.memory.aliasing import owner
+from memopt.torch_compat.donated import nothing_donated
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -45,7 +46,8 @@ class AtenBackend(Engine):
         lower = aot_autograd(
             fw_compiler=half, bw_compiler=backward, inference_compiler=inference, partition_fn=hooks.partition
         )
-        return lower(graph_module, example_inputs)
+        with nothing_donated():  # no half writes over what it is given
+            return lower(graph_module, example_inputs)
 
 
 def lower_inference(

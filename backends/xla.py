@@ -13,13 +13,11 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd import graph_compile
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.backends.aten import Boxed, emit
@@ -31,6 +29,7 @@ from memopt.program import InputKind, OutputKind, Program, tensors_of
 from memopt.report.record import ExecutableReport
 from memopt.step.inference import emitted_inference
 from memopt.step.planner import GraphPeaks
+from memopt.torch_compat.donated import nothing_donated
 
 # Attempts to keep a budget: operators in a piece of a graph, and parts of the batch in which convolutions are run.
 # Smaller pieces and parts hold less, and are slower.
@@ -116,12 +115,9 @@ def _aot(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hoo
         fw_compiler=forward, bw_compiler=backward, inference_compiler=inference, partition_fn=hooks.partition
     )
     # XLA never writes over what PyTorch gives it, so backward may be run again (`retain_graph`).
-    donates_nothing: Any = mock.patch.object(
-        graph_compile, "collect_bw_donated_buffer_idxs", lambda *args, **options: []
-    )
     with (
         functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
-        donates_nothing,
+        nothing_donated(),
     ):
         return lower(graph_module, example_inputs)
 

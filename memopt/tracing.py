@@ -24,6 +24,7 @@ from memopt.engine import Recalled
 from memopt.program import Program
 from memopt.session import Session
 from memopt.step.again import found_again, keep_for_others
+from memopt.step.backward_entry import watched
 from memopt.step.measured import lower_within
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import functions_keep_backward
@@ -103,7 +104,9 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
                 if run is None:
                     run = lower_within(session, lower, hooks, example_inputs)
                     keep_for_others(session, hooks, run)
-                return run if collected is None else _counted(run, collected, first)
+                if collected is not None:
+                    return _counted(run, collected, first)
+                return watched(run, hooks.backward_facts()) if hooks.needs_gradients else run
             finally:
                 if not session.dry:
                     session.forget_search()  # kept so far: a step that is lowered for less is not searched again

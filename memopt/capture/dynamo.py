@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import inspect
 import os
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableSet, Sequence
@@ -22,6 +23,7 @@ from torch._functorch import partitioners
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._ordered_set import OrderedSet
 
+from memopt.capture.dependence import gradient_sources
 from memopt.capture.export import refuse_layouts
 from memopt.capture.joint import (
     Halved,
@@ -33,11 +35,15 @@ from memopt.capture.joint import (
     split,
 )
 from memopt.capture.keep_attention import keep_fused_attention
-from memopt.capture.lending import lend
+from memopt.capture.lending import lend, position_of
 from memopt.program import InputKind, Program, draws_numbers
+from memopt.step.backward_entry import BackwardFacts
 from memopt.step.guard import said
+from memopt.step.own_copies import recomputed_from
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+
+_LOCAL = r"\bL\['(\w+)'\]"  # how Dynamo's sources write a local variable
 
 Names = Mapping[int, tuple[InputKind, str, torch.Tensor]]
 
@@ -77,6 +83,7 @@ class Hooks:
         self.origins = [
             _origin_of(node, value, names) for node, value in zip(placeholders, example_inputs, strict=True)
         ]
+        self._called = [_called(node, origin) for node, origin in zip(placeholders, self.origins, strict=True)]
         # Weakly: the caller's tensors are the caller's.
         self._given = [weakref.ref(value) if isinstance(value, torch.Tensor) else None for value in example_inputs]
         self.dry = session.dry
@@ -84,6 +91,7 @@ class Hooks:
         # The one of the first lowering: what is kept on disk goes by it. A graph that is lowered again may be simpler.
         self.first: Program | None = None
         self._joint: fx.GraphModule | None = None  # the graph that it was captured from
+        self._forward_outputs = 0  # of that graph
         self._inferred: tuple[fx.GraphModule, Program] | None = None  # an inference graph, and its program
         self.kept: Any = None  # what an engine knows of the graph from one lowering of it to the next
         self.recordable: tuple[Any, Any] = None, None  # a function that an engine made, and its step, to be recorded
@@ -91,6 +99,8 @@ class Hooks:
         self.tried = False  # whether a step was taken within the budget
         self.full_speed = True  # whether the allocator handed nothing back in it to keep that
         self.key = ""  # by which the step as it is settled is known to other processes; empty where it is not
+        self.recomputed: Sequence[str] = ()  # names of the inputs that backward reads to recompute values
+        self.known_facts = BackwardFacts()  # of a step that was found on disk: there is no program of it
         # A function that an engine made, and what keeps its code for who lowers the graph again; None: nothing does.
         self.repeatable: tuple[Any, Callable[[], None] | None] = None, None
         reason = getattr(graph_module, "compile_subgraph_reason", None)
@@ -120,6 +130,7 @@ class Hooks:
             )
 
         forward, backward = split(program, extract)
+        self.recomputed = recomputed_from(forward, backward)
         mutations_in_place(forward, program, num_fwd_outputs)
         return forward, backward
 
@@ -144,9 +155,20 @@ class Hooks:
                 for node in joint.graph.nodes:
                     refuse_layouts(node)
                 self.captured, self._joint = from_joint(joint, forward_outputs, self.origins), joint
+                self._forward_outputs = forward_outputs
                 self.first = self.first or self.captured
                 lend(self.captured, self.example_inputs())
         return self.captured
+
+    def backward_facts(self) -> BackwardFacts:
+        """What is to be looked at when backward of the lowered graph begins."""
+        program = self.captured
+        if program is None:
+            return self.known_facts
+        places = {node.name: position_of(node) for node in program.placeholders}
+        read = [place for place in map(places.get, self.recomputed) if place is not None]
+        recomputed = tuple((place, self._called[place]) for place in read)
+        return BackwardFacts(self._forward_outputs, gradient_sources(program), recomputed)
 
     def forget(self) -> None:
         """Let go of the joint graph, and of what an engine keeps: the graph is lowered."""
@@ -291,6 +313,16 @@ def _origin_of(node: fx.Node, value: Any, names: Names) -> Origin:
     if "._buffers[" in source:
         return Origin(InputKind.BUFFER, _qualified(source), _known(value))
     return Origin(InputKind.USER, None, None)
+
+
+def _called(node: fx.Node, origin: Origin) -> str:
+    """What a user calls an input of the graph."""
+    if origin.target:
+        return f"{origin.kind.value} {origin.target!r}"
+    argument = node.meta.get("grapharg")
+    source = argument.source.name if argument is not None and argument.source is not None else node.name
+    source = source() if callable(source) else source
+    return f"input {re.sub(_LOCAL, lambda found: found[1], source)}"
 
 
 def _known(value: torch.Tensor) -> torch.Tensor | None:

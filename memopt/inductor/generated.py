@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.inductor.lines import with_lines
@@ -17,6 +19,10 @@ from memopt.recording.ends import Ends
 from memopt.recording.guide import FIRST, Guide
 from memopt.recording.pool import Pool
 from memopt.recording.step import RecordedStep
+from memopt.torch_compat.backward import keeps_graph
+
+_ARGUMENTS = re.compile(r"^ +((?:\w+, )*\w+),? = args$", re.MULTILINE)
+_REUSED = re.compile(r"\bdel (\w+) +# reuse")
 
 
 class GeneratedCode:
@@ -25,6 +31,7 @@ class GeneratedCode:
     Attributes:
         around: put around what runs.
         wrapper: the code; None as long as there is none.
+        overwrites: positions of the arguments that it writes its own values to; None: these are not known.
         instead: what runs in place of it.
     """
 
@@ -32,6 +39,7 @@ class GeneratedCode:
         """There is no code yet."""
         self.around = around
         self.wrapper: Wrapper | None = None
+        self.overwrites: Sequence[int] | None = ()
         self.instead: Call | None = None
         self._load: Callable[[], ModuleType] | None = None
         self._module: ModuleType | None = None
@@ -39,6 +47,7 @@ class GeneratedCode:
     def taken(self, load: Callable[[], ModuleType], path: str, attributes: Mapping[str, Any]) -> Any:
         """Take the code; see `memopt.inductor.loading.loaded_by`."""
         self.wrapper = Wrapper(Path(path).read_text(), dict(attributes))
+        self.overwrites = overwritten_arguments(self.wrapper.source)
         self._load, self._module = load, None
         return stand_in(self.around(self._run), path)
 
@@ -52,7 +61,29 @@ class GeneratedCode:
     def _run(self, args: list[Any]) -> Sequence[Any]:
         module = self._module or self.load()
         assert module is not None
+        if self.overwrites != () and keeps_graph():  # another backward reads them
+            for index in range(len(args)) if self.overwrites is None else self.overwrites:
+                args[index] = _copy(args[index])
         return (self.instead or module.call)(args)
+
+
+def overwritten_arguments(source: str) -> tuple[int, ...] | None:
+    """Positions of the arguments whose memory generated code uses for values of its own: saved tensors, in backward.
+
+    None where the code is of a form that is not known.
+    """
+    found = _ARGUMENTS.search(source)
+    if found is None:
+        return None
+    reused = set(_REUSED.findall(source))
+    return tuple(index for index, name in enumerate(found[1].split(", ")) if name in reused)
+
+
+def _copy(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    copied = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return copied.copy_(value)
 
 
 def recordable(forward: GeneratedCode, backward: GeneratedCode, ends: Ends, pool: Pool) -> RecordedStep | None:

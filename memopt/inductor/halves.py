@@ -15,6 +15,7 @@ from torch import fx
 from torch._dynamo.utils import counters
 from torch._guards import TracingContext
 from torch._inductor import compile_fx as inductor
+from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memopt.inductor.ahead import Ahead, BegunError, lays_out
@@ -28,7 +29,9 @@ from memopt.program import InputKind, OutputKind, Program
 from memopt.recording.ends import ends_of
 from memopt.recording.pool import Pool
 from memopt.recording.step import RecordedStep
+from memopt.step.own_copies import recomputed_from
 from memopt.step.planner import GraphPeaks
+from memopt.torch_compat.donated import donated_now
 
 
 class Half(GeneratedCode):
@@ -64,6 +67,8 @@ class Halves:
         self.backward: Half | None = None
         self._around_backward, self._ahead, self._meanwhile = around_backward, ahead, meanwhile
         self._followed: _Followed | None = None
+        self.recomputed: Sequence[str] = ()  # inputs that backward reads to recompute values
+        self._forward_graph: fx.GraphModule | None = None  # until backward is there
 
     def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         """Inductor's inner compiler, with the kernels left for later."""
@@ -71,13 +76,20 @@ class Halves:
         if options.get("is_backward"):
             self.backward = half
             half.around = self._around_backward
+            if self._forward_graph is not None:
+                self.recomputed, self._forward_graph = recomputed_from(self._forward_graph, module), None
         else:
-            self.forward = half
+            self.forward, self._forward_graph = half, module
+        donated, partition = donated_now(), inductor_config.custom_partitioner_fn
+        if half is self.backward and partition is not None:
+            partition.donated = tuple(donated)  # type: ignore[attr-defined]
         with phase("generating code"), loaded_by(half.taken):
             if self._ahead is None:
                 half.run = inductor.compile_fx_inner(module, example_inputs, **options)
             else:
                 half.run = self._beside(self._ahead, half, module, example_inputs, options)
+        if half is self.backward:
+            donated.clear()  # a graph may be kept: what is written over is copied then
         return half.run
 
     def _beside(

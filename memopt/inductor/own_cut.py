@@ -22,6 +22,7 @@ from memopt.inductor.spared import spare_saved
 from memopt.pass_manager import Pass
 from memopt.phases import phase
 from memopt.step.measured import step_decides
+from memopt.step.own_copies import keep_small_inputs
 
 # Code of torch's own cut takes no less than this share of what is expected of it: its order is Inductor's to choose.
 # Once there is code, that of other cuts is taken to have the same share.
@@ -168,6 +169,7 @@ class OwnCut:
             if not self.spare(excess):
                 return None
         self.short = bool(session.excess_with(self._expected))
+        keep_small_inputs(forward, backward, kept)
         backward = put_off_sinks(forward, backward, kept, session.excess_with)
         mutations_in_place(forward, program, num_fwd_outputs)
         return forward, backward

@@ -27,6 +27,7 @@ from memopt.inductor.unread import unread
 from memopt.inductor.write_over import register_write_over
 from memopt.program import Program, copy_node, module_of
 from memopt.rewrite import storages
+from memopt.torch_compat.donated import may_donate
 
 # What tells code that is fused in the plan's order, or in a rewrite's, from other code of the same graph.
 IN_ORDER, ADDED_IN_ORDER, IN_ANY_ORDER = b"memopt, in either order", b"memopt, rewrites in either order", b"memopt"
@@ -42,10 +43,12 @@ class Partition(CustomPartitionerFn):
 
     Attributes:
         token: which fusion policy its code is made with.
+        donated: the arguments that code may write over, once backward is lowered; a graph does not tell them.
     """
 
     def __init__(self, partition: Callable[..., Any]) -> None:
         self._partition, self.token = partition, IN_ANY_ORDER
+        self.donated: tuple[int, ...] | None = None
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Halved:
         """Cut the joint graph."""
@@ -62,9 +65,10 @@ class Partition(CustomPartitionerFn):
     def uuid(self) -> Any | None:
         """What stands for the hook in the keys of Inductor's cache.
 
-        These go by the halves that come of the plan: beside them only the fusion policy matters.
+        These go by the halves that come of the plan: beside them only the fusion policy matters, and what backward's
+        code may write over.
         """
-        return self.token
+        return self.token if self.donated is None else b"%b, donated %b" % (self.token, repr(self.donated).encode())
 
 
 def keep_order(policy: contextlib.ExitStack, partition: Partition, *, added_only: bool = False) -> None:
@@ -138,7 +142,7 @@ def compile_training(
     register_write_over()
     # Both halves are lowered at once, since a peak is that of both.
     settings = functorch_config.patch(force_non_lazy_backward_lowering=True)
-    with settings, unread(), cached or JointCache().attempt(), (trace or Trace()).kept():
+    with settings, may_donate(), unread(), cached or JointCache().attempt(), (trace or Trace()).kept():
         return inductor.compile_fx(
             fx.GraphModule(graph_module, graph_module.graph),
             example_inputs,

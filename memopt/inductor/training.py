@@ -110,6 +110,7 @@ class Training:
         if session.recordings is not None and self.hooks.captured is not None:
             self.hooks.recordable = attempt.run, attempt.halves.recordable(self.hooks.captured, session.recordings)
         self.hooks.repeatable = attempt.run, self._repeatable(attempt)
+        self.hooks.recomputed = attempt.halves.recomputed
         return attempt.run
 
     def recall(self, facts: bytes) -> Recalled:

@@ -34,6 +34,7 @@ from memopt.recording.ends import Ends
 from memopt.recording.lent import Loan, address_of, seen, view
 from memopt.recording.overwritten import Overwritten, can_be_put_back
 from memopt.recording.pool import Pool
+from memopt.torch_compat.backward import keeps_graph
 
 Call = Callable[[list[Any]], Sequence[Any]]
 # Makes of a list of arguments, which is emptied, one in which some are in memory of their own.
@@ -331,7 +332,7 @@ class RecordedStep:
         args.clear()
         if not self._is_of_recording(given):
             return self._backward(given)
-        if _keeps_graph():  # it runs beside what is saved, and leaves that as it is
+        if keeps_graph():  # it runs beside what is saved, and leaves that as it is
             return self._backward(given)
         if not self._pool.is_under_way(self):
             raise RuntimeError("what backward needs was used up by the backward of the same step, or of a later one")
@@ -383,11 +384,3 @@ class _Argument:
     """Stands for an argument of forward that it returns as it is."""
 
     index: int
-
-
-def _keeps_graph() -> bool:
-    """Whether the backward that runs now was asked to keep the graph for another one."""
-    try:
-        return bool(torch._C._autograd._get_current_graph_task_keep_graph())
-    except RuntimeError:  # no backward runs: it is called by hand
-        return False

@@ -29,6 +29,7 @@ from memopt.recording.ends import Ends
 from memopt.recording.trial import Gain
 from memopt.report.packed import packed, unpacked
 from memopt.report.record import Report
+from memopt.step.backward_entry import BackwardFacts
 from memopt.step.keys import described, place_of, versions
 from memopt.step.measured import keeps, measurable
 from memopt.step.planned import fingerprint
@@ -63,6 +64,7 @@ class Settlement:
         full_speed: whether the allocator handed nothing back in a step of it.
         gain: what it is recorded for; None where it is not.
         ends: of the halves that are recorded.
+        backward: what is looked at when backward begins.
     """
 
     report: Report
@@ -79,6 +81,7 @@ class Settlement:
     full_speed: bool
     gain: Gain | None = None
     ends: Ends | None = None
+    backward: BackwardFacts = dataclasses.field(default_factory=BackwardFacts)
 
 
 @looking_once()
@@ -104,6 +107,7 @@ def found_again(session: Session, hooks: Hooks, recall: Recall, given: Sequence[
             hooks.recordable = run, found.recordable(known.ends, session.recordings)
     before = session.tighten(0), session.multiplies, session.aside
     if _taken_up(session, known) and _still_keeps(session, run, hooks, given, known):
+        hooks.known_facts = known.backward
         log.info("the step was found on disk, as an earlier process has settled it")
         return run
     log.info("the step that was found on disk does not keep the budget: planning anew")
@@ -139,6 +143,7 @@ def keep_for_others(session: Session, hooks: Hooks, run: Callable[..., Any]) -> 
         full_speed=hooks.full_speed,
         gain=hooks.recorded,
         ends=None if hooks.recorded is None else hooks.recordable[1].ends,
+        backward=hooks.backward_facts(),
     )
     if Settlements().put(hooks.key, kept):
         keep()
@@ -165,6 +170,7 @@ class Settlements:
         fields["report"] = base64.b85encode(packed(kept.report)).decode()
         fields["gain"] = None if kept.gain is None else kept.gain.name
         fields["ends"] = None if kept.ends is None else _listed(kept.ends)
+        fields["backward"] = kept.backward.listed()
         return self._store.put(self._scope, key, fields)
 
 
@@ -173,7 +179,7 @@ def _decoded(record: dict[str, Any]) -> Settlement:
     written = record.pop("written")
     if written is not None:
         written = tuple(int(place) for place in written)
-    gain, ends = record.pop("gain"), record.pop("ends")
+    gain, ends, backward = record.pop("gain"), record.pop("ends"), record.pop("backward")
     if (gain is None) != (ends is None):
         raise ValueError("what is recorded has ends, and nothing else")
     found = Settlement(
@@ -181,6 +187,7 @@ def _decoded(record: dict[str, Any]) -> Settlement:
         written=written,
         gain=None if gain is None else Gain[gain],
         ends=None if ends is None else _ends(*ends),
+        backward=BackwardFacts.of_list(backward),
         **record,
     )
     sizes = (found.plain, found.constants, found.whole, found.limit, found.margin, found.aside, found.libraries)

@@ -15,6 +15,7 @@ from memopt.memory.aliasing import Aliasing, analyse, owner
 from memopt.program import InputKind, Phase, Program, copy_node, is_effectful, is_random, module_of
 from memopt.solve.problem import StepProblem
 from memopt.solve.schedule import Schedule
+from memopt.step.own_copies import RECOMPUTED, copy_small_inputs
 
 _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 _BATCH_NORM_AGAIN = torch.ops.aten._native_batch_norm_legit.no_stats
@@ -163,6 +164,8 @@ class _Emitter:
         result = self.graph.output(outputs)
         result.meta = dict(program.graph.output_node().meta)
         self._drop_unused()
+        copy_small_inputs(self.graph, self._inputs())
+        self._drop_unused()
         module = module_of(program.graph_module, self.graph)
         return dataclasses.replace(program, graph_module=module).finish()
 
@@ -222,7 +225,15 @@ class _Emitter:
             self.placed.add(node)
             known[key] = copied = self.graph.create_node("call_function", node.target, args, kwargs, name=name)
             copied.meta = {**node.meta, "phase": Phase.BACKWARD}
+            if node.meta["phase"] is Phase.FORWARD:
+                copied.meta[RECOMPUTED] = True
         return known[key]
+
+    def _inputs(self) -> set[fx.Node]:
+        """What the caller may write to between forward and backward."""
+        kinds = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.USER}
+        placeholders = zip(self.program.inputs, self.program.placeholders, strict=True)
+        return {self.current[node] for entry, node in placeholders if entry.kind in kinds}
 
     def _drop_unused(self) -> None:
         # A forward operation too: what it makes early for backward may be made there again each time it is read.

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from memopt.inductor.generated import GeneratedCode, recordable
+from memopt.inductor.generated import GeneratedCode, overwritten_arguments, recordable
 from memopt.inductor.replay import Wrapper
 from memopt.recording.ends import Ends
 
@@ -67,3 +67,18 @@ def test_code_that_cannot_be_loaded_says_so_when_it_is_to_run(tmp_path, half):
     codes[half].taken(broken, str(tmp_path / "lost.py"), {})
     with pytest.raises(OSError, match="a kernel is lost"):
         recordable(*codes, ENDS, SimpleNamespace())
+
+
+CODE = """def call(args):
+    a_1, b, c, tangents_1 = args
+    args.clear()
+    buf0 = c; del c  # reuse
+    buf1 = reinterpret_tensor(a_1, (4, ), (1, ), 0); del a_1  # reuse
+    del b
+"""
+
+
+def test_arguments_whose_memory_code_uses_are_known_by_its_lines():
+    assert overwritten_arguments(CODE) == (0, 2)
+    assert overwritten_arguments(CODE.replace("  # reuse", "")) == ()
+    assert overwritten_arguments("def call(args): ...") is None

@@ -1,0 +1,168 @@
+"""What is looked at when backward of a compiled graph begins, and was noted when its forward ended.
+
+1. Inputs that backward reads to recompute values must be what they were: a plan reads more of them than eager does, and
+   autograd itself sees no write through `tensor.data`.
+2. What depends only on outputs that the loss did not use gets no gradient, where AOTAutograd would return zeros.
+3. A second derivative is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memopt.memory.fingerprint import fingerprint_of, same_fingerprint
+from memopt.torch_compat.backward import compiled_node, keeps_graph, nodes_so_far, running_node
+
+# Calls of one graph on a GPU after which contents are compared no more, since that waits for the device: who writes
+# between forward and backward does so in every step.
+_CALLS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class BackwardFacts:
+    """What holds of one graph's backward.
+
+    Attributes:
+        outputs: how many values autograd knows as the graph's outputs.
+        sources: per gradient, the positions of the outputs that it comes of; None where that does not matter.
+        recomputed: positions and names of the arguments that backward reads to recompute values.
+    """
+
+    outputs: int = 0
+    sources: tuple[tuple[int, ...] | None, ...] = ()
+    recomputed: tuple[tuple[int, str], ...] = ()
+
+    def listed(self) -> list[Any]:
+        """The facts as plain lists."""
+        sources = [None if item is None else list(item) for item in self.sources]
+        return [self.outputs, sources, [list(item) for item in self.recomputed]]
+
+    @staticmethod
+    def of_list(record: Any) -> BackwardFacts:
+        """The facts of such lists; raises ValueError or TypeError where they are none."""
+        outputs, sources, recomputed = record
+        return BackwardFacts(
+            int(outputs),
+            tuple(None if item is None else tuple(map(int, item)) for item in sources),
+            tuple((int(place), str(name)) for place, name in recomputed),
+        )
+
+
+def watched(run: Callable[..., Any], facts: BackwardFacts) -> Callable[..., Any]:
+    """A compiled graph whose backward is looked after.
+
+    Args:
+        run: takes the graph's arguments and returns its outputs in a sequence.
+        facts: of its backward.
+    """
+    left = _CALLS
+
+    def call(*args: Any) -> Any:
+        nonlocal left
+        if not torch.is_grad_enabled() or torch._guards.TracingContext.try_get() is not None:
+            return run(*args)
+        first = nodes_so_far()
+        results = run(*args)
+        node = compiled_node(results, first) or compiled_node(args, first)
+        if node is not None:
+            left -= 1
+            node.register_prehook(_Entry(facts, args, left >= 0).begin)
+        return results
+
+    return call
+
+
+class _Entry:
+    """One call's forward, until its backward begins."""
+
+    def __init__(self, facts: BackwardFacts, args: Sequence[Any], contents: bool) -> None:
+        self._facts = facts
+        self._stamps = [_Stamp(args[place], name, contents) for place, name in facts.recomputed]
+
+    def begin(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Called with the gradients of the outputs before backward runs; None stands for one that there is not.
+
+        Raises:
+            RuntimeError: what backward recomputes values from is not what it was.
+        """
+        with torch.no_grad():
+            for stamp in self._stamps:
+                stamp.check()
+        if not keeps_graph():
+            self._stamps = []  # the caller's tensors are the caller's
+        none = self._without(gradients) if len(gradients) == self._facts.outputs else []
+        if none or torch.is_grad_enabled():
+            _Exit(running_node(), none, len(self._facts.sources))
+
+    def _without(self, gradients: Sequence[torch.Tensor | None]) -> list[int]:
+        """Which gradients there are not, where only these are given."""
+        missing = {place for place, gradient in enumerate(gradients) if gradient is None}
+        sources = enumerate(self._facts.sources)
+        return [place for place, read in sources if read is not None and missing.issuperset(read)]
+
+
+class _Exit:
+    """What becomes of the gradients that one run of backward returns."""
+
+    def __init__(self, node: Any, none: Sequence[int], count: int) -> None:
+        self._none, self._count = frozenset(none), count
+        self._handle = node.register_hook(self.end)
+
+    def end(self, returned: Sequence[torch.Tensor | None], _: Any) -> Any:
+        """Called with what backward returns; returns what autograd takes instead, None for the same."""
+        self._handle.remove()
+        if torch.is_grad_enabled():
+            for node in {value.grad_fn for value in returned if value is not None and value.grad_fn is not None}:
+                node.register_prehook(_refuse)
+        if not self._none or len(returned) != self._count:
+            return None
+        return tuple(None if place in self._none else value for place, value in enumerate(returned))
+
+
+def _refuse(_: Any) -> None:
+    raise RuntimeError(
+        "memopt compiles first derivatives only: call the original model, not the one that memopt.compile returned, "
+        "where a gradient of gradients is taken (create_graph=True)"
+    )
+
+
+class _Stamp:
+    """What tells whether an argument was written to."""
+
+    def __init__(self, value: Any, name: str, contents: bool) -> None:
+        self._value, self._name = value, name
+        self._before = None if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) else _place(value)
+        self._contents: Any = None
+        if self._before is not None and (contents or value.device.type == "cpu"):
+            with torch.no_grad(), contextlib.suppress(RuntimeError, NotImplementedError):  # a layout without storage
+                self._contents = fingerprint_of(value)
+
+    def check(self) -> None:
+        if self._before is None:
+            return
+        if self._contents is not None:
+            same = same_fingerprint(self._contents, fingerprint_of(self._value))
+        else:
+            same = self._before == _place(self._value)
+        if not same:
+            raise RuntimeError(
+                f"{self._name} was changed between forward and backward, which recomputes activations from it: change "
+                "it after backward(), or call the original model in such a step"
+            )
+
+
+def _place(value: torch.Tensor) -> tuple[int, ...]:
+    """Version and storage of a tensor: a storage may be filled anew elsewhere, as sharded parameters are."""
+    with contextlib.suppress(RuntimeError, NotImplementedError):
+        return (
+            0 if value.is_inference() else value._version,
+            value.untyped_storage()._cdata,
+            int(value.storage_offset()),
+        )
+    return ()
