@@ -16,6 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.engine import Engine
 from memopt.memory.aliasing import owner
+from memopt.torch_compat.dead_draws import dead_draws_kept
 from memopt.torch_compat.donated import nothing_donated
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -46,7 +47,7 @@ class AtenBackend(Engine):
         lower = aot_autograd(
             fw_compiler=half, bw_compiler=backward, inference_compiler=inference, partition_fn=hooks.partition
         )
-        with nothing_donated():  # no half writes over what it is given
+        with dead_draws_kept(), nothing_donated():  # no half writes over what it is given
             return lower(graph_module, example_inputs)
 
 
@@ -64,7 +65,8 @@ def lower_inference(
         return emit(module)
 
     lower = aot_autograd(fw_compiler=half, bw_compiler=half, inference_compiler=inference)
-    return lower(graph_module, example_inputs)
+    with dead_draws_kept():
+        return lower(graph_module, example_inputs)
 
 
 def emit(graph_module: fx.GraphModule) -> Boxed:

@@ -35,6 +35,7 @@ from memopt.program import InputKind, Program, draws_numbers, tensors_of
 from memopt.static.code import Code, generate
 from memopt.static.forms import is_joinable, write_of
 from memopt.static.write import Write
+from memopt.torch_compat.dead_draws import dead_draws_kept
 
 
 class StaticBackend(Engine):
@@ -75,7 +76,8 @@ class StaticBackend(Engine):
         lower = aot_autograd(
             fw_compiler=half, bw_compiler=half, inference_compiler=inference, partition_fn=hooks.partition
         )
-        return lower(graph_module, example_inputs)
+        with dead_draws_kept():
+            return lower(graph_module, example_inputs)
 
     def bind(self, program: Program) -> StaticFunction:
         """Plan a program's memory and bind it to the arena of its device."""

@@ -1,12 +1,12 @@
 """Train sixty classes of transformers and ten plain models within 0.7 of their peak, and infer with them, beside eager.
 
-python -m benchmarks.model_classes [NAME …] [--engine aten|inductor] [--jobs J] [--timeout S] [--json FILE]
+python -m benchmarks.model_classes [NAME …] [--engine aten|inductor] [--jobs J] [--timeout S] [--json FILE] [--brief]
 
 Each class runs in a process of its own: three steps of AdamW, losses and parameters compared with eager's (in float64
 where the model computes in it), the last two steps measured against the budget; then a call without gradients. Where
 0.7 is refused, the least that the refusal names is used. Writes benchmarks/results/classes_ENGINE.json and .md (with
 names only their rows are made again) and ends with 1 where a class failed: wrong numbers, an internal error, more bytes
-than the budget, or no end within the time.
+than the budget, or no end within the time. --brief searches plans as the tests do: sooner, and less well.
 """
 
 from __future__ import annotations
@@ -253,13 +253,16 @@ def one(name: str, engine: str) -> dict[str, Any]:
 # -- all of them ------------------------------------------------------------------------------------------------------
 
 
-def apart(name: str, engine: str, timeout: float) -> dict[str, Any]:
+def apart(name: str, engine: str, timeout: float, brief: bool) -> dict[str, Any]:
     """The row of a class, from a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "row.json")
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.model_classes", name, "--engine", engine]
         caches = {"MEMOPT_CACHE_DIR": f"{folder}/m", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/i"}
         environment = {**os.environ, **caches, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        if brief:
+            path = os.pathsep.join([str(ROOT / "tests" / "started"), os.environ.get("PYTHONPATH", "")])
+            environment |= {"BRIEF_SEARCHES": "100000,4", "PYTHONPATH": path}
         failed = {"model": name, "kind": kind_of(name), "engine": engine, "inference": "failed", "inference_why": ""}
         try:
             done = subprocess.run(
@@ -281,6 +284,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one class")
     parser.add_argument("--json")
+    parser.add_argument("--brief", action="store_true", help="brief searches for plans")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -295,7 +299,7 @@ def main() -> int:
     if args.names and path.exists():
         rows = {row["model"]: row for row in json.loads(path.read_text())["rows"]}
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        asked = [pool.submit(apart, name, args.engine, args.timeout) for name in names]
+        asked = [pool.submit(apart, name, args.engine, args.timeout, args.brief) for name in names]
         for count, done in enumerate(concurrent.futures.as_completed(asked), 1):
             row = done.result()
             rows[row["model"]] = row

@@ -29,6 +29,7 @@ from memopt.capture.joint import (
     Halved,
     Origin,
     constants_to_attributes,
+    erase_dead_draws,
     from_joint,
     mutations_in_place,
     program_of_graph,
@@ -130,6 +131,7 @@ class Hooks:
             )
 
         forward, backward = split(program, extract)
+        erase_dead_draws(backward)
         self.recomputed = recomputed_from(forward, backward)
         mutations_in_place(forward, program, num_fwd_outputs)
         return forward, backward

@@ -172,6 +172,20 @@ def split(program: Program, extract: Callable[..., Halved]) -> Any:
     return extract(module, saved)
 
 
+def erase_dead_draws(backward: fx.GraphModule) -> None:
+    """Erase from a backward half what draws in vain in forward, where it has been drawn by then."""
+    dead = [
+        node
+        for node in reversed(backward.graph.nodes)
+        if is_random(node) and not node.users and node.meta.get("phase") is Phase.FORWARD
+    ]
+    for node in dead:
+        backward.graph.erase_node(node)
+    if dead:
+        backward.graph.eliminate_dead_code()
+        backward.recompile()
+
+
 def mutations_in_place(forward: fx.GraphModule, program: Program, forward_outputs: int) -> None:
     """Let the forward half update its inputs itself, as the joint graph did, in place of the outputs that say so.
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch._inductor.config
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
@@ -183,11 +184,13 @@ def run(
 def compiler(engine: str, budget: Any, verify: Any) -> Callable[[nn.Module], Any]:
     """What makes the stand-in of a model, with graphs of other programs forgotten.
 
-    `engine` may be "torch:" and a backend of torch.compile: what torch itself makes of a program.
+    `engine` may be "torch:" and a backend of torch.compile: what torch itself makes of a program. Inductor draws random
+    numbers as eager does, which it leaves to a setting: else no step with a dropout could be compared.
     """
 
     def compiled(model: nn.Module) -> Any:
         torch._dynamo.reset()
+        torch._inductor.config.fallback_random = True
         if engine.startswith("torch:"):
             return torch.compile(model, backend=engine.removeprefix("torch:"))
         return memopt.compile(model, budget, backend=engine, verify=verify)
