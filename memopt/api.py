@@ -98,7 +98,7 @@ def compile(
     )
     compiled = CompiledModule(model, dataclasses.replace(options, notes=(*options.notes, *notes)))
     if example_inputs is not None:
-        compiled._memopt.plan(*call_arguments(example_inputs))
+        compiled._memopt.plan_ahead(*call_arguments(example_inputs))
     return compiled
 
 

@@ -18,6 +18,8 @@ from memopt.backends.recorder import CudaRecorder
 from memopt.budget import BudgetError
 from memopt.capture.export import CaptureError
 from memopt.capture.shadow import model_names
+from memopt.failures import failure_of
+from memopt.fallback import Fallback
 from memopt.garbage import collecting_rarely
 from memopt.layout import LayoutNeeded, lay_out, movable_parameters
 from memopt.memory.cost.table import CostTable
@@ -48,6 +50,10 @@ log = logging.getLogger("memopt")
 
 class NotPlanned(RuntimeError, AttributeError):
     """There is no report yet: an attribute that is not there, for who looks through a module's attributes."""
+
+
+class PlanningFailed(CaptureError):
+    """Planning failed inside memopt."""
 
 
 class ModelCalls:
@@ -82,6 +88,7 @@ class ModelCalls:
         self.reference = Reference()  # of a budget that is a fraction
         self.trained = model.training  # whether it was in training's mode when it was compiled
         self.numbers = ChangingNumbers(type(model).__name__)
+        self.fallback = Fallback(model, options)
         self.last: Session | None = None
         self.recordings: Pool | None = None
         self.inlined = False  # whether the stand-in is a part of a model that memopt compiles: it is compiled with that
@@ -97,16 +104,19 @@ class ModelCalls:
         Raises:
             RuntimeError: nothing was compiled yet.
         """
-        session = self.last
+        session, notes = self.last, tuple(self.fallback.notes)
         if session is None or (session.report is None and self._report is not None):
             if self._report is not None:
-                return self._report
+                return dataclasses.replace(self._report, notes=(*self._report.notes, *notes)) if notes else self._report
+            if notes:
+                raise NotPlanned(f"nothing is planned: {notes[-1]}")
             raise NotPlanned("nothing is planned yet: call the model once, or pass example_inputs to memopt.compile")
         if session.report is None:
             raise NotPlanned(
                 f"nothing is planned: no graph could be captured of {session.model_name}, it runs as it is"
             )
-        return session.report
+        report = session.report
+        return dataclasses.replace(report, notes=(*report.notes, *notes)) if notes else report
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model as planned; plan first where these shapes and this mode are new.
@@ -135,6 +145,10 @@ class ModelCalls:
                 pass
             finally:
                 steady.end()
+        called = self.fallback.kind(args, kwargs, kind)
+        if self.fallback.has_failed(called):
+            return self.model(*args, **kwargs)
+        before = self.fallback.before(called)
         session = self._session(accumulating)
         self.last = session
         trainable = any(parameter.requires_grad for parameter in self.model.parameters())
@@ -153,6 +167,16 @@ class ModelCalls:
             except BudgetError:  # what was named was tried within limits of its own
                 guard.allowance = allowance
                 raise
+            except Exception as error:
+                failure = failure_of(error, self.options)
+                if failure is None:
+                    raise
+            else:
+                failure = None
+        if failure is not None:
+            self._drop(accumulating)
+            return self.fallback.answer(failure, called, before, args, kwargs)
+        self.fallback.works(called)
         if session.report is None and session.budget is not None and next(self.model.parameters(), None) is not None:
             raise CaptureError(f"no graph could be captured of {session.model_name}: it cannot be held to a budget")
         note_outside(session, self.model, outputs, mark)
@@ -186,6 +210,25 @@ class ModelCalls:
         self._count_optimizers()
         session.resident = self._resident(args, kwargs, accumulating)
         self.last = session
+        failure = None
+        try:
+            self._plan(session, args, kwargs)
+        except Exception as error:
+            failure = failure_of(error, self.options)
+            if failure is None:
+                raise
+        if failure is not None:
+            self._drop(accumulating)
+            own = self.fallback.error_of_model(args, kwargs)
+            if own is not None:
+                raise own
+            name, report = session.model_name, failure.save(session.model_name, self.options)
+            raise PlanningFailed(f"{name} cannot be planned: memopt failed ({failure.line}); {report}")
+        if session.report is None:
+            raise CaptureError(f"no graph could be captured of {session.model_name}: there is nothing to plan")
+        return session.report
+
+    def _plan(self, session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         with planning(session.model_name), session.timed("tracing"), collecting_rarely():
             programs = self._programs(session, args, kwargs)
             with torch._C._DisableAutocast():  # the casts are in the programs
@@ -194,9 +237,15 @@ class ModelCalls:
                 else:
                     for program in dict.fromkeys(programs):
                         plan_inference(session, program)
-        if session.report is None:
-            raise CaptureError(f"no graph could be captured of {session.model_name}: there is nothing to plan")
-        return session.report
+
+    def plan_ahead(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """As `plan`; a failure inside memopt is only told if there is no budget, as the model would run as it is."""
+        try:
+            self.plan(args, kwargs)
+        except PlanningFailed as error:
+            if self.options.budget is not None:
+                raise
+            log.warning("memopt: %s", error)
 
     def set_optimizer(self, optimizer: Any) -> None:
         """Count this optimizer in place of what was given before; plans that do not keep the budget then are dropped.
@@ -236,6 +285,16 @@ class ModelCalls:
         self.reference = Reference()
         if self.last is not None and self.last.report is not None:
             self._report, self.last = self.last.report, None
+
+    def _drop(self, accumulating: bool) -> None:
+        """Drop a session that failed in the middle of its work, with all that it compiled; its last report stays."""
+        session = self.sessions.pop(accumulating)
+        _release({accumulating: session})
+        self.compiled.pop(accumulating, None)
+        self.guards.pop(session, None)
+        self.steady = SteadyCalls(self.model)
+        if self.last is session:
+            self._report, self.last = session.report or self._report, None
 
     def _programs(self, session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Program]:
         stage("tracing the model")

@@ -21,6 +21,7 @@ from memopt.capture.outside import OUTSIDE, Mark
 from memopt.capture.shadow import Shadow
 from memopt.capture.traceable import REPLACEMENTS
 from memopt.engine import Recalled
+from memopt.failures import note_graph
 from memopt.program import Program
 from memopt.session import Session
 from memopt.step.again import found_again, keep_for_others
@@ -107,6 +108,9 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
                 if collected is not None:
                     return _counted(run, collected, first)
                 return watched(run, hooks.backward_facts()) if hooks.needs_gradients else run
+            except Exception as error:
+                note_graph(error, graph_module)
+                raise
             finally:
                 if not session.dry:
                     session.forget_search()  # kept so far: a step that is lowered for less is not searched again
@@ -153,7 +157,7 @@ def dynamo_settings(numbers: ChangingNumbers) -> Iterator[None]:
             stack.enter_context(numbers.followed())
             yield
     except BackendCompilerFailed as error:
-        raise error.inner_exception from None
+        raise error.inner_exception from error.inner_exception.__cause__  # not from what Dynamo says around it
     except TorchRuntimeError as error:  # the model's own error, on inputs of a wrong shape, say, lies within Dynamo's
         first: BaseException = error
         while isinstance(first, TorchDynamoException) and (first.__cause__ or first.__context__):

@@ -1,0 +1,149 @@
+"""Calls that memopt failed at: without a budget the model runs as it is, with one it is refused in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from memopt.capture.export import CaptureError
+from memopt.capture.shadow import Shadow
+from memopt.failures import Failure
+from memopt.options import Options
+
+log = logging.getLogger("memopt")
+
+
+class Before:
+    """What a call changes as it goes, as it was: to make the call anew with the same numbers."""
+
+    def __init__(self, model: nn.Module, *, copies: bool) -> None:
+        """As it is now.
+
+        Args:
+            model: that is called.
+            copies: whether to keep copies of its buffers.
+        """
+        self._buffers = [(buffer, _version(buffer), buffer.clone() if copies else None) for buffer in model.buffers()]
+        self._state = torch.get_rng_state()
+        cuda = any(parameter.is_cuda for parameter in model.parameters())
+        self._cuda = torch.cuda.get_rng_state_all() if cuda else None
+
+    def restore(self) -> bool:
+        """Put back buffers that were written to, and let the same numbers be drawn; whether that was possible."""
+        for buffer, version, copy in self._buffers:
+            if _version(buffer) == version:
+                continue
+            if copy is None:
+                return False
+            with torch.no_grad():
+                buffer.copy_(copy)
+        torch.set_rng_state(self._state)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state_all(self._cuda)
+        return True
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+class Fallback:
+    """The calls of one model that failed inside memopt.
+
+    Attributes:
+        notes: lines for the user, of calls that run as they are.
+    """
+
+    def __init__(self, model: nn.Module, options: Options) -> None:
+        """None has failed yet."""
+        self._model, self._options = model, options
+        self._failed: dict[Any, str] = {}
+        self._worked: set[Any] = set()
+        self.notes: list[str] = []
+
+    def kind(self, args: Sequence[Any], kwargs: Mapping[str, Any], *others: Any) -> Any:
+        """What calls have in common that are compiled alike: kinds of tensors, and everything that is no tensor."""
+        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        return others, self._model.training, str(spec), tuple(map(_kind_of, leaves))
+
+    def before(self, kind: Any) -> Before:
+        """What such a call changes, to be kept before it is made; copies only if none like it has worked."""
+        return Before(self._model, copies=kind not in self._worked)
+
+    def works(self, kind: Any) -> None:
+        """Such a call has worked."""
+        if len(self._worked) < 256:
+            self._worked.add(kind)
+
+    def has_failed(self, kind: Any) -> bool:
+        """Whether such a call failed before: it is not compiled again.
+
+        Raises:
+            CaptureError: it did, under a budget.
+        """
+        line = self._failed.get(kind)
+        if line is not None and self._options.budget is not None:
+            raise CaptureError(line)
+        return line is not None
+
+    def answer(self, failure: Failure, kind: Any, before: Before, args: Any, kwargs: Any) -> Any:
+        """What the model itself returns for a call that failed inside memopt.
+
+        Raises:
+            CaptureError: there is a budget, or a part of the model had run and cannot be undone.
+            Exception: what the model itself raises.
+        """
+        name = type(self._model).__name__
+        budget = self._options.budget is not None
+        restored = before.restore()
+        if restored and not budget:
+            outputs = self._model(*args, **kwargs)
+        elif restored and self.error_of_model(args, kwargs) is not None:
+            self._raise_as_model(args, kwargs)
+        report = failure.save(name, self._options)
+        if budget or not restored:
+            text = f"{name} cannot be held to a budget: memopt failed" if budget else f"memopt failed within {name}"
+            self._failed[kind] = f"{text} ({failure.line}); {report}"
+            raise CaptureError(self._failed[kind])
+        self._failed[kind] = f"memopt failed ({failure.line}): such calls of {name} run as they are; {report}"
+        log.warning("memopt: %s", self._failed[kind])
+        self.notes.append(self._failed[kind])
+        return outputs
+
+    def error_of_model(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
+        """What the model itself raises for these inputs, on fake tensors: no memory is taken."""
+        try:
+            with torch.random.fork_rng(devices=[]):
+                shadow = Shadow(self._model)
+                fake_args, fake_kwargs = shadow.inputs(args, kwargs)
+                with shadow.mode:
+                    shadow.model(*fake_args, **fake_kwargs)
+        except Exception as error:
+            return error
+        return None
+
+    def _raise_as_model(self, args: Any, kwargs: Any) -> None:
+        """Raise what the model itself raises; nothing is changed if it raises nothing."""
+        with _unchanged(self._model), torch.no_grad(), contextlib.suppress(torch.OutOfMemoryError):
+            self._model(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    before = Before(model, copies=True)
+    try:
+        yield
+    finally:
+        before.restore()
+
+
+def _kind_of(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad, leaf.layout
+    return leaf if isinstance(leaf, bool | int | float | str | type(None)) else type(leaf)
