@@ -295,7 +295,15 @@ def main() -> int:
 
     path = Path(args.json) if args.json else RESULTS / f"classes_{args.engine}.json"
     names = args.names or every_name()
+    order = every_name()
     rows: dict[str, dict[str, Any]] = {}
+    result: dict[str, Any] = {
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "engine": args.engine,
+        "share": SHARE,
+    }
     if args.names and path.exists():
         rows = {row["model"]: row for row in json.loads(path.read_text())["rows"]}
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
@@ -305,19 +313,11 @@ def main() -> int:
             rows[row["model"]] = row
             line = f"{count}/{len(names)} {row['model']}: {row['training']} {row['training_why']}"
             print(f"{line}; inference {row['inference']} {row['inference_why']}", file=sys.stderr, flush=True)
-    ordered = sorted(rows.values(), key=lambda row: every_name().index(row["model"]))
-    result = {
-        "machine": platform.machine(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "engine": args.engine,
-        "share": SHARE,
-        "rows": ordered,
-    }
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    table = classes_table(result)
-    path.with_suffix(".md").write_text(table)
-    print(table, end="")
+            ordered = sorted(rows.values(), key=lambda row: order.index(row["model"]))
+            result |= {"rows": ordered}
+            path.write_text(json.dumps(result, indent=1) + "\n")  # each time: a run may be stopped
+            path.with_suffix(".md").write_text(classes_table(result))
+    print(classes_table(result), end="")
     failed = [row["model"] for row in ordered if "failed" in (row["training"], row["inference"])]
     if failed:
         print(f"{len(failed)} classes failed: {', '.join(failed)}", file=sys.stderr)
