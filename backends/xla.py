@@ -28,7 +28,7 @@ from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.program import InputKind, OutputKind, Program, tensors_of
 from memopt.report.record import ExecutableReport
 from memopt.step.inference import emitted_inference
-from memopt.step.planner import GraphPeaks
+from memopt.step.planner import GraphPeaks, gradients_of
 from memopt.torch_compat.donated import nothing_donated
 
 # Attempts to keep a budget: operators in a piece of a graph, and parts of the batch in which convolutions are run.
@@ -281,7 +281,7 @@ class _Training:
         # What the caller holds of forward's results stays beside backward.
         held = {n for n in self._halves["forward"].names[: self._forward_outputs] if n}
         beside = forward.bytes_of(held - backward.argument_names - resident)
-        return GraphPeaks(peak, highest + beside, saved, max(0, left - passed_on) + beside)
+        return GraphPeaks(peak, highest + beside, saved, max(0, left - passed_on) + beside, gradients_of(program))
 
 
 def _staying(program: Program) -> set[str]:

@@ -153,27 +153,38 @@ class BudgetError(ValueError):
         breakdown: the parts of that least peak; None when they are not known.
         stuck_bytes: what the device's allocator had cached before, and cannot hand back: it counts as well. 0 where
             that is no more than is left to the allocator anyway.
+        beside: what takes room beside the plan, in words: an earlier call of the step, a part that is not captured.
     """
 
     def __init__(
-        self, minimum_bytes: int, budget_bytes: int, breakdown: Parts | Any | None = None, stuck_bytes: int = 0
+        self,
+        minimum_bytes: int,
+        budget_bytes: int,
+        breakdown: Parts | Any | None = None,
+        stuck_bytes: int = 0,
+        beside: str = "",
     ) -> None:
-        super().__init__(_explain(minimum_bytes, budget_bytes, breakdown, stuck_bytes))
+        super().__init__(_explain(minimum_bytes, budget_bytes, breakdown, stuck_bytes, beside))
         self.minimum_bytes = minimum_bytes
         self.budget_bytes = budget_bytes
         self.breakdown = breakdown
         self.stuck_bytes = stuck_bytes
+        self.beside = beside
 
     def __reduce__(self) -> tuple[Any, ...]:
-        known = self.minimum_bytes, self.budget_bytes, self.breakdown, self.stuck_bytes
+        known = self.minimum_bytes, self.budget_bytes, self.breakdown, self.stuck_bytes, self.beside
         return _restore, (type(self), *known), self.__dict__
 
 
-def _restore(cls: type[BudgetError], minimum_bytes: int, budget_bytes: int, breakdown: Any, stuck: int) -> BudgetError:
-    return cls(minimum_bytes=minimum_bytes, budget_bytes=budget_bytes, breakdown=breakdown, stuck_bytes=stuck)
+def _restore(
+    cls: type[BudgetError], minimum_bytes: int, budget_bytes: int, breakdown: Any, stuck: int, beside: str = ""
+) -> BudgetError:
+    return cls(
+        minimum_bytes=minimum_bytes, budget_bytes=budget_bytes, breakdown=breakdown, stuck_bytes=stuck, beside=beside
+    )
 
 
-def _explain(minimum_bytes: int, budget_bytes: int, breakdown: Any, stuck_bytes: int) -> str:
+def _explain(minimum_bytes: int, budget_bytes: int, breakdown: Any, stuck_bytes: int, beside: str) -> str:
     names = ("parameters", "gradients", "optimizer_state", "activations", "workspace")
     parts = {name: getattr(breakdown, name) for name in names} if breakdown is not None else {}
     largest = sorted((name for name in names if parts.get(name)), key=lambda name: -parts[name])
@@ -184,6 +195,8 @@ def _explain(minimum_bytes: int, budget_bytes: int, breakdown: Any, stuck_bytes:
     if stuck_bytes:
         size = format_bytes(stuck_bytes, short=True)
         message += f"; the allocator caches {size} that it cannot hand back, as tensors lie among it"
+    if beside:
+        message += f"; beside the plan, {beside}"
     help_ = [f"a budget of {_enough(minimum_bytes)}"]
     if not parts or parts["activations"] or parts["workspace"]:
         help_.append("a smaller batch")

@@ -33,11 +33,13 @@ from memopt.progress import planning, stage
 from memopt.recording.pool import Pool
 from memopt.report.record import Report
 from memopt.session import Session, WholeStepNeeded
-from memopt.steady import Kind, SteadyCalls, SteadyGraph
+from memopt.steady import Kind, Plan, SteadyCalls, SteadyGraph
 from memopt.step.carry import Sizes
+from memopt.step.earlier_calls import EarlierCalls, KnownCalls, NoRoomBesideError, Ran, arguments_beside, arguments_of
 from memopt.step.guard import StepGuard, allowance_of
 from memopt.step.inference import plan_inference
 from memopt.step.optimizers import Optimizers
+from memopt.step.planned import fingerprint
 from memopt.step.recount import recount
 from memopt.step.reference import Reference
 from memopt.step.whole import settled
@@ -64,7 +66,7 @@ class ModelCalls:
     Attributes:
         model: as the user gave it.
         options: what was asked for.
-        sessions: its compilations, by whether gradients exist that backward adds to.
+        sessions: its compilations, by what plans go by: `Kind.plan`.
         compiled: what `torch.compile` made of the model, by the same.
         guards: of the memory of the sessions' steps.
         steady: calls that go the guard fast path.
@@ -79,8 +81,10 @@ class ModelCalls:
         self.table = CostTable(ceiling_bytes=ceiling, target=options.target)
         watch = options.budget is not None and options.target is None
         self.optimizers = Optimizers(model, options.optimizer, options.place, watch=watch)
-        self.sessions: dict[bool, Session] = {}
-        self.compiled: dict[bool, Callable[..., Any]] = {}
+        self.sessions: dict[Plan, Session] = {}
+        self.compiled: dict[Plan, Callable[..., Any]] = {}
+        self.earlier = EarlierCalls()
+        self.together = 1  # calls of the present step that are planned together
         self.guards: dict[Session, StepGuard] = {}
         self.steady = SteadyCalls(model)
         self.gradients = Gradients(model)
@@ -132,7 +136,22 @@ class ModelCalls:
         if self.optimizers.due():
             self._recount()
         kind, steady = self._find_steady(args, kwargs)
-        gradients, accumulating = kind
+        try:
+            return self._run(kind, steady, args, kwargs)
+        except NoRoomBesideError:
+            kind = kind._replace(calls=1, beside=True)
+            self._expect_calls(arguments_of(args, kwargs))
+        if kind.plan in self.sessions:
+            with contextlib.suppress(NoRoomBesideError):
+                return self._run(kind, None, args, kwargs)
+            self._forget_plan(kind.plan)
+        self._session(kind).last_word = True
+        try:
+            return self._run(kind, None, args, kwargs)
+        finally:
+            self._session(kind).last_word = False
+
+    def _run(self, kind: Kind, steady: SteadyGraph | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.recordings is not None:
             if kind != self._kind:
                 self.recordings.release()  # a call of another kind needs the memory
@@ -149,7 +168,7 @@ class ModelCalls:
         if self.fallback.has_failed(called):
             return self.model(*args, **kwargs)
         before = self.fallback.before(called)
-        session = self._session(accumulating)
+        session, gradients = self._session(kind), kind.gradients
         self.last = session
         trainable = any(parameter.requires_grad for parameter in self.model.parameters())
         session.trains, likely = gradients and trainable, self.trained or self.options.optimizer is not None
@@ -158,13 +177,13 @@ class ModelCalls:
         guard = self.guards.setdefault(session, StepGuard())
         beyond, allowance = session.beyond if gradients else None, guard.allowance
         mark = session.outside.mark((args, kwargs) if gradients else ())
-        with session.call(lambda: self._resident(args, kwargs, accumulating)):
+        with self._beside(session, args, kwargs), session.call(lambda: self._resident(args, kwargs, kind)):
             try:
                 with guard.forward(beyond), planning(session.model_name), collecting_rarely():
-                    outputs = self._planned_call(session, accumulating, args, kwargs)
+                    outputs = self._planned_call(session, kind, args, kwargs)
             except torch.OutOfMemoryError as error:
                 raise MemoryError(session.short_of_memory(error)) from None
-            except BudgetError:  # what was named was tried within limits of its own
+            except (BudgetError, NoRoomBesideError):  # what was named was tried within limits of its own
                 guard.allowance = allowance
                 raise
             except Exception as error:
@@ -174,15 +193,16 @@ class ModelCalls:
             else:
                 failure = None
         if failure is not None:
-            self._drop(accumulating)
+            self._drop(kind.plan)
             return self.fallback.answer(failure, called, before, args, kwargs)
         self.fallback.works(called)
         if session.report is None and session.budget is not None and next(self.model.parameters(), None) is not None:
             raise CaptureError(f"no graph could be captured of {session.model_name}: it cannot be held to a budget")
         note_outside(session, self.model, outputs, mark)
         if gradients:
+            self._note(session, outputs, args, kwargs)
             guard.backward(outputs)
-        self.steady.learn(kind, self.compiled[accumulating], args, kwargs)
+        self.steady.learn(kind, self.compiled[kind.plan], args, kwargs)
         return outputs
 
     def _run_as_it_is(self, around: str, args: Any, kwargs: Any) -> Any:
@@ -205,10 +225,10 @@ class ModelCalls:
             BudgetError: no plan keeps the budget.
             CaptureError: the model's control flow depends on the values of tensors, or no graph can be captured.
         """
-        accumulating = self._accumulating()
-        session = self._session(accumulating)
+        kind = Kind(torch.is_grad_enabled(), self._accumulating())
+        session = self._session(kind)
         self._count_optimizers()
-        session.resident = self._resident(args, kwargs, accumulating)
+        session.resident = self._resident(args, kwargs, kind)
         self.last = session
         failure = None
         try:
@@ -218,7 +238,7 @@ class ModelCalls:
             if failure is None:
                 raise
         if failure is not None:
-            self._drop(accumulating)
+            self._drop(kind.plan)
             own = self.fallback.error_of_model(args, kwargs)
             if own is not None:
                 raise own
@@ -280,17 +300,18 @@ class ModelCalls:
         self.sessions.clear()
         self.compiled.clear()
         self.guards.clear()
+        self.earlier = EarlierCalls()
         self.steady = SteadyCalls(self.model)
         self.sizes = Sizes()
         self.reference = Reference()
         if self.last is not None and self.last.report is not None:
             self._report, self.last = self.last.report, None
 
-    def _drop(self, accumulating: bool) -> None:
+    def _drop(self, plan: Plan) -> None:
         """Drop a session that failed in the middle of its work, with all that it compiled; its last report stays."""
-        session = self.sessions.pop(accumulating)
-        _release({accumulating: session})
-        self.compiled.pop(accumulating, None)
+        session = self.sessions.pop(plan)
+        _release({plan: session})
+        self.compiled.pop(plan, None)
         self.guards.pop(session, None)
         self.steady = SteadyCalls(self.model)
         if self.last is session:
@@ -301,9 +322,9 @@ class ModelCalls:
         return collect(self.model, args, kwargs, session)
 
     @in_one_piece
-    def _planned_call(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
+    def _planned_call(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Any:
         try:
-            return self._call(session, accumulating, args, kwargs)
+            return self._call(session, kind, args, kwargs)
         except WholeStepNeeded:
             session.whole_step = False
             try:
@@ -314,8 +335,8 @@ class ModelCalls:
                         if session.budget is not None and not session.soft:
                             raise
                         session.note(f"without a budget to be shared, each graph is planned by itself: {error}")
-                        return self._call(session, accumulating, args, kwargs)
-                    return self._call_as_foreseen(session, accumulating, args, kwargs)
+                        return self._call(session, kind, args, kwargs)
+                    return self._call_as_foreseen(session, kind, args, kwargs)
             finally:
                 session.whole_step = True  # another size is another step
         except LayoutNeeded as needed:
@@ -323,7 +344,7 @@ class ModelCalls:
             session.movable = frozenset()
         gc.collect()  # the error held the graph, and that the weights: what is moved would leave its place taken
         lay_out(self.model, names, groups)
-        return self._planned_call(session, accumulating, args, kwargs)
+        return self._planned_call(session, kind, args, kwargs)
 
     def _find_steady(self, args: Any, kwargs: Any) -> tuple[Kind, SteadyGraph | None]:
         """The kind of a call, and the graph that it would run; None where it must go the long way.
@@ -332,50 +353,105 @@ class ModelCalls:
         in less time.
         """
         likely = torch.is_grad_enabled() and self.gradients.likely()
-        kind = Kind(torch.is_grad_enabled(), likely and self._accumulating())
+        kind = self._kind_of(torch.is_grad_enabled(), likely and self._accumulating())
         # What is recorded for other kinds of calls is to be given back first.
         steady = self.steady.find(kind, args, kwargs, early=not kind.gradients or kind == self._kind)
         if not likely and self._accumulating():
             if steady is not None:
                 steady.end()
-            kind = Kind(True, True)
+            kind = kind._replace(accumulating=True)
             steady = self.steady.find(kind, args, kwargs, early=kind == self._kind)
         return kind, steady
 
     def _steady_call(self, run: Callable[..., Any], kind: Kind, args: Any, kwargs: Any) -> Any:
         """Run what was compiled for such a call; without gradients it plans anew where it folds weights anew."""
-        gradients, accumulating = kind
-        session = self.sessions[accumulating]
+        gradients, session = kind.gradients, self.sessions[kind.plan]
         if self.last is not session:
             self.last = session
         guard = self.guards[session]
         try:
-            with session.call(lambda: self._resident(args, kwargs, accumulating)):
+            with self._beside(session, args, kwargs), session.call(lambda: self._resident(args, kwargs, kind)):
                 if guard.allowance is None:
-                    return run(*args, **kwargs)
-                with guard.forward(session.beyond if gradients else None):
                     outputs = run(*args, **kwargs)
+                else:
+                    with guard.forward(session.beyond if gradients else None):
+                        outputs = run(*args, **kwargs)
         except torch.OutOfMemoryError as error:
             raise MemoryError(session.short_of_memory(error)) from None
         if gradients:
+            self._note(session, outputs, args, kwargs)
             guard.backward(outputs)
         return outputs
 
-    def _call(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
-        if accumulating not in self.compiled:
-            backend = self.steady.noting(dynamo_backend(session), accumulating)
-            self.compiled[accumulating] = torch.compile(self.model, backend=backend, dynamic=False)
-        with dynamo_settings(session.numbers):
-            return self.compiled[accumulating](*args, **kwargs)
+    def _kind_of(self, gradients: bool, accumulating: bool) -> Kind:
+        """The kind of a call: of a step of several calls all are planned together, once it is known how many."""
+        if self.options.budget is None:
+            return Kind(gradients, accumulating)
+        earlier = self.earlier.alive()
+        if not gradients:
+            if earlier:
+                self._make_room(Kind(gradients, accumulating, beside=True).plan, earlier)
+            return Kind(gradients, accumulating, beside=bool(earlier))
+        if not earlier:
+            self.together = self.earlier.most
+        return Kind(gradients, accumulating, self.together)
 
-    def _call_as_foreseen(self, session: Session, accumulating: bool, args: Any, kwargs: Any) -> Any:
+    def _expect_calls(self, arguments: Mapping[int, int]) -> None:
+        """A step turns out to have one more call than was planned for: the next ones are planned with it."""
+        earlier, budget = self.earlier.alive(), self.options.budget
+        self.earlier.expect(len(earlier) + 1, arguments)
+        first = earlier[0].graphs[0].program if earlier else None
+        if first is not None and budget is not None:
+            name = type(self.model).__name__
+            KnownCalls().put(name, budget.text, fingerprint(first), self.earlier.most, self.earlier.inputs)
+
+    def _make_room(self, plan: Plan, earlier: Sequence[Ran]) -> None:
+        """Plan inference anew where earlier calls of a training step hold more beside it than it was planned for."""
+        known = self.sessions.get(plan)
+        if known is not None and known.planned_beside < sum(ran.saved for ran in earlier):
+            self._forget_plan(plan)
+
+    @contextlib.contextmanager
+    def _beside(self, session: Session, args: Any, kwargs: Any) -> Iterator[None]:
+        """Within: the session knows what earlier calls of the step hold beside this one."""
+        session.earlier, session.ran, session.inputs_beside = self.earlier.alive(), [], 0
+        if session.earlier:
+            session.inputs_beside = arguments_beside(session.earlier, arguments_of(args, kwargs))
+        try:
+            yield
+        finally:
+            session.earlier = []
+
+    def _note(self, session: Session, outputs: Any, args: Any, kwargs: Any) -> None:
+        """Remember what a call holds until its backward has run."""
+        if session.ran:
+            ran = Ran(tuple(session.ran), arguments_of(args, kwargs))
+            self.earlier.note(ran, outputs, len(self.earlier.alive()))
+
+    def _forget_plan(self, plan: Plan) -> None:
+        """Plan calls of these kinds anew."""
+        session = self.sessions.pop(plan, None)
+        if session is not None:
+            _release({plan: session})
+            self.guards.pop(session, None)
+        self.compiled.pop(plan, None)
+        self.steady.forget(plan)
+
+    def _call(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Any:
+        if kind.plan not in self.compiled:
+            backend = self.steady.noting(dynamo_backend(session), kind.plan)
+            self.compiled[kind.plan] = torch.compile(self.model, backend=backend, dynamic=False)
+        with dynamo_settings(session.numbers):
+            return self.compiled[kind.plan](*args, **kwargs)
+
+    def _call_as_foreseen(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Any:
         session.foreseen = True
         try:
-            return self._call(session, accumulating, args, kwargs)
+            return self._call(session, kind, args, kwargs)
         except WholeStepNeeded:  # where Dynamo gave up, it goes on; anew it gets further, as in the collection
             session.foreseen = False
-            del self.compiled[accumulating]
-            return self._call(session, accumulating, args, kwargs)
+            del self.compiled[kind.plan]
+            return self._call(session, kind, args, kwargs)
         finally:
             session.foreseen = False
 
@@ -385,9 +461,9 @@ class ModelCalls:
             return False
         return self.gradients.exist()
 
-    def _session(self, accumulating: bool) -> Session:
-        if accumulating not in self.sessions:
-            self.sessions[accumulating] = Session(
+    def _session(self, kind: Kind) -> Session:
+        if kind.plan not in self.sessions:
+            self.sessions[kind.plan] = Session(
                 budget=self.options.budget,
                 backend=self.options.engine,
                 passes=self.options.passes,
@@ -401,15 +477,16 @@ class ModelCalls:
                 numbers=self.numbers,
                 frozen="freeze" in self.options.allow,
             )
-            self.sessions[accumulating].notes.extend(self.options.notes)
-            self.sessions[accumulating].whole_step = True
-            self.sessions[accumulating].recordings = self._recordings_here()
-            self.sessions[accumulating].hold = functools.partial(
-                _allow, weakref.ref(self), weakref.ref(self.sessions[accumulating])
+            self.sessions[kind.plan].notes.extend(self.options.notes)
+            self.sessions[kind.plan].whole_step = True
+            self.sessions[kind.plan].calls, self.sessions[kind.plan].known_calls = kind.calls, self.earlier
+            self.sessions[kind.plan].recordings = self._recordings_here()
+            self.sessions[kind.plan].hold = functools.partial(
+                _allow, weakref.ref(self), weakref.ref(self.sessions[kind.plan])
             )
             if self.options.engine.lays_out:
-                self.sessions[accumulating].movable = movable_parameters(self.model)
-        return self.sessions[accumulating]
+                self.sessions[kind.plan].movable = movable_parameters(self.model)
+        return self.sessions[kind.plan]
 
     def _recordings_here(self) -> Pool | None:
         """Where training steps are recorded, the same for all of them; None where they cannot be."""
@@ -417,8 +494,15 @@ class ModelCalls:
             self.recordings = Pool(CudaRecorder(), functools.partial(_gradients, weakref.ref(self.model)))
         return self.recordings
 
-    def _resident(self, args: Sequence[Any], kwargs: Mapping[str, Any], accumulating: bool) -> Resident:
-        return resident_of(self.model, args, kwargs, self.optimizers.counted(), accumulating, self.options.place)
+    def _resident(self, args: Sequence[Any], kwargs: Mapping[str, Any], kind: Kind) -> Resident:
+        footprint, outside = self.optimizers.counted(), 0
+        resident = resident_of(self.model, args, kwargs, footprint, kind.accumulating, self.options.place)
+        if kind.calls > 1:  # what each of them holds is in the plan, but for the others' arguments
+            outside = max(0, self.earlier.inputs - sum(arguments_of(args, kwargs).values()))
+        elif kind.beside:
+            earlier = self.earlier.alive()
+            outside = sum(ran.saved for ran in earlier) + arguments_beside(earlier, arguments_of(args, kwargs))
+        return dataclasses.replace(resident, outside=outside)
 
     def _count_optimizers(self) -> None:
         """Count what optimizers take, before torch compiles: then they step in another way."""
@@ -453,7 +537,7 @@ class ModelCalls:
             guard.during(optimizer)
 
 
-def _release(sessions: Mapping[bool, Session]) -> None:
+def _release(sessions: Mapping[Plan, Session]) -> None:
     """Give back what a model's compiled functions hold between calls: Dynamo keeps them as long as the model itself."""
     for session in sessions.values():
         for function in list(session.functions):

@@ -15,7 +15,7 @@ from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.freeze import fold_in_place
 from memopt.layout import settle
-from memopt.memory.allocator import count_library_bytes, library_bytes, with_slack
+from memopt.memory.allocator import count_library_bytes, library_bytes
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
 from memopt.pass_manager import Pass
@@ -28,17 +28,18 @@ from memopt.report.build import build_report, put_on_record
 from memopt.report.record import Report
 from memopt.solve.schedule import Schedule
 from memopt.step.carry import SEARCHES, Sizes, carried_from
+from memopt.step.earlier_calls import KnownCalls
 from memopt.step.found import Found
 from memopt.step.graphs import StepGraphs
 from memopt.step.inference import Inferred, plan_inference
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
-from memopt.step.planner import GraphPeaks, StepPlan, step_peak
+from memopt.step.planner import GraphPeaks, StepPlan
 from memopt.step.reference import Reference
 from memopt.step.rewriting import Rewriting
 from memopt.step.search import StepSearch
+from memopt.step.shared import SharedStep
 from memopt.step.stages import Stages, replay
 from memopt.step.standing import Step
-from memopt.step.told import Told
 from memopt.step.trial import tried
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 
@@ -56,7 +57,7 @@ class WholeStepNeeded(Exception):
     """A graph break: the budget is shared among several graphs, so all must be seen before the first is planned."""
 
 
-class Session(Told):
+class Session(SharedStep):
     """Receives the programs of one model from the front door, rewrites and plans them, and keeps the report."""
 
     def __init__(
@@ -98,8 +99,6 @@ class Session(Told):
         self.lowering: tuple[Pass, ...] = ()  # without a search, the rewrites that lower the floor to use
         self.sizes = Sizes() if sizes is None else sizes
         self.reference = Reference() if reference is None else reference
-        self.eager: GraphPeaks | None = None  # what eager itself holds in the graph that is being lowered
-        self._eager: dict[str, GraphPeaks] = {}  # the same by fingerprint
         self.numbers = ChangingNumbers(model_name) if numbers is None else numbers
         self.beyond: int | None = None  # bytes that a step was seen to make the allocator hold
         # Parameters that may be laid out anew, and which outputs were contiguous before they were (`memopt.layout`).
@@ -169,15 +168,41 @@ class Session(Told):
         strange = self.foreseen and self.step is not None and key not in self.step.keys
         if self.search and (strange or (self.whole_step and (graph_break or another))):
             raise WholeStepNeeded
-        planned = self.plan_training([program], settled=self.exact)[0]
+        planned = self._planned_with_known_calls(program, key)
         if planned.source is program:
             return planned.program
         # Planned for an equal graph that was captured before: a graph is lowered by the capture that made it.
         return self._replayed(program, planned.choice.plan.schedule if planned.choice else None)
 
+    def _planned_with_known_calls(self, program: Program, key: str) -> Planned:
+        """The program planned, together with the calls of its step that an earlier run of the script has had."""
+        if self.step is None and self.calls == 1 and not self.earlier and self.budget is not None and self.known_calls:
+            calls, arguments = KnownCalls().get(self.model_name, self.budget.text, key)
+            own = self.resident
+            if calls > 1:
+                self.calls = calls
+                self.resident = dataclasses.replace(own, outside=max(0, arguments - own.inputs))
+                with contextlib.suppress(BudgetError):
+                    return self.plan_training([program], settled=self.exact)[0]
+                self.calls, self.resident = 1, own  # a single call may keep it
+        return self.plan_training([program], settled=self.exact)[0]
+
     # -- planning ------------------------------------------------------------------------------------------------
 
     def plan_training(self, programs: Sequence[Program], *, settled: bool = True) -> list[Planned]:
+        """Plan all graphs of one call, together with those of the other calls of its step where there are several.
+
+        Args:
+            programs: the graphs as captured.
+            settled: as `_plan_together`.
+
+        Raises:
+            BudgetError: no plan keeps the budget; `minimum_bytes` is the least that one was found for.
+        """
+        every, first = self._with_other_calls(programs)
+        return self._plan_together(every, settled=settled)[first : first + len(programs)]
+
+    def _plan_together(self, programs: Sequence[Program], *, settled: bool = True) -> list[Planned]:
         """Plan all graphs of one training step together.
 
         Args:
@@ -196,7 +221,7 @@ class Session(Told):
         plain = predicted_peak(captured)
         base = self.resident.total + sum(constant_bytes(item.program) for item in captured)
         own = min(plain, self._eager_peak(keys, plain))
-        self.reference.trains(base + own, (id(self), keys))
+        self.reference.trains(*self._of_the_step(keys, captured, base, own))
         limit = self.held_to(base + own)
         self.aside = self._aside(captured, limit)
         room = None if limit is None else self.usable(limit) - base + self.correction
@@ -204,10 +229,10 @@ class Session(Told):
             with phase("rewriting"):
                 found = self._found(search, programs, plain, room)
             if not found.plan.feasible and self.plans_anew():
-                return self.plan_training(programs, settled=settled)
+                return self._plan_together(programs, settled=settled)
             if not found.plan.feasible and search.stages.arranges:
                 self.rewriting.arranges = False
-                return self.plan_training(programs, settled=settled)
+                return self._plan_together(programs, settled=settled)
         else:
             unplanned = [self.with_trial(item) for item in search.unplanned(self.lowering)]
             peak = predicted_peak(unplanned)
@@ -218,7 +243,7 @@ class Session(Told):
         planned, plan, lowering = found.planned, found.plan, found.lowering
         unproved = None if found.proved else search
         if self.count_libraries(item.program for item in planned):  # a rewrite has made a product of something else
-            return self.plan_training(programs, settled=settled)
+            return self._plan_together(programs, settled=settled)
         self._lowered.update(dict.fromkeys(map(self._known, keys), (search.stages, lowering)))
         self.note_failures(planned)
         self.step = Step(keys, tuple(planned), plan, plain, base, limit, base + own, lowering, unproved)
@@ -233,25 +258,15 @@ class Session(Told):
             if not fits or self.optimizer_peak() > self.usable(limit):
                 if search.stages.fusion is not None:  # a figure of what may be fused is no promise
                     with self.operator_by_operator():
-                        return self.plan_training(programs)
+                        return self._plan_together(programs)
                 if self.aim_no_more():
-                    return self.plan_training(programs)
+                    return self._plan_together(programs)
                 raise self.over(max(needed, self.optimizer_peak()), limit)
         for key, item in zip(keys, planned, strict=True) if self.search else ():
             self._schedules[self._known(key)] = None if item.choice is None else item.choice.plan.schedule
         if self.exact:
             self.forget_search()
         return planned
-
-    def _eager_peak(self, keys: Sequence[str], default: int) -> int:
-        """What eager's own step of these graphs peaks at above what is resident; `default` where that is not known."""
-        known = [self._eager[key] for key in keys if key in self._eager]
-        return step_peak(known) if len(known) == len(keys) else default
-
-    @property
-    def asks_for_eager(self) -> bool:
-        """Whether what eager itself holds in a graph is worth knowing: a fraction is of it, and not fixed yet."""
-        return self.budget is not None and self.budget.bytes is None and self.reference.training is None
 
     def aim_at_eager(self) -> None:
         """Without a budget, aim at eager's own peak from now on: the user's checkpoints lower that."""
@@ -321,7 +336,7 @@ class Session(Told):
         self._emitted[fingerprint(program)] = peaks
         if self.proving:
             self._report_code()
-        if len(step.keys) == 1:
+        if self.one_graph:
             self.forget_plan()  # another attempt may want another one
         return self.judged()
 
@@ -428,11 +443,6 @@ class Session(Told):
     def _known(self, key: str) -> tuple[bool, str]:
         """What a graph's plan goes by: its fingerprint, and whether it runs operator by operator, or as code."""
         return self.exact, key
-
-    def over(self, needed: int, limit: int) -> BudgetError:
-        """The error of what was planned last: it needs so many bytes, all that is resident included."""
-        assert self.report is not None
-        return BudgetError(with_slack(needed, self.resident.device), limit, self.report.breakdown)
 
     def held_to(self, unconstrained_bytes: int) -> int | None:
         """The budget in bytes, made the allocator's own where the model is to run here."""

@@ -9,6 +9,7 @@ call goes the long way.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import inspect
@@ -32,6 +33,7 @@ _GRAPH = "__compiled_fn"  # so begins the name by which Dynamo's code calls a gr
 # What `torch.compiler.set_stance` makes of a backend: the same where nothing was set.
 _told: Any = eval_frame._callback_from_stance
 
+Plan = tuple[bool, int, bool]  # `Kind.plan`
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
@@ -41,13 +43,19 @@ class Kind(NamedTuple):
     Attributes:
         gradients: whether autograd records it.
         accumulating: whether backward finds gradients to add to, which takes a plan of its own.
+        calls: how many calls there are before the first backward, where they are planned together.
+        beside: whether it is planned with what earlier calls of the step hold.
     """
 
     gradients: bool
     accumulating: bool
+    calls: int = 1
+    beside: bool = False
 
-
-_KINDS = (Kind(False, False), Kind(True, False), Kind(True, True))
+    @property
+    def plan(self) -> tuple[bool, int, bool]:
+        """What its compilation goes by: with gradients and without share one."""
+        return self.accumulating, self.calls, self.beside
 
 
 @dataclasses.dataclass
@@ -64,19 +72,23 @@ class SteadyCalls:
     def __init__(self, model: nn.Module) -> None:
         """Nothing is known before the first call."""
         self._model = model
-        self._known = {kind: _Known() for kind in _KINDS}
-        self._whole: dict[bool, weakref.WeakSet[Callable[..., Any]]] = {
-            accumulating: weakref.WeakSet() for accumulating in (False, True)
-        }
+        self._known: dict[Kind, _Known] = collections.defaultdict(_Known)
+        self._whole: dict[Plan, weakref.WeakSet[Callable[..., Any]]] = collections.defaultdict(weakref.WeakSet)
 
-    def noting(self, backend: Backend, accumulating: bool) -> Backend:
+    def forget(self, plan: Plan) -> None:
+        """Calls of these kinds go the long way: they are planned anew."""
+        for kind in [kind for kind in self._known if kind.plan == plan]:
+            del self._known[kind]
+        self._whole.pop(plan, None)
+
+    def noting(self, backend: Backend, plan: Plan) -> Backend:
         """The Dynamo backend, which notes what it makes of graphs that end where their function ends.
 
         Args:
             backend: makes functions of graphs.
-            accumulating: whether it does so for the calls that find gradients.
+            plan: of the kinds of calls that it does so for.
         """
-        whole = self._whole[accumulating]
+        whole = self._whole[plan]
 
         @functools.wraps(backend)
         def noted(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -132,7 +144,7 @@ class SteadyCalls:
             return
         for function, owner in _frames(self._model, compiled):
             for entry in _debug_get_cache_entry_list(function.__code__):
-                if self._is_whole(function, entry.code, kind.accumulating):
+                if self._is_whole(function, entry.code, kind.plan):
                     graph = SteadyGraph(function, owner, entry, self._model)
                     if graph.holds(self._model, args, kwargs):
                         known.left -= len(known.graphs) == _MOST  # it takes another one's place
@@ -140,11 +152,11 @@ class SteadyCalls:
                         return
         known.left -= 1
 
-    def _is_whole(self, function: types.FunctionType, code: types.CodeType, accumulating: bool) -> bool:
+    def _is_whole(self, function: types.FunctionType, code: types.CodeType, plan: Plan) -> bool:
         """Whether Dynamo's code of a function calls one graph, which is one of ours, and nothing after it."""
         graphs = [function.__globals__[name] for name in code.co_names if name.startswith(_GRAPH)]
         same_cells = code.co_freevars == function.__code__.co_freevars
-        whole = self._whole[accumulating]
+        whole = self._whole[plan]
         return same_cells and len(graphs) == 1 and eval_frame.innermost_fn(graphs[0]) in whole
 
 

@@ -107,6 +107,7 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
                     keep_for_others(session, hooks, run)
                 if collected is not None:
                     return _counted(run, collected, first)
+                run = _noted(run, session, hooks)
                 return watched(run, hooks.backward_facts()) if hooks.needs_gradients else run
             except Exception as error:
                 note_graph(error, graph_module)
@@ -118,6 +119,20 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
                 hooks.forget()
 
     return memopt
+
+
+def _noted(run: Callable[..., Any], session: Session, hooks: Hooks) -> Callable[..., Any]:
+    """`run`, which tells a session with a budget when a graph of a training step is about to run."""
+    graph = session.figures(hooks.captured) if session.budget is not None and hooks.needs_gradients else None
+    if graph is None:
+        return run
+    known = graph
+
+    def noted(*args: Any) -> Any:
+        session.runs(known)
+        return run(*args)
+
+    return noted
 
 
 def _counted(run: Callable[..., Any], collected: list[Program], first: int) -> Callable[..., Any]:

@@ -30,7 +30,7 @@ from memopt.recording.ends import ends_of
 from memopt.recording.pool import Pool
 from memopt.recording.step import RecordedStep
 from memopt.step.own_copies import recomputed_from
-from memopt.step.planner import GraphPeaks
+from memopt.step.planner import GraphPeaks, gradients_of
 from memopt.torch_compat.donated import donated_now
 
 
@@ -186,7 +186,7 @@ class Halves:
         ]
         left = end - sum({v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in passed_on}.values())
         del held
-        return GraphPeaks(forward=peak_forward, backward=meter.peak, saved=saved, left=max(0, left))
+        return GraphPeaks(peak_forward, meter.peak, saved, max(0, left), gradients_of(program))
 
 
 @dataclasses.dataclass

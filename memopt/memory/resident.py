@@ -27,6 +27,7 @@ class Resident:
         gradients: that exist already when the step begins (accumulation).
         optimizer: the optimizer's state, and its temporaries while it steps; None without an optimizer.
         trainable: bytes of all gradients of trainable parameters together.
+        outside: held beside what is planned: by earlier calls of the step, and by parts that are not captured.
         libraries: what libraries keep for themselves of the allocator's memory.
         device: where all this is.
     """
@@ -38,6 +39,7 @@ class Resident:
     optimizer: OptimizerFootprint | None = None
     trainable: int = 0
     libraries: int = 0
+    outside: int = 0
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
 
     @property
@@ -53,7 +55,8 @@ class Resident:
     @property
     def total(self) -> int:
         """Everything that is there during forward and backward."""
-        return self.parameters + self.buffers + self.inputs + self.gradients + self.optimizer_state + self.libraries
+        own = self.parameters + self.buffers + self.inputs + self.gradients + self.optimizer_state
+        return own + self.libraries + self.outside
 
 
 def storage_bytes(tensors: Sequence[Any], device: torch.device | None = None) -> int:

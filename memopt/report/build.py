@@ -118,7 +118,7 @@ def breakdown_of(session: Session, program: Program, line: Timeline, constants: 
         # An engine's own code may take less than the operations one by one.
         gradients = min(peak, line.gradient_bytes_at_peak)
         scratch = min(peak - gradients, line.workspace_bytes[line.peak_step] if line.steps else 0)
-        activations = peak - gradients - scratch
+        activations = peak - gradients - scratch + resident.outside
         gradients += resident.gradients
         buffers, total = resident.buffers + constants, base + peak
     return MemoryBreakdown(

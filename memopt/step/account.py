@@ -104,12 +104,17 @@ class Account:
             return None
         return max(0, self.usable(self.budget.bytes) - self.resident.total)
 
+    @property
+    def planned_beside(self) -> int:
+        """Bytes that what was planned last leaves to earlier calls of the step, and to parts that are not captured."""
+        return self._resident.outside
+
     def optimizer_peak(self) -> int:
         """The most bytes during `optimizer.step()`: what is resident, all gradients, the optimizer's temporaries."""
         footprint = self.resident.optimizer
         if footprint is None:
             return 0
-        held = self.resident.total - self.resident.gradients
+        held = self.resident.total - self.resident.gradients - self.resident.outside
         return held + self.resident.trainable + footprint.step_peak_bytes
 
     def prepare_allocator(self) -> None:

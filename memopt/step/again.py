@@ -213,6 +213,8 @@ def _may_be_alone(session: Session, hooks: Hooks) -> bool:
     """Whether the graph may be the whole step of a budget, and is lowered for it: no other one has a part in it."""
     if session.budget is None or session.exact or session.table.target is not None or not hooks.needs_gradients:
         return False
+    if session.calls > 1 or session.earlier:
+        return False  # other calls have a part in the step
     if hooks.graph_break or session.foreseen or not (session.step is None or session.one_graph):
         return False
     if torch.distributed.is_available() and torch.distributed.is_initialized():

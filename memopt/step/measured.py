@@ -78,7 +78,7 @@ def _explained(refused: BudgetError, device: torch.device) -> BudgetError:
     stuck = stuck_bytes(device) if device.type == "cuda" else 0
     if stuck <= slack_bytes(refused.budget_bytes, device):
         return refused
-    return BudgetError(refused.minimum_bytes, refused.budget_bytes, refused.breakdown, stuck)
+    return BudgetError(refused.minimum_bytes, refused.budget_bytes, refused.breakdown, stuck, refused.beside)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,7 +378,7 @@ def measurable(session: Session, hooks: Hooks) -> frozenset[int] | None:
     program = hooks.captured
     if program is None or hooks.dry or session.exact or session.table.target is not None:
         return None
-    if session.resident.device.type != "cuda" or not session.one_graph or hooks.graph_break:
+    if session.resident.device.type != "cuda" or not session.one_graph or session.calls > 1 or hooks.graph_break:
         return None
     if any("c10d" in getattr(node.target, "namespace", "") for node in program.calls):
         return None  # a collective would wait for the other ranks

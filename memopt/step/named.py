@@ -55,7 +55,7 @@ def kept_least(session: Session, refused: BudgetError, lower: Callable[[], Progr
                 if program is not None:  # else it stays a figure of what code takes
                     NamedLeasts().put(session, program, size)
                 break
-        refused = BudgetError(more, refused.budget_bytes, refused.breakdown)
+        refused = BudgetError(more, refused.budget_bytes, refused.breakdown, beside=refused.beside)
     return refused
 
 

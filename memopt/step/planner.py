@@ -31,22 +31,26 @@ class GraphPeaks:
         backward: the most during its backward half, its saved tensors included.
         saved: alive between the halves: saved tensors, and outputs that the caller holds.
         left: alive after backward: gradients of parameters, and outputs that the caller holds.
+        gradients: of these, by the parameter's name: what another graph adds to the same gradient takes no more.
     """
 
     forward: int
     backward: int
     saved: int
     left: int
+    gradients: tuple[tuple[str, int], ...] = ()
 
 
 def step_peak(graphs: Sequence[GraphPeaks]) -> int:
     """The most bytes during a step that runs the graphs forward in order and backward in reverse order."""
-    peak = held = 0
-    left = sum(graph.left for graph in graphs)
-    for graph in graphs:
-        left -= graph.left
+    held = sum(graph.saved for graph in graphs)
+    peak = left = 0
+    there: set[str] = set()
+    for graph in reversed(graphs):
+        held -= graph.saved
         peak = max(peak, held + graph.forward, held + graph.backward + left)
-        held += graph.saved
+        left += graph.left - sum(size for name, size in graph.gradients if name in there)
+        there.update(name for name, _ in graph.gradients)
     return peak
 
 
@@ -58,7 +62,20 @@ def peaks_of(program: Program, timeline: Timeline) -> GraphPeaks:
         backward=max(timeline.live_bytes[cut:], default=0),
         saved=timeline.saved_bytes,
         left=_left_bytes(program, timeline.end_bytes),
+        gradients=gradients_of(program),
     )
+
+
+def gradients_of(program: Program) -> tuple[tuple[str, int], ...]:
+    """The gradients of parameters that a training program leaves: qualified names, and bytes."""
+    parameters = {entry.name: entry.target for entry in program.inputs if entry.kind is InputKind.PARAMETER}
+    found = {}
+    for output, value in zip(program.outputs, program.output_nodes, strict=True):
+        name = parameters.get(output.target or "") if output.kind is OutputKind.GRADIENT else None
+        if name is not None and value is not None:
+            fake = value.meta["val"]
+            found[name] = allocated_bytes(fake.numel() * fake.element_size(), fake.device)
+    return tuple(found.items())
 
 
 def scheduled_peaks(program: Program, lowering: Lowering, schedule: Schedule) -> GraphPeaks:
@@ -72,7 +89,8 @@ def scheduled_peaks(program: Program, lowering: Lowering, schedule: Schedule) ->
 
 def _graph_peaks(program: Program, lowering: Lowering, halves: Sequence[HalfPeaks]) -> list[GraphPeaks]:
     left = _left_bytes(program, sum(lowering.problem.sizes[s] for s in lowering.problem.pinned))
-    return [GraphPeaks(half.forward, half.backward, half.saved, left) for half in halves]
+    gradients = gradients_of(program)
+    return [GraphPeaks(half.forward, half.backward, half.saved, left, gradients) for half in halves]
 
 
 @dataclasses.dataclass(frozen=True)

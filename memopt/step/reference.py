@@ -21,20 +21,22 @@ class Reference:
         self.training: int | None = None
         self.inference = 0
         self._step: Hashable = None
+        self._calls = 1
 
     def of(self, unconstrained_bytes: int) -> int:
         """The bytes that a fraction is of, for a step or a call that takes so many itself."""
         return self.training if self.training is not None else max(self.inference, unconstrained_bytes)
 
-    def trains(self, unconstrained_bytes: int, step: Hashable) -> None:
+    def trains(self, unconstrained_bytes: int, step: Hashable, calls: int = 1) -> None:
         """A training step takes so many bytes as it is.
 
         Args:
             unconstrained_bytes: without memopt, all that is resident included.
             step: tells steps apart; the first one may be counted anew while it is planned.
+            calls: of the model before the first backward, so far: a step of more calls is another one than was thought.
         """
-        if self._step is None or self._step == step:
-            self._step, self.training = step, unconstrained_bytes
+        if self._step is None or self._step == step or calls > self._calls:
+            self._step, self._calls, self.training = step, calls, unconstrained_bytes
 
     def adds(self, size: int) -> None:
         """So many bytes more are known of to be resident in all steps and calls."""

@@ -71,8 +71,8 @@ class Standing(Account):
 
     @property
     def one_graph(self) -> bool:
-        """Whether the step is a single graph, which may be planned again by itself."""
-        return self.step is not None and len(self.step.keys) == 1
+        """Whether the step is a single graph, run once or in several calls, which may be planned again by itself."""
+        return self.step is not None and len(set(self.step.keys)) == 1
 
     @property
     def tight(self) -> bool:
@@ -127,7 +127,7 @@ class Standing(Account):
             least = None if taken is None else self.least_budget(taken)
             if least is None or least >= error.minimum_bytes:
                 raise
-            refusal = BudgetError(least, error.budget_bytes)
+            refusal = BudgetError(least, error.budget_bytes, beside=error.beside)
         raise refusal
 
     # -- an engine's own code ------------------------------------------------------------------------------------

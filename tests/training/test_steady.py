@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import memopt
 import memopt.calls
 from memopt.memory.allocator_limit import Allowance
+from memopt.steady import Kind
 from memopt.step import guard as step_guard
 from tests.test_steady import image, net, ways
 from tests.training.steps import assert_equal, budget_for, bytes_of, gradients, loop, make
@@ -124,11 +125,11 @@ def given_gradient(parameter):
 def test_gradients_of_what_was_replaced_or_added_are_noticed():
     model, x = make()
     run = steady(model, x)
-    first, other = run._memopt.sessions[False], model.layers[0].weight
+    first, other = run._memopt.sessions[Kind(True, False).plan], model.layers[0].weight
     model.layers[0].weight = given_gradient(nn.Parameter(other.detach().clone()))
     run(x)
     second = run._memopt.last
-    assert second is run._memopt.sessions[True] is not first
+    assert second is run._memopt.sessions[Kind(True, True).plan] is not first
     model.layers[0].weight = other
     run(x)
     assert run._memopt.last is first
@@ -318,7 +319,7 @@ def test_memory_that_runs_out_is_told_in_one_line():
     def fail(*args):
         raise torch.OutOfMemoryError("no memory")
 
-    graph = run._memopt.steady._known[True, False].graphs[0]
+    graph = run._memopt.steady._known[Kind(True, False)].graphs[0]
     call, graph.call = graph.call, fail
     with pytest.raises(MemoryError, match="memory ran out in a step planned to take"):
         run(x)
@@ -343,10 +344,10 @@ def test_the_limit_is_in_force_in_forward_and_backward(monkeypatch):
     stats = {name: {"all": {"current": 50}} for name in ("allocated_bytes", "reserved_bytes")}
     asked = []
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: asked.append(device) or stats)
-    session = run._memopt.sessions[False]
+    session = run._memopt.sessions[Kind(True, False).plan]
     session.beyond = 30
     run._memopt.guards[session].allow(Allowance(GPU, 1000, 50, 50))
-    graph = run._memopt.steady._known[True, False].graphs[0]
+    graph = run._memopt.steady._known[Kind(True, False)].graphs[0]
     call = graph.call
 
     def watched(*args):

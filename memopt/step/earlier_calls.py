@@ -1,0 +1,163 @@
+"""Several calls of a model in one step: what those hold whose backward has not run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from memopt.memory.cost.disk import Store
+from memopt.program import Program
+from memopt.step.keys import versions
+from memopt.step.planner import GraphPeaks
+from memopt.torch_compat.autograd_nodes import compiled_nodes, when_released
+
+# More calls than this are not believed of a record.
+_MOST = 1 << 16
+
+
+class NoRoomBesideError(Exception):
+    """A graph that was planned for a step of fewer calls has no room beside what earlier calls hold."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """One graph that was lowered.
+
+    Attributes:
+        peaks: as it runs.
+        eager: as PyTorch itself runs it.
+        base: bytes of what is resident, without what earlier calls hold.
+        program: as captured; None where it was loaded from disk.
+    """
+
+    peaks: GraphPeaks
+    eager: GraphPeaks
+    base: int
+    program: Program | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """What one call of a model holds until its backward.
+
+    Attributes:
+        graphs: those that it ran, in order.
+        inputs: bytes of its arguments, by storage.
+    """
+
+    graphs: tuple[Figures, ...]
+    inputs: Mapping[int, int]
+
+    @property
+    def saved(self) -> int:
+        """Bytes that it holds between forward and backward, arguments left out."""
+        return sum(graph.peaks.saved for graph in self.graphs)
+
+
+class EarlierCalls:
+    """The calls of a step so far.
+
+    Attributes:
+        most: how many calls were seen before the backward of the first of them.
+        programs: the graphs of each call of a step, as captured, in the order of the calls.
+        inputs: bytes of their arguments together, by storage.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was called yet."""
+        self.most = 1
+        self.programs: list[tuple[Program, ...]] = []
+        self.inputs = 0
+        self._calls: list[tuple[Ran, list[weakref.ref[Any]], list[bool]]] = []
+
+    def alive(self) -> list[Ran]:
+        """The earlier calls whose backward has not run, and may."""
+        if self._calls:
+            self._calls = [
+                (ran, nodes, done)
+                for ran, nodes, done in self._calls
+                if any(node() is not None and not over for node, over in zip(nodes, done, strict=True))
+            ]
+        return [ran for ran, _, _ in self._calls]
+
+    def expect(self, calls: int, arguments: Mapping[int, int]) -> None:
+        """There are steps of so many calls; the latest has these arguments: bytes by storage."""
+        self.most = max(self.most, calls)
+        together = {key: size for known, _, _ in self._calls for key, size in known.inputs.items()}
+        self.inputs = max(self.inputs, sum({**together, **arguments}.values()))
+
+    def note(self, ran: Ran, outputs: Any, position: int) -> None:
+        """A call has run forward.
+
+        Args:
+            ran: what it holds.
+            outputs: what it returned.
+            position: how many earlier calls were alive when it began.
+        """
+        nodes = compiled_nodes(outputs)
+        if not nodes:
+            return
+        done = [False] * len(nodes)
+        for index, node in enumerate(nodes):
+            when_released(node, functools.partial(done.__setitem__, index, True))
+        self._calls.append((ran, [weakref.ref(node) for node in nodes], done))
+        programs = tuple(graph.program for graph in ran.graphs if graph.program is not None)
+        if position <= len(self.programs) and len(programs) == len(ran.graphs):
+            self.programs[position : position + 1] = [programs]
+        if position:
+            self.expect(position + 1, ran.inputs)
+
+
+class KnownCalls:
+    """How many calls a step was found to have that had no room for them: for later runs of the same script.
+
+    Without a folder for caches, and without a script, nothing is known.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is read or made yet."""
+        self._store, self._script = Store("calls"), getattr(sys.modules.get("__main__"), "__file__", None)
+
+    def get(self, model: str, budget: str, graph: str) -> tuple[int, int]:
+        """The calls, and the bytes of all their arguments.
+
+        Args:
+            model: name of its class.
+            budget: as the user wrote it.
+            graph: fingerprint of the first graph of a call.
+        """
+        record = self._store.get(versions(), self._key(model, budget, graph)) if self._script else None
+        calls, arguments = (record.get("calls"), record.get("arguments")) if record is not None else (1, 0)
+        if type(calls) is not int or type(arguments) is not int or not 1 <= calls <= _MOST or arguments < 0:
+            return 1, 0
+        return calls, arguments
+
+    def put(self, model: str, budget: str, graph: str, calls: int, arguments: int) -> None:
+        """Keep how many there are; as `get`."""
+        if self._script:
+            record = {"calls": calls, "arguments": arguments}
+            self._store.put(versions(), self._key(model, budget, graph), record)
+
+    def _key(self, model: str, budget: str, graph: str) -> str:
+        return json.dumps([os.path.abspath(self._script or ""), model, budget, graph])
+
+
+def arguments_of(args: Any, kwargs: Any) -> dict[int, int]:
+    """Bytes of a call's arguments, by storage."""
+    storages = (leaf.untyped_storage() for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+    return {storage._cdata: storage.nbytes() for storage in storages}
+
+
+def arguments_beside(earlier: Sequence[Ran], own: Mapping[int, int]) -> int:
+    """Bytes of arguments that earlier calls hold beside the present one's, by storage."""
+    together = {key: size for ran in earlier for key, size in ran.inputs.items() if key not in own}
+    return sum(together.values())

@@ -1,0 +1,130 @@
+"""A step of several calls of one model, and what eager itself would hold in it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from memopt.budget import Budget, BudgetError, format_bytes
+from memopt.memory.allocator import with_slack
+from memopt.memory.resident import Resident
+from memopt.program import Program
+from memopt.step.earlier_calls import EarlierCalls, Figures, NoRoomBesideError, Ran
+from memopt.step.planned import Planned, fingerprint
+from memopt.step.planner import GraphPeaks, peaks_of, step_peak
+from memopt.step.told import Told
+
+
+class SharedStep(Told):
+    """A session of which one call may be a part of the step.
+
+    Attributes:
+        calls: of the model in one step, that are planned together.
+        known_calls: what is known of those; None where nothing is to be.
+        earlier: the calls of the present step before this one, whose backward has not run.
+        inputs_beside: bytes of their arguments beside those of this one.
+        ran: the graphs that the present call has run.
+        last_word: whether a call that has no room beside earlier ones is refused.
+        eager: what eager itself holds in the graph that is being lowered.
+    """
+
+    def __init__(self, budget: Budget | None, resident: Resident) -> None:
+        """One call is one step, as far as is known."""
+        super().__init__(budget, resident)
+        self.calls = 1
+        self.known_calls: EarlierCalls | None = None
+        self.earlier: list[Ran] = []
+        self.inputs_beside = 0
+        self.ran: list[Figures] = []
+        self.last_word = False
+        self.eager: GraphPeaks | None = None
+        self._eager: dict[str, GraphPeaks] = {}  # by fingerprint
+
+    def over(self, needed: int, limit: int) -> BudgetError:
+        """The error of what was planned last: it needs so many bytes, all that is resident included."""
+        assert self.report is not None
+        needed = with_slack(needed, self.resident.device)
+        return BudgetError(needed, limit, self.report.breakdown, beside=self.beside)
+
+    def _with_other_calls(self, programs: Sequence[Program]) -> tuple[list[Program], int]:
+        """The graphs of all calls of the step, and at which place those of this call begin."""
+        if self.calls == 1 or self.known_calls is None:
+            return list(programs), 0
+        position, same = len(self.earlier), {fingerprint(program): program for program in programs}
+        known = self.known_calls.programs
+        calls = [list(known[i]) if i < len(known) else list(programs) for i in range(self.calls)]
+        calls[position] = list(programs)
+        every = [[same.get(fingerprint(program), program) for program in call] for call in calls]
+        return [program for call in every for program in call], sum(map(len, every[:position]))
+
+    @property
+    def asks_for_eager(self) -> bool:
+        """Whether what eager itself holds in a graph is worth knowing: a fraction is of it, and not fixed yet."""
+        return self.budget is not None and self.budget.bytes is None and self.reference.training is None
+
+    def _eager_peak(self, keys: Sequence[str], default: int) -> int:
+        """What eager's own step of these graphs peaks at above what is resident; `default` where that is not known."""
+        known = [self._eager[key] for key in keys if key in self._eager]
+        return step_peak(known) if len(known) == len(keys) else default
+
+    def _of_the_step(
+        self, keys: tuple[str, ...], captured: Sequence[Planned], base: int, own: int
+    ) -> tuple[int, Hashable, int]:
+        """What the step takes in bytes as eager runs it, all of its calls so far; what tells it apart; its calls."""
+        if not self.earlier or self.calls > 1:
+            return base + own, (id(self), keys), self.calls
+        before = [graph.eager for ran in self.earlier for graph in ran.graphs]
+        now = [
+            self._eager.get(key) or peaks_of(item.program, item.timeline)
+            for key, item in zip(keys, captured, strict=True)
+        ]
+        whole = base - self.resident.outside + self.inputs_beside + step_peak([*before, *now])
+        return whole, (id(self), keys), len(self.earlier) + 1
+
+    def figures(self, program: Program | None) -> Figures | None:
+        """What a graph that was just lowered takes; None where it is not one of a training step."""
+        step = self.step
+        if step is None:
+            return None
+        base = step.base - self.resident.outside
+        if program is None or not step.planned:  # it was loaded from disk, and what it saves is not known
+            peak = step.plan.peak_bytes
+            plain = GraphPeaks(step.plain, step.plain, step.plain, self.resident.trainable)
+            return Figures(GraphPeaks(peak, peak, peak, self.resident.trainable), plain, base, None)
+        key = fingerprint(program)
+        if key not in step.keys:
+            return None
+        item = step.planned[step.keys.index(key)]
+        eager = self._eager.get(key) or peaks_of(item.before, item.timeline_before)
+        peaks = self._emitted.get(key) or peaks_of(item.program, item.timeline)
+        return Figures(peaks, eager, base, program)
+
+    def runs(self, graph: Figures) -> None:
+        """A graph of a training step is about to run.
+
+        Raises:
+            NoRoomBesideError: earlier calls of the step hold so much that it is to be planned with that.
+            BudgetError: it was, and the budget is not kept all the same.
+        """
+        limit = self.limit(0) if self.earlier and not self.soft else None
+        if limit is not None:
+            peaks = [known.peaks for ran in self.earlier for known in ran.graphs]
+            peaks += [known.peaks for known in (*self.ran, graph)]
+            needed = graph.base + self.inputs_beside + step_peak(peaks)
+            if needed > self.usable(limit):
+                if not self.last_word and not self.ran:
+                    raise NoRoomBesideError
+                raise self.over(needed, limit)
+        self.ran.append(graph)
+
+    @property
+    def beside(self) -> str:
+        """What takes room beside the plan, in words."""
+        if not self.earlier:
+            return f"{self.calls} calls before the first backward hold theirs together" if self.calls > 1 else ""
+        size = format_bytes(sum(ran.saved for ran in self.earlier) + self.inputs_beside, short=True)
+        what = "an earlier call" if len(self.earlier) == 1 else f"{len(self.earlier)} earlier calls"
+        whose = "whose backward has not run, holds" if len(self.earlier) == 1 else "whose backward has not run, hold"
+        return (
+            f"{what} of this step, {whose} {size}: in the next step, and when this script is run again, all calls are "
+            "planned together; one call on all inputs, or a backward after each call, takes less"
+        )

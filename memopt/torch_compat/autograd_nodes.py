@@ -1,0 +1,43 @@
+"""Nodes of autograd's graph that compiled code made, and when what they save is released."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+_COMPILED = "CompiledFunctionBackward"  # AOTAutograd's name, in torch 2.11 and 2.13
+_keeps_graph: Callable[[], bool] | None = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+
+
+def compiled_nodes(outputs: Any, most: int = 10_000) -> list[Any]:
+    """The nodes that compiled graphs made, behind these tensors; weak references to them live as long as the graph.
+
+    Args:
+        outputs: tensors in any nesting.
+        most: nodes that are looked at; what lies behind them is not found.
+    """
+    found: list[Any] = []
+    waiting = [leaf.grad_fn for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    seen: set[Any] = set()
+    while waiting and len(seen) < most:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == _COMPILED:
+            found.append(node)
+        waiting += [following for following, _ in node.next_functions]
+    return found
+
+
+def when_released(node: Any, call: Callable[[], None]) -> None:
+    """Call `call` when backward has run through the node and has not kept the graph (`retain_graph`)."""
+
+    def ran(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        if _keeps_graph is None or not _keeps_graph():
+            call()
+
+    node.register_hook(ran)
