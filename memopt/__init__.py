@@ -6,6 +6,7 @@ Names are imported when they are first used, so that neither `import memopt` nor
 from __future__ import annotations
 
 import importlib
+import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -70,6 +71,14 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     """Import a public name, or a room such as `memopt.models`, when it is first asked for."""
+    drawn = random.getstate()  # modules of others draw when they are imported
+    try:
+        return _imported(name)
+    finally:
+        random.setstate(drawn)
+
+
+def _imported(name: str) -> Any:
     if name in _HOME_OF:
         value = getattr(importlib.import_module(_HOME_OF[name]), name)
     else:

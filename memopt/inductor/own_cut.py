@@ -22,7 +22,7 @@ from memopt.inductor.spared import spare_saved
 from memopt.pass_manager import Pass
 from memopt.phases import phase
 from memopt.step.measured import step_decides
-from memopt.step.own_copies import keep_small_inputs
+from memopt.step.own_copies import is_copy_of_input, keep_small_inputs
 
 # Code of torch's own cut takes no less than this share of what is expected of it: its order is Inductor's to choose.
 # Once there is code, that of other cuts is taken to have the same share.
@@ -176,12 +176,13 @@ class OwnCut:
 
 
 def _save_overwritten(module: fx.GraphModule, mutated: Collection[str]) -> set[fx.Node]:
-    """Have torch's partitioner compute nothing again of inputs that forward writes to; return what is computed of them.
+    """Have torch's partitioner recompute nothing of inputs that forward writes to; return what is computed of them.
 
-    In backward it would be computed of what is there then.
+    In backward it would be computed of what is there then. The user's own copies of inputs are saved for that, too.
     """
     inputs = [node for node in module.graph.nodes if node.op == "placeholder" and node.name in mutated]
     readers = {reader for shown in shown_by(inputs) for reader in shown.users if reader.op == "call_function"}
+    readers |= {node for node in module.graph.nodes if node.op == "call_function" and is_copy_of_input(node)}
     for reader in readers:
         reader.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     return readers

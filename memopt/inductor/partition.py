@@ -27,7 +27,9 @@ from memopt.inductor.unread import unread
 from memopt.inductor.write_over import register_write_over
 from memopt.program import Program, copy_node, module_of
 from memopt.rewrite import storages
+from memopt.step.own_copies import keep_copies_of_inputs
 from memopt.torch_compat.donated import may_donate
+from memopt.torch_compat.joint_pass import before_joint_passes
 
 # What tells code that is fused in the plan's order, or in a rewrite's, from other code of the same graph.
 IN_ORDER, ADDED_IN_ORDER, IN_ANY_ORDER = b"memopt, in either order", b"memopt, rewrites in either order", b"memopt"
@@ -148,7 +150,11 @@ def compile_training(
             example_inputs,
             inner_compile=inner,
             # Parts of a graph are for Inductor's own CUDA graphs, which are not used: finding them takes time.
-            config_patches={"custom_partitioner_fn": partition, "graph_partition": False},
+            config_patches={
+                "custom_partitioner_fn": partition,
+                "graph_partition": False,
+                **before_joint_passes(keep_copies_of_inputs),
+            },
         )
 
 

@@ -18,6 +18,7 @@ from memopt.fake_calls import apart
 from memopt.memory.cost.roofline import result_bytes
 from memopt.program import Phase, is_any_view
 
+_COPIES = (torch.ops.aten.clone.default, torch.ops.aten.lift_fresh_copy.default)
 # Meta of a node of backward that recomputes a value of forward without a name of its own in the plan.
 RECOMPUTED = "recomputed"
 # A copy is kept of a vector of up to so many bytes, and of what is at most such a part of what is recomputed of it.
@@ -29,6 +30,31 @@ def recomputes(node: fx.Node) -> bool:
     meta = node.meta
     again = "recomputes" in meta or RECOMPUTED in meta or meta.get("phase") is Phase.FORWARD
     return again and node.op == "call_function" and not _shows(node)
+
+
+def is_copy_of_input(node: fx.Node) -> bool:
+    """Whether a node is the user's own copy of an input, which may be written to from then on: a queue of keys, say."""
+    if node.target not in _COPIES or not node.all_input_nodes:
+        return False
+    base = _shown(node.all_input_nodes[0])
+    return base.op == "placeholder" and not base.name.startswith("tangents")
+
+
+def keep_copies_of_inputs(graph: fx.Graph) -> None:
+    """Have a joint graph make copies of inputs that backward reads by an operator that Inductor never leaves out."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default):
+        value, given = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
+        if not isinstance(value, torch.Tensor) or not isinstance(given, torch.Tensor) or not is_copy_of_input(node):
+            continue
+        if value.stride() == given.stride() and value.dtype == given.dtype and _is_read_in_backward(node):
+            node.target, node.kwargs = torch.ops.aten.lift_fresh_copy.default, {}
+
+
+def _is_read_in_backward(node: fx.Node) -> bool:
+    for user in node.users:
+        if user.meta.get("partitioner_tag") == "is_backward" or (_shows(user) and _is_read_in_backward(user)):
+            return True
+    return False
 
 
 def recomputed_from(forward: fx.GraphModule, backward: fx.GraphModule) -> list[str]:

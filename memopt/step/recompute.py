@@ -15,7 +15,7 @@ from memopt.memory.aliasing import Aliasing, analyse, owner
 from memopt.program import InputKind, Phase, Program, copy_node, is_effectful, is_random, module_of
 from memopt.solve.problem import StepProblem
 from memopt.solve.schedule import Schedule
-from memopt.step.own_copies import RECOMPUTED, copy_small_inputs
+from memopt.step.own_copies import RECOMPUTED, copy_small_inputs, is_copy_of_input
 
 _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 _BATCH_NORM_AGAIN = torch.ops.aten._native_batch_norm_legit.no_stats
@@ -87,6 +87,7 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
         reads.append(tuple(index for index in needed if index not in created))
         writes.append(tuple(aliasing.created_by(node)))
         again = again_form(node) is not None and not taken.intersection(aliasing.of.get(node, ()))
+        again &= not is_copy_of_input(node)
         recomputable.append(again and not fragile.intersection(_reads_again(node, aliasing)))
     resident = {index for node in program.placeholders for index in aliasing.of.get(node, ())}
     resident.difference_update(index for tangent in tangents for index in aliasing.of[tangent])
