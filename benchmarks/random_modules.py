@@ -29,7 +29,7 @@ from typing import IO, Any
 RESULTS = Path(__file__).resolve().parent / "results"
 RENEWED = 400  # programs of one process: what compilers keep of each adds up
 WRONG = ("different", "error", "crash", "timeout")
-ORDER = ("same", "refused", "lenient", *WRONG)
+ORDER = ("same", "refused", "fallback", "lenient", *WRONG)
 
 
 # -- one process ----------------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def work(args: argparse.Namespace) -> None:
 
 
 def row(seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    from tests.modules.judging import FAILURES, judge
+    from tests.modules.judging import FAILURES, FALLBACK, judge
     from tests.modules.programs import program
     from tests.modules.settings import settings
 
@@ -61,7 +61,7 @@ def row(seed: int, args: argparse.Namespace) -> dict[str, Any]:
     verdict = judge(made, args.engine, budget, verify)
     found = {"seed": seed, "kind": verdict.kind, "detail": verdict.detail, "words": verdict.words}
     found |= {"budget": budget, "verify": verify, "final_budget": verdict.budget}
-    if verdict.kind in FAILURES:
+    if verdict.kind in (FALLBACK, *FAILURES):
         found["source"] = made.source
     return found | {"seconds": round(time.perf_counter() - started, 2)}
 
@@ -189,7 +189,7 @@ def gist(text: str) -> str:
 def result_of(args: argparse.Namespace, rows: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
     import torch
 
-    refusals = collections.Counter(gist(one["detail"]) for one in rows if one["kind"] == "refused")
+    refusals = collections.Counter(gist(one["detail"]) for one in rows if one["kind"] in ("refused", "fallback"))
     words = collections.Counter(gist(line) for one in rows for line in set(one.get("words", ())))
     return {
         "machine": platform.machine(),
@@ -203,6 +203,7 @@ def result_of(args: argparse.Namespace, rows: list[dict[str, Any]], seconds: flo
         "counts": {kind: sum(one["kind"] == kind for one in rows) for kind in ORDER},
         "refusals": dict(refusals.most_common()),
         "words": dict(words.most_common(30)),
+        "fallbacks": [one for one in rows if one["kind"] == "fallback"],
         "wrong": [one for one in rows if one["kind"] in WRONG],
     }
 
@@ -257,7 +258,7 @@ def main() -> int:
     started = time.monotonic()
     rows = run_all(args)
     result = result_of(args, rows, time.monotonic() - started)
-    for found in result["wrong"]:
+    for found in (*result["fallbacks"], *result["wrong"]):
         if "source" not in found:
             found["source"] = source_of(found["seed"], args.inference)
         if found["kind"] != "timeout" and args.minimise > 0:

@@ -16,6 +16,7 @@ from tests.modules.running import Run, compiler, run
 
 OWN = (BudgetError, CaptureError, PassError)
 SAME, REFUSED, DIFFERENT, ERROR, LENIENT = "same", "refused", "different", "error", "lenient"
+FALLBACK = "fallback"  # it failed inside, said so in one line, and let the model run as it is or refused the budget
 CRASH = "crash"  # found from outside: the process ended
 FAILURES = (DIFFERENT, ERROR)
 # How far a value may be from float64's: times eager's own distance, times the largest value, and at least.
@@ -27,8 +28,8 @@ class Verdict:
     """What came of a program on an engine.
 
     Attributes:
-        kind: same; refused, in one line of memopt's own; different from eager; error, of the engine's own;
-            lenient, where eager raises in backward and the engine does not.
+        kind: same; refused, in one line of memopt's own; fallback, where that line asks for a report; different from
+            eager; error, of the engine's own; lenient, where eager raises in backward and the engine does not.
         detail: what differs, or the line.
         budget: what the program was compiled with in the end: bytes, where the least that a refusal named was used.
     """
@@ -45,7 +46,11 @@ def judge(program: Program, engine: str, budget: Any = None, verify: Any = False
     if isinstance(found.error, BudgetError) and isinstance(budget, float) and found.error.minimum_bytes > 0:
         budget = found.error.minimum_bytes
         found = run(program.source, compiled=compiler(engine, budget, verify))
-    return dataclasses.replace(_verdict(program, found), budget=budget, words=found.words)
+    verdict = _verdict(program, found)
+    said = "\n".join((verdict.detail, *found.words))
+    if verdict.kind in (SAME, REFUSED) and "please report" in said:
+        verdict = Verdict(FALLBACK, said.strip())
+    return dataclasses.replace(verdict, budget=budget, words=found.words)
 
 
 def _verdict(program: Program, found: Run) -> Verdict:
