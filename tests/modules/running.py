@@ -126,8 +126,10 @@ def _sharing(named: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> list[A
 
 
 def _identity(named: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+    """Pairs that are one object, where gradients tell: `detach` without any need not make another."""
     every = list({**named, **known}.items())
-    return [(a, b) for i, (a, x) in enumerate(every) if a in named for b, y in every[i + 1 :] if x is y]
+    pairs = ((a, x, b, y) for i, (a, x) in enumerate(every) if a in named for b, y in every[i + 1 :])
+    return [(a, b) for a, x, b, y in pairs if x is y and x.requires_grad]
 
 
 # -- running ------------------------------------------------------------------------------------------------------
@@ -169,7 +171,8 @@ def run(
     logger = logging.getLogger("memopt")
     logger.addHandler(words)
     try:
-        with warnings.catch_warnings():
+        # Inductor leaves it to a setting to draw as eager does: else no step with a dropout could be compared.
+        with warnings.catch_warnings(), torch._inductor.config.patch(fallback_random=True):
             warnings.simplefilter("ignore")
             call = model if compiled is None else compiled(model)
             torch.default_generator.manual_seed(1)
@@ -184,13 +187,11 @@ def run(
 def compiler(engine: str, budget: Any, verify: Any) -> Callable[[nn.Module], Any]:
     """What makes the stand-in of a model, with graphs of other programs forgotten.
 
-    `engine` may be "torch:" and a backend of torch.compile: what torch itself makes of a program. Inductor draws random
-    numbers as eager does, which it leaves to a setting: else no step with a dropout could be compared.
+    `engine` may be "torch:" and a backend of torch.compile: what torch itself makes of a program.
     """
 
     def compiled(model: nn.Module) -> Any:
         torch._dynamo.reset()
-        torch._inductor.config.fallback_random = True
         if engine.startswith("torch:"):
             return torch.compile(model, backend=engine.removeprefix("torch:"))
         return memopt.compile(model, budget, backend=engine, verify=verify)

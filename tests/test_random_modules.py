@@ -1,0 +1,55 @@
+"""Random modules and the loops that use them, through `memopt.compile`: everything that a user can see is eager's.
+
+benchmarks/random_modules.py runs more of them, in many processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.modules.judging import FAILURES, judge
+from tests.modules.programs import program
+from tests.modules.settings import settings
+
+# Engine, whether the loops only infer, the first seed, chunks, and programs in each.
+REGULAR = (
+    ("aten", False, 10_000_025, 5, 25),
+    ("aten", True, 11_000_000, 2, 25),
+    ("inductor", False, 12_000_000, 4, 5),
+)
+# Behind `slow`: 20,000 in all.
+LONG = (
+    ("aten", False, 20_000_000, 60, 250),
+    ("aten", True, 21_000_000, 4, 250),
+    ("inductor", False, 22_000_000, 76, 50),
+    ("static", True, 23_000_000, 4, 50),
+)
+
+
+def chunks() -> list[Any]:
+    """One parameter a chunk, so that workers can share them."""
+    rows = []
+    for table, marks in ((REGULAR, ()), (LONG, (pytest.mark.slow,))):
+        for engine, inference, start, count, programs in table:
+            for first in range(start, start + count * programs, programs):
+                name = f"{engine}{'-inference' * inference}-{first}"
+                rows.append(pytest.param(engine, inference, range(first, first + programs), marks=marks, id=name))
+    return rows
+
+
+@pytest.mark.parametrize(("engine", "inference", "seeds"), chunks())
+def test_random_modules_do_what_eager_does(engine: str, inference: bool, seeds: range) -> None:
+    """Each differs from eager in nothing, or is refused in one line."""
+    wrong = []
+    for seed in seeds:
+        made = program(seed, inference)
+        budget, verify = settings(seed)
+        verdict = judge(made, engine, budget, verify)
+        if verdict.kind in FAILURES:
+            wrong.append(f"seed {seed}, {engine}, budget={budget}, verify={verify!r}: {verdict.kind}: {verdict.detail}")
+            wrong.append(made.source)
+    torch._dynamo.reset()
+    assert not wrong, "\n".join(wrong)
