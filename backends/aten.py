@@ -13,9 +13,11 @@ from typing import Any
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
+from memopt.backends.hand_over import Generate, in_pieces, relayed
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.engine import Engine
 from memopt.memory.aliasing import owner
+from memopt.memory.hand_over import Handing
 from memopt.torch_compat.dead_draws import dead_draws_kept
 from memopt.torch_compat.donated import nothing_donated
 
@@ -38,7 +40,11 @@ class AtenBackend(Engine):
             return emit(module)
 
         def backward(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
-            return hooks.backward(emit(module))
+            if hooks.handing is None:
+                return hooks.backward(emit(module))
+            count = len(module.graph.output_node().args[0])  # type: ignore[arg-type]
+            outputs = [item.outputs for item in hooks.handing.hand_overs]
+            return in_pieces(emit_pieces(module, hooks.handing), count, outputs, hooks.backward)
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
             program, rewrite = hooks.inference(module)
@@ -47,8 +53,16 @@ class AtenBackend(Engine):
         lower = aot_autograd(
             fw_compiler=half, bw_compiler=backward, inference_compiler=inference, partition_fn=hooks.partition
         )
+        hooked = hooks.session.hooked
+        if hooked is not None:
+            hooks.handed = hooked.names
         with dead_draws_kept(), nothing_donated():  # no half writes over what it is given
-            return lower(graph_module, example_inputs)
+            run = lower(graph_module, example_inputs)
+        found = hooks.handing
+        if found is None or hooked is None or hooks.dry:
+            return run
+        groups = [[found.inputs[number] for number in item.outputs] for item in found.hand_overs]
+        return relayed(run, groups, found.inputs, hooked.keeps)
 
 
 def lower_inference(
@@ -75,6 +89,17 @@ def emit(graph_module: fx.GraphModule) -> Boxed:
     The function has `_boxed_call` set, AOTAutograd's sign that it empties its list of arguments, so that an argument
     can be freed before the function ends. Its source is kept as `source`.
     """
+    emitted: Boxed = _emitted(graph_module, None)
+    return emitted
+
+
+def emit_pieces(graph_module: fx.GraphModule, handing: Handing) -> Generate:
+    """Generate the same as a generator, which stops behind each hand-over; its gradients are no results then."""
+    emitted: Generate = _emitted(graph_module, handing)
+    return emitted
+
+
+def _emitted(graph_module: fx.GraphModule, handing: Handing | None) -> Any:
     graph = graph_module.graph
     names: dict[fx.Node, str] = {}
     constants: dict[str, Any] = {}
@@ -99,7 +124,8 @@ def emit(graph_module: fx.GraphModule) -> Boxed:
     items = {node: [user for user in node.users if _is_item(user)] for node in steps}
     position = {node: index for index, node in enumerate(steps)}
     last = _last_uses(graph, steps, position)
-    lines = ["def run(args):"]
+    pieces = None if handing is None else _Pieces(graph, handing, position)
+    lines = ["def run(args):" if pieces is None else "def run(args, give):"]
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     for index, node in enumerate(placeholders):
         names[node] = f"a{index}"
@@ -110,8 +136,13 @@ def emit(graph_module: fx.GraphModule) -> Boxed:
     for node, index in last.items():
         free_at.setdefault(index, []).append(node)  # type: ignore[arg-type]
     lines += _frees(free_at.get(-1, []), names)
+    if pieces is not None:
+        constants["changed"] = _changed
+        lines += pieces.versions(names)
     for index, node in enumerate(steps):
         names[node] = f"v{index}"
+        if pieces is not None:
+            lines += pieces.checks(node, index, names)
         lines.append(f"    {names[node]} = {_call(node, literal, constants, graph_module)}")
         for number, item in enumerate(items[node]):  # not by index: the same result may be taken twice
             names[item] = f"{names[node]}_{number}"
@@ -119,14 +150,67 @@ def emit(graph_module: fx.GraphModule) -> Boxed:
         if items[node]:
             lines.append(f"    del {names[node]}")
         lines += _frees(free_at.get(index, []), names)
-    lines.append(f"    return {literal(list(graph.output_node().args[0]))}")  # type: ignore[arg-type]
+        if pieces is not None:
+            lines += pieces.given(index, names)
+    results: list[Any] = list(graph.output_node().args[0])  # type: ignore[arg-type]
+    if pieces is not None:
+        results = [None if number in pieces.outputs else value for number, value in enumerate(results)]
+    lines.append(f"    return {literal(results)}")
     source = "\n".join(lines) + "\n"
     namespace: dict[str, Any] = dict(constants)
     exec(compile(source, "<memopt aten program>", "exec"), namespace)
     run: Any = namespace["run"]
     run._boxed_call = True
     run.source = source
-    return run  # type: ignore[no-any-return]
+    return run
+
+
+class _Pieces:
+    """What a generator has beside the straight-line function: gradients given, and parameters found as they were."""
+
+    def __init__(self, graph: fx.Graph, handing: Handing, position: dict[fx.Node, int]) -> None:
+        self._results: list[Any] = list(graph.output_node().args[0])  # type: ignore[arg-type]
+        self.outputs = {number for item in handing.hand_overs for number in item.outputs}
+        named = {node.name: node for node in graph.nodes}
+        self._at: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
+        for number, item in enumerate(handing.hand_overs):
+            nodes: list[fx.Node] = [self._results[output] for output in item.outputs]
+            nodes += [named[item.after]] if item.after in named else []
+            index = max(position[owner(node)] for node in nodes)
+            self._at.setdefault(index, []).append((number, item.outputs))
+        self._first = min(self._at)
+        self._watched = {node: name for node in graph.nodes if (name := handing.shown.get(node.name)) is not None}
+        self._watched = {
+            node: name
+            for node, name in self._watched.items()
+            if node.op == "placeholder"
+            and any(position[owner(user)] > self._first for user in node.users if user.op == "call_function")
+        }
+
+    def versions(self, names: dict[fx.Node, str]) -> list[str]:
+        return [f"    {names[node]}_version = {names[node]}._version" for node in self._watched]
+
+    def checks(self, node: fx.Node, index: int, names: dict[fx.Node, str]) -> list[str]:
+        if index <= self._first:
+            return []
+        read = [argument for argument in node.all_input_nodes if argument in self._watched]
+        return [
+            f"    {names[item]}._version == {names[item]}_version or changed({self._watched[item]!r})" for item in read
+        ]
+
+    def given(self, index: int, names: dict[fx.Node, str]) -> list[str]:
+        lines = []
+        for number, outputs in self._at.get(index, []):
+            values = ", ".join(names[self._results[output]] for output in outputs)
+            lines += [f"    give({number}, ({values},))", f"    del {values}", "    yield"]
+        return lines
+
+
+def _changed(name: str) -> None:
+    raise RuntimeError(
+        f"{name} was changed by a hook of another module's parameter while backward still reads it: "
+        "let such hooks change parameters of their own module only"
+    )
 
 
 def _is_item(node: fx.Node) -> bool:

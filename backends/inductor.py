@@ -22,6 +22,7 @@ from memopt.inductor.training import Training
 from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import Timeline
 from memopt.program import Program
+from memopt.step.hooked import HELD
 from memopt.step.inference import settling
 
 
@@ -61,6 +62,8 @@ class InductorBackend(Engine):
             lower = rehearse if session.rehearsing else emit_training
             return lower(graph_module, example_inputs, hooks)
         if hooks.needs_gradients:
+            if session.hooked is not None and session.hooked.names:
+                session.note(HELD)
             return _training(graph_module, example_inputs, hooks).compile()
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:

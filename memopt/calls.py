@@ -37,6 +37,7 @@ from memopt.steady import Kind, Plan, SteadyCalls, SteadyGraph
 from memopt.step.carry import Sizes
 from memopt.step.earlier_calls import EarlierCalls, KnownCalls, NoRoomBesideError, Ran, arguments_beside, arguments_of
 from memopt.step.guard import StepGuard, allowance_of
+from memopt.step.hooked import KEPT, Hooked
 from memopt.step.inference import plan_inference
 from memopt.step.optimizers import Optimizers
 from memopt.step.planned import fingerprint
@@ -81,6 +82,7 @@ class ModelCalls:
         self.table = CostTable(ceiling_bytes=ceiling, target=options.target)
         watch = options.budget is not None and options.target is None
         self.optimizers = Optimizers(model, options.optimizer, options.place, watch=watch)
+        self.hooked = Hooked(model)
         self.sessions: dict[Plan, Session] = {}
         self.compiled: dict[Plan, Callable[..., Any]] = {}
         self.earlier = EarlierCalls()
@@ -133,6 +135,8 @@ class ModelCalls:
         around = in_force()
         if around:
             return self._run_as_it_is(around, args, kwargs)
+        if self.hooked.changed(self.model) and self.sessions:
+            self._plan_anew()
         if self.optimizers.due():
             self._recount()
         kind, steady = self._find_steady(args, kwargs)
@@ -317,6 +321,12 @@ class ModelCalls:
         if self.last is session:
             self._report, self.last = session.report or self._report, None
 
+    def _plan_anew(self) -> None:
+        """Forget all plans: of the same model, whose fraction stays one of the same bytes."""
+        reference = self.reference
+        self._forget()
+        self.reference = reference
+
     def _programs(self, session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Program]:
         stage("tracing the model")
         return collect(self.model, args, kwargs, session)
@@ -476,7 +486,10 @@ class ModelCalls:
                 reference=self.reference,
                 numbers=self.numbers,
                 frozen="freeze" in self.options.allow,
+                hooked=self.hooked if _is_alone(kind) else None,
             )
+            if self.hooked.kept:
+                self.sessions[kind.plan].note(KEPT)
             self.sessions[kind.plan].notes.extend(self.options.notes)
             self.sessions[kind.plan].whole_step = True
             self.sessions[kind.plan].calls, self.sessions[kind.plan].known_calls = kind.calls, self.earlier
@@ -496,7 +509,11 @@ class ModelCalls:
 
     def _resident(self, args: Sequence[Any], kwargs: Mapping[str, Any], kind: Kind) -> Resident:
         footprint, outside = self.optimizers.counted(), 0
-        resident = resident_of(self.model, args, kwargs, footprint, kind.accumulating, self.options.place)
+        handed = self.hooked.names if _is_alone(kind) else frozenset[str]()
+        stepping = self.optimizers.stepping(handed)
+        resident = resident_of(
+            self.model, args, kwargs, footprint, kind.accumulating, self.options.place, handed, stepping
+        )
         if kind.calls > 1:  # what each of them holds is in the plan, but for the others' arguments
             outside = max(0, self.earlier.inputs - sum(arguments_of(args, kwargs).values()))
         elif kind.beside:
@@ -521,9 +538,7 @@ class ModelCalls:
         self.reference.adds((footprint or NONE).state_bytes - (before or NONE).state_bytes)
         kept = [recount(session, footprint) for session in self.sessions.values()]
         if not all(kept):
-            reference = self.reference
-            self._forget()
-            self.reference = reference
+            self._plan_anew()
 
     def _allow(self, session: Session, limit_bytes: int) -> None:
         """Make the budget the limit of the device's allocator in the steps of this session."""
@@ -558,6 +573,11 @@ def _address(tensor: torch.Tensor) -> Any:
         return tensor.data_ptr(), tensor.stride()
     except (RuntimeError, NotImplementedError):  # of a subclass or a layout that has none
         return id(tensor)
+
+
+def _is_alone(kind: Kind) -> bool:
+    """Whether a call's gradients are final in its own backward: those of several calls wait for the last of these."""
+    return kind.calls == 1 and not kind.beside
 
 
 def _gradients(model: weakref.ref[nn.Module]) -> list[torch.Tensor]:

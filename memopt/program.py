@@ -55,10 +55,14 @@ class Input:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """One output. `target` names the input whose new value (MUTATION) or gradient (GRADIENT) it is."""
+    """One output. `target` names the input whose new value (MUTATION) or gradient (GRADIENT) it is.
+
+    A gradient that is `handed` goes to hooks of its parameter within backward, and is gone then (`memory.hand_over`).
+    """
 
     kind: OutputKind
     target: str | None = None
+    handed: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

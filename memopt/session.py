@@ -31,6 +31,7 @@ from memopt.step.carry import SEARCHES, Sizes, carried_from
 from memopt.step.earlier_calls import KnownCalls
 from memopt.step.found import Found
 from memopt.step.graphs import StepGraphs
+from memopt.step.hooked import Hooked
 from memopt.step.inference import Inferred, plan_inference
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
 from memopt.step.planner import GraphPeaks, StepPlan
@@ -76,12 +77,14 @@ class Session(SharedStep):
         reference: Reference | None = None,
         numbers: ChangingNumbers | None = None,
         frozen: bool = False,
+        hooked: Hooked | None = None,
     ) -> None:
         super().__init__(budget, resident)
         self.passes, self.verify = passes, verify
         self._engine, self._names = backend, names
         self.table = table
         self.model_name, self.plan_seconds = model_name, plan_seconds
+        self.hooked = hooked  # whose gradients are handed over within backward
         self.outside = Outside()  # of captured graphs: what runs there
         self.collecting: list[Program] | None = None
         self.whole_step = False  # whether a graph break may be answered by collecting all graphs first

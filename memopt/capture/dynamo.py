@@ -32,14 +32,18 @@ from memopt.capture.joint import (
     erase_dead_draws,
     from_joint,
     mutations_in_place,
+    placeholder_by_position,
     program_of_graph,
     split,
 )
 from memopt.capture.keep_attention import keep_fused_attention
 from memopt.capture.lending import lend, position_of
+from memopt.memory.aliasing import analyse
+from memopt.memory.hand_over import Handing, handing, marked
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.backward_entry import BackwardFacts
 from memopt.step.guard import said
+from memopt.step.hooked import Hooked
 from memopt.step.own_copies import recomputed_from
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -51,6 +55,8 @@ Names = Mapping[int, tuple[InputKind, str, torch.Tensor]]
 
 class Session(Protocol):
     """Decides what becomes of each captured program; `memopt.session.Session` is the one that compiles."""
+
+    hooked: Hooked | None  # the parameters whose gradients hooks use and drop, where the model is known
 
     @property
     def dry(self) -> bool:
@@ -87,6 +93,8 @@ class Hooks:
         self._called = [_called(node, origin) for node, origin in zip(placeholders, self.origins, strict=True)]
         # Weakly: the caller's tensors are the caller's.
         self._given = [weakref.ref(value) if isinstance(value, torch.Tensor) else None for value in example_inputs]
+        self.handed: frozenset[str] = frozenset()  # parameters whose gradients an engine hands over within backward
+        self.handing: Handing | None = None  # how the backward half that was cut last does so
         self.dry = session.dry
         self.captured: Program | None = None  # the joint program, once it was partitioned
         # The one of the first lowering: what is kept on disk goes by it. A graph that is lowered again may be simpler.
@@ -130,6 +138,10 @@ class Hooks:
                 module, saved, **{name: value for name, value in arguments.items() if name in known}
             )
 
+        if self.handed:
+            by_position = placeholder_by_position(program.graph_module)
+            position = {name: index for index, name in by_position.items()}
+            self.handing = handing(program, analyse(program), position)
         forward, backward = split(program, extract)
         erase_dead_draws(backward)
         self.recomputed = recomputed_from(forward, backward)
@@ -156,7 +168,8 @@ class Hooks:
             with outside_tracing():
                 for node in joint.graph.nodes:
                     refuse_layouts(node)
-                self.captured, self._joint = from_joint(joint, forward_outputs, self.origins), joint
+                captured = from_joint(joint, forward_outputs, self.origins)
+                self.captured, self._joint = marked(captured, self.handed), joint
                 self._forward_outputs = forward_outputs
                 self.first = self.first or self.captured
                 lend(self.captured, self.example_inputs())

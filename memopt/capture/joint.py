@@ -142,7 +142,7 @@ def program_of_graph(
         inputs.append(Input(node.name, origin.kind, origin.target))
         if origin.value is not None and origin.kind is not InputKind.USER:
             state[node.name] = origin.value
-    by_position = _placeholder_by_position(module, origins)
+    by_position = placeholder_by_position(module)
     output_node = module.graph.output_node()
     outputs_args = list(output_node.args[0])  # type: ignore[arg-type]
     outputs = [_output_role(desc, by_position) for desc in output_node.meta.get("desc") or [None] * len(outputs_args)]
@@ -309,7 +309,8 @@ def _origin(node: fx.Node, origins: Sequence[Origin]) -> Origin:
     return Origin(InputKind.USER, None, None)
 
 
-def _placeholder_by_position(module: fx.GraphModule, origins: Sequence[Origin]) -> dict[int, str]:
+def placeholder_by_position(module: fx.GraphModule) -> dict[int, str]:
+    """The names of a graph's placeholders by which input they are of the graph that AOTAutograd was given."""
     return {
         node.meta["desc"].idx: node.name
         for node in module.graph.nodes

@@ -15,6 +15,7 @@ from memopt.capture.dynamo import Hooks, Names
 from memopt.capture.shadow import model_names
 from memopt.program import InputKind, Program
 from memopt.step.guard import short_of_memory
+from memopt.step.hooked import Hooked
 from memopt.synthesis import synthesize
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.tracing import collect, dynamo_settings
@@ -56,6 +57,7 @@ class _Recorder:
     """Stands where a session stands: takes every graph as it is."""
 
     dry = False
+    hooked: Hooked | None = None
 
     def __init__(self, names: Names) -> None:
         self._names = names

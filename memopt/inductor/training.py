@@ -33,6 +33,7 @@ from memopt.inductor.workspace import MeasuredWorkspace
 from memopt.phases import phase
 from memopt.program import Program
 from memopt.step.corrections import corrected
+from memopt.step.hooked import HELD
 from memopt.step.measured import step_decides
 from memopt.step.named import NamedLeasts
 from memopt.step.planner import GraphPeaks
@@ -177,6 +178,7 @@ class Training:
             "no code of Inductor's was found that keeps the budget: this graph runs operator by operator, as with "
             "backend='aten'"
         )
+        session.unsay(HELD)
         session.withdraw(self.hooks.captured)
 
         def lower() -> Callable[..., Any]:

@@ -26,7 +26,8 @@ class Resident:
         inputs: the caller's tensors.
         gradients: that exist already when the step begins (accumulation).
         optimizer: the optimizer's state, and its temporaries while it steps; None without an optimizer.
-        trainable: bytes of all gradients of trainable parameters together.
+        trainable: bytes of all gradients of trainable parameters together, but for those that hooks use and drop.
+        stepping: what optimizers take for a moment that such hooks step within backward.
         outside: held beside what is planned: by earlier calls of the step, and by parts that are not captured.
         libraries: what libraries keep for themselves of the allocator's memory.
         device: where all this is.
@@ -38,6 +39,7 @@ class Resident:
     gradients: int = 0
     optimizer: OptimizerFootprint | None = None
     trainable: int = 0
+    stepping: int = 0
     libraries: int = 0
     outside: int = 0
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
@@ -55,8 +57,8 @@ class Resident:
     @property
     def total(self) -> int:
         """Everything that is there during forward and backward."""
-        own = self.parameters + self.buffers + self.inputs + self.gradients + self.optimizer_state
-        return own + self.libraries + self.outside
+        held = self.parameters + self.buffers + self.inputs + self.gradients + self.optimizer_state
+        return held + self.stepping + self.libraries + self.outside
 
 
 def storage_bytes(tensors: Sequence[Any], device: torch.device | None = None) -> int:
@@ -76,8 +78,21 @@ def resident_of(
     footprint: OptimizerFootprint | None,
     accumulating: bool,
     device: torch.device | None = None,
+    handed: frozenset[str] = frozenset(),
+    stepping: int = 0,
 ) -> Resident:
-    """Count what the device holds during the whole step, by storage; on `device`, where it is not the tensors' own."""
+    """Count what the device holds during the whole step, by storage; on `device`, where it is not the tensors' own.
+
+    Args:
+        model: whose tensors there are.
+        args, kwargs: of its call.
+        footprint: of its optimizers.
+        accumulating: whether gradients exist, and stay.
+        device: where to count; None: where the tensors are.
+        handed: names of the parameters whose gradients hooks use and drop within backward.
+        stepping: bytes that optimizers take which such hooks step.
+    """
+    dropped = {id(parameter) for name, parameter in model.named_parameters() if name in handed} if handed else set()
     parameters = list(model.parameters())
     buckets = buckets_of(model)
     own = [parameter for parameter in parameters if id(parameter) not in buckets.viewed]
@@ -93,8 +108,9 @@ def resident_of(
         trainable=sum(
             allocated_bytes(parameter.numel() * parameter.element_size(), device or parameter.device)
             for parameter in own
-            if parameter.requires_grad
+            if parameter.requires_grad and id(parameter) not in dropped
         ),
+        stepping=stepping if handed else 0,
         libraries=library_bytes(home),
         device=home,
     )

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from memopt.memory.aliasing import Aliasing, analyse, owner
+from memopt.memory.hand_over import hand_overs
 from memopt.program import InputKind, OutputKind, Phase, Program, tensors_of
 
 
@@ -94,16 +95,20 @@ def lifetimes(program: Program, aliasing: Aliasing) -> Lifetimes:
             if index in first:
                 last[index] = max(last.get(index, -1), *uses)
     held: set[int] = set()
+    named = {node.name: node for node in program.calls}
+    given = {
+        number: position[owner(named[item.after])] for item in hand_overs(program, aliasing) for number in item.outputs
+    }
     for number, (output, value) in enumerate(zip(program.outputs, program.output_nodes, strict=True)):
         if not isinstance(value, fx.Node):
             continue
         # A mutation of forward is copied back and dropped when forward returns.
         dropped = program.training and number < program.forward_outputs and output.kind is OutputKind.MUTATION
-        end = (forward if dropped else len(steps)) - 1
+        end = given.get(number, (forward if dropped else len(steps)) - 1)
         for index in aliasing.of[value]:
             if index in first:
                 last[index] = max(last.get(index, -1), end)
-                if not dropped:
+                if not dropped and number not in given:
                     held.add(index)
     spans = tuple((first[i], last[i] + 1) if i in first else None for i in range(len(aliasing.storages)))
     return Lifetimes(tuple(steps), forward, spans, frozenset(held))

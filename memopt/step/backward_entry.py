@@ -22,6 +22,7 @@ from memopt.torch_compat.backward import compiled_node, keeps_graph, nodes_so_fa
 # Calls of one graph on a GPU after which contents are compared no more, since that waits for the device: who writes
 # between forward and backward does so in every step.
 _CALLS = 3
+_NONE = "memopt: no gradients"  # in the metadata of autograd's node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +98,10 @@ class _Entry:
         if not keeps_graph():
             self._stamps = []  # the caller's tensors are the caller's
         none = self._without(gradients) if len(gradients) == self._facts.outputs else []
+        node = running_node()
+        node.metadata[_NONE] = frozenset(none)
         if none or torch.is_grad_enabled():
-            _Exit(running_node(), none, len(self._facts.sources))
+            _Exit(node, none, len(self._facts.sources))
 
     def _without(self, gradients: Sequence[torch.Tensor | None]) -> list[int]:
         """Which gradients there are not, where only these are given."""
@@ -119,13 +122,24 @@ class _Exit:
         self._handle.remove()
         if torch.is_grad_enabled():
             for node in {value.grad_fn for value in returned if value is not None and value.grad_fn is not None}:
-                node.register_prehook(_refuse)
+                node.register_prehook(refuse)
         if not self._none or len(returned) != self._count:
             return None
         return tuple(None if place in self._none else value for place, value in enumerate(returned))
 
 
-def _refuse(_: Any) -> None:
+def no_gradient(node: Any) -> frozenset[int]:
+    """Which results of the backward that a node runs are no gradients: the loss does not use what they come of."""
+    found: frozenset[int] = node.metadata.get(_NONE, frozenset())
+    return found
+
+
+def refuse(_: Any) -> None:
+    """Refuse a second derivative.
+
+    Raises:
+        RuntimeError: always.
+    """
     raise RuntimeError(
         "memopt compiles first derivatives only: call the original model, not the one that memopt.compile returned, "
         "where a gradient of gradients is taken (create_graph=True)"

@@ -110,6 +110,20 @@ class Optimizers:
         """The optimizers that there are: those that were given, not what makes one, and those that were learned of."""
         return [item for item in (*self._given, *self._learned) if is_optimizer(item)]
 
+    def stepping(self, names: frozenset[str]) -> int:
+        """The most bytes that the step of one takes which holds only these parameters, all of one module.
+
+        That is how hooks of parameters have optimizers of their own, and step them within backward.
+        """
+        name_of_parameter = {id(p): name for name, p in self._model.named_parameters() if name in names}
+        sizes = [0]
+        for item in self.instances() if names else ():
+            held = [name_of_parameter.get(id(p)) for group in item.param_groups for p in group["params"]]
+            modules = {None if name is None else name.rpartition(".")[0] for name in held}
+            if len(modules) == 1 and None not in modules and id(item) in self._alone:
+                sizes.append(self._alone[id(item)].footprint.step_peak_bytes)
+        return max(sizes)
+
     def state_bytes(self) -> int:
         """Bytes that their state takes by now, where the parameters lie."""
         device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
@@ -126,7 +140,7 @@ class Optimizers:
             if any(inner in self._steps for inner in optimizers_in(item)):
                 device = next(p.device for p in parameters if p.requires_grad)
                 alone = holding(alone, state_bytes(item, parameters, device))
-            if item in self._learned and not self._expected:
+            if item in self._learned and not self._expected and alone.footprint.state_bytes:
                 size = learned.get(name_of(item), 0) + alone.footprint.state_bytes
                 learned[name_of(item)] = size
             found.append(alone)

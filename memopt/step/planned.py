@@ -94,4 +94,7 @@ def _digest(program: Program) -> str:
     for node in program.graph.nodes:
         values = [describe(tensor) for tensor in tensors_of(node)] if node.op == "placeholder" else []
         digest.update(f"{node.name}|{node.target}|{node.args}|{node.kwargs}|{values}\n".encode())
+    handed = [number for number, output in enumerate(program.outputs) if output.handed]
+    if handed:
+        digest.update(f"handed over: {handed}\n".encode())
     return digest.hexdigest()

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from memopt.memory.aliasing import Aliasing, analyse, owner
+from memopt.memory.hand_over import hand_overs
 from memopt.program import InputKind, Phase, Program, copy_node, is_effectful, is_random, module_of
 from memopt.solve.problem import StepProblem
 from memopt.solve.schedule import Schedule
@@ -68,6 +69,9 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
     fragile = {index for node in program.placeholders if node.name in mutated for index in aliasing.of[node]}
     tangents = [node for node in program.placeholders if program.input_of(node.name).kind is InputKind.TANGENT]
     taken = {index for node in operations if "inplace" in node.meta for index in aliasing.of[node]}
+    # What is handed over is so once, when it was made first.
+    given = {number for item in hand_overs(program, aliasing) for number in item.outputs}
+    taken |= {index for number in given for index in aliasing.of[program.output_nodes[number]]}
     cut = sum(node.meta["phase"] is Phase.FORWARD for node in operations)
     if tangents:
         operations.insert(cut, tangents[0])  # stands for the arrival of all tangents where backward starts
@@ -93,8 +97,8 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
     resident.difference_update(index for tangent in tangents for index in aliasing.of[tangent])
     pinned = {
         index
-        for value in program.output_nodes
-        if isinstance(value, fx.Node)
+        for number, value in enumerate(program.output_nodes)
+        if isinstance(value, fx.Node) and number not in given
         for index in aliasing.of[value]
         if aliasing.storages[index].producer.op == "call_function"
     }
@@ -151,12 +155,15 @@ class _Emitter:
         forward = dict(self.current)
         self.placed.update(forward)
         done = {node for node in forward if node in self.operations}
+        handed = self._handed()
         for step in schedule.steps[schedule.forward :]:
             node = self.lowering.operations[step]
             if node.op == "placeholder":
                 continue
             self._run(node, again=node in done)
             done.add(node)
+            for value in handed.get(node, ()):  # what shows a gradient that is handed over stands where that is final
+                self._resolve(value)
         outputs = []
         for number, value in enumerate(program.output_nodes):
             if isinstance(value, fx.Node):
@@ -169,6 +176,15 @@ class _Emitter:
         self._drop_unused()
         module = module_of(program.graph_module, self.graph)
         return dataclasses.replace(program, graph_module=module).finish()
+
+    def _handed(self) -> dict[fx.Node, list[fx.Node]]:
+        """The gradients that are handed over, by the operation that makes their memory."""
+        program, aliasing = self.program, self.lowering.aliasing
+        found: dict[fx.Node, list[fx.Node]] = {}
+        for item in hand_overs(program, aliasing):
+            for value in (program.output_nodes[number] for number in item.outputs):
+                found.setdefault(owner(aliasing.storages[aliasing.of[value][0]].producer), []).append(value)
+        return found
 
     def _copy(self, node: fx.Node, resolve: Any) -> fx.Node:
         return copy_node(self.graph, node, resolve)

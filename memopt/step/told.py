@@ -77,6 +77,13 @@ class Told(Standing):
             if self.report is not None:
                 self.report = dataclasses.replace(self.report, notes=tuple(self.notes))
 
+    def unsay(self, text: str) -> None:
+        """Take a note back: it holds no longer."""
+        if text in self.notes:
+            self.notes.remove(text)
+            if self.report is not None:
+                self.report = dataclasses.replace(self.report, notes=tuple(self.notes))
+
     def note_optimizers(self, texts: Sequence[str]) -> None:
         """Tell the user what is to be known of the optimizers, in place of what was said of them before."""
         if list(texts) != self._optimizer_notes:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from memopt.backends.aten import emit
+from memopt.backends.aten import emit, emit_pieces
+from memopt.backends.hand_over import drained
 from memopt.capture.joint import constants_to_attributes
 from memopt.capture.lending import borrowed
+from memopt.memory.aliasing import analyse
 from memopt.memory.allocator import slack_bytes
 from memopt.memory.allocator_limit import lifted
+from memopt.memory.hand_over import Handing, hand_overs
 from memopt.memory.measure import measure
 from memopt.phases import phase
 from memopt.program import InputKind, Phase, Program
@@ -42,7 +46,7 @@ def trial(program: Program) -> int:
         TrialMemoryError: memory ran out; all that the trial held is free again.
     """
     runnable = _with_own_tangents(program) if program.training else program
-    run = emit(constants_to_attributes(runnable))
+    run = runs(runnable)
     fakes = [node.meta["val"] for node in runnable.placeholders]
     device = _device(fakes)
     failure: TrialError
@@ -66,6 +70,13 @@ def trial(program: Program) -> int:
     if device.type == "cuda" and isinstance(failure, TrialMemoryError):
         torch.cuda.empty_cache()
     raise failure
+
+
+def runs(program: Program) -> Callable[[list[Any]], Sequence[Any]]:
+    """The function of a whole program; gradients that are handed over are dropped where they would be."""
+    found = hand_overs(program, analyse(program)) if any(output.handed for output in program.outputs) else []
+    module = constants_to_attributes(program)
+    return drained(emit_pieces(module, Handing(tuple(found), (), {}))) if found else emit(module)
 
 
 def tried(planned: Planned) -> Planned:

@@ -1,0 +1,206 @@
+"""Backward in pieces: gradients go to their parameters' hooks as soon as they are final, not all at its end.
+
+A compiled backward is one node of autograd's graph, which returns all gradients at once. Here each parameter with such
+hooks reaches the compiled function through a relay, a node of its own. Backward begins in the compiled function's node,
+which returns nothing; each relay then runs it on to where its gradients are, and returns those. So autograd itself
+accumulates them, calls hooks, and waits for what other parts of the graph add: whatever holds of eager's nodes holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from memopt.step.backward_entry import no_gradient, refuse
+from memopt.torch_compat.backward import running_node
+
+REST = -1  # the number of the relay of all other inputs
+
+# Makes the generator of one backward: of the arguments, and of what takes the gradients of a hand-over.
+Generate = Callable[[list[Any], Callable[[int, Sequence[Any]], None]], Iterator[None]]
+
+
+class Step:
+    """One run of a compiled function that is in backward, or will be."""
+
+    def __init__(self, handed: Sequence[torch.Tensor], keeps: Callable[[], None]) -> None:
+        """Backward has not begun.
+
+        Args:
+            handed: the parameters whose gradients are handed over.
+            keeps: called when backward has ended, and hooks have left some of them.
+        """
+        self._handed, self._keeps = handed, keeps
+        self._pieces: Iterator[None] | None = None
+        self._given: dict[int, Sequence[Any]] = {}
+        self._advance: Callable[[list[Any]], Sequence[Any]] = _advance
+        self._none: frozenset[int] = frozenset()
+
+    def begin(
+        self,
+        generate: Generate,
+        args: list[Any],
+        advance: Callable[[list[Any]], Sequence[Any]],
+        none: frozenset[int],
+        outputs: Sequence[Sequence[int]],
+    ) -> None:
+        """Run backward to its first hand-over.
+
+        Args:
+            generate: makes the generator of it.
+            args: of it.
+            advance: runs a piece.
+            none: which of backward's results are no gradients, as the loss does not use what they come of.
+            outputs: by hand-over, which of the results it gives.
+        """
+        self._given, self._none = {}, none
+
+        def give(number: int, gradients: Sequence[Any]) -> None:
+            pairs = zip(outputs[number], gradients, strict=True)
+            self._given[number] = [None if place in none else value for place, value in pairs]
+
+        self._pieces, self._advance = generate(args, give), advance
+        torch.autograd.Variable._execution_engine.queue_callback(self._look)
+        self._run_on()
+
+    def _look(self) -> None:
+        if any(parameter.grad is not None for parameter in self._handed):
+            self._keeps()
+
+    def take(self, number: int) -> Sequence[Any]:
+        """The gradients of a hand-over, or of the rest: backward is run on to where they are. They are given once."""
+        while number not in self._given and self._pieces is not None:
+            self._run_on()
+        return self._given.pop(number, ())
+
+    def _run_on(self) -> None:
+        done = self._advance([self._pieces])
+        if done:
+            self._given[REST] = [None if place in self._none else value for place, value in enumerate(done[0])]
+            self._pieces = None
+
+
+def in_pieces(
+    generate: Generate,
+    count: int,
+    outputs: Sequence[Sequence[int]],
+    guarded: Callable[[Callable[[list[Any]], Sequence[Any]]], Any],
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """The compiled backward whose gradients its relays return.
+
+    Args:
+        generate: makes the generator of a backward.
+        count: how many gradients AOTAutograd expects.
+        outputs: by hand-over, which of them it gives.
+        guarded: wraps what runs a piece, for errors.
+    """
+    advance = guarded(_advance)
+
+    def backward(args: list[Any]) -> Sequence[Any]:
+        node = running_node()
+        relays = () if node is None else (function for function, _ in node.next_functions)
+        step = next((relay.memopt_step for relay in relays if hasattr(relay, "memopt_step")), None)
+        if step is None:
+            raise RuntimeError("backward was called apart from the step that it belongs to")
+        step.begin(generate, args, advance, no_gradient(node), outputs)
+        return [None] * count
+
+    marked: Any = backward
+    marked._boxed_call = True  # AOTAutograd's sign that it empties its list of arguments
+    return backward
+
+
+def drained(generate: Generate) -> Callable[[list[Any]], Sequence[Any]]:
+    """The same from begin to end: what is handed over is dropped at once."""
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        pieces = generate(args, lambda number, gradients: None)
+        done: Sequence[Any] = ()
+        while not done:
+            done = _advance([pieces])
+        results: Sequence[Any] = done[0]
+        return results
+
+    return run
+
+
+def relayed(
+    run: Callable[..., Any], groups: Sequence[Sequence[int]], rest: Sequence[int], keeps: Callable[[], None]
+) -> Callable[..., Any]:
+    """A compiled function whose inputs reach it through relays.
+
+    Args:
+        run: the function.
+        groups: per hand-over, in order, which inputs its gradients are of.
+        rest: per gradient of backward, which input it is of.
+        keeps: called where hooks have left gradients that were handed over.
+    """
+    handed = {index for group in groups for index in group}
+
+    relay: Any = _Relay.apply
+
+    def call(*args: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return run(*args)
+        values, step = list(args), Step([args[index] for index in sorted(handed)], keeps)
+        trained = [index for index, value in enumerate(args) if isinstance(value, torch.Tensor) and value.requires_grad]
+        others = [index for index in trained if index not in handed]
+        # Of nodes that are ready autograd runs the latest first: what is handed over first is made last.
+        for number, group in ((REST, others), *reversed([*enumerate(groups)])):
+            wanted = [index for index in group if index in trained]
+            order = rest if number == REST else group
+            places = [order.index(index) if index in order else None for index in wanted]
+            if wanted:
+                passed = relay(step, number, places, *(values[index] for index in wanted))
+                for index, value in zip(wanted, passed, strict=True):
+                    values[index] = value
+        return run(*values)
+
+    return call
+
+
+class _Relay(torch.autograd.Function):
+    """Passes tensors on; its backward returns the gradients that a step has for them by then."""
+
+    @staticmethod
+    def forward(ctx: Any, step: Step, number: int, places: list[int | None], *tensors: torch.Tensor) -> Any:
+        ctx.memopt_step, ctx.number, ctx.places = step, number, places
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *added: Any) -> Any:
+        found = ctx.memopt_step.take(ctx.number)
+        own = [None if place is None or place >= len(found) else found[place] for place in ctx.places]
+        del found
+        if torch.is_grad_enabled():
+            once: Any = _Once.apply
+            own = [value if value is None else once(torch.ones((), requires_grad=True), value) for value in own]
+        # What the caller made of a parameter that the function returns comes beside it.
+        for index, more in enumerate(added):
+            if more is not None:
+                own[index] = more if own[index] is None else own[index] + more
+        return None, None, None, *own
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that is not to be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, mark: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        refuse(gradients)
+
+
+def _advance(pieces: list[Any]) -> Sequence[Any]:
+    """Run a generator to its next hand-over: nothing, or what it returns at its end, in a list."""
+    try:
+        next(pieces[0])
+    except StopIteration as end:
+        return [end.value]
+    return []
