@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from memopt.step.backward_entry import no_gradient, refuse
+from memopt.step.hooked import spare
 from memopt.torch_compat.backward import running_node
 
 REST = -1  # the number of the relay of all other inputs
@@ -166,7 +167,7 @@ class _Relay(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, step: Step, number: int, places: list[int | None], *tensors: torch.Tensor) -> Any:
-        ctx.memopt_step, ctx.number, ctx.places = step, number, places
+        ctx.memopt_step, ctx.number, ctx.places, ctx.parameters = step, number, places, tensors
         ctx.set_materialize_grads(False)
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
@@ -182,6 +183,9 @@ class _Relay(torch.autograd.Function):
         for index, more in enumerate(added):
             if more is not None:
                 own[index] = more if own[index] is None else own[index] + more
+        for parameter, value in zip(ctx.parameters, own, strict=True):
+            if value is None:
+                spare(parameter)
         return None, None, None, *own
 
 

@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memopt.memory.fingerprint import fingerprint_of, same_fingerprint
+from memopt.step.hooked import spare
 from memopt.torch_compat.backward import compiled_node, keeps_graph, nodes_so_far, running_node
 
 # Calls of one graph on a GPU after which contents are compared no more, since that waits for the device: who writes
@@ -115,6 +116,7 @@ class _Exit:
 
     def __init__(self, node: Any, none: Sequence[int], count: int) -> None:
         self._none, self._count = frozenset(none), count
+        self._next = [edge for edge, _ in node.next_functions]
         self._handle = node.register_hook(self.end)
 
     def end(self, returned: Sequence[torch.Tensor | None], _: Any) -> Any:
@@ -125,6 +127,10 @@ class _Exit:
                 node.register_prehook(refuse)
         if not self._none or len(returned) != self._count:
             return None
+        for place in self._none:
+            parameter = getattr(self._next[place], "variable", None) if place < len(self._next) else None
+            if parameter is not None:
+                spare(parameter)
         return tuple(None if place in self._none else value for place, value in enumerate(returned))
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
+import torch
 from torch import nn
 
 from memopt.memory.hand_over import hooked_names
@@ -41,3 +45,26 @@ class Hooked:
         names = frozenset[str]() if self.kept else hooked_names(model)
         before, self.names = self.names, names
         return names != before
+
+
+def spare(parameter: torch.Tensor) -> None:
+    """In the backward that runs, let hooks of a parameter that gets no gradient from here alone.
+
+    Eager's graph has no node that would call them. What other parts of the graph add is still theirs to see.
+    """
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    if not hooks:
+        return
+    before = dict(hooks)
+    instead = {key: functools.partial(_if_there, hook) for key, hook in before.items()}
+    hooks.update(instead)
+
+    def restore() -> None:
+        hooks.update({key: hook for key, hook in before.items() if hooks.get(key) is instead[key]})
+
+    torch.autograd.Variable._execution_engine.queue_callback(restore)
+
+
+def _if_there(hook: Callable[[torch.Tensor], None], parameter: torch.Tensor) -> None:
+    if parameter.grad is not None:
+        hook(parameter)
