@@ -75,8 +75,12 @@ def compile(
         allow: names of levers that may change the numbers. "freeze": for inference, batch norms are folded into the
             model's own parameters and buffers, in place and for good: it computes the same function from other
             numbers, and is to be trained no further.
-        verify: True proves each rewrite on its own region and measures a trial step; "full" also compares whole
-            programs; False trusts (but code for a GPU, which must keep a budget, is measured all the same).
+        verify: True proves each rewrite on its own region, measures a trial step, and compares once what each captured
+            graph returns (shapes, strides, dtypes, gradients required, memory shared) with what the model returns on
+            fake tensors. "full" also compares whole programs, and at the first call of each graph runs the model
+            itself beside the compiled call: outputs, all gradients by random tangents, buffers, attributes, arguments
+            and random numbers afterwards. That takes several times the memory of a step, beyond any budget, and its
+            time. False trusts (but code for a GPU, which must keep a budget, is measured all the same).
 
     Returns:
         A module with the model's own parameters and state dict keys; `.report` tells what was done.

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
+from memopt.backends.aten import AtenBackend
 from memopt.backends.recorder import CudaRecorder
 from memopt.budget import BudgetError
 from memopt.capture.export import CaptureError
@@ -28,12 +29,13 @@ from memopt.memory.optimizers import NONE
 from memopt.memory.resident import Resident, resident_of
 from memopt.one_piece import in_one_piece
 from memopt.options import Options
+from memopt.pass_manager import Pass
 from memopt.program import Program
 from memopt.progress import planning, stage
 from memopt.recording.pool import Pool
 from memopt.report.record import Report
 from memopt.session import Session, WholeStepNeeded
-from memopt.steady import Kind, Plan, SteadyCalls, SteadyGraph
+from memopt.steady import Backend, Kind, Plan, SteadyCalls, SteadyGraph
 from memopt.step.carry import Sizes
 from memopt.step.earlier_calls import EarlierCalls, KnownCalls, NoRoomBesideError, Ran, arguments_beside, arguments_of
 from memopt.step.guard import StepGuard, allowance_of
@@ -47,6 +49,7 @@ from memopt.step.whole import settled
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.transforms import in_force
 from memopt.tracing import collect, dynamo_backend, dynamo_settings, note_outside
+from memopt.verified import verified
 
 log = logging.getLogger("memopt")
 
@@ -101,6 +104,8 @@ class ModelCalls:
         self._kind: Kind | None = None  # of the latest call
         self._said: set[str] = set()  # what runs as it is, told once
         self._report: Report | None = None  # of before the model was moved
+        self._graphs = [0]  # how many were compiled
+        self._verifying = False  # whether a call is run to be compared with the model's own
         weakref.finalize(self, _release, self.sessions).atexit = False
 
     @property
@@ -168,6 +173,8 @@ class ModelCalls:
                 pass
             finally:
                 steady.end()
+        if self.options.verify == "full" and not self._verifying:
+            return self._verified(kind, args, kwargs)
         called = self.fallback.kind(args, kwargs, kind)
         if self.fallback.has_failed(called):
             return self.model(*args, **kwargs)
@@ -208,6 +215,32 @@ class ModelCalls:
             guard.backward(outputs)
         self.steady.learn(kind, self.compiled[kind.plan], args, kwargs)
         return outputs
+
+    def _verified(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model through Dynamo, and where that compiles anything, beside the model itself."""
+        self._verifying = True
+        try:
+            return verified(
+                self.model,
+                args,
+                kwargs,
+                lambda: self._run(kind, None, args, kwargs),
+                lambda: self._graphs[0],
+                self._stages,
+                draws_alike=self.options.engine.exact,
+            )
+        finally:
+            self._verifying = False
+
+    def _stages(self) -> list[tuple[str, Callable[..., Any]]]:
+        """Calls of the model, operator by operator, with less than all that is done to it, the least first."""
+
+        def stage(passes: tuple[Pass, ...] | None) -> Callable[..., Any]:
+            plain = dataclasses.replace(self.options, budget=None, optimizer=None, verify=False, allow=())
+            calls = ModelCalls(self.model, dataclasses.replace(plain, engine=AtenBackend(), passes=passes))
+            return lambda *args, **kwargs: calls.run(args, kwargs)
+
+        return [("captured program", stage(())), ("passes", stage(self.options.passes))]
 
     def _run_as_it_is(self, around: str, args: Any, kwargs: Any) -> Any:
         """Call the model within something that nothing is compiled through."""
@@ -449,7 +482,7 @@ class ModelCalls:
 
     def _call(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Any:
         if kind.plan not in self.compiled:
-            backend = self.steady.noting(dynamo_backend(session), kind.plan)
+            backend = _counted(self.steady.noting(dynamo_backend(session), kind.plan), self._graphs)
             self.compiled[kind.plan] = torch.compile(self.model, backend=backend, dynamic=False)
         with dynamo_settings(session.numbers):
             return self.compiled[kind.plan](*args, **kwargs)
@@ -550,6 +583,17 @@ class ModelCalls:
         guard.allow(allowance_of(self.model, state, session.resident, limit_bytes, guard.allowance))
         for optimizer in self.optimizers.instances():
             guard.during(optimizer)
+
+
+def _counted(backend: Backend, graphs: list[int]) -> Backend:
+    """The same backend, which counts the graphs that it is given in the list's first item."""
+
+    @functools.wraps(backend)
+    def counted(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        graphs[0] += 1
+        return backend(graph_module, example_inputs)
+
+    return counted
 
 
 def _release(sessions: Mapping[Plan, Session]) -> None:

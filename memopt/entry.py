@@ -45,13 +45,13 @@ def torch_compile_backend(
         RuntimeError: the model has graph breaks, and a budget was given.
     """
 
-    @at_boundary
     def lowered(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if any(isinstance(value, torch.SymInt) for value in example_inputs):
             return _PerShape(lambda args: _compiled(graph_module, args, options, unknown))
         return _compiled(graph_module, example_inputs, options, unknown)
 
-    return lowered(graph_module, example_inputs)
+    check = (options or {}).get("verify", True) is not False
+    return at_boundary(lowered, check=check)(graph_module, example_inputs)
 
 
 # What Dynamo would trace otherwise has lost its gradient before a backend is asked.

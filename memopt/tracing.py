@@ -73,7 +73,6 @@ def note_outside(session: Session, model: nn.Module, outputs: Any, mark: Mark) -
 def dynamo_backend(session: Session) -> Callable[..., Any]:
     """A fresh Dynamo backend that hands each graph to the session's engine."""
 
-    @at_boundary
     def memopt(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         target = session.table.target
         session.outside.saw(graph_module)
@@ -118,7 +117,7 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
                 session.eager = None
                 hooks.forget()
 
-    return memopt
+    return at_boundary(memopt, check=session.verify is not False)
 
 
 def _noted(run: Callable[..., Any], session: Session, hooks: Hooks) -> Callable[..., Any]:

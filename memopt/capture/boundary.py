@@ -8,20 +8,32 @@ from typing import Any
 
 from torch import fx
 
+from memopt.capture.metadata import Expected
 from memopt.capture.returned import views_outside
 from memopt.capture.writes import refuse_lost_writes
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
-def at_boundary(backend: Backend) -> Backend:
-    """The Dynamo backend, given graphs that AOTAutograd captures rightly."""
+def at_boundary(backend: Backend, *, check: bool) -> Backend:
+    """The Dynamo backend, given graphs that AOTAutograd captures rightly.
+
+    Args:
+        backend: makes functions of graphs.
+        check: whether what the functions return the first time is compared with what the model returns.
+    """
 
     @functools.wraps(backend)
     def compiled(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         refuse_lost_writes(graph_module)
+        expected = Expected(graph_module) if check else None
         views = views_outside(graph_module)
         run = backend(graph_module, example_inputs)
-        return run if views is None else lambda *args: views(run(*args))
+        whole = run if views is None else _then(run, views)
+        return whole if expected is None else expected.around(whole)
 
     return compiled
+
+
+def _then(run: Callable[..., Any], views: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda *args: views(run(*args))

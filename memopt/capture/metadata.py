@@ -1,0 +1,94 @@
+"""A captured graph's outputs beside the model's on fake tensors: what they are, not their values.
+
+Dynamo runs the model's own code on fake tensors as it traces, so what the model returns is known of each graph without
+another run. It is compared once, when what was compiled of the graph has run for the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from memopt.capture.dynamo_graph import value_of
+from memopt.capture.export import CaptureError
+from memopt.facts import Facts, facts_of, other_fact, other_sharing, shared_memory
+from memopt.program import source_line
+
+
+class Expected:
+    """What a graph of Dynamo's is to return."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        """Read it off the graph, before anything is changed in it."""
+        nodes: list[Any] = list(graph_module.graph.output_node().args[0])  # type: ignore[arg-type]
+        self._lines = [source_line(node) if isinstance(node, fx.Node) else "" for node in nodes]
+        values = [value_of(node) if isinstance(node, fx.Node) else None for node in nodes]
+        self._facts = {_name(index): facts_of(value) for index, value in enumerate(values) if _is_plain(value)}
+        given = [value_of(node) for node in graph_module.graph.nodes if node.op == "placeholder"]
+        self._shared = _shared(values, given)
+
+    def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose first results are compared.
+
+        Raises:
+            CaptureError: when it is called; they are others than the model's.
+        """
+        left: list[Expected] = [self]
+
+        def compared(*args: Any) -> Any:
+            returned = run(*args)
+            if left and not any(isinstance(value, FakeTensor) for value in returned):
+                left.pop()._compare(returned, args)
+            return returned
+
+        return compared
+
+    def _compare(self, returned: Sequence[Any], args: Sequence[Any]) -> None:
+        found = {_name(index): facts_of(value) for index, value in enumerate(returned) if _is_plain(value)}
+        for index, line in enumerate(self._lines):
+            name = _name(index)
+            if name not in self._facts or name not in found:
+                continue
+            _refuse(_other(name, self._facts[name], found[name]), line)
+        if len(returned) != len(self._lines):
+            _refuse(f"it returns {len(returned)} values, and {len(self._lines)} in the model", "")
+        _refuse(other_sharing(self._shared, _shared(returned, args)), "")
+
+
+def _other(name: str, expected: Facts, found: Facts) -> str | None:
+    if any(not isinstance(size, int) for size in (*expected.shape, *expected.strides)):
+        expected = expected._replace(shape=found.shape, strides=found.strides)
+    return other_fact(name, expected, found)
+
+
+def _refuse(difference: str | None, line: str) -> None:
+    if difference is not None:
+        where = f" ({line})" if line else ""
+        raise CaptureError(
+            f"what was captured is not the model: {difference}{where}; report it with the model's forward and torch "
+            f"{torch.__version__}, and leave memopt out (verify=False trusts it) until it is mended"
+        )
+
+
+def _shared(returned: Sequence[Any], given: Sequence[Any]) -> frozenset[tuple[str, str]]:
+    """Pairs of outputs, and of an output and an input, that overlap in memory."""
+    tensors: dict[str, torch.Tensor] = {_name(i): value for i, value in enumerate(returned) if _is_fixed(value)}
+    pairs = shared_memory({**tensors, **{f"input {i}": value for i, value in enumerate(given) if _is_fixed(value)}})
+    return frozenset(pair for pair in pairs if pair[0] in tensors)
+
+
+def _is_plain(value: Any) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and not is_traceable_wrapper_subclass(value)
+
+
+def _is_fixed(value: Any) -> TypeGuard[torch.Tensor]:
+    return _is_plain(value) and all(isinstance(size, int) for size in (*value.shape, *value.stride()))
+
+
+def _name(index: int) -> str:
+    return f"output {index}"
