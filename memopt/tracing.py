@@ -117,7 +117,7 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
                 session.eager = None
                 hooks.forget()
 
-    return at_boundary(memopt, check=session.verify is not False)
+    return at_boundary(memopt, check=session.verify is True)
 
 
 def _noted(run: Callable[..., Any], session: Session, hooks: Hooks) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from memopt import tracing, verified
 from memopt.backends.aten import AtenBackend
 from memopt.capture import boundary
 from memopt.capture.export import CaptureError
+from memopt.capture.metadata import MetadataError
 from memopt.pass_manager import Change, Pass, PassResult
 from memopt.verified import ModelError
 from tests.torch_compat.test_dynamo import Round
@@ -195,11 +196,28 @@ def test_by_default_what_outputs_are_is_compared(name):
     change, message = METADATA[name]
     model = Plain(lambda linear, x: (lambda y: (y, y[1:]))(linear(x).tanh()))
     compiled = memopt.compile(model, backend=Wrong(change))
-    with pytest.raises(CaptureError, match=message) as error:
+    with pytest.raises(MetadataError, match=message) as error:
         compiled(X)
     assert "test_verified.py:" in str(error.value) or name == "memory"
     torch._dynamo.reset()
     memopt.compile(model, backend=Wrong(change), verify=False)(X)
+
+
+def test_such_a_difference_of_memopt_s_own_engine_is_a_failure_inside_memopt(monkeypatch):
+    real = AtenBackend.compile_captured
+
+    def detached(self, graph_module, example_inputs, hooks):
+        run = real(self, graph_module, example_inputs, hooks)
+        return lambda *args: [value.detach() for value in run(*args)]
+
+    monkeypatch.setattr(AtenBackend, "compile_captured", detached)
+    model = Plain(lambda linear, x: linear(x).tanh())
+    compiled = memopt.compile(model, backend="aten")
+    outputs = compiled(X)
+    assert outputs.requires_grad and any("has no gradient" in note for note in compiled.report.notes)
+    torch._dynamo.reset()
+    with pytest.raises(CaptureError, match="has no gradient"):
+        memopt.compile(model, "1MB", backend="aten")(X)
 
 
 def test_states_are_returned_to():
