@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -10,12 +9,13 @@ import torch
 from torch import nn
 
 import memopt
-from memopt import tracing, verified
+from memopt import verified
 from memopt.backends.aten import AtenBackend
 from memopt.capture import boundary
 from memopt.capture.export import CaptureError
 from memopt.capture.metadata import MetadataError
 from memopt.pass_manager import Change, Pass, PassResult
+from memopt.torch_compat import dynamo
 from memopt.verified import ModelError
 from tests.torch_compat.test_dynamo import Round
 
@@ -113,7 +113,7 @@ def _written(y):
 @pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instantiated")
 def test_what_torch_s_capture_makes_wrong_is_found_without_the_mends(name, monkeypatch):
     monkeypatch.setattr(boundary, "refuse_lost_writes", lambda graph_module: None)
-    monkeypatch.setattr(tracing, "functions_keep_backward", contextlib.nullcontext)
+    monkeypatch.setattr(dynamo, "_loses_backward", lambda: False)
     compiled = memopt.compile(Plain(LOST[name]), backend="aten", verify="full")
     with pytest.raises(ModelError, match=r"Plain and its captured program differ: (output 0|gradient of)") as error:
         compiled(X)
