@@ -363,7 +363,7 @@ class Session(SharedStep):
             self.step = dataclasses.replace(step, planned=proved, search=None)
         if step is not None and any(key in self._emitted for key in step.keys):
             self._report_code()
-        elif step is not None:
+        elif step is not None and step.planned:  # a warm start has no planned graphs: its stored report stands
             self._report(step.plan.peak_bytes, step.plan.minimum_bytes)
 
     def _report_code(self) -> None:

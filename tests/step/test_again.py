@@ -124,6 +124,18 @@ def test_later_steps_go_on_as_if_it_had_been_planned_here():
         assert torch.equal(first.run.eval()(_batch()), second.run.eval()(_batch()))
 
 
+def test_an_optimizer_that_is_learned_of_later_counts_in_a_warm_start():
+    _step(_model(), "4MB")
+    second = _step(_model(), "4MB")
+    assert second.found and second.run.report.breakdown.optimizer_state == 0
+    optimizer = torch.optim.SGD(second.model.parameters(), lr=0.01, momentum=0.9)
+    optimizer.step()
+    _results(second.model, second.run)
+    state = sum(p.nbytes for p in second.model.parameters())
+    assert second.run.report.breakdown.optimizer_state == state
+    assert second.run.report.peak_bytes <= second.run.report.budget_bytes
+
+
 def test_each_size_of_input_is_found_again():
     first = _step(_model(), "2.5MB")
     _results(first.model, first.run, 96)
