@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException, TorchRuntimeError
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from memopt.budget import BudgetError
 from memopt.capture.attention import attention_as_on
@@ -31,6 +30,7 @@ from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import functions_keep_backward
 from memopt.torch_compat.logging_calls import deferred_logging, silence
 from memopt.torch_compat.replaced_calls import replaced_calls
+from memopt.torch_compat.valued_fakes import UNKNOWN_VALUE
 
 # How many shapes and modes of one model are compiled before a call is refused.
 _RECOMPILE_LIMIT = 256
@@ -52,7 +52,7 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
             mark = session.outside.mark((fake_args, fake_kwargs))
             note_outside(session, model, compiled(*fake_args, **fake_kwargs), mark)
         return session.collecting
-    except (DataDependentOutputException, DynamicOutputShapeException, NotImplementedError) as error:
+    except (*UNKNOWN_VALUE, NotImplementedError) as error:
         raise CaptureError(
             f"{type(model).__name__} cannot be planned without running it: its control flow or its shapes "
             "depend on the values of tensors"

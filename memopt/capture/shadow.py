@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from memopt.capture.dynamo import Names
 from memopt.program import InputKind
+from memopt.torch_compat.valued_fakes import ValuedFakeMode
 
 
 class Shadow:
@@ -25,10 +28,12 @@ class Shadow:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.mode = ValuedFakeMode()
         self._twins: dict[int, Any] = {}
         self._alive: list[Any] = []
         self.model: nn.Module = self._twin_module(model)
+        for twin in [twin for twin in self._twins.values() if isinstance(twin, nn.Module)]:
+            twin.__dict__.update({name: self._turned(value) for name, value in twin.__dict__.items()})
         self.names = {id(self._twins[key]): value for key, value in model_names(model).items() if key in self._twins}
 
     def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -47,7 +52,10 @@ class Shadow:
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_meta:
-            return self.mode.from_tensor(tensor, static_shapes=True)
+            fake = self.mode.from_tensor(tensor, static_shapes=True)
+            if type(tensor) is torch.Tensor:
+                self.mode.know(fake, tensor)
+            return fake
         # A model that is too large to build here: as on CPU, since autograd loses gradients of meta tensors (nll_loss).
         with self.mode:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
@@ -55,13 +63,46 @@ class Shadow:
     def _twin_module(self, module: nn.Module) -> Any:
         if id(module) in self._twins:
             return self._twins[id(module)]
-        twin = copy.copy(module)
-        twin.__dict__ = dict(module.__dict__)
+        twin = _bare(module)
+        twin.__dict__.update(module.__dict__)
         self._twins[id(module)] = twin
         for kind, make in (("_parameters", self._twin), ("_buffers", self._twin), ("_modules", self._twin_module)):
             children = {key: None if value is None else make(value) for key, value in getattr(module, kind).items()}
             twin.__dict__[kind] = type(getattr(module, kind))(children)
         return twin
+
+    def _turned(self, value: Any) -> Any:
+        """A plain attribute that speaks of the model's modules or weights, made to speak of their twins."""
+        if isinstance(value, (nn.Module, torch.Tensor)):
+            return self._twins.get(id(value), value)
+        if isinstance(value, types.MethodType) and id(value.__self__) in self._twins:
+            return types.MethodType(value.__func__, self._twins[id(value.__self__)])
+        if type(value) is functools.partial:
+            turned = functools.partial(
+                self._turned(value.func),
+                *map(self._turned, value.args),
+                **{name: self._turned(item) for name, item in value.keywords.items()},
+            )
+            turned.__dict__.update(value.__dict__)
+            return turned
+        if type(value) in (list, tuple) and any(id(item) in self._twins for item in value):
+            return type(value)(self._twins.get(id(item), item) for item in value)
+        return value
+
+
+def _bare(module: nn.Module) -> Any:
+    """An object of the module's class without attributes, its slots apart: what pickling asks of it is not asked."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return copy.copy(module)
+    bare = object.__new__(type(module))
+    for kind in type(module).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            member = kind.__dict__.get(name) or kind.__dict__.get(f"_{kind.__name__.lstrip('_')}{name}")
+            if isinstance(member, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # it was never set
+                    member.__set__(bare, member.__get__(module, type(module)))
+    return bare
 
 
 def model_names(model: nn.Module) -> Names:

@@ -83,6 +83,8 @@ def plan_within(
     found, reason = [item for item, _ in plans], ""
     prepared = []
     for item, chosen in plans:
+        if not item.program.calls:  # it computes nothing
+            continue
         try:
             device = session.table.device(item.program.calls[0])
             prepared.append((item, chosen, Stretches(item.program, item.timeline, item.costs, device)))

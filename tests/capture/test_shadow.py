@@ -59,7 +59,8 @@ def test_a_model_that_contains_itself_has_such_a_twin() -> None:
     model.blocks[0].owner = [model]  # hidden in a list, as models that know their parent do
     model.blocks[0].register_module("parent", model)
     twin = Shadow(model).model
-    assert twin.blocks[0].parent is twin and twin.blocks[0].owner is model.blocks[0].owner
+    assert twin.blocks[0].parent is twin and twin.blocks[0].owner[0] is twin
+    assert model.blocks[0].owner[0] is model
 
 
 def test_plain_attributes_are_shared_and_assignments_stay_with_the_twin() -> None:

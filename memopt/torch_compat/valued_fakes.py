@@ -1,0 +1,217 @@
+"""Fake tensors that know where their values come from, so that code which looks at one is answered as in a real run.
+
+Nothing is computed until a value is asked for: then the operations that lead to it run on the real tensors, without
+gradients, each result freed after its last use. Real tensors are read and never written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
+
+# What a fake tensor cannot say.
+UNKNOWN_VALUE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+
+_SMALL = 2**14  # elements of a result that is kept for the next question
+
+
+class ValuedFakeMode(FakeTensorMode):
+    """A fake mode outside of tracing; what is traced with it is left to Dynamo, which guards on what it looks at.
+
+    Questions about values whose origin is not known raise as with any fake tensor: `UNKNOWN_VALUE`. What was drawn at
+    random is drawn anew, so that an answer about it is one of the likely ones. Tried on torch 2.13.
+    """
+
+    def __init__(self) -> None:
+        """Make a mode that knows no tensor."""
+        super().__init__(allow_non_fake_inputs=True)
+        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # fake tensor to `_Value`
+        self._sharing: dict[int, list[weakref.ref[torch.Tensor]]] = {}  # those of one storage
+        self._answering = False
+
+    def know(self, fake: torch.Tensor, real: torch.Tensor) -> None:
+        """Let the value of a fake tensor be that of a real one, which must not change meanwhile."""
+        call = _Call(None, (), {})
+        call.kept = [real.detach()]
+        self._remember(fake, _Value(call, 0))
+
+    def dispatch(
+        self, func: Any, types: Sequence[type], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
+        """As a fake mode does; where that cannot answer, by the values."""
+        kwargs = kwargs or {}
+        if self._answering or torch._guards.TracingContext.try_get() is not None:
+            return super().dispatch(func, types, args, kwargs)
+        call = self._call(func, args, kwargs)
+        try:
+            results = super().dispatch(func, types, args, kwargs)
+        except UNKNOWN_VALUE as error:
+            return self._answer(call, error)
+        if func._schema.is_mutable:
+            self._overwrite(func, args, kwargs, call)
+        elif call is not None:
+            self._remember_all(results, call)
+        return results
+
+    def _call(self, func: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> _Call | None:
+        """The call on values; None if one of them is not known."""
+        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, FakeTensor):
+                known = self._known.get(leaf)
+                if known is None:
+                    return None
+                leaves[index] = known
+            elif isinstance(leaf, torch.Tensor):
+                call = _Call(None, (), {})
+                call.kept = [leaf.detach()]
+                leaves[index] = _Value(call, 0)
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
+        return _Call(func, args, kwargs)
+
+    def _answer(self, call: _Call | None, error: Exception) -> object:
+        """Run the call for real; its tensors become fake ones of known values."""
+        if call is None:
+            raise error
+        self._answering = True
+        try:
+            with _alone():
+                results = _run(call)
+        except Exception:
+            raise error from None  # nothing more is known: there is no memory for it, say
+        finally:
+            self._answering = False
+
+        def fake(real: torch.Tensor) -> torch.Tensor:
+            made = self.from_tensor(real, static_shapes=True)
+            self.know(made, real)
+            return made
+
+        return pytree.tree_map_only(torch.Tensor, fake, results)
+
+    def _overwrite(self, func: Any, args: Sequence[object], kwargs: Mapping[str, object], call: _Call | None) -> None:
+        """A call has written into its arguments: what shares memory with them is no longer known."""
+        written = list(_written(func, args, kwargs))
+        for tensor in written:
+            sharing = self._alive(tensor)
+            alone = len(written) == 1 and all(other is tensor for other in sharing)
+            for other in sharing:
+                self._known.pop(other, None)
+            if alone and call is not None and tensor is args[0] and not tensor._is_view():
+                self._remember(tensor, _Value(call, 0))
+
+    def _remember_all(self, results: object, call: _Call) -> None:
+        for index, leaf in enumerate(pytree.tree_leaves(results)):
+            if isinstance(leaf, FakeTensor):
+                self._remember(leaf, _Value(call, index))
+
+    def _remember(self, fake: torch.Tensor, value: _Value) -> None:
+        self._known[fake] = value
+        key = fake.untyped_storage()._cdata
+        self._sharing[key] = [weakref.ref(tensor) for tensor in (*self._alive(fake), fake)]
+
+    def _alive(self, fake: torch.Tensor) -> list[torch.Tensor]:
+        key = fake.untyped_storage()._cdata
+        alive = [tensor for tensor in (ref() for ref in self._sharing.get(key, ())) if tensor is not None]
+        self._sharing[key] = [weakref.ref(tensor) for tensor in alive]
+        return [tensor for tensor in alive if tensor.untyped_storage()._cdata == key]
+
+
+class _Call:
+    """An operation on values: its results if they are small, or given."""
+
+    def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.kept: list[Any] | None = None
+
+    @property
+    def needs(self) -> list[_Call]:
+        """The calls whose results it takes."""
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        return list(dict.fromkeys(leaf.call for leaf in leaves if isinstance(leaf, _Value)))
+
+
+class _Value:
+    """One result of a call, by its place among the results."""
+
+    def __init__(self, call: _Call, index: int) -> None:
+        self.call, self.index = call, index
+
+
+def _run(last: _Call) -> Any:
+    """The results of a call, as the operation returns them."""
+    order, uses = _needed(last)
+    results: dict[_Call, list[Any]] = {}
+    returned: Any = None
+    for call in order:
+        if call.kept is not None:
+            results[call] = call.kept
+            continue
+
+        def value(leaf: Any) -> Any:
+            return results[leaf.call][leaf.index] if isinstance(leaf, _Value) else leaf
+
+        args, kwargs = pytree.tree_map(value, (call.args, call.kwargs))
+        if call.func._schema.is_mutable:
+            args = (args[0].clone(memory_format=torch.preserve_format), *args[1:])
+        returned = call.func(*args, **kwargs)
+        results[call] = pytree.tree_leaves(returned)
+        if sum(item.numel() for item in results[call] if isinstance(item, torch.Tensor)) <= _SMALL:
+            call.kept = results[call]
+        for needed in call.needs:
+            uses[needed] -= 1
+            if not uses[needed]:
+                results.pop(needed, None)
+    return returned
+
+
+def _needed(last: _Call) -> tuple[list[_Call], dict[_Call, int]]:
+    """All calls that a call needs, itself included, in order; and by how many of them each is used."""
+    order: list[_Call] = []
+    uses: dict[_Call, int] = {}
+    waiting: list[tuple[_Call, bool]] = [(last, False)]
+    while waiting:
+        call, ready = waiting.pop()
+        if ready:
+            order.append(call)
+            continue
+        if call in uses:
+            continue
+        uses[call] = 0
+        waiting.append((call, True))
+        if call.kept is None:
+            waiting += [(needed, False) for needed in call.needs]
+    for call in order:
+        if call.kept is None:
+            for needed in call.needs:
+                uses[needed] += 1
+    return order, uses
+
+
+def _written(func: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[torch.Tensor]:
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[index] if index < len(args) else kwargs.get(argument.name)
+            yield from (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor))
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Real tensors behave as real: no modes, no gradients, no autocast, and random numbers that nobody misses."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with _disable_current_modes(), torch._C._DisableAutocast(), torch.no_grad(), torch.random.fork_rng(devices):
+        yield
