@@ -17,6 +17,7 @@ from torch import fx, nn
 from memopt.backends.aten import AtenBackend
 from memopt.backends.recorder import CudaRecorder
 from memopt.budget import BudgetError
+from memopt.call_start import CallStart
 from memopt.capture.export import CaptureError
 from memopt.capture.shadow import model_names
 from memopt.failures import failure_of
@@ -366,9 +367,11 @@ class ModelCalls:
 
     @in_one_piece
     def _planned_call(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Any:
+        start = CallStart(self.model, state=kind.plan not in self.compiled or not session.one_graph)
         try:
             return self._call(session, kind, args, kwargs)
         except WholeStepNeeded:
+            start.restore()
             session.whole_step = False
             try:
                 with contextlib.ExitStack() as stack:
@@ -379,7 +382,7 @@ class ModelCalls:
                             raise
                         session.note(f"without a budget to be shared, each graph is planned by itself: {error}")
                         return self._call(session, kind, args, kwargs)
-                    return self._call_as_foreseen(session, kind, args, kwargs)
+                    return self._call_as_foreseen(session, start, kind, args, kwargs)
             finally:
                 session.whole_step = True  # another size is another step
         except LayoutNeeded as needed:
@@ -487,11 +490,12 @@ class ModelCalls:
         with dynamo_settings(session.numbers):
             return self.compiled[kind.plan](*args, **kwargs)
 
-    def _call_as_foreseen(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Any:
+    def _call_as_foreseen(self, session: Session, start: CallStart, kind: Kind, args: Any, kwargs: Any) -> Any:
         session.foreseen = True
         try:
             return self._call(session, kind, args, kwargs)
         except WholeStepNeeded:  # where Dynamo gave up, it goes on; anew it gets further, as in the collection
+            start.restore()
             session.foreseen = False
             del self.compiled[kind.plan]
             return self._call(session, kind, args, kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -264,6 +265,8 @@ def _region_inputs(region: Region, state: Mapping[str, torch.Tensor], positive: 
         made.update({number: state[node.name] for node, number in side.items() if node.name in state})
     for side in sides:
         for node, number in side.items():
+            if number not in made and node.op == "get_attr":  # what a branch or a loop runs
+                made[number] = operator.attrgetter(str(node.target))(node.graph.owning_module)
             if number not in made:
                 value = synthesize(node.meta["val"])
                 made[number] = pytree.tree_map_only(torch.Tensor, _positive, value) if positive else value

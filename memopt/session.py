@@ -133,6 +133,15 @@ class Session(SharedStep):
         """The backend that runs the programs."""
         return self._engine
 
+    def see_whole_step(self) -> None:
+        """A graph without gradients comes, and others after it.
+
+        Raises:
+            WholeStepNeeded: it is part of a step of training; nothing of that is to run before all of it is planned.
+        """
+        if self.collecting is None and self.search and self.trains and self.whole_step:
+            raise WholeStepNeeded
+
     def inference(self, program: Program) -> Program:
         """Rewrite an inference program; raise BudgetError when its peak is over the budget."""
         if self.collecting is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +34,8 @@ from memopt.torch_compat.logging_calls import deferred_logging, silence
 from memopt.torch_compat.replaced_calls import replaced_calls
 from memopt.torch_compat.valued_fakes import UNKNOWN_VALUE
 
+_TORCH, _HERE = (os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
+
 # How many shapes and modes of one model are compiled before a call is refused.
 _RECOMPILE_LIMIT = 256
 
@@ -54,12 +58,19 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
         return session.collecting
     except (*UNKNOWN_VALUE, NotImplementedError) as error:
         raise CaptureError(
-            f"{type(model).__name__} cannot be planned without running it: its control flow or its shapes "
-            "depend on the values of tensors"
+            f"{type(model).__name__} cannot be planned without running it: its control flow or its shapes depend "
+            f"on the values of tensors{_place_of(error)}: move that line out of the model, or leave the budget out"
         ) from error
     finally:
         session.collecting = None
         session._names = names
+
+
+def _place_of(error: BaseException) -> str:
+    """The line of the model that an error comes from, where there is one."""
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [(name, line) for name, line in places if not name.startswith((_TORCH, _HERE, "<"))]
+    return f" at {os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
 def note_outside(session: Session, model: nn.Module, outputs: Any, mark: Mark) -> None:
@@ -78,6 +89,8 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
         session.outside.saw(graph_module)
         hooks = Hooks(session, graph_module, example_inputs)
         session.multiplies |= hooks.graph_break  # what runs beside this graph may
+        if hooks.graph_break and not hooks.needs_gradients:
+            session.see_whole_step()
 
         checkpointed = hooks.needs_gradients and has_checkpoints(graph_module)
         if checkpointed:

@@ -57,8 +57,7 @@ class Shadow:
                 self.mode.know(fake, tensor)
             return fake
         # A model that is too large to build here: as on CPU, since autograd loses gradients of meta tensors (nll_loss).
-        with self.mode:
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        return self.mode.without_value(tensor)
 
     def _twin_module(self, module: nn.Module) -> Any:
         if id(module) in self._twins:

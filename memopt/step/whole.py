@@ -41,6 +41,9 @@ def settled(session: Session, collect: Callable[[], list[Program]]) -> Iterator[
         BudgetError: no plan keeps the budget. Nothing was run.
     """
     programs = _training(collect)
+    if not programs:  # nothing has gradients: each graph is planned by itself
+        yield
+        return
     if not session.engine().rehearses or session.budget is None:
         _plan(session, programs)
         yield

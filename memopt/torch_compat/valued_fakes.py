@@ -29,7 +29,7 @@ UNKNOWN_VALUE = (DataDependentOutputException, DynamicOutputShapeException, Unsu
 _SMALL = 2**14  # elements of a result that is kept for the next question
 
 
-class ValuedFakeMode(FakeTensorMode):
+class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """A fake mode outside of tracing; what is traced with it is left to Dynamo, which guards on what it looks at.
 
     Questions about values whose origin is not known raise as with any fake tensor: `UNKNOWN_VALUE`. What was drawn at
@@ -39,7 +39,7 @@ class ValuedFakeMode(FakeTensorMode):
     def __init__(self) -> None:
         """Make a mode that knows no tensor."""
         super().__init__(allow_non_fake_inputs=True)
-        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # fake tensor to `_Value`
+        self._known: Any = WeakIdKeyDictionary()  # fake tensor to `_Value`
         self._sharing: dict[int, list[weakref.ref[torch.Tensor]]] = {}  # those of one storage
         self._answering = False
 
@@ -48,6 +48,15 @@ class ValuedFakeMode(FakeTensorMode):
         call = _Call(None, (), {})
         call.kept = [real.detach()]
         self._remember(fake, _Value(call, 0))
+
+    def without_value(self, like: torch.Tensor) -> torch.Tensor:
+        """A fake tensor on the CPU of the shape, strides and dtype of a meta tensor."""
+        self._answering = True
+        try:
+            with self:
+                return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+        finally:
+            self._answering = False
 
     def dispatch(
         self, func: Any, types: Sequence[type], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
@@ -80,8 +89,8 @@ class ValuedFakeMode(FakeTensorMode):
                 call = _Call(None, (), {})
                 call.kept = [leaf.detach()]
                 leaves[index] = _Value(call, 0)
-        args, kwargs = pytree.tree_unflatten(leaves, spec)
-        return _Call(func, args, kwargs)
+        known_args, known_kwargs = pytree.tree_unflatten(leaves, spec)
+        return _Call(func, known_args, known_kwargs)
 
     def _answer(self, call: _Call | None, error: Exception) -> object:
         """Run the call for real; its tensors become fake ones of known values."""
@@ -212,6 +221,7 @@ def _written(func: Any, args: Sequence[object], kwargs: Mapping[str, object]) ->
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
     """Real tensors behave as real: no modes, no gradients, no autocast, and random numbers that nobody misses."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = list(range(torch.cuda.device_count())) if initialized else []
     with _disable_current_modes(), torch._C._DisableAutocast(), torch.no_grad(), torch.random.fork_rng(devices):
         yield

@@ -250,18 +250,24 @@ class ByValue(nn.Module):
         return self.last(x[x[:, 0, 0] > 0])
 
 
-def test_graphs_that_depend_on_values_run_without_a_budget_and_are_refused_with_one():
+@pytest.mark.parametrize("budget", [None, "1GB"])
+def test_graphs_that_depend_on_values_are_planned_together(budget):
     torch.manual_seed(0)
     model, inputs = ByValue(), {"x": torch.randn(ROWS)}
     expected = step(model, inputs), gradients(model)
     model.zero_grad()
-    run = memopt.compile(model, backend="aten")
+    run = memopt.compile(model, budget, backend="aten")
     for _ in range(2):
         assert_equal((step(run, inputs), gradients(model)), expected)
         model.zero_grad()
-    assert any("each graph is planned by itself" in note for note in run.report.notes)
-    with pytest.raises(memopt.CaptureError, match="depend on the values of tensors"):
-        memopt.compile(model, "1GB", backend="aten")(**inputs)
+    assert len(run.report.programs) == 3
+
+
+def test_values_that_nothing_is_known_of_are_refused_with_the_line_that_asks_for_them():
+    with torch.device("meta"):
+        model, x = ByValue(), torch.randn(ROWS)
+    with pytest.raises(memopt.CaptureError, match=r"depend on the values of tensors at test_structures\.py:\d+"):
+        memopt.plan(model, (x,), "1GB", backend="aten")
 
 
 def test_what_cannot_be_captured_is_not_held_to_a_budget():
