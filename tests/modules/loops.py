@@ -72,7 +72,7 @@ class Loop:
             return [*twice, "loss.backward()", "see.gradients(x)"]
         if kind < 0.28:
             return [
-                "wanted = list(model.parameters()) + [t for t in x if t.requires_grad]",
+                "wanted = list(model.parameters()) + [t for t in x if t.is_leaf and t.requires_grad]",
                 "see.tensors(*torch.autograd.grad(loss, wanted, allow_unused=True))",
             ]
         if self.raising and w.chance(0.5):
