@@ -153,6 +153,7 @@ class BudgetError(ValueError):
         breakdown: the parts of that least peak; None when they are not known.
         stuck_bytes: what the device's allocator had cached before, and cannot hand back: it counts as well. 0 where
             that is no more than is left to the allocator anyway.
+        at_least: whether nothing was planned, as no plan goes below the minimum: it may not be reached by any.
         beside: what takes room beside the plan, in words: an earlier call of the step, a part that is not captured.
     """
 
@@ -163,32 +164,36 @@ class BudgetError(ValueError):
         breakdown: Parts | Any | None = None,
         stuck_bytes: int = 0,
         beside: str = "",
+        *,
+        at_least: bool = False,
     ) -> None:
-        super().__init__(_explain(minimum_bytes, budget_bytes, breakdown, stuck_bytes, beside))
+        super().__init__(_explain(minimum_bytes, budget_bytes, breakdown, stuck_bytes, beside, at_least))
         self.minimum_bytes = minimum_bytes
         self.budget_bytes = budget_bytes
         self.breakdown = breakdown
         self.stuck_bytes = stuck_bytes
         self.beside = beside
+        self.at_least = at_least
 
     def __reduce__(self) -> tuple[Any, ...]:
-        known = self.minimum_bytes, self.budget_bytes, self.breakdown, self.stuck_bytes, self.beside
+        known = self.minimum_bytes, self.budget_bytes, self.breakdown, self.stuck_bytes, self.beside, self.at_least
         return _restore, (type(self), *known), self.__dict__
 
 
-def _restore(
-    cls: type[BudgetError], minimum_bytes: int, budget_bytes: int, breakdown: Any, stuck: int, beside: str = ""
-) -> BudgetError:
-    return cls(
-        minimum_bytes=minimum_bytes, budget_bytes=budget_bytes, breakdown=breakdown, stuck_bytes=stuck, beside=beside
-    )
+def _restore(cls: type[BudgetError], *known: Any) -> BudgetError:
+    names = ("minimum_bytes", "budget_bytes", "breakdown", "stuck_bytes", "beside", "at_least")
+    return cls(**dict(zip(names, known, strict=False)))
 
 
-def _explain(minimum_bytes: int, budget_bytes: int, breakdown: Any, stuck_bytes: int, beside: str) -> str:
+def _explain(
+    minimum_bytes: int, budget_bytes: int, breakdown: Any, stuck_bytes: int, beside: str, at_least: bool
+) -> str:
     names = ("parameters", "gradients", "optimizer_state", "activations", "workspace")
     parts = {name: getattr(breakdown, name) for name in names} if breakdown is not None else {}
     largest = sorted((name for name in names if parts.get(name)), key=lambda name: -parts[name])
-    message = f"no plan fits the budget of {format_bytes(budget_bytes)}: the least is {format_bytes(minimum_bytes)}"
+    least = format_bytes(minimum_bytes)
+    least = f"what stays during a step takes at least {least}" if at_least else f"the least is {least}"
+    message = f"no plan fits the budget of {format_bytes(budget_bytes)}: {least}"
     if largest:
         shown = (f"{name.replace('_', ' ')} {format_bytes(parts[name], short=True)}" for name in largest[:3])
         message += f", the largest parts {', '.join(shown)}"
@@ -197,7 +202,7 @@ def _explain(minimum_bytes: int, budget_bytes: int, breakdown: Any, stuck_bytes:
         message += f"; the allocator caches {size} that it cannot hand back, as tensors lie among it"
     if beside:
         message += f"; beside the plan, {beside}"
-    help_ = [f"a budget of {_enough(minimum_bytes)}"]
+    help_ = [f"a budget of {'more than ' * at_least}{_enough(minimum_bytes)}"]
     if not parts or parts["activations"] or parts["workspace"]:
         help_.append("a smaller batch")
     if parts.get("optimizer_state"):

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import gc
 import logging
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from memopt.failures import failure_of
 from memopt.fallback import Fallback
 from memopt.garbage import collecting_rarely
 from memopt.layout import LayoutNeeded, lay_out, movable_parameters
+from memopt.memory.addresses import addresses
 from memopt.memory.cost.table import CostTable
 from memopt.memory.gradients import Gradients
 from memopt.memory.optimizers import NONE
@@ -34,9 +36,12 @@ from memopt.pass_manager import Pass
 from memopt.program import Program
 from memopt.progress import planning, stage
 from memopt.recording.pool import Pool
+from memopt.refusals import Refusals, refuse_hopeless
 from memopt.report.record import Report
+from memopt.report.summary import summary
 from memopt.session import Session, WholeStepNeeded
 from memopt.steady import Backend, Kind, Plan, SteadyCalls, SteadyGraph
+from memopt.step.account import Account
 from memopt.step.carry import Sizes
 from memopt.step.earlier_calls import EarlierCalls, KnownCalls, NoRoomBesideError, Ran, arguments_beside, arguments_of
 from memopt.step.guard import StepGuard, allowance_of
@@ -98,7 +103,7 @@ class ModelCalls:
         self.reference = Reference()  # of a budget that is a fraction
         self.trained = model.training  # whether it was in training's mode when it was compiled
         self.numbers = ChangingNumbers(type(model).__name__)
-        self.fallback = Fallback(model, options)
+        self.fallback, self.refusals = Fallback(model, options), Refusals(model)
         self.last: Session | None = None
         self.recordings: Pool | None = None
         self.inlined = False  # whether the stand-in is a part of a model that memopt compiles: it is compiled with that
@@ -180,6 +185,7 @@ class ModelCalls:
         if self.fallback.has_failed(called):
             return self.model(*args, **kwargs)
         before = self.fallback.before(called)
+        self._refuse(called, kind, args, kwargs)
         session, gradients = self._session(kind), kind.gradients
         self.last = session
         trainable = any(parameter.requires_grad for parameter in self.model.parameters())
@@ -189,14 +195,17 @@ class ModelCalls:
         guard = self.guards.setdefault(session, StepGuard())
         beyond, allowance = session.beyond if gradients else None, guard.allowance
         mark = session.outside.mark((args, kwargs) if gradients else ())
+        planned, began = session.report, time.perf_counter()
         with self._beside(session, args, kwargs), session.call(lambda: self._resident(args, kwargs, kind)):
             try:
                 with guard.forward(beyond), planning(session.model_name), collecting_rarely():
                     outputs = self._planned_call(session, kind, args, kwargs)
             except torch.OutOfMemoryError as error:
                 raise MemoryError(session.short_of_memory(error)) from None
-            except (BudgetError, NoRoomBesideError):  # what was named was tried within limits of its own
+            except (BudgetError, NoRoomBesideError) as error:  # what was named was tried within limits of its own
                 guard.allowance = allowance
+                if isinstance(error, BudgetError) and not error.beside:
+                    self.refusals.keep(called, self._resident(args, kwargs, kind), error)
                 raise
             except Exception as error:
                 failure = failure_of(error, self.options)
@@ -208,6 +217,8 @@ class ModelCalls:
             self._drop(kind.plan)
             return self.fallback.answer(failure, called, before, args, kwargs)
         self.fallback.works(called)
+        if session.report is not None and session.report is not planned:
+            log.info("%s: %s", session.model_name, summary(session.report, time.perf_counter() - began))
         if session.report is None and session.budget is not None and next(self.model.parameters(), None) is not None:
             raise CaptureError(f"no graph could be captured of {session.model_name}: it cannot be held to a budget")
         note_outside(session, self.model, outputs, mark)
@@ -242,6 +253,19 @@ class ModelCalls:
             return lambda *args, **kwargs: calls.run(args, kwargs)
 
         return [("captured program", stage(())), ("passes", stage(self.options.passes))]
+
+    def _refuse(self, called: Any, kind: Kind, args: Any, kwargs: Any) -> None:
+        """Refuse at once what was refused before, and what cannot be planned.
+
+        Raises:
+            BudgetError: nothing of the call has changed since, or the budget does not hold what is there anyway.
+        """
+        if self.options.budget is None or self.fallback.has_worked(called):
+            return
+        self._count_optimizers()
+        resident = self._resident(args, kwargs, kind)
+        self.refusals.raise_known(called, resident)
+        refuse_hopeless(Account(self.options.budget, dataclasses.replace(resident, outside=0)), self.model)
 
     def _run_as_it_is(self, around: str, args: Any, kwargs: Any) -> Any:
         """Call the model within something that nothing is compiled through."""
@@ -298,6 +322,11 @@ class ModelCalls:
 
     def plan_ahead(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """As `plan`; a failure inside memopt is only told if there is no budget, as the model would run as it is."""
+        if self.options.budget is not None:
+            self._count_optimizers()
+            kind = Kind(torch.is_grad_enabled(), self._accumulating())
+            resident = self._resident(args, kwargs, kind)
+            refuse_hopeless(Account(self.options.budget, dataclasses.replace(resident, outside=0)), self.model)
         try:
             self.plan(args, kwargs)
         except PlanningFailed as error:
@@ -326,11 +355,11 @@ class ModelCalls:
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
         """Within: the model's tensors may be moved or cast. If any was, all plans are made anew; the report stays."""
-        before = _places(self.model)
+        before = addresses(self.model)
         try:
             yield
         finally:
-            if _places(self.model) != before:
+            if addresses(self.model) != before:
                 self._forget()
 
     def _forget(self) -> None:
@@ -362,7 +391,7 @@ class ModelCalls:
         self.reference = reference
 
     def _programs(self, session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Program]:
-        stage("tracing the model")
+        stage("tracing all graphs of the model")
         return collect(self.model, args, kwargs, session)
 
     @in_one_piece
@@ -607,20 +636,6 @@ def _release(sessions: Mapping[Plan, Session]) -> None:
             function.release()
         if session.recordings is not None:
             session.recordings.release()
-
-
-def _places(model: nn.Module) -> list[Any]:
-    """Where the model's tensors lie, and as what."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return [(_address(tensor), tensor.dtype, tensor.device, tensor.layout) for tensor in tensors]
-
-
-def _address(tensor: torch.Tensor) -> Any:
-    """What changes when a tensor's data is moved: of one without an address, nothing."""
-    try:
-        return tensor.data_ptr(), tensor.stride()
-    except (RuntimeError, NotImplementedError):  # of a subclass or a layout that has none
-        return id(tensor)
 
 
 def _is_alone(kind: Kind) -> bool:

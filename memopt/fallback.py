@@ -81,6 +81,10 @@ class Fallback:
         if len(self._worked) < 256:
             self._worked.add(kind)
 
+    def has_worked(self, kind: Any) -> bool:
+        """Whether such a call was planned before and has worked."""
+        return kind in self._worked
+
     def has_failed(self, kind: Any) -> bool:
         """Whether such a call failed before: it is not compiled again.
 

@@ -1,8 +1,10 @@
-"""What planning is at, in one line on a terminal: on stderr, gone when planning ends, and nothing anywhere else."""
+"""What planning is at: in one line on a terminal, gone when planning ends, and in the log `memopt` as it goes on."""
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,7 +14,10 @@ import torch
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+log = logging.getLogger("memopt")
+
 _current: _Line | None = None
+_what: contextvars.ContextVar[str] = contextvars.ContextVar("memopt_planning", default="")
 
 
 @contextlib.contextmanager
@@ -23,19 +28,24 @@ def planning(what: str) -> Iterator[None]:
         what: the model's name.
     """
     global _current
-    if _current is not None or not _wanted():
-        yield
-        return
-    _current = _Line(what)
+    token = _what.set(_what.get() or what)
     try:
-        yield
+        if _current is not None or not _wanted():
+            yield
+            return
+        _current = _Line(what)
+        try:
+            yield
+        finally:
+            line, _current = _current, None
+            line.stop()
     finally:
-        line, _current = _current, None
-        line.stop()
+        _what.reset(token)
 
 
 def stage(text: str) -> None:
-    """Say what planning is at; nothing where nobody looks."""
+    """Say what planning is at: in the log, and on a terminal."""
+    log.info("%s: %s", _what.get() or "a model", text)
     if _current is not None:
         _current.show(text)
 

@@ -24,6 +24,7 @@ from memopt.capture.traceable import REPLACEMENTS
 from memopt.engine import Recalled
 from memopt.failures import note_graph
 from memopt.program import Program
+from memopt.progress import stage
 from memopt.session import Session
 from memopt.step.again import found_again, keep_for_others
 from memopt.step.backward_entry import watched
@@ -86,6 +87,8 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
 
     def memopt(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         target = session.table.target
+        if not session.dry:
+            stage(f"a graph of {len(graph_module.graph.nodes)} nodes is captured")
         session.outside.saw(graph_module)
         hooks = Hooks(session, graph_module, example_inputs)
         session.multiplies |= hooks.graph_break  # what runs beside this graph may

@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.garbage import collect
+from memopt.quiet import without_lines
 
 # What cuBLAS was seen to keep on Hopper: one buffer per thread that multiplies, forward's and autograd's.
 _LIBRARIES = 65 * 2**20
@@ -127,7 +128,8 @@ def use_expandable_segments(device: torch.device) -> None:
     Where all that was chosen is that they grow, they do so by smaller pages.
     """
     if device.type == "cuda" and torch.cuda.is_available() and _may_set():
-        _set_expandable(True)
+        with without_lines("expandable_segments", "ALLOC_CONF"):
+            _set_expandable(True)
 
 
 def _may_set() -> bool:

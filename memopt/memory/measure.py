@@ -13,6 +13,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
+from memopt.quiet import without_lines
+
 T = TypeVar("T")
 
 _measuring = threading.Lock()
@@ -156,6 +158,10 @@ class Trace(Generic[T]):
     marks: dict[str, tuple[int, int]]
 
 
+# What the profiler and the CPU's allocator say of each profile.
+_CHATTER = ("USDT:", "Memory block of unknown size", "SyncActivityProfilerHandler", "ActivityProfilerController")
+
+
 def record(fn: Callable[[], T], device: torch.device) -> Trace[T]:
     """Call `fn()` under the profiler and return what the allocator of `device` did in this thread.
 
@@ -166,7 +172,7 @@ def record(fn: Callable[[], T], device: torch.device) -> Trace[T]:
     if torch._C._autograd._profiler_enabled():
         raise RuntimeError("memory cannot be measured while a profiler is active: leave it first")
     # Not torch.profiler.profile, which warns on some versions.
-    with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profiler:
+    with without_lines(*_CHATTER), torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profiler:
         began = time.perf_counter()
         value = fn()
         if device.type == "cuda":

@@ -1,0 +1,22 @@
+"""Where a model's tensors lie: what differs where it was moved or cast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def addresses(model: nn.Module) -> list[Any]:
+    """Where the model's tensors lie, and as what."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return [(_address(tensor), tensor.dtype, tensor.device, tensor.layout) for tensor in tensors]
+
+
+def _address(tensor: torch.Tensor) -> Any:
+    """What changes when a tensor's data is moved: of one without an address, nothing."""
+    try:
+        return tensor.data_ptr(), tensor.stride()
+    except (RuntimeError, NotImplementedError):  # of a subclass or a layout that has none
+        return id(tensor)

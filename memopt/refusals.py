@@ -1,0 +1,104 @@
+"""Budgets that no plan keeps: refused before anything is traced if that is plain, and remembered once they are."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from memopt.budget import BudgetError
+from memopt.memory.allocator import with_slack
+from memopt.memory.resident import Resident
+from memopt.step.account import Account
+
+_PLAIN = (bool, int, float, str, type(None))
+_LISTS = (list, tuple, dict, set)
+_MIB = 2**20
+
+# Models whose planning takes long: by bytes of parameters, or by modules (ResNet-50 has 151 and takes some 10 s).
+_LARGE_BYTES, _LARGE_MODULES = 128 * _MIB, 128
+
+
+class Refusals:
+    """The calls of one model that were refused, for as long as the model, its inputs and its optimizer are the same."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """None was refused yet."""
+        self._model = model
+        self._known: dict[Any, tuple[Any, BudgetError]] = {}
+
+    def keep(self, kind: Any, resident: Resident, error: BudgetError) -> None:
+        """Such a call was refused.
+
+        Args:
+            kind: of call: shapes of inputs, mode.
+            resident: what the device holds for it.
+            error: the refusal.
+        """
+        self._known[kind] = self._state(resident), copy.copy(error)
+
+    def raise_known(self, kind: Any, resident: Resident) -> None:
+        """Refuse a call like one that was refused, at once.
+
+        Raises:
+            BudgetError: nothing has changed since.
+        """
+        if kind not in self._known:
+            return
+        state, error = self._known.pop(kind)
+        if state == self._state(resident):
+            self._known[kind] = state, error
+            raise copy.copy(error)
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def _state(self, resident: Resident) -> Any:
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        held = torch.cuda.memory_allocated(resident.device) // _MIB if resident.device.type == "cuda" else 0
+        kinds = [(tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad) for tensor in tensors]
+        return resident, held, kinds, [_attributes(module) for module in self._model.modules()]
+
+
+def _attributes(module: nn.Module) -> Any:
+    """What forward may go by: switches and settings of a module."""
+    found = {name: _seen(value) for name, value in vars(module).items() if name not in ("_parameters", "_buffers")}
+    return type(module), found
+
+
+def _seen(value: Any) -> Any:
+    if isinstance(value, _PLAIN):
+        return value
+    return str(value) if isinstance(value, _LISTS) and len(value) < 100 else id(value)
+
+
+def refuse_hopeless(account: Account, model: nn.Module) -> None:
+    """Refuse a budget in bytes that does not hold what is there before and after the step itself.
+
+    A small model is planned all the same, in about a second: its refusal names a minimum that a plan was found for.
+
+    Raises:
+        BudgetError: its minimum is one that no plan goes below.
+    """
+    budget, resident = account.budget, account.resident
+    if budget is None or budget.bytes is None:
+        return
+    if resident.parameters < _LARGE_BYTES and sum(1 for _ in model.modules()) < _LARGE_MODULES:
+        return
+    held = max(resident.total, account.optimizer_peak()) - resident.libraries
+    if held > account.usable(budget.bytes):
+        raise BudgetError(with_slack(held, resident.device), budget.bytes, Held(resident), at_least=True)
+
+
+class Held:
+    """What a hopeless budget does not hold, in bytes."""
+
+    activations = workspace = 0
+
+    def __init__(self, resident: Resident) -> None:
+        """Of what the device holds."""
+        self.parameters, self.buffers, self.inputs = resident.parameters, resident.buffers, resident.inputs
+        self.optimizer_state = resident.optimizer_state
+        self.gradients = resident.trainable if resident.optimizer is not None else resident.gradients
