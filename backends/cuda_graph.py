@@ -156,6 +156,10 @@ class Replay:
             if not outputs:  # all is left to `finish`
                 self._give_up("there is nothing to capture")
                 return
+            given = [value for value in values if isinstance(value, torch.Tensor)]
+            if not all(value.is_cuda or value.is_pinned() for value in given):  # a float that a schedule sets is one
+                self._give_up("an input is on the host: its value would be the same in every replay")
+                return
             if not all(isinstance(value, torch.Tensor) and value.is_cuda for value in outputs):
                 self._give_up("a result is not on the device")
                 return

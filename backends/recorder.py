@@ -28,8 +28,12 @@ class CudaRecorder:
         """Capture a function of a list of arguments, which is emptied, as a CUDA graph in the pool.
 
         Raises:
-            Unrecordable: it waits for the device, returns what is elsewhere, or memory is short.
+            Unrecordable: it waits for the device, takes or returns what is elsewhere, or memory is short.
         """
+        given = [value for value in arguments if isinstance(value, torch.Tensor)]
+        if not all(value.is_cuda or value.is_pinned() for value in given):  # a float that a schedule sets is one
+            raise Unrecordable("an argument is on the host: its value would be the same in every replay")
+        del given
         pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph, stream = new_graph(), torch.cuda.current_stream()
         results: Sequence[Any] = ()
