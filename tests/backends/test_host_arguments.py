@@ -13,6 +13,7 @@ def test_a_half_that_takes_a_tensor_on_the_host_is_not_recorded():
         CudaRecorder().record(lambda arguments: arguments, [torch.tensor(2.0, dtype=torch.float64), 3])
 
 
+@pytest.mark.gpu
 def test_a_call_that_takes_a_tensor_on_the_host_runs_without_a_graph():
     replay = Replay(lambda value: [2 * value], [0])
     for value in (1.0, 2.0, 3.0):
