@@ -159,7 +159,8 @@ class _Stamp:
         self._value, self._name = value, name
         self._before = None if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) else _place(value)
         self._contents: Any = None
-        if self._before is not None and (contents or value.device.type == "cpu"):
+        # On a GPU there may be no room for a copy of what has gaps.
+        if self._before is not None and (value.device.type == "cpu" or (contents and value.is_contiguous())):
             with torch.no_grad(), contextlib.suppress(RuntimeError, NotImplementedError):  # a layout without storage
                 self._contents = fingerprint_of(value)
 

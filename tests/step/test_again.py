@@ -22,6 +22,7 @@ from memopt.recording.ends import Ends
 from memopt.recording.trial import Gain
 from memopt.step import again
 from memopt.step.again import Settlement, Settlements
+from memopt.step.backward_entry import BackwardFacts
 from tests.report.samples import report
 
 pytestmark = pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
@@ -267,6 +268,7 @@ def _settlement():
     return Settlement(
         report=report(), graph="f" * 8, plain=9, constants=1, whole=10, limit=7, margin=0, aside=0, libraries=0,
         multiplies=True, written=(3, 5), full_speed=True, gain=Gain.TIME, ends=Ends(frozenset({1, 2}), 1, 3, (-1, 2)),
+        backward=BackwardFacts(2, ((0, 1), None), ((3, "parameter 'a'"),)),
     )  # fmt: skip
 
 
@@ -322,3 +324,31 @@ def test_on_cuda_it_is_taken_before_it_is_trusted(optimizer):
     assert torch.equal(loss, same)
     for a, b in zip(gradients, others, strict=True):  # attention's backward adds up by atomics
         torch.testing.assert_close(a, b, rtol=0, atol=2 * torch.finfo(a.dtype).eps * a.abs().max().item())
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.first, self.second = Block(), nn.Linear(64, 8), nn.Linear(64, 8)
+
+    def forward(self, x):
+        h = self.body(x)
+        return self.first(h), self.second(h)
+
+
+def test_a_step_that_is_found_leaves_unused_heads_alone_and_may_keep_its_graph():
+    torch.manual_seed(0)
+    plain, batch = Heads(), _batch()
+    for _ in range(2):
+        torch._dynamo.reset()
+        found = []
+        for model in (copy.deepcopy(plain), copy.deepcopy(plain)):
+            run = model if not found else memopt.compile(model, "90%", backend="inductor", verify=False)
+            y, _ = run(batch)
+            y.square().mean().backward(retain_graph=True)
+            y[3].sum().backward()
+            found.append([parameter.grad for parameter in model.parameters()])
+        for first, second in zip(*found, strict=True):
+            assert (first is None) == (second is None)
+            if first is not None:
+                torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-5)
