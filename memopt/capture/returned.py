@@ -3,7 +3,8 @@
 AOTAutograd makes such outputs anew from another one, and takes views that go by that tensor for views that go by its
 base (`y.t(), y.detach().t()`), lets a view that was made without gradients record them, and hands two outputs to
 autograd that Inductor has made one tensor (`y[:, :4], y.detach()`), which then has no gradient. So the graph returns
-the tensor alone, and what shows it is made of that by the very operations that the model calls.
+the tensor alone, and what shows it is made of that by the very operations that the model calls. The same is done with
+several that show one tensor without gradients: onnxruntime and XLA would return each in memory of its own.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def _chains(graph: fx.Graph, outputs: Sequence[fx.Node]) -> dict[fx.Node, _Chain
                 groups.setdefault(makers[storage], []).append(node)
     chains: dict[fx.Node, _Chain] = {}
     for maker, group in groups.items():
-        found = {node: _chain(node, maker) for node in group} if _is_mixed(group) else {}
+        outside = _is_mixed(group) or _is_without_gradients(group)
+        found = {node: _chain(node, maker) for node in group} if outside else {}
         if all(found.values()):
             chains.update((node, chain) for node, chain in found.items() if node is not maker)
     return chains
@@ -75,6 +77,11 @@ def _is_mixed(group: Sequence[fx.Node]) -> bool:
     values = [value_of(node) for node in group]
     passing = [value.requires_grad and value.grad_fn is not None for value in values]
     return (any(passing) and not all(passing)) or any(value.requires_grad and value.is_leaf for value in values)
+
+
+def _is_without_gradients(group: Sequence[fx.Node]) -> bool:
+    """Whether these are several, and none has a gradient: engines with memory of their own would tear them apart."""
+    return len(group) > 1 and not any(value_of(node).requires_grad for node in group)
 
 
 def _chain(node: fx.Node, maker: fx.Node) -> _Chain:

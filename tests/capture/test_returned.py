@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import memopt
+from memopt.facts import shared_memory
 
 X = torch.linspace(-1, 1, 2 * 4).reshape(2, 4)
 
@@ -161,9 +162,28 @@ def test_within_a_budget_and_by_torch_compile():
         assert list(found[2:]) == facts
 
 
-@pytest.mark.parametrize("name", [name for name in RETURNED if name not in ("no_grad_view_alone",)])
+@pytest.mark.parametrize("name", RETURNED)
 def test_without_gradients_too(name):
+    without_gradients(name, "aten")
+
+
+@pytest.mark.parametrize("backend", ["static", "onnxruntime"])
+@pytest.mark.parametrize("name", ["slices", "transposed", "dict"])
+def test_without_gradients_on_engines_with_memory_of_their_own(name, backend):
+    if backend == "onnxruntime":
+        pytest.importorskip("onnxruntime")
+    without_gradients(name, backend)
+
+
+def without_gradients(name, backend):
     expected, model = Model(RETURNED[name]), Model(RETURNED[name])
-    compiled = memopt.compile(model, backend="aten")
+    compiled = memopt.compile(model, backend=backend)
     with torch.no_grad():
-        torch.testing.assert_close(pytree.tree_leaves(compiled(X)), pytree.tree_leaves(expected(X)))
+        for _ in range(2):
+            found, wanted = (pytree.tree_leaves(run(X)) for run in (compiled, expected))
+            torch.testing.assert_close(found, wanted)
+            shared = [
+                shared_memory({str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)})
+                for leaves in (found, wanted)
+            ]
+            assert shared[0] == shared[1]
