@@ -33,6 +33,7 @@ from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import functions_keep_backward
 from memopt.torch_compat.logging_calls import deferred_logging, silence
 from memopt.torch_compat.replaced_calls import replaced_calls
+from memopt.torch_compat.static_shapes import static_shapes
 from memopt.torch_compat.valued_fakes import UNKNOWN_VALUE
 
 _TORCH, _HERE = (os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
@@ -182,7 +183,8 @@ def dynamo_settings(numbers: ChangingNumbers) -> Iterator[None]:
     )
     try:
         with contextlib.ExitStack() as stack:
-            for each in (settings, deferred_logging(), replaced_calls(REPLACEMENTS), functions_keep_backward()):
+            stack.enter_context(settings)
+            for each in (static_shapes(), deferred_logging(), replaced_calls(REPLACEMENTS), functions_keep_backward()):
                 stack.enter_context(each)
             stack.enter_context(numbers.followed())
             yield
