@@ -585,7 +585,8 @@ class ModelCalls:
         elif kind.beside:
             earlier = self.earlier.alive()
             outside = sum(ran.saved for ran in earlier) + arguments_beside(earlier, arguments_of(args, kwargs))
-        return dataclasses.replace(resident, outside=outside)
+        session = self.sessions.get(kind.plan)
+        return dataclasses.replace(resident, outside=outside + (0 if session is None else session.outside_beside))
 
     def _count_optimizers(self) -> None:
         """Count what optimizers take, before torch compiles: then they step in another way."""

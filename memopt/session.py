@@ -34,7 +34,7 @@ from memopt.step.graphs import StepGraphs
 from memopt.step.hooked import Hooked
 from memopt.step.inference import Inferred, plan_inference
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
-from memopt.step.planner import GraphPeaks, StepPlan
+from memopt.step.planner import GraphPeaks, StepPlan, between_graphs
 from memopt.step.reference import Reference
 from memopt.step.rewriting import Rewriting
 from memopt.step.search import StepSearch
@@ -212,7 +212,8 @@ class Session(SharedStep):
             BudgetError: no plan keeps the budget; `minimum_bytes` is the least that one was found for.
         """
         every, first = self._with_other_calls(programs)
-        return self._plan_together(every, settled=settled)[first : first + len(programs)]
+        with between_graphs(self.outside_between):
+            return self._plan_together(every, settled=settled)[first : first + len(programs)]
 
     def _plan_together(self, programs: Sequence[Program], *, settled: bool = True) -> list[Planned]:
         """Plan all graphs of one training step together.
@@ -233,8 +234,9 @@ class Session(SharedStep):
         plain = predicted_peak(captured)
         base = self.resident.total + sum(constant_bytes(item.program) for item in captured)
         own = min(plain, self._eager_peak(keys, plain))
-        self.reference.trains(*self._of_the_step(keys, captured, base, own))
-        limit = self.held_to(base + own)
+        whole, step, calls = self._of_the_step(keys, captured, base, own)
+        self.reference.trains(whole, step, calls)
+        limit = self.held_to(whole)
         self.aside = self._aside(captured, limit)
         room = None if limit is None else self.usable(limit) - base + self.correction
         if search.stages.searched and self.search:
@@ -258,7 +260,7 @@ class Session(SharedStep):
             return self._plan_together(programs, settled=settled)
         self._lowered.update(dict.fromkeys(map(self._known, keys), (search.stages, lowering)))
         self.note_failures(planned)
-        self.step = Step(keys, tuple(planned), plan, plain, base, limit, base + own, lowering, unproved)
+        self.step = Step(keys, tuple(planned), plan, plain, base, limit, whole, lowering, unproved)
         measured = None
         if all(item.measured is not None for item in planned):
             measured = measured_peak(planned, 0)

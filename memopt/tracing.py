@@ -12,17 +12,20 @@ import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException, TorchRuntimeError
 
-from memopt.budget import BudgetError
+from memopt.budget import BudgetError, format_bytes
 from memopt.capture.attention import attention_as_on
 from memopt.capture.boundary import at_boundary
 from memopt.capture.dynamo import Hooks
 from memopt.capture.eager_step import eager_peaks, has_checkpoints
 from memopt.capture.export import CaptureError
 from memopt.capture.outside import OUTSIDE, Mark
+from memopt.capture.rehearsal import eager_step, ledger_for, run_backward
 from memopt.capture.shadow import Shadow
 from memopt.capture.traceable import REPLACEMENTS
 from memopt.engine import Recalled
+from memopt.errors import first_line
 from memopt.failures import note_graph
+from memopt.memory.ledger import within_graph
 from memopt.program import Program
 from memopt.progress import stage
 from memopt.session import Session
@@ -56,7 +59,9 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
         with shadow.mode, dynamo_settings(session.numbers), silence(), torch.random.fork_rng(devices=[]):
             compiled = torch.compile(shadow.model, backend=dynamo_backend(session), dynamic=False)
             mark = session.outside.mark((fake_args, fake_kwargs))
-            note_outside(session, model, compiled(*fake_args, **fake_kwargs), mark)
+            _rehearsed(session, model, lambda: compiled(*fake_args, **fake_kwargs), mark)
+        if session.asks_for_eager and session.trains:
+            session.eager_step = eager_step(model, args, kwargs)
         return session.collecting
     except (*UNKNOWN_VALUE, NotImplementedError) as error:
         raise CaptureError(
@@ -64,7 +69,7 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
             f"on the values of tensors{_place_of(error)}: move that line out of the model, or leave the budget out"
         ) from error
     finally:
-        session.collecting = None
+        session.collecting = session.ledger = None
         session._names = names
 
 
@@ -75,12 +80,42 @@ def _place_of(error: BaseException) -> str:
     return f" at {os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
+def _rehearsed(session: Session, model: nn.Module, call: Callable[[], Any], mark: Mark) -> None:
+    """Run one call on fake tensors, forward and backward, and count what runs outside of captured graphs.
+
+    Raises:
+        CaptureError: what runs there has no backward on fake tensors, and there is a budget to be kept.
+    """
+    session.ledger = ledger = None if session.rehearsing or session.budget is None else ledger_for(model)
+    with contextlib.nullcontext() if ledger is None else ledger:
+        outputs = call()
+        told, failed = session.outside.told(model, outputs, mark), ""
+        if ledger is not None and told is not None and torch.is_grad_enabled():
+            try:
+                run_backward(outputs, ledger)
+            except Exception as error:  # whatever the user's operators do on fake tensors
+                failed = first_line(error)
+    if ledger is not None:
+        peak, beside = (0, 0) if told is None else (ledger.peak, ledger.beside)
+        session.count_outside(peak, beside, (told or "").removeprefix(OUTSIDE))
+    _tell(session, told)
+    if failed:
+        raise CaptureError(f"{told}: what they take is not known without running them: {failed}")
+
+
 def note_outside(session: Session, model: nn.Module, outputs: Any, mark: Mark) -> None:
     """Tell the user what of a call that has ended ran outside of captured graphs."""
-    told = session.outside.told(model, outputs, mark)
-    if told is not None:
-        session.notes[:] = [text for text in session.notes if not text.startswith(OUTSIDE)]
-        session.note(told)
+    _tell(session, session.outside.told(model, outputs, mark))
+
+
+def _tell(session: Session, told: str | None) -> None:
+    if told is None:
+        return
+    session.notes[:] = [text for text in session.notes if not text.startswith(OUTSIDE)]
+    if session.outside_bytes:
+        session.note(f"{told}; they take {format_bytes(session.outside_bytes, short=True)}, which is counted")
+    else:
+        session.note(f"{told}; their memory is not counted")
 
 
 def dynamo_backend(session: Session) -> Callable[..., Any]:
@@ -122,7 +157,7 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
                     run = lower_within(session, lower, hooks, example_inputs)
                     keep_for_others(session, hooks, run)
                 if collected is not None:
-                    return _counted(run, collected, first)
+                    return _counted(run, session, collected, first)
                 run = _noted(run, session, hooks)
                 return watched(run, hooks.backward_facts()) if hooks.needs_gradients else run
             except Exception as error:
@@ -151,7 +186,7 @@ def _noted(run: Callable[..., Any], session: Session, hooks: Hooks) -> Callable[
     return noted
 
 
-def _counted(run: Callable[..., Any], collected: list[Program], first: int) -> Callable[..., Any]:
+def _counted(run: Callable[..., Any], session: Session, collected: list[Program], first: int) -> Callable[..., Any]:
     """`run`, which lists the programs collected since `first` as often as a step calls it: blocks share code.
 
     While Dynamo is tracing it is no step that does: DDP's buckets are compiled by calling one for the next.
@@ -162,7 +197,8 @@ def _counted(run: Callable[..., Any], collected: list[Program], first: int) -> C
     def counted(*args: Any) -> Any:
         if torch._guards.TracingContext.try_get() is None:
             collected.extend(programs)
-        return run(*args)
+        with within_graph(session.ledger):
+            return run(*args)
 
     return counted
 

@@ -40,6 +40,7 @@ from memopt.capture.keep_attention import keep_fused_attention
 from memopt.capture.lending import lend, position_of
 from memopt.memory.aliasing import analyse
 from memopt.memory.hand_over import Handing, handing, marked
+from memopt.memory.ledger import apart
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.backward_entry import BackwardFacts
 from memopt.step.guard import said
@@ -191,9 +192,15 @@ class Hooks:
             self.kept.forget()  # compiled code may hold it, by what made that
         self._joint = self._inferred = self.kept = None
 
+    def apart(self, run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
+        """A half of a graph that is only collected, which the ledger of what runs outside leaves out."""
+        return apart(run, lambda: getattr(self.session, "ledger", None))
+
     def backward(self, run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
         """A compiled backward, which says in one line when memory runs out in it."""
         session = self.session
+        if self.dry:
+            run = self.apart(run)
         return said(run, lambda error: session.short_of_memory(error))
 
     def inference(

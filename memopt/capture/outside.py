@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 _MOST = 3  # places, and kinds of operations, that are named
 
-OUTSIDE = "parts run outside of captured graphs, and their memory is neither counted nor held to a budget: "
+OUTSIDE = "parts run outside of captured graphs: "
 
 # The latest compilation before a call, and the nodes of autograd's graph that its arguments came from.
 Mark = tuple[Any, frozenset[Any]]

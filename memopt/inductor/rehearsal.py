@@ -21,7 +21,11 @@ from memopt.phases import phase
 
 def emit_training(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> Callable[..., Any]:
     """Lower a graph to its operators, captured as Inductor has it."""
-    lowered: Any = compile_training(graph_module, example_inputs, _emit_only, Partition(hooks.partition))
+
+    def half(module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Boxed:
+        return hooks.apart(emit(module))
+
+    lowered: Any = compile_training(graph_module, example_inputs, half, Partition(hooks.partition))
     return lowered  # type: ignore[no-any-return]
 
 
@@ -52,7 +56,3 @@ def rehearse(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks:
     except ReplayError as error:
         session.note(f"the peak of the generated code is not known: {error}")
     return lowered  # type: ignore[no-any-return]
-
-
-def _emit_only(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Boxed:
-    return emit(module)

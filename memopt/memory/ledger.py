@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         live: bytes alive now.
         peak: the most bytes alive at once; set it to `live` to begin anew.
+        beside: the most bytes that were alive when a pause began.
         counting: whether storages that appear now are counted; else they are only remembered.
     """
 
@@ -35,6 +36,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live = 0
         self.peak = 0
         self.counting = True
+        self.beside = 0
         self.references: dict[int, weakref.ref[Any]] = {}
 
     @classmethod
@@ -45,6 +47,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Do not count what is made meanwhile."""
+        self.beside = max(self.beside, self.live)
         before, self.counting = self.counting, False
         try:
             yield
@@ -62,18 +65,24 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.enter(leaf, counted=self.counting)
         return result
 
-    def enter(self, leaf: Any, *, counted: bool) -> None:
-        """Enter the storage of a tensor unless it is known; one that is not counted is only remembered."""
+    def enter(self, leaf: Any, *, counted: bool, more: int = 0) -> None:
+        """Enter the storage of a tensor unless it is known; one that is not counted is only remembered.
+
+        Args:
+            leaf: anything; what is no tensor of the device is passed over.
+            counted: whether its bytes count.
+            more: bytes that it takes beyond those that are seen.
+        """
         for plain in plain_tensors(leaf) if isinstance(leaf, torch.Tensor) else ():
             if plain.device == self.device:
-                self._enter(plain, counted)
+                self._enter(plain, counted, more)
 
-    def _enter(self, plain: torch.Tensor, counted: bool) -> None:
+    def _enter(self, plain: torch.Tensor, counted: bool, more: int) -> None:
         storage = plain.untyped_storage()
         key = storage._cdata
         if key in self.references:
             return
-        size = allocated_bytes(storage.nbytes(), self.device) if counted else 0
+        size = allocated_bytes(storage.nbytes() + more, self.device) if counted else 0
 
         def release(_: weakref.ref[Any]) -> None:
             self.live -= size
@@ -82,3 +91,22 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.references[key] = weakref.ref(storage, release)
         self.live += size
         self.peak = max(self.peak, self.live)
+
+
+@contextlib.contextmanager
+def within_graph(ledger: Ledger | None) -> Iterator[None]:
+    """Within: a captured graph runs, whose memory is planned and not the ledger's."""
+    with contextlib.nullcontext() if ledger is None else ledger.pause():
+        yield
+
+
+def apart(run: Callable[..., Any], ledger: Callable[[], Ledger | None]) -> Callable[..., Any]:
+    """A half of a captured graph, which the ledger of a rehearsal leaves out."""
+
+    def half(*args: Any) -> Any:
+        with within_graph(ledger()):
+            return run(*args)
+
+    marked: Any = half
+    marked._boxed_call = True
+    return half

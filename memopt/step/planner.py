@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline
@@ -41,10 +43,27 @@ class GraphPeaks:
     gradients: tuple[tuple[str, int], ...] = ()
 
 
+# Bytes that eager regions between the graphs of the step that is being planned peak at.
+_between: ContextVar[int] = ContextVar("bytes between graphs", default=0)
+
+
+@contextlib.contextmanager
+def between_graphs(size: int) -> Iterator[None]:
+    """Within: `step_peak` is of a step whose eager regions peak at so many bytes, between its graphs."""
+    token = _between.set(size)
+    try:
+        yield
+    finally:
+        _between.reset(token)
+
+
 def step_peak(graphs: Sequence[GraphPeaks]) -> int:
-    """The most bytes during a step that runs the graphs forward in order and backward in reverse order."""
+    """The most bytes during a step that runs the graphs forward in order and backward in reverse order.
+
+    Eager regions (`between_graphs`) run beside what the graphs save, and not beside what they need while they run.
+    """
     held = sum(graph.saved for graph in graphs)
-    peak = left = 0
+    peak, left = held + _between.get() if _between.get() else 0, 0
     there: set[str] = set()
     for graph in reversed(graphs):
         held -= graph.saved

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Sequence
 
 from memopt.budget import Budget, BudgetError, format_bytes
 from memopt.memory.allocator import with_slack
+from memopt.memory.hidden import WholeLedger
 from memopt.memory.resident import Resident
 from memopt.program import Program
 from memopt.step.earlier_calls import EarlierCalls, Figures, NoRoomBesideError, Ran
 from memopt.step.planned import Planned, fingerprint
-from memopt.step.planner import GraphPeaks, peaks_of, step_peak
+from memopt.step.planner import GraphPeaks, between_graphs, peaks_of, step_peak
 from memopt.step.told import Told
 
 
@@ -25,6 +27,11 @@ class SharedStep(Told):
         ran: the graphs that the present call has run.
         last_word: whether a call that has no room beside earlier ones is refused.
         eager: what eager itself holds in the graph that is being lowered.
+        eager_step: bytes that it holds in the whole step of several graphs; None where that is not known.
+        ledger: counts what runs outside of captured graphs, while a call is rehearsed.
+        outside_bytes: what those take, by the latest rehearsal.
+        outside_beside: what of it is there while a graph runs.
+        outside_places: what they are, in words.
     """
 
     def __init__(self, budget: Budget | None, resident: Resident) -> None:
@@ -37,7 +44,33 @@ class SharedStep(Told):
         self.ran: list[Figures] = []
         self.last_word = False
         self.eager: GraphPeaks | None = None
+        self.eager_step: int | None = None
+        self.ledger: WholeLedger | None = None
+        self.outside_bytes = self.outside_beside = 0
+        self.outside_places = ""
         self._eager: dict[str, GraphPeaks] = {}  # by fingerprint
+
+    def count_outside(self, peak: int, beside: int, places: str) -> None:
+        """Count what runs outside of captured graphs.
+
+        Args:
+            peak: the most bytes that it holds.
+            beside: the most that it holds while a graph runs.
+            places: what it is, in words.
+        """
+        resident = self.resident
+        self.resident = dataclasses.replace(resident, outside=resident.outside - self.outside_beside + beside)
+        self.outside_bytes, self.outside_beside, self.outside_places = peak, beside, places
+
+    @property
+    def outside_between(self) -> int:
+        """Bytes that it peaks at between graphs, beyond what is counted as held all the time."""
+        return max(0, self.outside_bytes - self.outside_beside)
+
+    def code_peak(self) -> int:
+        """As of the step's graphs alone, with what runs between them."""
+        with between_graphs(self.outside_between):
+            return super().code_peak()
 
     def over(self, needed: int, limit: int) -> BudgetError:
         """The error of what was planned last: it needs so many bytes, all that is resident included."""
@@ -70,6 +103,8 @@ class SharedStep(Told):
         self, keys: tuple[str, ...], captured: Sequence[Planned], base: int, own: int
     ) -> tuple[int, Hashable, int]:
         """What the step takes in bytes as eager runs it, all of its calls so far; what tells it apart; its calls."""
+        if self.eager_step is not None:
+            own = min(own, self.eager_step - self.outside_beside)
         if not self.earlier or self.calls > 1:
             return base + own, (id(self), keys), self.calls
         before = [graph.eager for ran in self.earlier for graph in ran.graphs]
@@ -119,6 +154,9 @@ class SharedStep(Told):
     @property
     def beside(self) -> str:
         """What takes room beside the plan, in words."""
+        if self.outside_bytes:
+            size = format_bytes(self.outside_bytes, short=True)
+            return f"what runs outside of captured graphs takes {size}: {self.outside_places}"
         if not self.earlier:
             return f"{self.calls} calls before the first backward hold theirs together" if self.calls > 1 else ""
         size = format_bytes(sum(ran.saved for ran in self.earlier) + self.inputs_beside, short=True)

@@ -1,0 +1,56 @@
+"""A step rehearsed on fake tensors: what eager itself holds in it, and what runs outside of captured graphs holds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memopt.capture.shadow import Shadow
+from memopt.errors import first_line
+from memopt.memory.hidden import WholeLedger
+
+log = logging.getLogger("memopt")
+
+
+def ledger_for(model: nn.Module) -> WholeLedger | None:
+    """A ledger under which Dynamo compiles; None where this version of torch has none, or the model no parameters."""
+    parameter = next(model.parameters(), None)
+    if parameter is None or not hasattr(TorchDispatchMode, "ignore_compile_internals"):
+        return None
+    return WholeLedger(parameter.device if not parameter.is_meta else torch.device("cpu"))
+
+
+def run_backward(outputs: Any, ledger: WholeLedger) -> None:
+    """Backward from all outputs that require gradients, each with a gradient of its own that is not counted."""
+    leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    if leaves:
+        ledger.counting = False
+        tangents = [torch.ones_like(leaf) for leaf in leaves]
+        ledger.counting = True
+        torch.autograd.backward(leaves, tangents)
+
+
+def eager_step(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+    """The most bytes that the model's own step makes, forward and backward, as PyTorch runs it with its checkpoints.
+
+    Returns:
+        The peak above parameters, buffers, and arguments; None where the model cannot run on fake tensors.
+    """
+    shadow, ledger = Shadow(model), ledger_for(model)
+    if ledger is None:
+        return None
+    fake_args, fake_kwargs = shadow.inputs(args, kwargs)
+    try:
+        with shadow.mode, ledger, torch.random.fork_rng(devices=[]):
+            outputs = shadow.model(*fake_args, **fake_kwargs)
+            run_backward(outputs, ledger)
+    except Exception as error:  # whatever the user's operators do on fake tensors
+        log.info("eager's own step is not known: %s", first_line(error))
+        return None
+    return ledger.peak

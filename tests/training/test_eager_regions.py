@@ -1,0 +1,123 @@
+"""What Dynamo leaves eager is counted: the budget is kept, or refused with the part, its place and its bytes."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+
+
+@pytest.fixture(autouse=True)
+def _fresh(tmp_path, monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
+
+
+def _stack(depth):
+    return nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(depth)])
+
+
+class Layer(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.rnn, self.out = kind(16, 32, batch_first=True), nn.Linear(32, 8)
+
+    def forward(self, x):
+        return self.out(self.rnn(x)[0].tanh())
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind=nn.GRU):
+        super().__init__()
+        self.layer = Layer(kind)
+
+    def forward(self, x):
+        return self.layer(x).square().mean()
+
+
+class Keeps(nn.Module):
+    """An activation is kept with its gradient, as for saliency maps."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = _stack(4), _stack(4)
+
+    def forward(self, x):
+        y = self.first(x)
+        y.retain_grad()
+        self.kept = y
+        return self.second(y).square().mean()
+
+
+class Disabled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = _stack(4), _stack(2)
+
+    @torch.compiler.disable
+    def between(self, x):
+        return x.exp().sin().cos()
+
+    def forward(self, x):
+        return self.last(self.between(self.first(x))).square().mean()
+
+
+CASES = [
+    pytest.param(Recurrent, (8, 12, 16), "GRU layer.rnn", id="gru"),
+    pytest.param(lambda: Recurrent(nn.LSTM), (8, 12, 16), "LSTM layer.rnn", id="lstm"),
+    pytest.param(Keeps, (512, 64), "test_eager_regions.py:", id="keeps"),
+    pytest.param(Disabled, (512, 64), "test_eager_regions.py:", id="disabled"),
+]
+
+
+def _peak(call, model, x):
+    model.zero_grad()
+    model.__dict__.pop("kept", None)
+    gc.collect()
+    held = sum(p.nbytes for p in model.parameters()) + x.nbytes
+    return memopt.measure(lambda: call(x).backward()).peak_bytes + held
+
+
+@pytest.mark.parametrize(("make", "shape", "place"), CASES)
+@pytest.mark.parametrize("share", [1.1, 0.8, 0.4])
+def test_kept_or_refused_with_the_part(make, shape, place, share):
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(shape)
+    model(x).backward()
+    eager = _peak(model, model, x)
+    model.zero_grad()
+    model.__dict__.pop("kept", None)
+    budget = int(share * eager)
+    compiled = memopt.compile(model, budget, backend="aten")
+    try:
+        compiled(x).backward()
+    except memopt.BudgetError as error:
+        assert share < 1 and place in str(error) and "outside of captured graphs takes" in str(error)
+        assert error.minimum_bytes > budget
+        return
+    assert _peak(compiled, model, x) <= budget
+    assert compiled.report.peak_bytes <= budget
+    assert any(place in note and "which is counted" in note for note in compiled.report.notes)
+
+
+@pytest.mark.parametrize(("make", "shape", "place"), CASES)
+def test_a_fraction_is_of_the_whole_step(make, shape, place):
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(shape)
+    model(x).backward()
+    eager = _peak(model, model, x)
+    model.zero_grad()
+    model.__dict__.pop("kept", None)
+    compiled = memopt.compile(model, 0.9, backend="aten")
+    try:
+        compiled(x).backward()
+    except memopt.BudgetError as error:
+        found = error.budget_bytes
+    else:
+        found = compiled.report.budget_bytes
+        assert _peak(compiled, model, x) <= found
+    assert 0.85 * eager < found < 0.95 * eager
