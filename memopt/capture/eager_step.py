@@ -62,7 +62,8 @@ def _peaks(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Graph
             ledger.enter(value, counted=False)
         # A copy of the input is what autograd sees: leaves may not be written to in place.
         outputs = _Eager(graph_module).run(*inputs)
-        roots = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        roots = roots_of(outputs)
+        del outputs  # what stands beside a loss, a caller may drop
         forward, saved = ledger.peak, ledger.live
         if not roots:
             return None
@@ -75,6 +76,12 @@ def _peaks(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Graph
         user = [g for g, t in zip(gradients, trained, strict=True) if g is not None and id(t) in passed_on]
         left = ledger.live - sum(gradient.untyped_storage().nbytes() for gradient in user)
     return GraphPeaks(forward, backward, saved, max(0, left))
+
+
+def roots_of(outputs: Any) -> list[torch.Tensor]:
+    """The outputs from which backward is likely to start: the losses, where there are any beside logits."""
+    leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    return [leaf for leaf in leaves if leaf.numel() == 1] or leaves
 
 
 class _Eager(fx.Interpreter):

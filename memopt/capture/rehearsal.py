@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memopt.capture.eager_step import roots_of
 from memopt.capture.shadow import Shadow
 from memopt.errors import first_line
 from memopt.memory.hidden import WholeLedger
@@ -27,7 +28,7 @@ def ledger_for(model: nn.Module) -> WholeLedger | None:
 
 
 def run_backward(outputs: Any, ledger: WholeLedger) -> None:
-    """Backward from all outputs that require gradients, each with a gradient of its own that is not counted."""
+    """Backward from these outputs where they require gradients, each with a gradient that is not counted."""
     leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     if leaves:
         ledger.counting = False
@@ -48,8 +49,7 @@ def eager_step(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
     fake_args, fake_kwargs = shadow.inputs(args, kwargs)
     try:
         with shadow.mode, ledger, torch.random.fork_rng(devices=[]):
-            outputs = shadow.model(*fake_args, **fake_kwargs)
-            run_backward(outputs, ledger)
+            run_backward(roots_of(shadow.model(*fake_args, **fake_kwargs)), ledger)
     except Exception as error:  # whatever the user's operators do on fake tensors
         log.info("eager's own step is not known: %s", first_line(error))
         return None
