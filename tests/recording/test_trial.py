@@ -64,8 +64,8 @@ def tape(monkeypatch):
     found = Tape()
     pool = Pool(found)
 
-    def here(model):
-        model._memopt.recordings = pool
+    def here(calls):
+        calls.recordings = pool
         return pool
 
     monkeypatch.setattr(ModelCalls, "_recordings_here", here)

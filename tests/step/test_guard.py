@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import memopt
 from memopt.memory.allocator_limit import Allowance, Held, held_now
+from memopt.steady import Kind
 from memopt.step import guard as step_guard
 from memopt.step.guard import StepGuard
 from tests.training.steps import gradients, make
@@ -187,7 +188,7 @@ def test_a_compiled_model_says_what_is_its_own(monkeypatch):
     optimizer = torch.optim.Adam(model.parameters())
     run = memopt.compile(model, "1GB", optimizer=optimizer, backend="aten")
     run(x).backward()
-    session = run._memopt.sessions[False]
+    session = run._memopt.sessions[Kind(True, False).plan]
     session.resident = dataclasses.replace(session.resident, device=GPU, inputs=100, libraries=10)
     holds(monkeypatch, 10**6)
     monkeypatch.setattr("memopt.step.guard.settled_bytes", lambda device: 9 * 10**5)  # the rest is what planning left
@@ -214,7 +215,7 @@ def test_what_others_hold_is_allowed_in_full_though_buffers_of_libraries_are_not
     model, x = make(layers=1)
     run = memopt.compile(model, "1GB", backend="aten")
     run(x)
-    session = run._memopt.sessions[False]
+    session = run._memopt.sessions[Kind(True, False).plan]
     session.resident = dataclasses.replace(session.resident, device=GPU, inputs=100, libraries=65)
     there = sum(parameter.nbytes for parameter in model.parameters()) + 100 + others
     for now in (there, there + 65):  # without the buffers, and with them

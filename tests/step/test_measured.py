@@ -11,6 +11,7 @@ from torch._functorch._aot_autograd import graph_compile
 import memopt
 from memopt.backends.inductor import missing_compiler
 from memopt.session import Session
+from memopt.steady import Kind
 from memopt.step import measured as measured_step
 from memopt.step.search import StepSearch
 from memopt.step.taken import Short, Taken, mutated
@@ -90,7 +91,7 @@ def test_a_step_that_reserves_more_is_planned_for_less(monkeypatch, steps):
     assert run.report.peak_bytes <= budget - 20_000
     assert run.report.measured_peak_bytes == budget - 30_000
     assert grown == [budget] * 2 + [budget - 100] * 2  # before each step and after it
-    assert run._memopt.sessions[False].beyond == budget - 150
+    assert run._memopt.sessions[Kind(True, False).plan].beyond == budget - 150
     assert not run.report.notes
 
 
@@ -116,7 +117,7 @@ def test_a_step_that_is_planned_for_less_is_not_searched_again(monkeypatch, step
     run = memopt.compile(model, budget, backend="inductor")
     trained(run, x)
     assert not left and len(searches) == len(traces) == 1
-    assert run._memopt.sessions[False]._search_kept is None
+    assert run._memopt.sessions[Kind(True, False).plan]._search_kept is None
 
 
 def test_a_step_that_would_reserve_more_and_runs_within_the_limit_is_taken(monkeypatch, steps):
@@ -131,7 +132,7 @@ def test_a_step_that_would_reserve_more_and_runs_within_the_limit_is_taken(monke
     run = memopt.compile(model, budget, backend="aten")
     trained(run, x)
     assert run.report.peak_bytes == plain.report.peak_bytes and not run.report.notes
-    assert run._memopt.sessions[False].beyond == budget - 50
+    assert run._memopt.sessions[Kind(True, False).plan].beyond == budget - 50
 
 
 @pytest.mark.parametrize("held", [Taken(100, 100, 0, retries=1), Short()], ids=["hands back", "runs out"])
@@ -172,7 +173,7 @@ def test_code_that_runs_out_of_memory_however_little_is_planned_gives_way_to_ope
     taken, fails = Taken(budget - 10, budget - 5, 50), []
 
     def take(*args, held=False):
-        fails.append(run._memopt.sessions[False].code_fails)
+        fails.append(run._memopt.sessions[Kind(True, False).plan].code_fails)
         return Short() if held and not fails[-1] else taken
 
     monkeypatch.setattr(measured_step, "take_step", take)
@@ -181,7 +182,7 @@ def test_code_that_runs_out_of_memory_however_little_is_planned_gives_way_to_ope
     assert fails[0] is False and fails[-1] is True
     (note,) = run.report.notes
     assert "operator by operator" in note and run.report.peak_bytes <= budget
-    assert run._memopt.sessions[False].margin == 0
+    assert run._memopt.sessions[Kind(True, False).plan].margin == 0
 
 
 @pytest.mark.parametrize("least", [1.01, 9.0], ids=["less than code", "more"])
@@ -223,7 +224,7 @@ def test_the_optimizer_s_state_that_is_to_come_has_its_place_in_the_step_that_is
     monkeypatch.setattr(measured_step, "grow", lambda device, size: grown.append(size))
     run = memopt.compile(model, 10**9, backend="aten", optimizer=optimizer)
     trained(run, x)
-    session = run._memopt.sessions[False]
+    session = run._memopt.sessions[Kind(True, False).plan]
     coming = session.resident.coming
     assert coming > 0 and coming in asked
     assert grown == [6 * 10**8 + coming] * 2 and session.beyond == 6 * 10**8 - 100
@@ -238,7 +239,7 @@ def test_what_a_step_leaves_to_libraries_is_theirs_and_counts(monkeypatch, steps
     monkeypatch.setattr("memopt.calls.ModelCalls._allow", lambda self, session, size: limits.append(size))
     trained(run, x)
     assert counted == [640] and len(left) == 1
-    assert run._memopt.sessions[False].resident.libraries == 640 and limits == [budget, budget]
+    assert run._memopt.sessions[Kind(True, False).plan].resident.libraries == 640 and limits == [budget, budget]
 
 
 def test_what_is_counted_as_libraries_already_is_not_counted_twice(monkeypatch, steps):
@@ -265,7 +266,7 @@ def test_buffers_that_were_left_out_are_known_all_the_same(monkeypatch, steps):
     steps(Taken(budget // 2, budget // 2, 50, kept_bytes=640))
     run = memopt.compile(model, budget, backend="aten")
     trained(run, x)
-    assert counted == [40] and run._memopt.sessions[False].resident.libraries == 640
+    assert counted == [40] and run._memopt.sessions[Kind(True, False).plan].resident.libraries == 640
     assert run.report.peak_bytes == plain.report.peak_bytes + 640 == run.report.breakdown.total
 
 

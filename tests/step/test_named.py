@@ -12,6 +12,7 @@ import memopt
 from memopt.backends.inductor import missing_compiler
 from memopt.budget import Budget, BudgetError
 from memopt.inductor.training import Training
+from memopt.steady import Kind
 from memopt.step import measured as measured_step
 from memopt.step import named
 from memopt.step.named import NamedLeasts, kept_least
@@ -121,7 +122,8 @@ def test_a_refusal_leaves_the_limits_of_steps_as_they_were(lossy, monkeypatch):
     run = memopt.compile(model, 1, backend="inductor")
     with pytest.raises(BudgetError):
         run(x)
-    session, guard = run._memopt.sessions[False], run._memopt.guards[run._memopt.sessions[False]]
+    session = run._memopt.sessions[Kind(True, False).plan]
+    guard = run._memopt.guards[session]
     assert guard.allowance is None and session.margin == 0 and not session.naming
     assert session.budget == Budget(1, None, "1")
     with pytest.raises(BudgetError) as again:

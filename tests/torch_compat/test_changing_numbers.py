@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import memopt
+from memopt.steady import Kind
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 
 
@@ -60,9 +61,9 @@ def test_a_schedule_is_compiled_for_twice_at_most(use, training, monkeypatch):
     run = memopt.compile(model, "1MB" if training else None, backend="aten")
     x = torch.randn(4, 8)
     passed_on(run, model, twin, (1.0, 1.5, 1.3), x, training)
-    before = len(run._memopt.sessions[False]._schedules), run.report
+    before = len(run._memopt.sessions[Kind(True, False).plan]._schedules), run.report
     passed_on(run, model, twin, [1.0 + i / 10 for i in range(20)], x, training)
-    assert (len(run._memopt.sessions[False]._schedules), run.report) == before
+    assert (len(run._memopt.sessions[Kind(True, False).plan]._schedules), run.report) == before
 
 
 @pytest.mark.parametrize("use", ["exponent", "slope", "full", "integer"])
