@@ -1,6 +1,6 @@
 import dataclasses
+import importlib
 import json
-import sys
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ TINY = Case("tiny GPT", "gpt2:tiny", {"layers": 1}, batch=8, inputs={"sequence":
 
 @pytest.fixture(autouse=True)
 def _one_tiny_case(monkeypatch):
-    monkeypatch.setattr(sys.modules["memopt.cli.demo"], "CASES", (TINY,))
+    monkeypatch.setattr(importlib.import_module("memopt.cli.demo"), "CASES", (TINY,))
 
 
 def test_demo_passes_and_says_where_the_reports_are(run, folder):
@@ -51,7 +51,9 @@ def measured(monkeypatch):
     """Have the demo measure the given verdict, without running anything."""
 
     def choose(verdict):
-        monkeypatch.setattr(sys.modules["memopt.cli.demo"], "run_case", lambda case, seed, folder: iter(rows(verdict)))
+        monkeypatch.setattr(
+            importlib.import_module("memopt.cli.demo"), "run_case", lambda case, seed, folder: iter(rows(verdict))
+        )
 
     return choose
 
