@@ -1,38 +1,57 @@
-"""A few kilobytes that tell whether a tensor holds what it held: writes through `tensor.data` leave no other trace."""
+"""A few bytes that tell whether a tensor holds what it held: writes through `tensor.data` leave no other trace."""
 
 from __future__ import annotations
+
+import ctypes
+import hashlib
 
 import torch
 
 # Words are summed in so many columns, so that what only changes places is seen as well; a prime, as no shape's sizes.
 _COLUMNS = 1021
 _WORD = 8  # bytes
+# On the CPU, up to so many bytes are read by one thread where they lie: sums would take a part of a small budget.
+_IN_PLACE = 2**16
+
+Fingerprint = int | tuple[torch.Tensor, ...]
 
 
-def fingerprint_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Sums of the tensor's bytes, read as integers that wrap around; equal for equal contents.
+def fingerprint_of(tensor: torch.Tensor) -> Fingerprint:
+    """A number on the CPU, which keeps no tensor; elsewhere sums of bytes, read as integers that wrap around.
 
-    Takes one read of the tensor, and a copy of it where it is not one dense block.
+    Equal for equal contents. Takes one read of the tensor, a copy of it where it is not one dense block, and at most 8
+    KiB beside it: on the CPU for large ones only, and while they are read.
     """
     value = tensor.detach()
     if not _is_dense(value) or value.is_conj() or value.is_neg():
         value = value.resolve_conj().resolve_neg().contiguous()
     size = value.numel() * value.element_size()
     if not size:
-        return ()
+        return 0
+    on_cpu = value.device.type == "cpu"
+    if on_cpu and size <= _IN_PLACE:
+        return _number(value, 0, size)
     if value.storage_offset() * value.element_size() % _WORD:
         value = value.clone(memory_format=torch.preserve_format)
     flat = value.as_strided((value.numel(),), (1,)).view(torch.uint8)
     whole = size // (_WORD * _COLUMNS) * _WORD * _COLUMNS
-    found = [flat[whole:].clone()]
-    if whole:
-        found.append(flat[:whole].view(torch.int64).view(-1, _COLUMNS).sum(0))
-    return tuple(found)
+    sums = [flat[:whole].view(torch.int64).view(-1, _COLUMNS).sum(0)] if whole else []
+    if on_cpu:
+        return hash((_number(flat, whole, size), *(_number(item, 0, item.nbytes) for item in sums)))
+    return (flat[whole:].clone(), *sums)
 
 
-def same_fingerprint(first: tuple[torch.Tensor, ...], second: tuple[torch.Tensor, ...]) -> bool:
+def same_fingerprint(first: Fingerprint, second: Fingerprint) -> bool:
     """Whether two fingerprints of tensors of one shape are equal."""
+    if isinstance(first, int) or isinstance(second, int):
+        return first == second
     return len(first) == len(second) and all(map(torch.equal, first, second))
+
+
+def _number(value: torch.Tensor, begin: int, end: int) -> int:
+    """A hash of a dense tensor's bytes from one place to another, read where they lie."""
+    memory = (ctypes.c_ubyte * (end - begin)).from_address(value.data_ptr() + begin)
+    return int.from_bytes(hashlib.blake2b(memory, digest_size=8).digest(), "little")
 
 
 def _is_dense(value: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -71,7 +72,11 @@ def program(kind):
         Output(OutputKind.GRADIENT, "w"),
         Output(OutputKind.GRADIENT, "x"),
     )
-    return SimpleNamespace(inputs=inputs, outputs=(outputs[0], *outputs[2:]), forward_outputs=1)
+    with FakeTensorMode():
+        value = SimpleNamespace(meta={"val": torch.empty(256)})
+    found = SimpleNamespace(inputs=inputs, outputs=(outputs[0], *outputs[2:]), forward_outputs=1)
+    found.output_nodes = (value,) * len(found.outputs)
+    return found
 
 
 def nothing(func, args, kwargs, result):
@@ -106,7 +111,11 @@ def test_what_is_saved_is_not_held_where_an_input_has_no_gradient(updates):
     given, none = program(InputKind.BUFFER), Output(OutputKind.USER)
     mutation = [Output(OutputKind.MUTATION, "x")] * updates
     given.outputs, given.forward_outputs = (given.outputs[0], *mutation, none, given.outputs[-1]), 1 + updates
-    assert halves().peaks(given, nothing) == halves().peaks(program(InputKind.BUFFER), nothing)
+    value = given.output_nodes[0]
+    given.output_nodes = (value, *[value] * updates, None, value)
+    found, usual = halves().peaks(given, nothing), halves().peaks(program(InputKind.BUFFER), nothing)
+    assert usual.gradients == (("w", KIB),) and found.gradients == ()
+    assert dataclasses.replace(found, gradients=usual.gradients) == usual
 
 
 def test_gradients_of_the_caller_s_own_tensors_are_passed_on():

@@ -101,8 +101,9 @@ def test_a_buffer_waits_for_another_of_its_size_unless_it_is_freed_at_once(at_on
 def test_a_half_in_another_order_is_what_the_program_in_that_order_is_cut_into():
     program = planned({"mm", "mm_1", "div", "mul"})[2]
     other = together(program)
-    cut = Hooks.cut.__get__(Hooks.__new__(Hooks))
-    (forward, backward), halves = (cut(item, item.forward_outputs) for item in (program, other))
+    hooks = Hooks.__new__(Hooks)
+    hooks.handed = frozenset()
+    (forward, backward), halves = (hooks.cut(item, item.forward_outputs) for item in (program, other))
     moved = in_order(backward, [node.name for node in order_together(program)])
 
     def described(half):

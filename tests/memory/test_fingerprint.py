@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import memopt
 from memopt.memory.fingerprint import fingerprint_of, same_fingerprint
 
 
@@ -37,3 +38,10 @@ def test_it_is_equal_for_what_stayed_and_no_other(make) -> None:
 def test_an_empty_tensor_has_one() -> None:
     assert _same(torch.empty(0, 3), lambda value: None)
     assert _same(torch.tensor(2.0), lambda value: None)
+
+
+@pytest.mark.parametrize(("size", "most"), [(8192, 0), (2**15, 8 * 1024)])
+def test_on_the_cpu_it_takes_nothing_of_a_small_budget_and_keeps_nothing(size, most) -> None:
+    value = torch.randn(size)
+    assert memopt.measure(fingerprint_of, value, device="cpu").peak_bytes <= most
+    assert isinstance(fingerprint_of(value), int)
