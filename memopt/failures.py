@@ -30,7 +30,8 @@ _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 # Files whose frames lie around every call, or around the model's own code.
-_AROUND = {_HERE + name for name in ("module.py", "calls.py", "one_piece.py", "tracing.py", "steady.py", "early.py")}
+_CALLS = ("calls.py", "plan_ahead.py", "planned_calls.py", "residents.py", "sessions.py", "several_calls.py")
+_AROUND = {_HERE + name for name in (*_CALLS, "module.py", "one_piece.py", "tracing.py", "steady.py", "early.py")}
 _AROUND |= {os.path.join(_TORCH, "_dynamo", name) for name in ("eval_frame.py", "external_utils.py")}
 _COMPILER = tuple(os.path.join(_TORCH, name) + os.sep for name in ("_dynamo", "_functorch", "_inductor"))
 

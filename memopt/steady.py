@@ -57,6 +57,11 @@ class Kind(NamedTuple):
         """What its compilation goes by: with gradients and without share one."""
         return self.accumulating, self.calls, self.beside
 
+    @property
+    def alone(self) -> bool:
+        """Whether its gradients are final in its own backward: those of several calls wait for the last of these."""
+        return self.calls == 1 and not self.beside
+
 
 @dataclasses.dataclass
 class _Known:
@@ -74,6 +79,11 @@ class SteadyCalls:
         self._model = model
         self._known: dict[Kind, _Known] = collections.defaultdict(_Known)
         self._whole: dict[Plan, weakref.WeakSet[Callable[..., Any]]] = collections.defaultdict(weakref.WeakSet)
+
+    def clear(self) -> None:
+        """All calls go the long way: the model is planned anew."""
+        self._known.clear()
+        self._whole.clear()
 
     def forget(self, plan: Plan) -> None:
         """Calls of these kinds go the long way: they are planned anew."""

@@ -55,7 +55,7 @@ def image(*shape):
 @contextlib.contextmanager
 def ways(compiled):
     """Collects the way that each call takes, "short" or "long"."""
-    taken, long, forward = [], compiled._memopt._planned_call, compiled.forward
+    taken, long, forward = [], compiled._memopt.planned.run, compiled.forward
 
     def planned_call(*args):
         taken[-1] = "long"
@@ -65,11 +65,11 @@ def ways(compiled):
         taken.append("short")
         return forward(*args, **kwargs)
 
-    compiled._memopt._planned_call, compiled.forward = planned_call, called
+    compiled._memopt.planned.run, compiled.forward = planned_call, called
     try:
         yield taken
     finally:
-        del compiled._memopt._planned_call, compiled.forward
+        del compiled._memopt.planned.run, compiled.forward
 
 
 def same(compiled, model, *args, tolerance=1e-10, **kwargs):

@@ -74,6 +74,10 @@ class EarlierCalls:
 
     def __init__(self) -> None:
         """Nothing was called yet."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all calls: of a model that is planned anew."""
         self.most = 1
         self.programs: list[tuple[Program, ...]] = []
         self.inputs = 0

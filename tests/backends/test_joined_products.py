@@ -123,7 +123,7 @@ def test_weights_are_moved_when_nothing_else_holds_them(monkeypatch):
             held.append(torch._C._storage_Use_Count(storage._cdata))
         layout.lay_out(model, names, groups)
 
-    monkeypatch.setattr("memopt.calls.lay_out", moved)
+    monkeypatch.setattr("memopt.planned_calls.lay_out", moved)
     monkeypatch.setattr(
         "memopt.layout.parameters_of_products",
         lambda program, movable: NAMES if frozenset(movable).issuperset(NAMES[0]) else [],

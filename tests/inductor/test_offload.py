@@ -12,7 +12,6 @@ from torch._inductor.graph import GraphLowering
 
 import memopt
 from memopt.budget import format_bytes
-from memopt.calls import ModelCalls
 from memopt.host.operators import ARRIVED, FETCH, LANDED, TO_HOST
 from memopt.inductor import offload as engine
 from memopt.inductor import partition
@@ -20,6 +19,7 @@ from memopt.inductor.expected import expected_bytes
 from memopt.inductor.offload import candidates, problem_of, sent, waiting
 from memopt.memory.cost.table import CostTable
 from memopt.passes.offload import Offload
+from memopt.sessions import Sessions
 from memopt.solve.check_offload import check
 from memopt.solve.offload import trips
 
@@ -352,7 +352,7 @@ def test_on_a_gpu_the_same_plan_takes_less_and_computes_the_same(wide, monkeypat
     for module in (plans, corrections):  # so that both are of one plan
         monkeypatch.setattr(module, "leaves_much", lambda session, excess: False)
     # Of a recording's memory the allocator does not tell what is in use.
-    monkeypatch.setattr(ModelCalls, "_recordings_here", lambda self: None)
+    monkeypatch.setattr(Sessions, "_recordings_here", lambda self: None)
     model, x, budget = wide
     taken, found, reports = [], [], []
     for passes in (WITHOUT, (*WITHOUT, Offload())):

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import memopt
-from memopt.calls import ModelCalls
 from memopt.comparison.steps import call, loss_of
 from memopt.memory.cost.table import OperatorCost
 from memopt.recording import room
 from memopt.recording.pool import Pool
 from memopt.recording.room import set_aside
+from memopt.sessions import Sessions
 from tests.recording.tape import Tape
 
 
@@ -32,7 +32,7 @@ def planned(monkeypatch):
 
     def plan(budget, recorded=True):
         torch._dynamo.reset()
-        monkeypatch.setattr(ModelCalls, "_recordings_here", lambda self: Pool(Tape()) if recorded else None)
+        monkeypatch.setattr(Sessions, "_recordings_here", lambda self: Pool(Tape()) if recorded else None)
         torch.manual_seed(0)
         model = memopt.models.build("gpt2", tiny=True, layers=2, dropout=0.0).train()
         run = memopt.compile(model, budget, backend="inductor")

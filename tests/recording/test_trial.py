@@ -11,11 +11,11 @@ from torch import nn
 
 import memopt
 from memopt.backends.inductor import missing_compiler
-from memopt.calls import ModelCalls
 from memopt.recording import trial as recording
 from memopt.recording.guide import Guide
 from memopt.recording.pool import Pool
 from memopt.session import Session
+from memopt.sessions import Sessions
 from memopt.step import measured
 from memopt.step.taken import Taken, mutated
 from tests.recording.tape import Tape
@@ -64,11 +64,11 @@ def tape(monkeypatch):
     found = Tape()
     pool = Pool(found)
 
-    def here(calls):
-        calls.recordings = pool
+    def here(sessions):
+        sessions.recordings = pool
         return pool
 
-    monkeypatch.setattr(ModelCalls, "_recordings_here", here)
+    monkeypatch.setattr(Sessions, "_recordings_here", here)
     return found
 
 

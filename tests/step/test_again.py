@@ -15,11 +15,11 @@ from torch._dynamo.utils import counters
 
 import memopt
 from memopt.backends.inductor import missing_compiler
-from memopt.calls import ModelCalls
 from memopt.capture.dynamo import Hooks
 from memopt.inductor.training import Training
 from memopt.recording.ends import Ends
 from memopt.recording.trial import Gain
+from memopt.sessions import Sessions
 from memopt.step import again
 from memopt.step.again import Settlement, Settlements
 from memopt.step.backward_entry import BackwardFacts
@@ -298,7 +298,7 @@ def test_records_of_another_form_are_absent(change, tmp_path):
 
 def _step_on_cuda(optimizer):
     """A step of a GPT-2 in this process; its report, its loss and its gradients."""
-    ModelCalls._recordings_here = lambda self: None  # a recorded step is made anew
+    Sessions._recordings_here = lambda self: None  # a recorded step is made anew
     torch.manual_seed(0)
     model = memopt.models.build("gpt2_medium", layers=4, width=512, heads=8, vocabulary=4096)
     model = model.to("cuda", torch.bfloat16)

@@ -236,7 +236,7 @@ def test_what_a_step_leaves_to_libraries_is_theirs_and_counts(monkeypatch, steps
     monkeypatch.setattr("memopt.session.count_library_bytes", lambda device, size: counted.append(size))
     left = steps(Taken(budget // 2, budget // 2, 50, kept_bytes=640), Taken(budget // 2, budget // 2, 50))
     run = memopt.compile(model, budget, backend="aten")
-    monkeypatch.setattr("memopt.calls.ModelCalls._allow", lambda self, session, size: limits.append(size))
+    monkeypatch.setattr("memopt.sessions.Sessions.allow", lambda self, session, size: limits.append(size))
     trained(run, x)
     assert counted == [640] and len(left) == 1
     assert run._memopt.sessions[Kind(True, False).plan].resident.libraries == 640 and limits == [budget, budget]

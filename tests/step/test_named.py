@@ -49,7 +49,7 @@ def lossy(monkeypatch):
         steps.append(session)
         return None if hooks.captured is None or session.exact else mutated(hooks.captured)
 
-    monkeypatch.setattr("memopt.calls._allow", lambda owner, session, limit: limits.append(limit))
+    monkeypatch.setattr("memopt.sessions._allow", lambda owner, session, limit: limits.append(limit))
     monkeypatch.setattr(measured_step, "held_bytes", held)
     monkeypatch.setattr(measured_step, "take_step", take)
     monkeypatch.setattr(measured_step, "measurable", measurable)

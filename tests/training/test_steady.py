@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memopt
 import memopt.calls
+import memopt.planned_calls
 from memopt.memory.allocator_limit import Allowance
 from memopt.steady import Kind
 from memopt.step import guard as step_guard
@@ -75,7 +76,8 @@ def test_a_steady_step_looks_for_gradients_once_and_sets_nothing(monkeypatch):
         run._memopt.steady, "find", lambda *args, **options: looked.append("guards") or find(*args, **options)
     )
     with monkeypatch.context() as patch:
-        for name in ("dynamo_settings", "note_outside", "planning"):
+        patch.delattr(memopt.planned_calls, "dynamo_settings")
+        for name in ("note_outside", "planning"):
             patch.delattr(memopt.calls, name)
         for _ in range(3):
             same(run, model, x)

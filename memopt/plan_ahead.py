@@ -1,0 +1,94 @@
+"""Planning calls without running the model: before the first of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from memopt.capture.export import CaptureError
+from memopt.failures import failure_of
+from memopt.fallback import Fallback
+from memopt.garbage import collecting_rarely
+from memopt.one_piece import in_one_piece
+from memopt.options import Options
+from memopt.planned_calls import programs_of
+from memopt.progress import planning
+from memopt.report.record import Report
+from memopt.residents import Residents
+from memopt.session import Session
+from memopt.sessions import Sessions
+from memopt.steady import Kind
+from memopt.step.inference import plan_inference
+
+log = logging.getLogger("memopt")
+
+
+class PlanningFailed(CaptureError):
+    """Planning failed inside memopt."""
+
+
+class PlanAhead:
+    """Plans calls of one model without running it."""
+
+    def __init__(
+        self, model: nn.Module, options: Options, sessions: Sessions, residents: Residents, fallback: Fallback
+    ) -> None:
+        """Of a model with these compilations; nothing is planned yet."""
+        self._model, self._options = model, options
+        self._sessions, self._residents, self._fallback = sessions, residents, fallback
+
+    @in_one_piece
+    def plan(self, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:
+        """Plan for a call of this kind with these inputs without running the model.
+
+        Raises:
+            BudgetError: no plan keeps the budget.
+            CaptureError: the model's control flow depends on the values of tensors, or no graph can be captured.
+        """
+        session = self._sessions.of(kind)
+        self._residents.count_optimizers()
+        session.resident = self._residents.of(args, kwargs, kind)
+        self._sessions.last = session
+        failure = None
+        try:
+            self._plan(session, args, kwargs)
+        except Exception as error:
+            failure = failure_of(error, self._options)
+            if failure is None:
+                raise
+        if failure is not None:
+            self._sessions.drop(kind.plan)
+            own = self._fallback.error_of_model(args, kwargs)
+            if own is not None:
+                raise own
+            name, report = session.model_name, failure.save(session.model_name, self._options)
+            raise PlanningFailed(f"{name} cannot be planned: memopt failed ({failure.line}); {report}")
+        if session.report is None:
+            raise CaptureError(f"no graph could be captured of {session.model_name}: there is nothing to plan")
+        return session.report
+
+    def plan_if_possible(self, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """As `plan`; a failure inside memopt is a warning if there is no budget, as the model then runs as it is."""
+        if self._options.budget is not None:
+            self._residents.count_optimizers()
+            self._residents.refuse_hopeless(self._residents.of(args, kwargs, kind))
+        try:
+            self.plan(kind, args, kwargs)
+        except PlanningFailed as error:
+            if self._options.budget is not None:
+                raise
+            log.warning("memopt: %s", error)
+
+    def _plan(self, session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        with planning(session.model_name), session.timed("tracing"), collecting_rarely():
+            programs = programs_of(self._model, args, kwargs, session)
+            with torch._C._DisableAutocast():  # the casts are in the programs
+                if any(program.training for program in programs):
+                    session.plan_training([program for program in programs if program.training])
+                else:
+                    for program in dict.fromkeys(programs):
+                        plan_inference(session, program)

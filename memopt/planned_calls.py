@@ -1,0 +1,86 @@
+"""Running calls through Dynamo as they are planned, and anew where a whole step or other layouts are needed first."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from memopt.call_start import CallStart
+from memopt.capture.export import CaptureError
+from memopt.layout import LayoutNeeded, lay_out
+from memopt.one_piece import in_one_piece
+from memopt.program import Program
+from memopt.progress import stage
+from memopt.session import Session, WholeStepNeeded
+from memopt.sessions import Sessions
+from memopt.steady import Kind
+from memopt.step.whole import settled
+from memopt.tracing import collect, dynamo_settings
+
+
+def programs_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], session: Session) -> list[Program]:
+    """All graphs of one call, in order: as `memopt.tracing.collect`, and said to who waits."""
+    stage("tracing all graphs of the model")
+    return collect(model, args, kwargs, session)
+
+
+class PlannedCalls:
+    """The calls of a model that go the long way, through `torch.compile`."""
+
+    def __init__(self, model: nn.Module, sessions: Sessions) -> None:
+        """Of a model with these compilations."""
+        self._model, self._sessions = model, sessions
+
+    @in_one_piece
+    def run(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Any:
+        """Run a call of the model.
+
+        Raises:
+            BudgetError: no plan keeps the budget. Nothing was run.
+            CaptureError: the budget is to be shared by graphs that cannot be seen without running them.
+        """
+        start = CallStart(self._model, state=kind.plan not in self._sessions.compiled or not session.one_graph)
+        try:
+            return self._call(session, kind, args, kwargs)
+        except WholeStepNeeded:
+            start.restore()
+            session.whole_step = False
+            try:
+                with contextlib.ExitStack() as stack:
+                    try:
+                        stack.enter_context(settled(session, lambda: programs_of(self._model, args, kwargs, session)))
+                    except CaptureError as error:
+                        if session.budget is not None and not session.soft:
+                            raise
+                        session.note(f"without a budget to be shared, each graph is planned by itself: {error}")
+                        return self._call(session, kind, args, kwargs)
+                    return self._call_as_foreseen(session, start, kind, args, kwargs)
+            finally:
+                session.whole_step = True  # another size is another step
+        except LayoutNeeded as needed:
+            names, groups, session.contiguous = needed.names, needed.groups, needed.contiguous
+            session.movable = frozenset()
+        gc.collect()  # the error held the graph, and that the weights: what is moved would leave its place taken
+        lay_out(self._model, names, groups)
+        return self.run(session, kind, args, kwargs)
+
+    def _call(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Any:
+        function = self._sessions.function(kind)
+        with dynamo_settings(session.numbers):
+            return function(*args, **kwargs)
+
+    def _call_as_foreseen(self, session: Session, start: CallStart, kind: Kind, args: Any, kwargs: Any) -> Any:
+        session.foreseen = True
+        try:
+            return self._call(session, kind, args, kwargs)
+        except WholeStepNeeded:  # where Dynamo gave up, it goes on; anew it gets further, as in the collection
+            start.restore()
+            session.foreseen = False
+            del self._sessions.compiled[kind.plan]
+            return self._call(session, kind, args, kwargs)
+        finally:
+            session.foreseen = False

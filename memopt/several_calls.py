@@ -1,0 +1,76 @@
+"""The calls of a step before its backward: what they hold for each other, and how many are planned together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from memopt.budget import Budget
+from memopt.session import Session
+from memopt.sessions import Sessions
+from memopt.steady import Kind, Plan
+from memopt.step.earlier_calls import KnownCalls, Ran, arguments_beside, arguments_of
+from memopt.step.planned import fingerprint
+
+
+class SeveralCalls:
+    """How many calls of a model there are in a step, as far as is known, and what the earlier ones hold."""
+
+    def __init__(self, model: nn.Module, budget: Budget | None, sessions: Sessions) -> None:
+        """Nothing was called yet.
+
+        Args:
+            model: that is called.
+            budget: of its steps.
+            sessions: its compilations, which know the calls of the present step.
+        """
+        self._name, self._budget, self._sessions = type(model).__name__, budget, sessions
+        self._together = 1  # calls of the present step that are planned together
+
+    def kind(self, gradients: bool, accumulating: bool) -> Kind:
+        """The kind of a call: of a step of several calls all are planned together, once it is known how many."""
+        if self._budget is None:
+            return Kind(gradients, accumulating)
+        earlier = self._sessions.earlier.alive()
+        if not gradients:
+            if earlier:
+                self._make_room(Kind(gradients, accumulating, beside=True).plan, earlier)
+            return Kind(gradients, accumulating, beside=bool(earlier))
+        if not earlier:
+            self._together = self._sessions.earlier.most
+        return Kind(gradients, accumulating, self._together)
+
+    def expect(self, arguments: Mapping[int, int]) -> None:
+        """A step turns out to have one more call than was planned for: the next ones are planned with it."""
+        step = self._sessions.earlier
+        earlier = step.alive()
+        step.expect(len(earlier) + 1, arguments)
+        first = earlier[0].graphs[0].program if earlier else None
+        if first is not None and self._budget is not None:
+            KnownCalls().put(self._name, self._budget.text, fingerprint(first), step.most, step.inputs)
+
+    def _make_room(self, plan: Plan, earlier: Sequence[Ran]) -> None:
+        """Plan inference anew where earlier calls of a training step hold more beside it than it was planned for."""
+        known = self._sessions.get(plan)
+        if known is not None and known.planned_beside < sum(ran.saved for ran in earlier):
+            self._sessions.forget(plan)
+
+    @contextlib.contextmanager
+    def beside(self, session: Session, args: Any, kwargs: Any) -> Iterator[None]:
+        """Within: the session knows what earlier calls of the step hold beside this one."""
+        session.earlier, session.ran, session.inputs_beside = self._sessions.earlier.alive(), [], 0
+        if session.earlier:
+            session.inputs_beside = arguments_beside(session.earlier, arguments_of(args, kwargs))
+        try:
+            yield
+        finally:
+            session.earlier = []
+
+    def note(self, session: Session, outputs: Any, args: Any, kwargs: Any) -> None:
+        """Remember what a call holds until its backward has run."""
+        if session.ran:
+            ran = Ran(tuple(session.ran), arguments_of(args, kwargs))
+            self._sessions.earlier.note(ran, outputs, len(self._sessions.earlier.alive()))
