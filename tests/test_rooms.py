@@ -75,6 +75,12 @@ def test_every_folder_has_its_row() -> None:
         assert row in text, room
 
 
+def test_every_file_that_lies_in_no_folder_has_its_row() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    files = {path.name for path in (ROOT / "memopt").glob("*.py") if not path.name.startswith("__")}
+    assert {name for name in files if f"`memopt/{name}`" not in text} == set()
+
+
 def test_every_package_is_installed() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     named = ast.literal_eval(text[text.index("packages = [") :].partition("= ")[2].partition("\n]")[0] + "]")

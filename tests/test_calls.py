@@ -1,0 +1,39 @@
+"""The calls of one model: each kind has its session, and what is forgotten is planned anew."""
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+
+
+def made():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(4, 8)
+    return model, x, memopt.compile(model, "1GB", backend="aten")
+
+
+def test_training_and_inference_share_a_session_and_added_gradients_have_one_of_their_own():
+    _, x, run = made()
+    calls = run._memopt
+    with torch.no_grad():
+        run(x)
+    run(x).sum().backward()
+    assert len(calls.sessions) == 1
+    run(x).sum().backward()
+    assert len(calls.sessions) == 2 and calls.last is calls.sessions[True, 1, False]
+
+
+def test_a_model_that_is_cast_is_planned_anew_and_its_report_stays_until_then():
+    model, x, run = made()
+    run(x).sum().backward()
+    calls, report = run._memopt, run.report
+    run.double()
+    assert not calls.sessions and calls.last is None and run.report == report
+    assert torch.equal(run(x.double()), model(x.double()))
+    assert len(calls.sessions) == 1
