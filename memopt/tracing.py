@@ -159,7 +159,9 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
                 if collected is not None:
                     return _counted(run, session, collected, first)
                 run = _noted(run, session, hooks)
-                return watched(run, hooks.backward_facts()) if hooks.needs_gradients else run
+                if not hooks.needs_gradients:
+                    return run
+                return watched(run, hooks.backward_facts(), lambda error: session.short_of_memory(error))
             except Exception as error:
                 note_graph(error, graph_module)
                 raise

@@ -56,12 +56,15 @@ class BackwardFacts:
         )
 
 
-def watched(run: Callable[..., Any], facts: BackwardFacts) -> Callable[..., Any]:
+def watched(
+    run: Callable[..., Any], facts: BackwardFacts, say: Callable[[torch.OutOfMemoryError], str]
+) -> Callable[..., Any]:
     """A compiled graph whose backward is looked after.
 
     Args:
         run: takes the graph's arguments and returns its outputs in a sequence.
         facts: of its backward.
+        say: one line for memory that ran out while that was looked at.
     """
     left = _CALLS
 
@@ -74,7 +77,7 @@ def watched(run: Callable[..., Any], facts: BackwardFacts) -> Callable[..., Any]
         node = compiled_node(results, first) or compiled_node(args, first)
         if node is not None:
             left -= 1
-            node.register_prehook(_Entry(facts, args, left >= 0).begin)
+            node.register_prehook(_Entry(facts, args, left >= 0, say).begin)
         return results
 
     return call
@@ -83,8 +86,14 @@ def watched(run: Callable[..., Any], facts: BackwardFacts) -> Callable[..., Any]
 class _Entry:
     """One call's forward, until its backward begins."""
 
-    def __init__(self, facts: BackwardFacts, args: Sequence[Any], contents: bool) -> None:
-        self._facts = facts
+    def __init__(
+        self,
+        facts: BackwardFacts,
+        args: Sequence[Any],
+        contents: bool,
+        say: Callable[[torch.OutOfMemoryError], str],
+    ) -> None:
+        self._facts, self._say = facts, say
         self._stamps = [_Stamp(args[place], name, contents) for place, name in facts.recomputed]
 
     def begin(self, gradients: Sequence[torch.Tensor | None]) -> None:
@@ -92,10 +101,9 @@ class _Entry:
 
         Raises:
             RuntimeError: what backward recomputes values from is not what it was.
+            MemoryError: memory ran out.
         """
-        with torch.no_grad():
-            for stamp in self._stamps:
-                stamp.check()
+        self._look()
         if not keeps_graph():
             self._stamps = []  # the caller's tensors are the caller's
         none = self._without(gradients) if len(gradients) == self._facts.outputs else []
@@ -103,6 +111,16 @@ class _Entry:
         node.metadata[_NONE] = frozenset(none)
         if none or torch.is_grad_enabled():
             _Exit(node, none, len(self._facts.sources))
+
+    def _look(self) -> None:
+        try:
+            with torch.no_grad():
+                for stamp in self._stamps:
+                    stamp.check()
+            return
+        except torch.OutOfMemoryError as error:
+            reason = self._say(error)
+        raise MemoryError(reason)  # out here, so that no traceback holds on to the step's tensors
 
     def _without(self, gradients: Sequence[torch.Tensor | None]) -> list[int]:
         """Which gradients there are not, where only these are given."""

@@ -102,6 +102,22 @@ def test_what_backward_recomputes_activations_from_may_not(tight, what) -> None:
     _gradients(model, compiled, x, HARMLESS["nothing"])
 
 
+def test_memory_that_runs_out_while_inputs_are_looked_at_is_one_clear_line(tight, monkeypatch) -> None:
+    model, compiled, x = tight
+
+    def full(value):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 8 GiB.\nSee")
+
+    def write(model, batch):
+        monkeypatch.setattr("memopt.step.backward_entry.fingerprint_of", full)
+
+    with pytest.raises(MemoryError, match=r"memory ran out in a step planned to take .* 2\.00 GiB") as error:
+        _gradients(model, compiled, x, write)
+    assert type(error.value) is MemoryError and "\n" not in str(error.value)
+    monkeypatch.undo()
+    _gradients(model, compiled, x, HARMLESS["nothing"])
+
+
 @pytest.mark.skipif(not COMPILER, reason="no C++ compiler")
 def test_a_bias_may_be_written_where_torchs_own_partition_recomputes_from_it() -> None:
     torch.manual_seed(0)
