@@ -14,6 +14,7 @@ from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks, Names
 from memopt.capture.shadow import model_names
 from memopt.program import InputKind, Program
+from memopt.steady import Kind
 from memopt.step.guard import short_of_memory
 from memopt.step.hooked import Hooked
 from memopt.synthesis import synthesize
@@ -121,6 +122,6 @@ def capture_programs(
     Raises:
         CaptureError: the model's control flow depends on the values of tensors.
     """
-    session = compile_model(model, backend="aten")._session(False)
+    session = compile_model(model, backend="aten")._memopt._session(Kind(gradients=training, accumulating=False))
     with torch.set_grad_enabled(training):
         return collect(model, args, kwargs, session)
