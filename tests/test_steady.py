@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import memopt
 import memopt.session
 from memopt.layout import LayoutNeeded
-from memopt.steady import _binder
+from memopt.steady import Kind, _binder
 
 FACTOR = 2.0
 ENGINES = ["aten", "static", "inductor"]
@@ -54,22 +54,28 @@ def image(*shape):
 
 @contextlib.contextmanager
 def ways(compiled):
-    """Collects the way that each call takes, "short" or "long"."""
+    """Collects the way that each call takes, "short" or "long", or "as it is" where the model runs by itself."""
     taken, long, forward = [], compiled._memopt.planned.run, compiled.forward
+    by_itself = compiled._memopt._run_as_it_is
 
     def planned_call(*args):
         taken[-1] = "long"
         return long(*args)
+
+    def called_by_itself(*args):
+        taken[-1] = "as it is"
+        return by_itself(*args)
 
     def called(*args, **kwargs):
         taken.append("short")
         return forward(*args, **kwargs)
 
     compiled._memopt.planned.run, compiled.forward = planned_call, called
+    compiled._memopt._run_as_it_is = called_by_itself
     try:
         yield taken
     finally:
-        del compiled._memopt.planned.run, compiled.forward
+        del compiled._memopt.planned.run, compiled.forward, compiled._memopt._run_as_it_is
 
 
 def same(compiled, model, *args, tolerance=1e-10, **kwargs):
@@ -137,7 +143,7 @@ def test_more_shapes_than_are_kept_are_not_looked_for_without_end(monkeypatch):
     monkeypatch.setattr("memopt.steady._MOST", 2)
     model, inputs = Plain().eval(), [torch.randn(size, 4) for size in (2, 3, 4, 5)]
     compiled = memopt.compile(model, backend="aten")
-    known = compiled._memopt.steady._known[False, False]
+    known = compiled._memopt.steady._known[Kind(gradients=False, accumulating=False)]
     known.left = 3
     for _ in range(3):
         for x in inputs:
@@ -402,9 +408,11 @@ def test_what_torch_compile_is_told_is_followed():
 def test_tracing_is_as_it_was():
     model, x = Plain().eval(), torch.randn(2, 4)
     compiled = steady(model, x)
-    with torch.no_grad(), pytest.raises(RuntimeError, match=r"torch\.jit\.trace"):
-        torch.jit.trace(compiled, (x,), check_trace=False)
     with torch.no_grad():
+        with ways(compiled) as taken:
+            traced = torch.jit.trace(compiled, (x,), check_trace=False)
+        assert taken == ["as it is"]
+        torch.testing.assert_close(traced(x + 1), model(x + 1))
         outer = torch.compile(lambda x: compiled(x) * 2, backend="eager")
         torch.testing.assert_close(outer(x), model(x) * 2)
         torch.testing.assert_close(outer(x), model(x) * 2)
@@ -418,12 +426,14 @@ class Looks(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_mode_that_looks_at_operators_goes_the_long_way():
+def test_within_a_mode_that_looks_at_operators_the_model_runs_as_it_is():
     model, x = Plain().eval(), torch.randn(2, 4)
     compiled = steady(model, x)
-    with ways(compiled) as taken, Looks():
+    with ways(compiled) as taken:
+        with Looks():
+            same(compiled, model, x)
         same(compiled, model, x)
-    assert taken == ["long"]
+    assert taken == ["as it is", "short"]
 
 
 def in_threads(work, given):
@@ -503,7 +513,7 @@ def test_memory_that_runs_out_is_told_in_one_line():
     def fail(*args):
         raise torch.OutOfMemoryError("no memory")
 
-    compiled._memopt.steady._known[False, False].graphs[0].call = fail
+    compiled._memopt.steady._known[Kind(gradients=False, accumulating=False)].graphs[0].call = fail
     with torch.no_grad(), pytest.raises(MemoryError, match="memory ran out in a step planned to take"):
         compiled(x)
 

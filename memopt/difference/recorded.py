@@ -122,6 +122,6 @@ def capture_programs(
     Raises:
         CaptureError: the model's control flow depends on the values of tensors.
     """
-    session = compile_model(model, backend="aten")._memopt._session(Kind(gradients=training, accumulating=False))
+    session = compile_model(model, backend="aten")._memopt.sessions.of(Kind(gradients=training, accumulating=False))
     with torch.set_grad_enabled(training):
         return collect(model, args, kwargs, session)
