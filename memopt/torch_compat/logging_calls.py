@@ -11,7 +11,6 @@ import builtins
 import contextlib
 import contextvars
 import functools
-import inspect
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -151,9 +150,9 @@ class _Deferred:
             self._function(*args, **kwargs)
             return
         file, line, registry = self._place
-        bound = inspect.signature(warnings.warn).bind(*args, **kwargs).arguments
-        category = bound.get("category") or UserWarning
-        message = bound["message"]
+        named = {**dict(zip(("message", "category"), args, strict=False)), **kwargs}  # Python 3.12 tells no signature
+        category = named.get("category") or UserWarning
+        message = named["message"]
         if isinstance(message, Warning):
             category = type(message)
         module = registry.get("__name__")

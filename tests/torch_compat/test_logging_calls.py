@@ -113,6 +113,7 @@ def test_a_model_that_talks_is_one_graph_and_says_nothing_in_a_rehearsal(budget,
             loss = compiled(x).sum()
             if train:
                 loss.backward()
+                model.zero_grad()
     assert compiled.report.notes == ()
     assert capsys.readouterr().out.count("said") == 2
     assert len([record for record in caplog.records if record.name == __name__]) == 2
