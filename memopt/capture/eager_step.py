@@ -62,8 +62,9 @@ def _peaks(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Graph
             ledger.enter(value, counted=False)
         # A copy of the input is what autograd sees: leaves may not be written to in place.
         outputs = _Eager(graph_module).run(*inputs)
-        roots = roots_of(outputs)
-        del outputs  # what stands beside a loss, a caller may drop
+        # Of a graph a scalar output need be no loss: it may be a value that is logged.
+        roots = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        del outputs
         forward, saved = ledger.peak, ledger.live
         if not roots:
             return None

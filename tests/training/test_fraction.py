@@ -71,7 +71,9 @@ def test_never_more_than_the_users_own_checkpoints(make, budget):
     try:
         taken = _total(compiled, model, x)
     except memopt.BudgetError as error:
-        assert budget == 0.9 and error.budget_bytes < 0.9 * eager
+        # Torch's helper is no part of a graph: what lies in and between its pieces is counted, and may be refused.
+        assert budget == 0.9 or (make is Sequential and "outside of captured graphs" in str(error))
+        assert error.budget_bytes <= budget * eager
         return
     assert taken <= eager * (budget or 1.0)
     assert compiled.report.unconstrained_bytes <= eager
