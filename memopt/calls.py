@@ -179,8 +179,13 @@ class ModelCalls:
             else:
                 failure = None
         if failure is not None:
+            try:  # an error of the model's own comes through: what is planned serves the next call
+                outputs = self.fallback.answer(failure, called, before, args, kwargs)
+            except CaptureError:
+                self.sessions.drop(kind.plan)
+                raise
             self.sessions.drop(kind.plan)
-            return self.fallback.answer(failure, called, before, args, kwargs)
+            return outputs
         self.fallback.works(called)
         if session.report is not None and session.report is not planned:
             log.info("%s: %s", session.model_name, summary(session.report, time.perf_counter() - began))

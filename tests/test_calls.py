@@ -37,3 +37,15 @@ def test_a_model_that_is_cast_is_planned_anew_and_its_report_stays_until_then():
     assert not calls.sessions and calls.last is None and run.report == report
     assert torch.equal(run(x.double()), model(x.double()))
     assert len(calls.sessions) == 1
+
+
+@pytest.mark.parametrize("budget", [None, "1GB"])
+def test_what_is_planned_outlives_an_error_of_the_model(budget):
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4))
+    run = memopt.compile(model, budget, backend="aten")
+    run(torch.randn(2, 4))
+    planned = dict(run._memopt.sessions)
+    for bad in (torch.randn(3, 5), "text"):
+        with pytest.raises((RuntimeError, TypeError)):
+            run(bad)
+        assert dict(run._memopt.sessions) == planned

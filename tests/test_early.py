@@ -11,6 +11,7 @@ import memopt
 from memopt.backends import cuda_graph
 from memopt.backends.static import StaticBackend
 from memopt.inductor import inference
+from memopt.steady import Kind
 from tests import test_steady
 from tests.test_steady import Plain, image, in_threads, net, same
 
@@ -165,7 +166,7 @@ def test_after_a_start_in_vain_there_is_a_rest(replays, early):
 def test_a_call_that_fails_lets_others_in(replays, early):
     model, x = Plain().eval(), torch.randn(2, 4)
     compiled = steady(model, x)
-    graph = compiled._memopt.steady._known[False, False].graphs[0]
+    graph = compiled._memopt.steady._known[Kind(gradients=False, accumulating=False)].graphs[0]
     early.clear()
 
     def fail(*args):
