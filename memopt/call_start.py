@@ -21,7 +21,7 @@ class CallStart:
             model: about to be called.
             state: whether more than the random numbers may be needed.
         """
-        self._random = torch.get_rng_state()
+        self._random = bytearray(torch.get_rng_state().tolist())  # no tensor, which would take a part of a budget
         self._devices = sorted({p.device.index for p in model.parameters() if p.is_cuda}) if state else []
         self._device_random = [torch.cuda.get_rng_state(index) for index in self._devices]
         self._buffers: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor, int]] = []
@@ -38,7 +38,7 @@ class CallStart:
 
     def restore(self) -> None:
         """Set back what has changed since."""
-        torch.set_rng_state(self._random)
+        torch.set_rng_state(torch.frombuffer(self._random, dtype=torch.uint8))
         for index, state in zip(self._devices, self._device_random, strict=True):
             torch.cuda.set_rng_state(state, index)
         with torch.no_grad():

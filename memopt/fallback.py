@@ -30,7 +30,7 @@ class Before:
             copies: whether to keep copies of its buffers.
         """
         self._buffers = [(buffer, _version(buffer), buffer.clone() if copies else None) for buffer in model.buffers()]
-        self._state = torch.get_rng_state()
+        self._state = bytearray(torch.get_rng_state().tolist())  # no tensor, which would take a part of a budget
         cuda = any(parameter.is_cuda for parameter in model.parameters())
         self._cuda = torch.cuda.get_rng_state_all() if cuda else None
 
@@ -43,7 +43,7 @@ class Before:
                 return False
             with torch.no_grad():
                 buffer.copy_(copy)
-        torch.set_rng_state(self._state)
+        torch.set_rng_state(torch.frombuffer(self._state, dtype=torch.uint8))
         if self._cuda is not None:
             torch.cuda.set_rng_state_all(self._cuda)
         return True
