@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from memopt.memory.aliasing import owner
 from memopt.program import Program, describe, is_random, tensors_of
+from memopt.step.own_copies import OWN_COPY
 from memopt.step.recompute import OTHER_FORM_RESULTS, again_form
 
 _POOLS = {
@@ -112,7 +113,9 @@ class _Numbering:
         draws = 0
         for name, node in nodes.items():
             draws += is_random(node)
-            if name in known:
+            if OWN_COPY in node.meta:
+                numbers[name] = numbers[node.all_input_nodes[0].name]
+            elif name in known:
                 numbers[name] = known[name]
             else:
                 numbers[name] = self._numbers.setdefault(self._key(node, numbers, draws), len(self._numbers))

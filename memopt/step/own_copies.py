@@ -21,6 +21,8 @@ from memopt.program import Phase, is_any_view
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten.lift_fresh_copy.default)
 # Meta of a node of backward that recomputes a value of forward without a name of its own in the plan.
 RECOMPUTED = "recomputed"
+# Meta of a copy that forward makes for this: it has the value of its operand.
+OWN_COPY = "own_copy"
 # A copy is kept of a vector of up to so many bytes, and of what is at most such a part of what is recomputed of it.
 _VECTOR, _PART = 2**16, 64
 
@@ -94,7 +96,7 @@ def copy_small_inputs(graph: fx.Graph, inputs: Collection[fx.Node]) -> None:
         if first is not None and _is_small(base, [reader for reader, _ in found]):
             with graph.inserting_before(first):
                 copied = graph.call_function(torch.ops.aten.clone.default, (base,))
-            copied.meta = {"val": apart(base.meta["val"]), "phase": Phase.FORWARD}
+            copied.meta = {"val": apart(base.meta["val"]), "phase": Phase.FORWARD, OWN_COPY: True}
             _read_instead(graph, base, copied, found)
 
 

@@ -230,7 +230,8 @@ def test_models_train_as_eager_does_in_the_bytes_that_were_predicted(name, backe
     step(exact, wide)
     eager = copy.deepcopy(model)
     step(eager, inputs)
-    budget = budget_between(model, inputs, 0.5)
+    # Weights that are laid out anew take room beside eager's own peak, which bounds what a share is of.
+    budget = budget_between(model, inputs, 0.9)
     run = memopt.compile(model, budget, backend=backend, passes=ALWAYS, verify=False)
     step(run, inputs)
     (record,) = [record for record in run.report.passes if record.name == "channels_last"]

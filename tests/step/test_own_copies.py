@@ -4,6 +4,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import memopt
 from memopt.program import Phase
 from memopt.step.own_copies import copy_small_inputs, keep_small_inputs, recomputed_from
 
@@ -81,3 +82,16 @@ def test_what_backward_reads_for_its_own_formulas_is_read_where_it_is() -> None:
     assert copied.meta["phase"] is Phase.FORWARD
     assert again.args == (copied,)
     assert formula.args == (tangent, bias)
+
+
+def test_a_copy_is_proved_by_the_value_that_it_has():
+    """A batch norm that is recomputed by another operator reads copies of its weights: its proof reads one value."""
+    model = memopt.models.build("resnet18:tiny").train()
+    inputs = model.example_inputs()
+    report = memopt.plan(model, inputs)
+    torch._dynamo.reset()
+    budget = (report.minimum_bytes + report.unconstrained_bytes) // 2
+    run = memopt.compile(model, budget, backend="aten")
+    run(**inputs).sum().backward()
+    (record,) = [record for record in run.report.passes if record.name == "checkpoint"]
+    assert record.changes
