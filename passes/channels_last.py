@@ -16,8 +16,9 @@ from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.program import Program, is_any_view, is_effectful, is_random
 from memopt.propagation import fake_mode
 from memopt.rewrite import Refused, erase_unused, forget_inplace
+from memopt.torch_compat.inductor_prims import prims
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
 
 # Which operands of a convolution are laid out anew.
 _OPERANDS = {aten.convolution.default: (0, 1), aten.convolution_backward.default: (0, 1, 2)}

@@ -164,6 +164,11 @@ def test_neither_the_package_nor_its_help_imports_torch():
     assert done.stdout.strip() == "0 False compile True"
 
 
+@pytest.mark.parametrize("first", ["memopt.passes.offload", "memopt.patterns.batch_gradients", "memopt.layout"])
+def test_a_module_may_be_the_first_that_is_imported(first):
+    subprocess.run([sys.executable, "-c", f"import {first}"], capture_output=True, check=True)
+
+
 def test_a_name_that_the_package_lacks_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'memopt' has no attribute 'compiled'"):
         _ = memopt.compiled

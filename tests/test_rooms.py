@@ -35,7 +35,7 @@ def imports(folder: Path) -> Iterator[tuple[str, str]]:
     [
         ("solve", {"solve"}),  # plain numbers in and out
         ("models", {"models"}),
-        ("patterns", {"patterns", "program", "propagation", "rewrite"}),
+        ("patterns", {"patterns", "program", "propagation", "rewrite", "torch_compat"}),
         ("xla", {"xla", "program", "propagation", "errors"}),
     ],
 )

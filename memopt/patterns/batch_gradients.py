@@ -12,8 +12,9 @@ from memopt.patterns.batch import Batched, NotBatched, Rule, Summed, rule_for
 from memopt.patterns.batch_operands import Function, Kinds, States, apart, batched, place
 from memopt.patterns.elements import shape
 from memopt.program import argument
+from memopt.torch_compat.inductor_prims import prims
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
 
 
 def gradient_rule(node: fx.Node, states: States, size: int) -> Rule:
