@@ -171,7 +171,7 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
                 session.eager = None
                 hooks.forget()
 
-    return at_boundary(memopt, check=session.verify is True)
+    return at_boundary(memopt, check=session.verify is True, laid_out=lambda: bool(session.contiguous))
 
 
 def _noted(run: Callable[..., Any], session: Session, hooks: Hooks) -> Callable[..., Any]:

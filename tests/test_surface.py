@@ -85,12 +85,16 @@ class Broken(Small):
 @pytest.mark.parametrize("budget", [None, "1MB", 1.0])
 def test_graph_breaks(budget, capsys):
     model = Broken()
+    if budget == 1.0:  # of eager's own peak, a little less than what is between two graphs beside them
+        with pytest.raises(memopt.BudgetError) as refused:
+            gradients_of(compiled(model, budget), model, X)
+        torch._dynamo.reset()
+        assert refused.value.minimum_bytes < 1.05 * refused.value.budget_bytes
+        budget = refused.value.minimum_bytes
     run = assert_like_eager(model, X, budget=budget)
     assert capsys.readouterr().out.count("between") >= 2
     if budget is not None:
         assert len(run.report.programs) == 2
-    if budget == 1.0:
-        assert run.report.budget_bytes == run.report.unconstrained_bytes
 
 
 def test_a_budget_over_a_graph_break_counts_the_whole_step():

@@ -26,8 +26,14 @@ class MetadataError(RuntimeError):
 class Expected:
     """What a graph of Dynamo's is to return."""
 
-    def __init__(self, graph_module: fx.GraphModule) -> None:
-        """Read it off the graph, before anything is changed in it."""
+    def __init__(self, graph_module: fx.GraphModule, *, strides: bool = True) -> None:
+        """Read it off the graph, before anything is changed in it.
+
+        Args:
+            graph_module: Dynamo's graph.
+            strides: whether strides are compared.
+        """
+        self._strides = strides
         nodes: list[Any] = list(graph_module.graph.output_node().args[0])  # type: ignore[arg-type]
         self._lines = [source_line(node) if isinstance(node, fx.Node) else "" for node in nodes]
         values = [value_of(node) if isinstance(node, fx.Node) else None for node in nodes]
@@ -60,7 +66,9 @@ class Expected:
             name = _name(index)
             if name not in self._facts or name not in found:
                 continue
-            _refuse(_other(name, self._facts[name], found[name]), line)
+            known = self._facts[name]
+            known = known if self._strides else known._replace(strides=found[name].strides)
+            _refuse(_other(name, known, found[name]), line)
         if len(returned) != len(self._lines):
             _refuse(f"it returns {len(returned)} values, and {len(self._lines)} in the model", "")
         shared = frozenset(pair for pair in _shared(returned, args) if self._fixed.issuperset(pair))
