@@ -27,11 +27,11 @@ def ledger_for(model: nn.Module) -> WholeLedger | None:
     return WholeLedger(parameter.device if not parameter.is_meta else torch.device("cpu"))
 
 
-def run_backward(outputs: Any, ledger: WholeLedger) -> None:
-    """Backward from these outputs where they require gradients, each with a gradient that is not counted."""
+def run_backward(outputs: Any, ledger: WholeLedger, *, counted: bool = False) -> None:
+    """Backward from these outputs where they require gradients; the outputs' own gradients are counted or not."""
     leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     if leaves:
-        ledger.counting = False
+        ledger.counting = counted
         tangents = [torch.ones_like(leaf) for leaf in leaves]
         ledger.counting = True
         torch.autograd.backward(leaves, tangents)
@@ -49,7 +49,7 @@ def eager_step(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
     fake_args, fake_kwargs = shadow.inputs(args, kwargs)
     try:
         with shadow.mode, ledger, torch.random.fork_rng(devices=[]):
-            run_backward(roots_of(shadow.model(*fake_args, **fake_kwargs)), ledger)
+            run_backward(roots_of(shadow.model(*fake_args, **fake_kwargs)), ledger, counted=True)
     except Exception as error:  # whatever the user's operators do on fake tensors
         log.info("eager's own step is not known: %s", first_line(error))
         return None
