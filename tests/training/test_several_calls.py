@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
-import os
-from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -70,28 +67,6 @@ def test_kept_or_refused_by_name_and_kept_from_the_next_step_on(calls, share):
     assert compiled.report.peak_bytes <= budget
     for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)
-
-
-def _refused_runs(folder):
-    os.environ["MEMOPT_CACHE_DIR"] = folder
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    inputs = [torch.randn(256, 64) for _ in range(2)]
-    reference = _net()
-    _siamese(reference, inputs)
-    budget = int(0.6 * _peak(reference, reference, inputs))
-    refused = []
-    for _ in range(2):
-        torch._dynamo.reset()
-        model = _net()
-        refused.append(len(_steps(memopt.compile(model, budget, backend="aten"), model, inputs, 1)))
-    return refused
-
-
-def test_what_was_found_serves_the_next_run_of_the_script(tmp_path):
-    # In a process of its own: what other tests measured would plan another step.
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        assert pool.submit(_refused_runs, str(tmp_path)).result() == [1, 0]
 
 
 def test_other_shapes_in_one_step():
