@@ -7,6 +7,7 @@ import pytest
 
 from memopt.inductor import kernel_sources
 from memopt.inductor.kernel_sources import KernelSources
+from tests.forks import fork
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def told_by_a_copy(sources, *, cut=0):
 
 
 def _tell(kernels, sources, cut):
-    copy = os.fork()
+    copy = fork()
     if not copy:
         kernels.tell()
         for source in sources:

@@ -8,6 +8,7 @@ import re
 import signal
 from typing import Any
 
+from tests.forks import fork
 from tests.modules.judging import CRASH, Verdict, judge
 from tests.modules.programs import judged_by_eager
 
@@ -52,7 +53,7 @@ def _without(lines: list[str], at: int) -> list[list[str]]:
 
 def _fails(name: str, lines: list[str], verdict: Verdict, engine: str, budget: Any, verify: Any) -> bool:
     """Whether the lines fail so, found out in a fork of this process: a cut may crash it, or have no end."""
-    child = os.fork()
+    child = fork()
     if child == 0:
         signal.alarm(60)
         same = False

@@ -1,0 +1,13 @@
+"""A copy of the test's process, where others of its tests may have begun threads."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+
+def fork() -> int:
+    """What `os.fork` returns, without the warnings of Python and JAX that threads do not go along: no copy needs them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return os.fork()
