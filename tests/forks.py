@@ -7,7 +7,7 @@ import warnings
 
 
 def fork() -> int:
-    """What `os.fork` returns, without the warnings of Python and JAX that threads do not go along: no copy needs them."""
+    """What `os.fork` returns, without the warnings of Python and JAX of threads: no copy needs them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return os.fork()
