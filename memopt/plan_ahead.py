@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memopt.budget import BudgetError
 from memopt.capture.export import CaptureError
 from memopt.failures import failure_of
 from memopt.fallback import Fallback
@@ -87,8 +88,14 @@ class PlanAhead:
         with planning(session.model_name), session.timed("tracing"), collecting_rarely():
             programs = programs_of(self._model, args, kwargs, session)
             with torch._C._DisableAutocast():  # the casts are in the programs
-                if any(program.training for program in programs):
-                    session.plan_training([program for program in programs if program.training])
+                training = [program for program in programs if program.training]
+                if training:
+                    try:
+                        session.plan_training(training)
+                    except BudgetError:
+                        if not session.one_call():
+                            raise
+                        session.plan_training(training)
                 else:
                     for program in dict.fromkeys(programs):
                         plan_inference(session, program)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from memopt.budget import BudgetError
 from memopt.call_start import CallStart
 from memopt.capture.export import CaptureError
 from memopt.layout import LayoutNeeded, lay_out
@@ -44,6 +45,15 @@ class PlannedCalls:
             CaptureError: the budget is to be shared by graphs that cannot be seen without running them.
         """
         start = CallStart(self._model, state=kind.plan not in self._sessions.compiled or not session.one_graph)
+        try:
+            return self._run(session, start, kind, args, kwargs)
+        except BudgetError:
+            if not session.one_call():
+                raise
+        start.restore()
+        return self._run(session, start, kind, args, kwargs)
+
+    def _run(self, session: Session, start: CallStart, kind: Kind, args: Any, kwargs: Any) -> Any:
         try:
             return self._call(session, kind, args, kwargs)
         except WholeStepNeeded:

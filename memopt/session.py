@@ -8,7 +8,7 @@ import logging
 import weakref
 from collections.abc import Iterator, Sequence
 
-from memopt.budget import Budget, BudgetError
+from memopt.budget import Budget
 from memopt.capture.dynamo import Names, Watched
 from memopt.capture.outside import Outside
 from memopt.engine import Engine
@@ -28,7 +28,6 @@ from memopt.report.build import build_report, put_on_record
 from memopt.report.record import Report
 from memopt.solve.schedule import Schedule
 from memopt.step.carry import SEARCHES, Sizes, carried_from
-from memopt.step.earlier_calls import KnownCalls
 from memopt.step.found import Found
 from memopt.step.graphs import StepGraphs
 from memopt.step.hooked import Hooked
@@ -180,24 +179,11 @@ class Session(SharedStep):
         strange = self.foreseen and self.step is not None and key not in self.step.keys
         if self.search and (strange or (self.whole_step and (graph_break or another))):
             raise WholeStepNeeded
-        planned = self._planned_with_known_calls(program, key)
+        planned = self.plan_training([program], settled=self.exact)[0]
         if planned.source is program:
             return planned.program
         # Planned for an equal graph that was captured before: a graph is lowered by the capture that made it.
         return self._replayed(program, planned.choice.plan.schedule if planned.choice else None)
-
-    def _planned_with_known_calls(self, program: Program, key: str) -> Planned:
-        """The program planned, together with the calls of its step that an earlier run of the script has had."""
-        if self.step is None and self.calls == 1 and not self.earlier and self.budget is not None and self.known_calls:
-            calls, arguments = KnownCalls().get(self.model_name, self.budget.text, key)
-            own = self.resident
-            if calls > 1:
-                self.calls = calls
-                self.resident = dataclasses.replace(own, outside=max(0, arguments - own.inputs))
-                with contextlib.suppress(BudgetError):
-                    return self.plan_training([program], settled=self.exact)[0]
-                self.calls, self.resident = 1, own  # a single call may keep it
-        return self.plan_training([program], settled=self.exact)[0]
 
     # -- planning ------------------------------------------------------------------------------------------------
 
@@ -211,6 +197,7 @@ class Session(SharedStep):
         Raises:
             BudgetError: no plan keeps the budget; `minimum_bytes` is the least that one was found for.
         """
+        self.expect_known_calls(programs)
         every, first = self._with_other_calls(programs)
         with between_graphs(self.outside_between):
             return self._plan_together(every, settled=settled)[first : first + len(programs)]
@@ -281,6 +268,14 @@ class Session(SharedStep):
         if self.exact:
             self.forget_search()
         return planned
+
+    def one_call(self) -> bool:
+        """As of a step of one call; what was planned is forgotten where it was planned together with others."""
+        before = super().one_call()
+        if before:
+            self._schedules.clear()
+            self.step = None
+        return before
 
     def aim_at_eager(self) -> None:
         """Without a budget, aim at eager's own peak from now on: the user's checkpoints lower that."""

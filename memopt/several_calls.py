@@ -13,7 +13,6 @@ from memopt.session import Session
 from memopt.sessions import Sessions
 from memopt.steady import Kind, Plan
 from memopt.step.earlier_calls import KnownCalls, Ran, arguments_beside, arguments_of
-from memopt.step.planned import fingerprint
 
 
 class SeveralCalls:
@@ -48,9 +47,8 @@ class SeveralCalls:
         step = self._sessions.earlier
         earlier = step.alive()
         step.expect(len(earlier) + 1, arguments)
-        first = earlier[0].graphs[0].program if earlier else None
-        if first is not None and self._budget is not None:
-            KnownCalls().put(self._name, self._budget.text, fingerprint(first), step.most, step.inputs)
+        if earlier and self._budget is not None:
+            KnownCalls().put(self._name, self._budget.text, earlier[0].graphs[0].key, step.most, step.inputs)
 
     def _make_room(self, plan: Plan, earlier: Sequence[Ran]) -> None:
         """Plan inference anew where earlier calls of a training step hold more beside it than it was planned for."""

@@ -99,8 +99,8 @@ def found_again(session: Session, hooks: Hooks, recall: Recall, given: Sequence[
     found = recall(_facts(session))
     hooks.key, run = found.key, found.run
     known = Settlements().get(hooks.key) if run is not None else None
-    if run is None or known is None:
-        return None
+    if run is None or known is None or session.calls_of_script(known.graph)[0] > 1:
+        return None  # it is planned together with other calls
     if session.recordings is not None:
         session.recordings.release()
         if known.ends is not None:
@@ -121,7 +121,7 @@ def keep_for_others(session: Session, hooks: Hooks, run: Callable[..., Any]) -> 
     """Keep a step that was lowered, where a later process may go on with it as it is."""
     step, report, program = session.step, session.report, hooks.captured
     made, keep = hooks.repeatable
-    if not hooks.key or keep is None or made is not run or program is None:
+    if not hooks.key or keep is None or made is not run or program is None or session.calls > 1:
         return
     if step is None or report is None or step.limit is None or not session.one_graph or session.exact:
         return

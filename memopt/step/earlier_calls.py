@@ -36,12 +36,14 @@ class Figures:
         peaks: as it runs.
         eager: as PyTorch itself runs it.
         base: bytes of what is resident, without what earlier calls hold.
+        key: fingerprint of the graph as captured.
         program: as captured; None where it was loaded from disk.
     """
 
     peaks: GraphPeaks
     eager: GraphPeaks
     base: int
+    key: str
     program: Program | None
 
 
@@ -124,12 +126,14 @@ class EarlierCalls:
 class KnownCalls:
     """How many calls a step was found to have that had no room for them: for later runs of the same script.
 
-    Without a folder for caches, and without a script, nothing is known.
+    A process without a script, a notebook's or one that another process began, goes by its working directory too.
+    Without a folder for caches nothing is known.
     """
 
     def __init__(self) -> None:
         """Nothing is read or made yet."""
-        self._store, self._script = Store("calls"), getattr(sys.modules.get("__main__"), "__file__", None)
+        self._store, script = Store("calls"), getattr(sys.modules.get("__main__"), "__file__", None)
+        self._script = [os.getcwd(), *sys.argv[:1]] if script is None else [os.path.abspath(script)]
 
     def get(self, model: str, budget: str, graph: str) -> tuple[int, int]:
         """The calls, and the bytes of all their arguments.
@@ -139,7 +143,7 @@ class KnownCalls:
             budget: as the user wrote it.
             graph: fingerprint of the first graph of a call.
         """
-        record = self._store.get(versions(), self._key(model, budget, graph)) if self._script else None
+        record = self._store.get(versions(), self._key(model, budget, graph))
         calls, arguments = (record.get("calls"), record.get("arguments")) if record is not None else (1, 0)
         if type(calls) is not int or type(arguments) is not int or not 1 <= calls <= _MOST or arguments < 0:
             return 1, 0
@@ -147,12 +151,11 @@ class KnownCalls:
 
     def put(self, model: str, budget: str, graph: str, calls: int, arguments: int) -> None:
         """Keep how many there are; as `get`."""
-        if self._script:
-            record = {"calls": calls, "arguments": arguments}
-            self._store.put(versions(), self._key(model, budget, graph), record)
+        record = {"calls": calls, "arguments": arguments}
+        self._store.put(versions(), self._key(model, budget, graph), record)
 
     def _key(self, model: str, budget: str, graph: str) -> str:
-        return json.dumps([os.path.abspath(self._script or ""), model, budget, graph])
+        return json.dumps([*self._script, model, budget, graph])
 
 
 def arguments_of(args: Any, kwargs: Any) -> dict[int, int]:

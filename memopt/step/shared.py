@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 from memopt.budget import Budget, BudgetError, format_bytes
 from memopt.memory.allocator import with_slack
 from memopt.memory.hidden import WholeLedger
 from memopt.memory.resident import Resident
 from memopt.program import Program
-from memopt.step.earlier_calls import EarlierCalls, Figures, NoRoomBesideError, Ran
+from memopt.step.earlier_calls import EarlierCalls, Figures, KnownCalls, NoRoomBesideError, Ran
 from memopt.step.planned import Planned, fingerprint
 from memopt.step.planner import GraphPeaks, between_graphs, peaks_of, step_peak
 from memopt.step.told import Told
@@ -20,6 +21,7 @@ class SharedStep(Told):
     """A session of which one call may be a part of the step.
 
     Attributes:
+        model_name: of the model's class.
         calls: of the model in one step, that are planned together.
         known_calls: what is known of those; None where nothing is to be.
         earlier: the calls of the present step before this one, whose backward has not run.
@@ -37,7 +39,9 @@ class SharedStep(Told):
     def __init__(self, budget: Budget | None, resident: Resident) -> None:
         """One call is one step, as far as is known."""
         super().__init__(budget, resident)
+        self.model_name = ""
         self.calls = 1
+        self._supposed: tuple[int, dict[str, Any]] | None = None  # bytes beside, and what a fraction was of before
         self.known_calls: EarlierCalls | None = None
         self.earlier: list[Ran] = []
         self.inputs_beside = 0
@@ -115,6 +119,36 @@ class SharedStep(Told):
         whole = base - self.resident.outside + self.inputs_beside + step_peak([*before, *now])
         return whole, (id(self), keys), len(self.earlier) + 1
 
+    def calls_of_script(self, key: str) -> tuple[int, int]:
+        """Calls of a step, and bytes of their arguments, as an earlier run of the script has met them: 1 if none did.
+
+        Args:
+            key: fingerprint of the first graph of a call.
+        """
+        beside = self.calls > 1 or self.earlier or self._supposed is not None
+        if self.step is not None or beside or self.budget is None or self.known_calls is None or self.soft:
+            return 1, 0
+        return KnownCalls().get(self.model_name, self.budget.text, key)
+
+    def expect_known_calls(self, programs: Sequence[Program]) -> None:
+        """Plan the first step together with the calls that an earlier run of the script has met in it."""
+        calls, arguments = self.calls_of_script(fingerprint(programs[0])) if programs else (1, 0)
+        if calls == 1:
+            return
+        beside = max(0, arguments - self.resident.inputs)
+        self._supposed, self.calls = (beside, dict(vars(self.reference))), calls
+        self.resident = dataclasses.replace(self.resident, outside=self.resident.outside + beside)
+
+    def one_call(self) -> bool:
+        """Whether calls were planned together only as an earlier run had them; a call is planned by itself from now."""
+        if self._supposed is None or self.calls == 1 or self.earlier:
+            return False
+        beside, before = self._supposed
+        vars(self.reference).update(before)
+        self.calls = 1
+        self.resident = dataclasses.replace(self.resident, outside=max(0, self.resident.outside - beside))
+        return True
+
     def figures(self, program: Program | None) -> Figures | None:
         """What a graph that was just lowered takes; None where it is not one of a training step."""
         step = self.step
@@ -124,14 +158,14 @@ class SharedStep(Told):
         if program is None or not step.planned:  # it was loaded from disk, and what it saves is not known
             peak = step.plan.peak_bytes
             plain = GraphPeaks(step.plain, step.plain, step.plain, self.resident.trainable)
-            return Figures(GraphPeaks(peak, peak, peak, self.resident.trainable), plain, base, None)
+            return Figures(GraphPeaks(peak, peak, peak, self.resident.trainable), plain, base, step.keys[0], None)
         key = fingerprint(program)
         if key not in step.keys:
             return None
         item = step.planned[step.keys.index(key)]
         eager = self._eager.get(key) or peaks_of(item.before, item.timeline_before)
         peaks = self._emitted.get(key) or peaks_of(item.program, item.timeline)
-        return Figures(peaks, eager, base, program)
+        return Figures(peaks, eager, base, key, program)
 
     def runs(self, graph: Figures) -> None:
         """A graph of a training step is about to run.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -67,6 +70,72 @@ def test_kept_or_refused_by_name_and_kept_from_the_next_step_on(calls, share):
     assert compiled.report.peak_bytes <= budget
     for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def _refused_runs(folder):
+    os.environ["MEMOPT_CACHE_DIR"] = folder
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    inputs = [torch.randn(256, 64) for _ in range(2)]
+    reference = _net()
+    _siamese(reference, inputs)
+    budget = int(0.6 * _peak(reference, reference, inputs))
+    refused = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        model = _net()
+        refused.append(len(_steps(memopt.compile(model, budget, backend="aten"), model, inputs, 1)))
+    return refused
+
+
+def test_what_was_found_serves_the_next_run_of_the_script(tmp_path):
+    # In a process of its own: what other tests measured would plan another step.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(_refused_runs, str(tmp_path)).result() == [1, 0]
+
+
+class _Broken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = _net()
+        self.first, self.second = layers[:6], layers[6:]
+
+    def forward(self, x):
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x)
+
+
+@pytest.mark.parametrize("make, backend, share", [(_Broken, "aten", 0.7), (_net, "inductor", 0.6)])
+def test_the_next_run_plans_all_calls_together(make, backend, share):
+    inputs = [torch.randn(256, 64) for _ in range(2)]
+    reference = _net()
+    _siamese(reference, inputs)
+    budget = int(share * _peak(reference, reference, inputs))
+    refused = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        model = make()
+        compiled = memopt.compile(model, budget, backend=backend)
+        refused.append(len(_steps(compiled, model, inputs, 1)))
+
+    assert refused == [1, 0]
+
+
+def test_what_an_earlier_run_has_met_is_not_needed():
+    def step(call, inputs):
+        sum(call(x).mean() for x in inputs).backward()
+
+    x, model = torch.randn(256, 64), _net()
+    step(model, [x])
+    budget = int(0.55 * _peak(model, model, [x], step))
+    for calls in (2, 1):
+        torch._dynamo.reset()
+        model = _net()
+        compiled = memopt.compile(model, budget, backend="aten")
+        # Two calls have no room in it, and are refused once they are met.
+        assert bool(_steps(compiled, model, [x] * calls, 1, step)) is (calls > 1)
+    assert compiled._memopt.sessions.last.calls == 1
 
 
 def test_other_shapes_in_one_step():
