@@ -20,6 +20,7 @@ from memopt.memory.aliasing import owner
 from memopt.memory.hand_over import Handing
 from memopt.torch_compat.dead_draws import dead_draws_kept
 from memopt.torch_compat.donated import nothing_donated
+from memopt.torch_compat.returned import writable
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -37,7 +38,7 @@ class AtenBackend(Engine):
         """Lower one Dynamo graph: AOTAutograd with the session's partition, each half emitted as it stands."""
 
         def half(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
-            return emit(module)
+            return writable(emit(module))
 
         def backward(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
             if hooks.handing is None:

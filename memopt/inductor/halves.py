@@ -32,6 +32,7 @@ from memopt.recording.step import RecordedStep
 from memopt.step.own_copies import recomputed_from
 from memopt.step.planner import GraphPeaks, gradients_of
 from memopt.torch_compat.donated import donated_now
+from memopt.torch_compat.returned import writable
 
 
 class Half(GeneratedCode):
@@ -80,6 +81,7 @@ class Halves:
                 self.recomputed, self._forward_graph = recomputed_from(self._forward_graph, module), None
         else:
             self.forward, self._forward_graph = half, module
+            half.around = writable
         donated, partition = donated_now(), inductor_config.custom_partitioner_fn
         if half is self.backward and partition is not None:
             partition.donated = tuple(donated)  # type: ignore[attr-defined]

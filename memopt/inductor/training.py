@@ -37,6 +37,7 @@ from memopt.step.hooked import HELD
 from memopt.step.measured import step_decides
 from memopt.step.named import NamedLeasts
 from memopt.step.planner import GraphPeaks
+from memopt.torch_compat.returned import writable
 
 log = logging.getLogger("memopt")
 
@@ -118,7 +119,7 @@ class Training:
         """The step as torch's cache has it for these facts, beside what torch itself goes by."""
         partition = Partition(_untraced)
         partition.token = facts
-        forward, backward = GeneratedCode(), GeneratedCode(self.hooks.backward)
+        forward, backward = GeneratedCode(writable), GeneratedCode(self.hooks.backward)
         try:
             with phase("looking for code"):
                 cached = self._joint_cache.looking(forward, backward)
