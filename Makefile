@@ -11,7 +11,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: demo examples test test-slow test-tensorflow test-gpu test-onnx-material test-conversions test-conversion-memory \
-	test-random-modules test-model-classes lint readme clean
+	test-random-modules test-model-classes test-packing lint readme clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -56,6 +56,10 @@ test-conversion-memory: $(STAMP)
 test-random-modules: $(STAMP)
 	$(BIN)/python -m benchmarks.random_modules --engine aten --programs 20000 --minutes 10
 	$(BIN)/python -m benchmarks.random_modules --engine inductor --programs 20000 --minutes 10
+
+# Two hundred hard lists of buffers, whose packings are known, packed within a minute of one core each.
+test-packing: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/packing_hard.py --instances 200 --seconds 60
 
 # Sixty-four classes of transformers and ten plain models, trained within 0.7 of their peak: half an hour on one core.
 test-model-classes: $(STAMP)
