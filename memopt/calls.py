@@ -37,6 +37,7 @@ from memopt.steady import Kind, SteadyGraph
 from memopt.step.earlier_calls import NoRoomBesideError, arguments_of
 from memopt.step.guard import StepGuard
 from memopt.step.optimizers import Optimizers
+from memopt.torch_compat.saved_tensors import hooks_in_force
 from memopt.torch_compat.transforms import in_force
 from memopt.tracing import note_outside
 from memopt.verified import verified
@@ -294,7 +295,7 @@ class ModelCalls:
         Gradients are looked for after the guards were asked, where there are hardly any: those read the same memory
         in less time.
         """
-        likely = torch.is_grad_enabled() and self.gradients.likely()
+        likely = torch.is_grad_enabled() and (self.gradients.likely() or hooks_in_force())
         kind = self.several.kind(torch.is_grad_enabled(), likely and self._accumulating())
         # What is recorded for other kinds of calls is to be given back first.
         steady = self.steady.find(kind, args, kwargs, early=not kind.gradients or kind == self._kind)
@@ -332,4 +333,5 @@ class ModelCalls:
         """Whether gradients exist already, so that backward adds to them: that takes a plan of its own."""
         if self.options.budget is None or not torch.is_grad_enabled():
             return False
-        return self.gradients.exist()
+        # A checkpoint around the model runs the call again within backward: by the same plan, whatever exists by then.
+        return hooks_in_force() or self.gradients.exist()

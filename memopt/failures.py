@@ -25,6 +25,7 @@ from memopt.evidence import EvidenceError
 from memopt.options import Options
 from memopt.pass_manager import PassError
 from memopt.propagation import ProgramError
+from memopt.torch_compat.saved_tensors import is_from_hooks
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -81,6 +82,8 @@ def failure_of(error: Exception, options: Options) -> Failure | None:
         options: of the compilation.
     """
     if isinstance(error, CaptureError | BudgetError | MemoryError | EvidenceError):
+        return None
+    if is_from_hooks(error):
         return None
     if isinstance(error, PassError) and (options.passes is not None or not _is_crash(error)):
         return None

@@ -13,6 +13,12 @@ from memopt.session import Session
 from memopt.sessions import Sessions
 from memopt.steady import Kind, Plan
 from memopt.step.earlier_calls import KnownCalls, Ran, arguments_beside, arguments_of
+from memopt.torch_compat.saved_tensors import hooks_in_force
+
+HOOKED = (
+    "what is saved for backward passes through hooks around the model (torch.utils.checkpoint's, save_on_cpu's): "
+    "what they keep beyond the call is not counted"
+)
 
 
 class SeveralCalls:
@@ -68,7 +74,14 @@ class SeveralCalls:
             session.earlier = []
 
     def note(self, session: Session, outputs: Any, args: Any, kwargs: Any) -> None:
-        """Remember what a call holds until its backward has run."""
-        if session.ran:
+        """Remember what a call holds until its backward has run.
+
+        Where hooks take what it saves, a checkpoint around the model say, it holds nothing: backward runs such a call
+        again, which is no further call of the step, and must save the same.
+        """
+        if session.ran and hooks_in_force():
+            if session.budget is not None and HOOKED not in session.notes:
+                session.note(HOOKED)
+        elif session.ran:
             ran = Ran(tuple(session.ran), arguments_of(args, kwargs))
             self._sessions.earlier.note(ran, outputs, len(self._sessions.earlier.alive()))

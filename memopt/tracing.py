@@ -36,6 +36,7 @@ from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import functions_keep_backward
 from memopt.torch_compat.logging_calls import deferred_logging, silence
 from memopt.torch_compat.replaced_calls import replaced_calls
+from memopt.torch_compat.saved_tensors import saved_as_it_is
 from memopt.torch_compat.static_shapes import static_shapes
 from memopt.torch_compat.valued_fakes import UNKNOWN_VALUE
 
@@ -56,7 +57,8 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
     names, session._names = session._names, shadow.names
     session.collecting = []
     try:
-        with shadow.mode, dynamo_settings(session.numbers), silence(), torch.random.fork_rng(devices=[]):
+        forked = torch.random.fork_rng(devices=[])
+        with shadow.mode, dynamo_settings(session.numbers), silence(), forked, saved_as_it_is():
             compiled = torch.compile(shadow.model, backend=dynamo_backend(session), dynamic=False)
             mark = session.outside.mark((fake_args, fake_kwargs))
             _rehearsed(session, model, lambda: compiled(*fake_args, **fake_kwargs), mark)
@@ -121,6 +123,7 @@ def _tell(session: Session, told: str | None) -> None:
 def dynamo_backend(session: Session) -> Callable[..., Any]:
     """A fresh Dynamo backend that hands each graph to the session's engine."""
 
+    @saved_as_it_is()
     def memopt(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         target = session.table.target
         if not session.dry:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from memopt.host.buffers import buffers_of, flat
+from memopt.torch_compat.saved_tensors import hooks_in_force
 
 _LIBRARY = torch.library.Library("memopt", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _schema in (
@@ -42,7 +43,7 @@ def _landed_into(value: torch.Tensor, held: torch.Tensor) -> None:
     if value.is_cuda:
         buffers = buffers_of(value.device)
         buffers.wait(held)
-        if _is_read_at_once():
+        if hooks_in_force():  # they may read it on the host, which no stream makes wait
             buffers.settle(held)
 
 
@@ -65,12 +66,6 @@ def _copied(value: torch.Tensor) -> torch.Tensor:
     other = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
     flat(other).copy_(flat(value))
     return other
-
-
-def _is_read_at_once() -> bool:
-    """Whether hooks are told of what autograd saves: they may read it on the host, which no stream makes wait."""
-    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return hooks is not None and hooks(True) is not None
 
 
 def _fake_to_host(value: torch.Tensor) -> torch.Tensor:

@@ -123,11 +123,6 @@ def carried(array: Any) -> torch.Tensor:
     return value
 
 
-def seen_on_the_way() -> bool:
-    """Whether what is saved for backward passes through hooks, which may copy it elsewhere."""
-    return bool(torch._C._autograd._top_saved_tensors_default_hooks(True))
-
-
 def _empty(array: Any) -> torch.Tensor:
     device = next(iter(array.devices()))
     kind = torch.device("cpu") if device.platform == "cpu" else torch.device("cuda", device.local_hardware_id or 0)

@@ -17,7 +17,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import jax
 import jax.numpy as jnp
 
-from memopt.xla.exchange import Exporter, Importer, carried, seen_on_the_way
+from memopt.torch_compat.saved_tensors import hooks_in_force
+from memopt.xla.exchange import Exporter, Importer, carried
 from memopt.xla.layout import Order, laid_out, order_of
 from memopt.xla.lower import Lowered, lower, precision
 from memopt.xla.pieces import Piece, cut
@@ -188,7 +189,7 @@ class Executable:
                 jax.block_until_ready([*arrays.values(), *joined])
             export = Exporter(self.device)
             parts = self._together.parted([export(array) for array in joined]) if self._together else {}
-            shown = seen_on_the_way()
+            shown = hooks_in_force()
             made = {node: parts[node.name] for node in self._like if node.name in parts}
             for node, like in self._like.items():
                 if node in arrays:

@@ -1,0 +1,50 @@
+"""Hooks on what autograd saves for backward: torch.utils.checkpoint's, save_on_cpu's or the user's own.
+
+Tried on torch 2.11 and 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import torch
+from torch.utils import checkpoint
+
+# Torch's own files and memopt's.
+_OURS = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in (torch.__file__, os.path.dirname(__file__)))
+
+
+def hooks_in_force() -> bool:
+    """Whether what is saved for backward now passes through hooks: they may read it, copy it or drop it."""
+    return bool(torch._C._autograd._top_saved_tensors_default_hooks(True))
+
+
+def is_from_hooks(error: Exception) -> bool:
+    """Whether an error comes from a hook: the user's own, or a checkpoint's that has all it wants to compute again."""
+    if isinstance(error, getattr(checkpoint, "_StopRecomputationError", ())):
+        return True
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    file = "" if trace is None else trace.tb_frame.f_code.co_filename
+    return hooks_in_force() and os.path.isfile(file) and not os.path.abspath(file).startswith(_OURS)
+
+
+@contextlib.contextmanager
+def saved_as_it_is() -> Iterator[None]:
+    """Within: what is saved for backward is kept, whatever hooks are in force around.
+
+    Those are of the user's step. A step that is only tried, on fake tensors say, is not to reach them: a checkpoint
+    would count its tensors among those of the call, and run that call again within its own planning.
+    """
+    if not hooks_in_force():
+        yield
+        return
+    with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+        yield
+
+
+def _same(value: torch.Tensor) -> torch.Tensor:
+    return value
