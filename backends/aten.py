@@ -38,7 +38,7 @@ class AtenBackend(Engine):
         """Lower one Dynamo graph: AOTAutograd with the session's partition, each half emitted as it stands."""
 
         def half(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
-            return writable(emit(module))
+            return writable(emit(module), lambda: [item.place for item in hooks.in_part])
 
         def backward(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
             if hooks.handing is None:

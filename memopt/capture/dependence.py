@@ -6,13 +6,30 @@ these depend on, where eager has no gradient at all: an optimizer with weight de
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import fx
 
-from memopt.program import InputKind, Program
+from memopt.capture.joint import is_tangent
+from memopt.program import InputKind, Program, is_any_view
 from memopt.rewrite import ancestors
+from memopt.step.own_copies import recomputes
 from memopt.torch_compat.backward import role_of, tangent_places
+
+
+def places_of_tangents(program: Program) -> dict[str, int | None]:
+    """Which output of forward each tangent of a captured training program is of; None where that is not known."""
+    roles = role_of(program.graph.output_node()) or ()
+    tangents = {
+        node.name: role_of(node)
+        for entry, node in zip(program.inputs, program.placeholders, strict=True)
+        if entry.kind is InputKind.TANGENT
+    }
+    return tangent_places(tangents, roles[: program.forward_outputs])
 
 
 def gradient_sources(program: Program) -> tuple[tuple[int, ...] | None, ...]:
@@ -23,13 +40,8 @@ def gradient_sources(program: Program) -> tuple[tuple[int, ...] | None, ...]:
     Args:
         program: a training program as it was captured.
     """
-    roles = role_of(program.graph.output_node()) or ()
-    tangents = {
-        node: role_of(node)
-        for entry, node in zip(program.inputs, program.placeholders, strict=True)
-        if entry.kind is InputKind.TANGENT
-    }
-    places = tangent_places({node.name: role for node, role in tangents.items()}, roles[: program.forward_outputs])
+    places = places_of_tangents(program)
+    tangents = [node for node in program.placeholders if node.name in places]
     values = program.output_nodes
     gradients = values[program.forward_outputs :]
     if None in places.values():
@@ -58,6 +70,81 @@ def _read_by(program: Program, tangents: dict[fx.Node, int]) -> dict[fx.Node, in
             mask |= read[operand]
         read[node] = mask
     return read
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedFor:
+    """A value that forward saves, and eager's backward may do without.
+
+    Attributes:
+        place: in what forward returns.
+        argument: the name of the input that it is or shows; None where it is none.
+        tangents: names of the gradients that what is read of it goes with: without them it does not matter.
+        recomputed: whether it is saved in place of what eager saves: something is recomputed from it, or eager itself
+            recomputes it.
+    """
+
+    place: int
+    argument: str | None
+    tangents: tuple[str, ...]
+    recomputed: bool
+
+
+def saved_in_part(forward: fx.GraphModule, backward: fx.GraphModule, *, breaks: bool) -> tuple[SavedFor, ...]:
+    """What forward saves for some of its outputs only, or otherwise than eager.
+
+    Args:
+        forward, backward: the halves of a step; what backward reads of forward goes by the same name.
+        breaks: whether the model has other graphs: backward is run where none of the outputs has a gradient, too.
+    """
+    tangents = [node for node in backward.graph.find_nodes(op="placeholder") if is_tangent(node)]
+    bits = {node: 1 << index for index, node in enumerate(tangents)}
+    needed = _needed(backward.graph, bits)
+    values: list[Any] = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
+    places = {value.name: (place, value) for place, value in enumerate(values) if isinstance(value, fx.Node)}
+    shown = collections.Counter(_base(value) for value in values if isinstance(value, fx.Node))
+    found = []
+    for node in backward.graph.find_nodes(op="placeholder"):
+        if node in bits or node.name not in places or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        place, value = places[node.name]
+        base = _base(value)
+        recomputed = value.meta.get("recompute") is not None or any(map(recomputes, _readers(node)))
+        instead = recomputed and base.op != "placeholder" and shown[base] > 1
+        if breaks or instead or needed[node] != (1 << len(tangents)) - 1:
+            argument = base.name if base.op == "placeholder" else None
+            of = tuple(tangent.name for tangent in tangents if needed[node] & bits[tangent])
+            found.append(SavedFor(place, argument, of, recomputed))
+    return tuple(found)
+
+
+def _needed(graph: fx.Graph, bits: Mapping[fx.Node, int]) -> dict[fx.Node, int]:
+    """Per node of backward a bit for each tangent without which nothing that is read of the node matters."""
+    read: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        read[node] = bits.get(node, 0)
+        for operand in node.all_input_nodes:
+            read[node] |= read[operand]
+    needed: dict[fx.Node, int] = {}
+    for node in reversed(graph.nodes):
+        needed[node] = 0
+        for user in node.users:
+            needed[node] |= read[user] or needed[user]
+    return needed
+
+
+def _base(node: fx.Node) -> fx.Node:
+    while is_any_view(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """What reads a value or a view of it."""
+    found = list(node.users)
+    for user in found:
+        found += user.users if is_any_view(user) else ()
+    return found
 
 
 def _outputs_of(target: str | None, values: Sequence[fx.Node | None], places: Sequence[int | None]) -> set[int]:

@@ -23,7 +23,7 @@ from torch._functorch import partitioners
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._ordered_set import OrderedSet
 
-from memopt.capture.dependence import gradient_sources
+from memopt.capture.dependence import SavedFor, gradient_sources, places_of_tangents, saved_in_part
 from memopt.capture.export import refuse_layouts
 from memopt.capture.joint import (
     Halved,
@@ -42,7 +42,7 @@ from memopt.memory.aliasing import analyse
 from memopt.memory.hand_over import Handing, handing, marked
 from memopt.memory.ledger import apart
 from memopt.program import InputKind, Program, draws_numbers
-from memopt.step.backward_entry import BackwardFacts
+from memopt.step.backward_entry import BackwardFacts, InPart
 from memopt.step.guard import said
 from memopt.step.hooked import Hooked
 from memopt.step.own_copies import recomputed_from
@@ -110,6 +110,7 @@ class Hooks:
         self.full_speed = True  # whether the allocator handed nothing back in it to keep that
         self.key = ""  # by which the step as it is settled is known to other processes; empty where it is not
         self.recomputed: Sequence[str] = ()  # names of the inputs that backward reads to recompute values
+        self.in_part: Sequence[SavedFor] = ()  # what forward saves for some outputs only
         self.known_facts = BackwardFacts()  # of a step that was found on disk: there is no program of it
         # A function that an engine made, and what keeps its code for who lowers the graph again; None: nothing does.
         self.repeatable: tuple[Any, Callable[[], None] | None] = None, None
@@ -146,6 +147,7 @@ class Hooks:
         forward, backward = split(program, extract)
         erase_dead_draws(backward)
         self.recomputed = recomputed_from(forward, backward)
+        self.in_part = saved_in_part(forward, backward, breaks=self.graph_break)
         mutations_in_place(forward, program, num_fwd_outputs)
         return forward, backward
 
@@ -184,7 +186,21 @@ class Hooks:
         places = {node.name: position_of(node) for node in program.placeholders}
         read = [place for place in map(places.get, self.recomputed) if place is not None]
         recomputed = tuple((place, self._called[place]) for place in read)
-        return BackwardFacts(self._forward_outputs, gradient_sources(program), recomputed)
+        return BackwardFacts(
+            self._forward_outputs, gradient_sources(program), recomputed, self._in_part(program, places)
+        )
+
+    def _in_part(self, program: Program, places: Mapping[str, int | None]) -> tuple[InPart, ...]:
+        outputs, found = places_of_tangents(program), []
+        if not self.in_part or None in outputs.values():
+            return ()
+        for item in self.in_part:
+            place = places.get(item.argument or "")
+            called = "an output of the model" if place is None else self._called[place]
+            found.append(
+                InPart(item.place, called, tuple(outputs[name] or 0 for name in item.tangents), item.recomputed)
+            )
+        return tuple(found)
 
     def forget(self) -> None:
         """Let go of the joint graph, and of what an engine keeps: the graph is lowered."""

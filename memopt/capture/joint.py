@@ -61,7 +61,7 @@ def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Or
     outputs[forward_outputs:forward_outputs] = [node.args[1] for node in updates]
     forward_outputs += len(updates)
     forward = ancestors([value for value in outputs[:forward_outputs] if isinstance(value, fx.Node)])
-    late = _descendants([node for node in joint.graph.nodes if _is_tangent(node)])
+    late = _descendants([node for node in joint.graph.nodes if is_tangent(node)])
     early = []
     for node in joint.graph.nodes:
         if node.op == "call_function" and node not in forward and node not in late and node not in updates:
@@ -166,7 +166,7 @@ def split(program: Program, extract: Callable[..., Halved]) -> Any:
         for node in module.graph.nodes
         if node.op in ("call_function", "placeholder")
         and node.meta.get("phase") is not Phase.BACKWARD
-        and not _is_tangent(node)
+        and not is_tangent(node)
         and any(user.meta.get("phase") is Phase.BACKWARD for user in node.users)
     ]
     return extract(module, saved)
@@ -286,7 +286,8 @@ def _constants_to_inputs(program: Program) -> Program:
     return dataclasses.replace(program, inputs=tuple(inputs), state=state)
 
 
-def _is_tangent(node: fx.Node) -> bool:
+def is_tangent(node: fx.Node) -> bool:
+    """Whether a node is an input of backward: the gradient of an output."""
     return node.op == "placeholder" and (
         isinstance(node.meta.get("desc"), roles.TangentAOTInput) or str(node.target).startswith("tangents")
     )
@@ -301,7 +302,7 @@ def _is_update(node: fx.Node) -> bool:
 
 
 def _origin(node: fx.Node, origins: Sequence[Origin]) -> Origin:
-    if _is_tangent(node):
+    if is_tangent(node):
         return Origin(InputKind.TANGENT, None, None)
     desc = node.meta.get("desc")
     if isinstance(desc, roles.PlainAOTInput) and desc.idx < len(origins):

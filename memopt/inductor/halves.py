@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch._inductor import compile_fx as inductor
 from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from memopt.capture.dependence import SavedFor, saved_in_part
 from memopt.inductor.ahead import Ahead, BegunError, lays_out
 from memopt.inductor.generated import GeneratedCode, recordable
 from memopt.inductor.loading import Call, loaded_by
@@ -56,6 +58,8 @@ class Halves:
         around_backward: Callable[[Call], Call],
         ahead: Ahead | None = None,
         meanwhile: Callable[[Halves], None] | None = None,
+        *,
+        breaks: bool = False,
     ) -> None:
         """Nothing is lowered yet.
 
@@ -63,12 +67,15 @@ class Halves:
             around_backward: put around backward as it runs.
             ahead: what may generate the code of backward while that of forward is generated.
             meanwhile: called once forward is lowered, where backward is not yet there.
+            breaks: whether the model has other graphs.
         """
         self.forward: Half | None = None
         self.backward: Half | None = None
         self._around_backward, self._ahead, self._meanwhile = around_backward, ahead, meanwhile
+        self._breaks = breaks
         self._followed: _Followed | None = None
         self.recomputed: Sequence[str] = ()  # inputs that backward reads to recompute values
+        self.in_part: Sequence[SavedFor] = ()  # what is saved for some outputs only
         self._forward_graph: fx.GraphModule | None = None  # until backward is there
 
     def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
@@ -78,10 +85,12 @@ class Halves:
             self.backward = half
             half.around = self._around_backward
             if self._forward_graph is not None:
-                self.recomputed, self._forward_graph = recomputed_from(self._forward_graph, module), None
+                self.recomputed = recomputed_from(self._forward_graph, module)
+                self.in_part = saved_in_part(self._forward_graph, module, breaks=self._breaks)
+                self._forward_graph = None
         else:
             self.forward, self._forward_graph = half, module
-            half.around = writable
+            half.around = functools.partial(writable, in_part=lambda: [item.place for item in self.in_part])
         donated, partition = donated_now(), inductor_config.custom_partitioner_fn
         if half is self.backward and partition is not None:
             partition.donated = tuple(donated)  # type: ignore[attr-defined]

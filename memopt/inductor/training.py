@@ -112,14 +112,15 @@ class Training:
         if session.recordings is not None and self.hooks.captured is not None:
             self.hooks.recordable = attempt.run, attempt.halves.recordable(self.hooks.captured, session.recordings)
         self.hooks.repeatable = attempt.run, self._repeatable(attempt)
-        self.hooks.recomputed = attempt.halves.recomputed
+        self.hooks.recomputed, self.hooks.in_part = attempt.halves.recomputed, attempt.halves.in_part
         return attempt.run
 
     def recall(self, facts: bytes) -> Recalled:
         """The step as torch's cache has it for these facts, beside what torch itself goes by."""
         partition = Partition(_untraced)
         partition.token = facts
-        forward, backward = GeneratedCode(writable), GeneratedCode(self.hooks.backward)
+        known = functools.partial(writable, in_part=lambda: [item.place for item in self.hooks.known_facts.in_part])
+        forward, backward = GeneratedCode(known), GeneratedCode(self.hooks.backward)
         try:
             with phase("looking for code"):
                 cached = self._joint_cache.looking(forward, backward)
@@ -232,7 +233,8 @@ class Training:
 
     def _attempt(self, *, planned: bool) -> _Attempt | None:
         """Lower the step by a plan, or by torch's own cut, and then by a plan where that is hopeless."""
-        session, halves = self.session, Halves(self.hooks.backward, self._ahead, self._meanwhile)
+        session = self.session
+        halves = Halves(self.hooks.backward, self._ahead, self._meanwhile, breaks=self.hooks.graph_break)
         with contextlib.ExitStack() as policy:
 
             def cut(joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:

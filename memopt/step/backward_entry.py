@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -19,11 +19,29 @@ from torch._subclasses.fake_tensor import FakeTensor
 from memopt.memory.fingerprint import fingerprint_of, same_fingerprint
 from memopt.step.hooked import spare
 from memopt.torch_compat.backward import compiled_node, keeps_graph, nodes_so_far, running_node
+from memopt.torch_compat.returned import lent_values
 
 # Calls of one graph on a GPU after which contents are compared no more, since that waits for the device: who writes
 # between forward and backward does so in every step.
 _CALLS = 3
 _NONE = "memopt: no gradients"  # in the metadata of autograd's node
+
+
+@dataclasses.dataclass(frozen=True)
+class InPart:
+    """What forward saves for some of its outputs only, or in place of what eager saves.
+
+    Attributes:
+        place: among the results of forward.
+        name: what a user calls it.
+        outputs: those that it is saved for.
+        recomputed: whether it is saved in place of what eager saves.
+    """
+
+    place: int
+    name: str
+    outputs: tuple[int, ...]
+    recomputed: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,25 +52,29 @@ class BackwardFacts:
         outputs: how many values autograd knows as the graph's outputs.
         sources: per gradient, the positions of the outputs that it comes of; None where that does not matter.
         recomputed: positions and names of the arguments that backward reads to recompute values.
+        in_part: what is looked at here, and not by autograd, since it may not matter.
     """
 
     outputs: int = 0
     sources: tuple[tuple[int, ...] | None, ...] = ()
     recomputed: tuple[tuple[int, str], ...] = ()
+    in_part: tuple[InPart, ...] = ()
 
     def listed(self) -> list[Any]:
         """The facts as plain lists."""
         sources = [None if item is None else list(item) for item in self.sources]
-        return [self.outputs, sources, [list(item) for item in self.recomputed]]
+        in_part = [[item.place, item.name, list(item.outputs), item.recomputed] for item in self.in_part]
+        return [self.outputs, sources, [list(item) for item in self.recomputed], in_part]
 
     @staticmethod
     def of_list(record: Any) -> BackwardFacts:
         """The facts of such lists; raises ValueError or TypeError where they are none."""
-        outputs, sources, recomputed = record
+        outputs, sources, recomputed, in_part = record
         return BackwardFacts(
             int(outputs),
             tuple(None if item is None else tuple(map(int, item)) for item in sources),
             tuple((int(place), str(name)) for place, name in recomputed),
+            tuple(InPart(int(a), str(b), tuple(map(int, c)), bool(d)) for a, b, c, d in in_part),
         )
 
 
@@ -73,11 +95,12 @@ def watched(
         if not torch.is_grad_enabled() or torch._guards.TracingContext.try_get() is not None:
             return run(*args)
         first = nodes_so_far()
-        results = run(*args)
+        with lent_values(bool(facts.in_part)) as lent:
+            results = run(*args)
         node = compiled_node(results, first) or compiled_node(args, first)
         if node is not None:
             left -= 1
-            node.register_prehook(_Entry(facts, args, left >= 0, say).begin)
+            node.register_prehook(_Entry(facts, args, left >= 0, say, lent).begin)
         return results
 
     return call
@@ -92,8 +115,11 @@ class _Entry:
         args: Sequence[Any],
         contents: bool,
         say: Callable[[torch.OutOfMemoryError], str],
+        lent: Sequence[tuple[int, torch.Tensor]],
     ) -> None:
         self._facts, self._say = facts, say
+        known = {item.place: item for item in facts.in_part}
+        self._lent = [(value, value._version, known[place]) for place, value in lent if place in known]
         self._stamps = [_Stamp(args[place], name, contents) for place, name in facts.recomputed]
 
     def begin(self, gradients: Sequence[torch.Tensor | None]) -> None:
@@ -103,28 +129,39 @@ class _Entry:
             RuntimeError: what backward recomputes values from is not what it was.
             MemoryError: memory ran out.
         """
-        self._look()
+        known = len(gradients) == self._facts.outputs
+        missing = {place for place, gradient in enumerate(gradients) if known and gradient is None}
+        self._look(missing)
         if not keeps_graph():
-            self._stamps = []  # the caller's tensors are the caller's
-        none = self._without(gradients) if len(gradients) == self._facts.outputs else []
+            self._stamps, self._lent = [], []  # the caller's tensors are the caller's
+        none = self._without(missing) if known else []
         node = running_node()
         node.metadata[_NONE] = frozenset(none)
         if none or torch.is_grad_enabled():
             _Exit(node, none, len(self._facts.sources))
 
-    def _look(self) -> None:
+    def _look(self, missing: Collection[int]) -> None:
+        given = {place for place in range(self._facts.outputs) if place not in missing}
+        unread = {item.name for item in self._facts.in_part if given.isdisjoint(item.outputs)}
+        for value, version, item in self._lent:
+            if value._version != version and not given.isdisjoint(item.outputs):
+                what = "recomputes activations from it, or keeps it for them" if item.recomputed else "reads it"
+                raise RuntimeError(
+                    f"{item.name} was changed between forward and backward, which {what}: change it after backward(), "
+                    "or call the original model in such a step"
+                )
         try:
             with torch.no_grad():
                 for stamp in self._stamps:
-                    stamp.check()
+                    if stamp.name not in unread:
+                        stamp.check()
             return
         except torch.OutOfMemoryError as error:
             reason = self._say(error)
         raise MemoryError(reason)  # out here, so that no traceback holds on to the step's tensors
 
-    def _without(self, gradients: Sequence[torch.Tensor | None]) -> list[int]:
-        """Which gradients there are not, where only these are given."""
-        missing = {place for place, gradient in enumerate(gradients) if gradient is None}
+    def _without(self, missing: set[int]) -> list[int]:
+        """Which gradients there are not, where those of these outputs are not given."""
         sources = enumerate(self._facts.sources)
         return [place for place, read in sources if read is not None and missing.issuperset(read)]
 
@@ -174,7 +211,7 @@ class _Stamp:
     """What tells whether an argument was written to."""
 
     def __init__(self, value: Any, name: str, contents: bool) -> None:
-        self._value, self._name = value, name
+        self._value, self.name = value, name
         self._before = None if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) else _place(value)
         self._contents: Any = None
         # On a GPU there may be no room for a copy of what has gaps.
@@ -191,7 +228,7 @@ class _Stamp:
             same = self._before == _place(self._value)
         if not same:
             raise RuntimeError(
-                f"{self._name} was changed between forward and backward, which recomputes activations from it: change "
+                f"{self.name} was changed between forward and backward, which recomputes activations from it: change "
                 "it after backward(), or call the original model in such a step"
             )
 

@@ -5,13 +5,18 @@
 2. Autograd notices a write to what is saved for backward by a count of writes. Code of Inductor's returns views that
    have a count of their own, and so does `_unsafe_view`, by which AOTAutograd itself hides views from autograd.
 
+3. It notices those to what no gradient that is asked for needs as well: eager's graph has a node of each operation. So
+   some of what is saved may be lent with a count that nobody else has, and who asked for that looks at it himself.
+
 `detach` makes what is no view and shares the count. Tried on torch 2.11 and 2.13.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,24 +25,44 @@ from torch._guards import TracingContext
 _Run = Callable[[list[Any]], Sequence[Any]]
 
 
-def writable(run: _Run) -> _Run:
+class _Lent(threading.local):
+    values: list[tuple[int, torch.Tensor]] | None = None
+
+
+_lent = _Lent()
+
+
+@contextlib.contextmanager
+def lent_values(lends: bool = True) -> Iterator[list[tuple[int, torch.Tensor]]]:
+    """Within, compiled forwards lend what they save in part; where it is in their results, and the tensor itself."""
+    found: list[tuple[int, torch.Tensor]] = []
+    before, _lent.values = _lent.values, found if lends else None
+    try:
+        yield found
+    finally:
+        _lent.values = before
+
+
+def writable(run: _Run, in_part: Callable[[], Sequence[int]] = tuple) -> _Run:
     """A compiled forward, whose results are views of nothing to autograd; those of one memory share a count of writes.
 
     Which these are is seen when it is called first. What shows an argument stays the view that it is.
 
     Args:
         run: empties its list of arguments and returns the caller's results, and what it saves behind them.
+        in_part: places of what it saves and may lend, where the caller can write to it; asked for when it is called.
     """
     _hide_no_views()
     places: list[tuple[int, int]] | None = None
+    reached: set[int] = set()
 
     @functools.wraps(run)
     def returned(args: list[Any]) -> Sequence[Any]:
-        nonlocal places
+        nonlocal places, reached
         given = {_memory(value) for value in args} if places is None else set()
         results = list(run(args))
         if places is None:
-            places = _places(results, given)
+            places, reached = _places(results, given), _reached(results, given)
         for place, first in places:
             value, base = results[place], results[first]
             if place == first:
@@ -45,6 +70,11 @@ def writable(run: _Run) -> _Run:
             elif value is not base and _memory(value) == _memory(base):  # a recording has results in other memory
                 shape, strides = value.size(), value.stride()
                 results[place] = torch.as_strided(base, shape, strides, value.storage_offset()).detach()
+        if _lent.values is not None:
+            for place in in_part():
+                if place in reached:
+                    _lent.values.append((place, results[place]))
+                    results[place] = results[place].data
         return results
 
     returned._boxed_call = True  # type: ignore[attr-defined]
@@ -63,6 +93,16 @@ def _places(results: Sequence[Any], given: set[int | None]) -> list[tuple[int, i
         if first != place or value._is_view():
             found.append((place, first))
     return found
+
+
+def _reached(results: Sequence[Any], given: set[int | None]) -> set[int]:
+    """Places of the results that show memory which an argument or another result shows."""
+    memories = [_memory(value) for value in results]
+    return {
+        place
+        for place, memory in enumerate(memories)
+        if memory is not None and (memory in given or memories.count(memory) > 1)
+    }
 
 
 def _memory(value: Any) -> int | None:

@@ -8,7 +8,7 @@ from torch import nn
 
 import memopt
 from memopt.backends.inductor import missing_compiler
-from memopt.step.backward_entry import BackwardFacts
+from memopt.step.backward_entry import BackwardFacts, InPart
 
 COMPILER = missing_compiler(torch.device("cpu")) is None
 INDUCTOR = pytest.param("inductor", marks=pytest.mark.skipif(not COMPILER, reason="no C++ compiler"))
@@ -210,7 +210,7 @@ def test_a_second_derivative_is_refused(backend) -> None:
 
 
 def test_facts_are_read_as_they_were_written() -> None:
-    facts = BackwardFacts(2, ((0, 1), None), ((3, "parameter 'a'"),))
+    facts = BackwardFacts(2, ((0, 1), None), ((3, "parameter 'a'"),), (InPart(4, "input x", (1,), True),))
     assert BackwardFacts.of_list(facts.listed()) == facts
 
 

@@ -1,0 +1,111 @@
+"""What is saved for a part of a step may be written to where that part has no gradient, as in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import memopt
+from memopt.backends.inductor import missing_compiler
+
+COMPILER = missing_compiler(torch.device("cpu")) is None
+ENGINES = ["aten", pytest.param("inductor", marks=pytest.mark.skipif(not COMPILER, reason="no C++ compiler"))]
+
+
+class Heads(nn.Module):
+    """Two heads: one that the loss uses, and one whose layers read weights, the batch and the other head."""
+
+    def __init__(self, *, breaks: bool = False) -> None:
+        super().__init__()
+        self.used, self.other, self.breaks = nn.Linear(4, 4), nn.Linear(4, 4, bias=False), breaks
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        used = self.used(x) * 0.5
+        hidden = self.other(y).sigmoid()
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return used, self.other(used) * hidden, hidden
+
+
+WRITES: dict[str, Callable[[nn.Module, Any, Any], Any]] = {
+    "the head that is used": lambda model, given, out: out[0].mul_(2),
+    "the head that is not used": lambda model, given, out: out[1].zero_(),
+    "a saved head": lambda model, given, out: out[2].zero_(),
+    "the batch": lambda model, given, out: given[1].add_(1),
+    "a parameter": lambda model, given, out: model.other.weight.mul_(2),
+}
+
+
+def _gradients(called: Any, model: nn.Module, write: Callable[[nn.Module, Any, Any], Any], times: int) -> list[Any]:
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    given = [torch.linspace(-1, 1, 12).reshape(3, 4), torch.linspace(-2, 1, 12).reshape(3, 4)]
+    model.zero_grad()
+    out = called(*given)
+    with torch.no_grad():
+        write(model, given, out)
+    loss = out[0].square().sum()
+    for _ in range(times):
+        loss.backward(retain_graph=times > 1)
+    model.load_state_dict(state)
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+@pytest.mark.parametrize("breaks", [False, True], ids=["whole", "broken"])
+def test_what_the_loss_does_not_need_may_be_written_to(backend: str, breaks: bool) -> None:
+    torch.manual_seed(0)
+    model = Heads(breaks=breaks)
+    compiled = memopt.compile(model, backend=backend)
+    for name, write in WRITES.items():
+        for times in (1, 2):
+            expected = _gradients(model, model, write, times)
+            found = _gradients(compiled, model, write, times)
+            assert found[2] is None, name
+            torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+def test_what_the_loss_needs_may_not(backend: str) -> None:
+    torch.manual_seed(0)
+    model = Heads()
+    compiled = memopt.compile(model, backend=backend)
+    for write in (WRITES["the batch"], WRITES["a parameter"]):
+        x, y = torch.randn(3, 4), torch.randn(3, 4)
+        out = compiled(x, y)
+        with torch.no_grad():
+            write(model, (x, y), out)
+        loss = out[1].sum()
+        with pytest.raises(RuntimeError, match="between forward and backward|modified by an inplace operation"):
+            loss.backward()
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(lambda r: self.linear(r).sigmoid(), x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+def test_a_write_to_what_eager_recomputes_is_no_wrong_gradient(backend: str) -> None:
+    """Eager recomputes what the user's checkpoint returned: a plan that saves it says so in one line."""
+    torch.manual_seed(0)
+    model, x = Checkpointed(), torch.randn(3, 4)
+    (expected,) = torch.autograd.grad(model(x).sum(), [model.linear.bias])
+    out = memopt.compile(model, backend=backend)(x)
+    with torch.no_grad():
+        out.mul_(2)
+    try:
+        out.sum().backward()
+    except RuntimeError as error:
+        assert "between forward and backward" in str(error)
+        assert len(str(error).splitlines()) == 1
+    else:
+        torch.testing.assert_close(model.linear.bias.grad, expected)
