@@ -104,6 +104,26 @@ LOST = {
 }
 
 
+class Overwriting(nn.Module):
+    """Writes to what the gradient of its first output needs: a loss may use the second one only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        hidden = self.first(x).sin()
+        larger = torch.maximum(hidden, x)
+        hidden.lerp_(x, 0.3)
+        return larger, self.second(x)
+
+
+def test_a_model_without_the_gradients_of_all_its_outputs_is_verified():
+    model, x = Overwriting(), torch.randn(3, 4)
+    memopt.compile(model, backend="aten", verify="full")(x)[1].sum().backward()
+    assert model.first.weight.grad is None and model.second.weight.grad is not None
+
+
 def _written(y):
     y.unfold(1, 1, 7).mul_(2)
     return y

@@ -112,7 +112,7 @@ def holding(found: Counted, size: int) -> Counted:
 
 
 def _count(optimizer: OptimizerLike, parameters: Sequence[torch.Tensor], target: torch.device | None) -> Counted:
-    inner = [item for item in _inner(optimizer) if _has_some(item, parameters)]
+    inner = [item for item in _inner(optimizer) if holds_some(item, parameters)]
     parts = [_alone(item, parameters, target) for item in inner]
     own = _alone(optimizer, parameters, target)
     every = [own, *parts]
@@ -147,6 +147,7 @@ def _inner(optimizer: OptimizerLike) -> list[Any]:
     return found
 
 
-def _has_some(optimizer: Any, parameters: Sequence[torch.Tensor]) -> bool:
+def holds_some(optimizer: Any, parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether an optimizer steps some of these parameters that are trained."""
     known = {id(p) for p in parameters if p.requires_grad}
     return any(id(p) in known for group in optimizer.param_groups for p in group["params"])

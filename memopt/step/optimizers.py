@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from memopt.budget import format_bytes
 from memopt.memory.optimizer import OptimizerFootprint, is_optimizer, name_of, state_bytes
-from memopt.memory.optimizers import Counted, count, holding, listed, together
+from memopt.memory.optimizers import Counted, count, holding, holds_some, listed, together
 from memopt.memory.reach import optimizers_in
 
 
@@ -135,11 +135,10 @@ class Optimizers:
         found, learned = [], dict[str, int]()
         for item in (*self._given, *self._learned):
             if id(item) not in self._alone:
-                self._alone[id(item)] = count([item], parameters, self._place)
+                self._alone[id(item)] = self._count_alone(item, parameters)
             alone = self._alone[id(item)]
             if any(inner in self._steps for inner in optimizers_in(item)):
-                device = next(p.device for p in parameters if p.requires_grad)
-                alone = holding(alone, state_bytes(item, parameters, device))
+                alone = holding(alone, state_bytes(item, parameters, parameters[0].device))
             if item in self._learned and not self._expected and alone.footprint.state_bytes:
                 size = learned.get(name_of(item), 0) + alone.footprint.state_bytes
                 learned[name_of(item)] = size
@@ -150,6 +149,14 @@ class Optimizers:
         for name, size in learned.items():
             shown = format_bytes(size, short=True)
             self.notes.append(f"{name} was not given as optimizer: its state, {shown}, counts since its first step")
+
+    def _count_alone(self, item: Any, parameters: Sequence[torch.Tensor]) -> Counted:
+        """One by itself; where it has stepped, or nothing is trained, it may have no parameter that trains any more."""
+        stepped = is_optimizer(item) and any(inner in self._steps for inner in optimizers_in(item))
+        if any(p.requires_grad for p in parameters) and not (stepped and not holds_some(item, parameters)):
+            return count([item], parameters, self._place)
+        size = state_bytes(item, parameters, parameters[0].device) if is_optimizer(item) and parameters else 0
+        return Counted(OptimizerFootprint(size, size, 0))
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

@@ -217,3 +217,27 @@ def test_a_fraction_is_of_the_step_with_the_optimizer_that_it_turns_out_to_have(
     assert stand_in.report.budget_bytes == expected and stand_in.report.peak_bytes <= expected
     stand_in(x[:100])
     assert stand_in.report.budget_bytes == expected
+
+
+@pytest.mark.parametrize("change", ["frozen", "replaced"])
+def test_one_that_steps_nothing_any_more_holds_what_it_held(change):
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters())
+    stand_in = compiled(model)
+    steps(stand_in, optimizer)
+    stand_in(X)
+    held = counted(stand_in)
+    assert held == real(model, optimizer)
+    if change == "frozen":
+        model.requires_grad_(False)
+    else:
+        for module in model.modules():
+            for name, value in list(module.named_parameters(recurse=False)):
+                setattr(module, name, torch.nn.Parameter(value.detach() + 1))
+    assert stand_in(X) is not None and counted(stand_in) >= held
+
+
+def test_of_a_frozen_model_there_is_nothing_to_count():
+    model = make().requires_grad_(False)
+    stand_in = compiled(model, optimizer=torch.optim.AdamW)
+    assert stand_in(X.clone().requires_grad_()) is not None and counted(stand_in) == 0

@@ -80,7 +80,7 @@ def test_what_the_loss_needs_may_not(backend: str) -> None:
         with torch.no_grad():
             write(model, (x, y), out)
         loss = out[1].sum()
-        with pytest.raises(RuntimeError, match="between forward and backward|modified by an inplace operation"):
+        with pytest.raises(RuntimeError, match=r"between forward and backward|modified by an inplace operation"):
             loss.backward()
 
 

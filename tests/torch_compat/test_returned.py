@@ -96,6 +96,6 @@ def test_a_write_to_a_view_of_what_is_saved_spoils_no_gradient(backend: str, way
     try:
         out[0].sum().backward()
     except RuntimeError as error:
-        assert re.search("modified by an inplace operation|between forward and backward", str(error))
+        assert re.search(r"modified by an inplace operation|between forward and backward", str(error))
     else:  # another value is saved
         torch.testing.assert_close(model.linear.bias.grad, expected)
