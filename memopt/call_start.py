@@ -2,54 +2,151 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
-_SMALL = 2**20  # bytes of a buffer that is copied: what counts or averages is small, larger ones are tables and masks
+_SMALL = 2**20  # bytes of memory that is copied: what counts or averages is small, larger ones are tables and masks
 _PLAIN = (int, float, bool, str, type(None))
+_INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_parameters"}
 
 
 class CallStart:
-    """A model's state at the start of a call: random numbers, small buffers, and plain attributes such as counters."""
+    """What there is at the start of a call: random numbers, tensors of the model and of the call, plain attributes.
 
-    def __init__(self, model: nn.Module, *, state: bool) -> None:
-        """Remember the state.
+    Memory that is small is copied. Of larger it is known whether it was written to since.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Any = (), *, state: bool, buffers: bool = False) -> None:
+        """Remember it.
 
         Args:
             model: about to be called.
-            state: whether more than the random numbers may be needed.
+            inputs: what it is called with.
+            state: whether more than the random numbers may have to be set back.
+            buffers: whether the model's buffers are copied however large they are.
         """
         self._random = bytearray(torch.get_rng_state().tolist())  # no tensor, which would take a part of a budget
         self._devices = sorted({p.device.index for p in model.parameters() if p.is_cuda}) if state else []
         self._device_random = [torch.cuda.get_rng_state(index) for index in self._devices]
-        self._buffers: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor, int]] = []
-        self._plain: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        if not state:
-            return
-        for module in model.modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None and _is_copied(buffer):
-                    known = module._buffers, name, buffer, buffer.detach().clone(), buffer._version
-                    self._buffers.append(known)
-            attributes = module.__dict__
-            self._plain.append((attributes, {k: v for k, v in attributes.items() if type(v) in _PLAIN}))
+        self._copies: dict[int, _Copy] = {}
+        self._watched: list[tuple[str, torch.Tensor, int]] = []
+        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        for name, tensor, is_buffer in _tensors(model, inputs):
+            memory = tensor.untyped_storage()
+            if memory._cdata in self._copies or not memory.nbytes():
+                continue
+            if state and (memory.nbytes() <= _SMALL or (buffers and is_buffer)):
+                self._copies[memory._cdata] = _Copy(memory)
+            elif not tensor.is_inference():
+                self._watched.append((name, tensor, tensor._version))
+        for module in model.modules() if state else ():
+            self._attributes.append((module.__dict__, {key: _kept(value) for key, value in _own(module)}))
 
-    def restore(self) -> None:
-        """Set back what has changed since."""
+    def restore(self) -> str:
+        """Set back what has changed since; the name of a tensor that has and was not copied, or else empty."""
         torch.set_rng_state(torch.frombuffer(self._random, dtype=torch.uint8))
         for index, state in zip(self._devices, self._device_random, strict=True):
             torch.cuda.set_rng_state(state, index)
-        with torch.no_grad():
-            for owner, name, buffer, copy, version in self._buffers:
-                owner[name] = buffer
-                if buffer._version != version:
-                    buffer.copy_(copy)
-        for attributes, values in self._plain:
-            attributes.update(values)
+        for attributes, known in self._attributes:
+            for name in [name for name, value in attributes.items() if name not in known and _is_own(name, value)]:
+                del attributes[name]
+            attributes.update({name: _restored(kept) for name, kept in known.items()})
+        for copy in self._copies.values():
+            copy.restore()
+        return next((name for name, tensor, version in self._watched if tensor._version != version), "")
 
 
-def _is_copied(buffer: torch.Tensor) -> bool:
-    plain = type(buffer) is torch.Tensor and buffer.layout is torch.strided
-    return plain and not (buffer.is_meta or buffer.is_inference()) and buffer.numel() * buffer.element_size() <= _SMALL
+class _Copy:
+    """What is in a piece of memory, whatever shows it: views, and tensors that show an element many times."""
+
+    def __init__(self, memory: torch.UntypedStorage) -> None:
+        self._memory = memory
+        data = _bytes_of(memory)
+        self._data: Any = data.clone() if data.is_cuda else data.numpy().copy()  # NumPy's takes no part of a budget
+
+    def restore(self) -> None:
+        data, known = _bytes_of(self._memory), torch.as_tensor(self._data)
+        if data.shape == known.shape and not torch.equal(data, known):
+            data.copy_(known)
+
+
+def _bytes_of(memory: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)  # type: ignore[call-overload,no-any-return]
+
+
+def _tensors(model: nn.Module, inputs: Any) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """Tensors that a call may write to, by what a user calls them, and which of them are buffers."""
+    for name, buffer in model.named_buffers():
+        if _is_plain(buffer):
+            yield f"buffer {name!r}", buffer, True
+    for name, parameter in model.named_parameters():
+        if _is_plain(parameter):
+            yield f"parameter {name!r}", parameter, False
+    for path, module in model.named_modules():
+        for key, value in module.__dict__.items():
+            if _is_plain(value):
+                yield f"attribute {f'{path}.{key}'.lstrip('.')!r}", value, False
+    for index, leaf in enumerate(pytree.tree_leaves(inputs)):
+        if _is_plain(leaf):
+            yield f"input {index}", leaf, False
+
+
+def _is_plain(value: Any) -> bool:
+    plain = type(value) in (torch.Tensor, nn.Parameter) and value.layout is torch.strided
+    return plain and value.device.type in ("cpu", "cuda") and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+# -- attributes ------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    value: Any
+    contents: list[Any] | None
+
+
+def _own(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    return ((name, value) for name, value in module.__dict__.items() if _is_own(name, value))
+
+
+def _is_own(name: str, value: Any) -> bool:
+    """Whether an attribute is the model's, not torch's, and one that forward may change as plain Python does."""
+    if name in _INTERNAL:
+        return False
+    return isinstance(value, (*_PLAIN, torch.Tensor)) or contents_of(value) is not None
+
+
+def _kept(value: Any) -> _Kept:
+    return _Kept(value, contents_of(value))
+
+
+def _restored(kept: _Kept) -> Any:
+    if kept.contents is not None:
+        refill(kept.value, kept.contents)
+    return kept.value
+
+
+def contents_of(value: Any) -> list[Any] | None:
+    """What a list, a dictionary or a set holds; None of anything else."""
+    if type(value) in (dict, collections.OrderedDict):
+        return list(value.items())
+    return list(value) if type(value) in (list, set) else None
+
+
+def refill(value: Any, contents: list[Any]) -> None:
+    """Have a list, a dictionary or a set hold that, where it holds anything else."""
+    held = contents_of(value) or []
+    if len(held) == len(contents) and all(
+        a is b or (isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b) and all(map(operator.is_, a, b)))
+        for a, b in zip(held, contents, strict=True)
+    ):
+        return
+    value.clear()
+    value.extend(contents) if isinstance(value, list) else value.update(contents)

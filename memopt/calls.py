@@ -150,7 +150,7 @@ class ModelCalls:
         called = self.fallback.kind(args, kwargs, kind)
         if self.fallback.has_failed(called):
             return self.model(*args, **kwargs)
-        before = self.fallback.before(called)
+        before = self.fallback.before(called, args, kwargs)
         self._refuse(called, kind, args, kwargs)
         session, gradients = self.sessions.of(kind), kind.gradients
         self.sessions.last = session

@@ -11,45 +11,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from memopt.call_start import CallStart
 from memopt.capture.export import CaptureError
 from memopt.capture.shadow import Shadow
 from memopt.failures import Failure
 from memopt.options import Options
 
 log = logging.getLogger("memopt")
-
-
-class Before:
-    """What a call changes as it goes, as it was: to make the call anew with the same numbers."""
-
-    def __init__(self, model: nn.Module, *, copies: bool) -> None:
-        """As it is now.
-
-        Args:
-            model: that is called.
-            copies: whether to keep copies of its buffers.
-        """
-        self._buffers = [(buffer, _version(buffer), buffer.clone() if copies else None) for buffer in model.buffers()]
-        self._state = bytearray(torch.get_rng_state().tolist())  # no tensor, which would take a part of a budget
-        cuda = any(parameter.is_cuda for parameter in model.parameters())
-        self._cuda = torch.cuda.get_rng_state_all() if cuda else None
-
-    def restore(self) -> bool:
-        """Put back buffers that were written to, and let the same numbers be drawn; whether that was possible."""
-        for buffer, version, copy in self._buffers:
-            if copy is None and _version(buffer) != version:
-                return False
-            if copy is not None and not torch.equal(buffer, copy):  # statistics are written to without a new version
-                with torch.no_grad():
-                    buffer.copy_(copy)
-        torch.set_rng_state(torch.frombuffer(self._state, dtype=torch.uint8))
-        if self._cuda is not None:
-            torch.cuda.set_rng_state_all(self._cuda)
-        return True
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
 
 
 class Fallback:
@@ -71,9 +39,9 @@ class Fallback:
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         return others, self._model.training, str(spec), tuple(map(_kind_of, leaves))
 
-    def before(self, kind: Any) -> Before:
+    def before(self, kind: Any, args: Any, kwargs: Any) -> CallStart:
         """What such a call changes, to be kept before it is made; copies only if none like it has worked."""
-        return Before(self._model, copies=kind not in self._worked)
+        return CallStart(self._model, (args, kwargs), state=kind not in self._worked, buffers=True)
 
     def works(self, kind: Any) -> None:
         """Such a call has worked."""
@@ -95,7 +63,7 @@ class Fallback:
             raise CaptureError(line)
         return line is not None
 
-    def answer(self, failure: Failure, kind: Any, before: Before, args: Any, kwargs: Any) -> Any:
+    def answer(self, failure: Failure, kind: Any, before: CallStart, args: Any, kwargs: Any) -> Any:
         """What the model itself returns for a call that failed inside memopt.
 
         Raises:
@@ -104,7 +72,8 @@ class Fallback:
         """
         name = type(self._model).__name__
         budget = self._options.budget is not None
-        restored = before.restore()
+        changed = before.restore()
+        restored = not changed
         if restored and not budget:
             outputs = self._model(*args, **kwargs)
         elif restored:  # fake tensors do not show every error of an operator: what the model itself raises decides
@@ -112,7 +81,8 @@ class Fallback:
         report = failure.save(name, self._options)
         if budget or not restored:
             text = f"{name} cannot be held to a budget: memopt failed" if budget else f"memopt failed within {name}"
-            self._failed[kind] = f"{text} ({failure.line}); {report}"
+            again = "" if restored else f"; {changed} was written to before that, so that the model itself is not called"
+            self._failed[kind] = f"{text} ({failure.line}{again}); {report}"
             raise CaptureError(self._failed[kind])
         self._failed[kind] = f"memopt failed ({failure.line}): such calls of {name} run as they are; {report}"
         log.warning("memopt: %s", self._failed[kind])
@@ -133,13 +103,13 @@ class Fallback:
 
     def _raise_as_model(self, args: Any, kwargs: Any) -> None:
         """Raise what the model itself raises; nothing is changed if it raises nothing."""
-        with _unchanged(self._model), torch.no_grad(), contextlib.suppress(torch.OutOfMemoryError):
+        with _unchanged(self._model, (args, kwargs)), torch.no_grad(), contextlib.suppress(torch.OutOfMemoryError):
             self._model(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    before = Before(model, copies=True)
+def _unchanged(model: nn.Module, inputs: Any) -> Iterator[None]:
+    before = CallStart(model, inputs, state=True, buffers=True)
     try:
         yield
     finally:

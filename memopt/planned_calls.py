@@ -42,9 +42,11 @@ class PlannedCalls:
 
         Raises:
             BudgetError: no plan keeps the budget. Nothing was run.
-            CaptureError: the budget is to be shared by graphs that cannot be seen without running them.
+            CaptureError: the budget is to be shared by graphs that cannot be seen without running them,
+                or the call has to begin anew and has written to large tensors.
         """
-        start = CallStart(self._model, state=kind.plan not in self._sessions.compiled or not session.one_graph)
+        state = kind.plan not in self._sessions.compiled or session.broken or not session.one_graph
+        start = CallStart(self._model, (args, kwargs), state=state)
         try:
             return self._run(session, start, kind, args, kwargs)
         except BudgetError:
@@ -57,7 +59,7 @@ class PlannedCalls:
         try:
             return self._call(session, kind, args, kwargs)
         except WholeStepNeeded:
-            start.restore()
+            self._begin_anew(start)
             session.whole_step = False
             try:
                 with contextlib.ExitStack() as stack:
@@ -88,9 +90,18 @@ class PlannedCalls:
         try:
             return self._call(session, kind, args, kwargs)
         except WholeStepNeeded:  # where Dynamo gave up, it goes on; anew it gets further, as in the collection
-            start.restore()
+            self._begin_anew(start)
             session.foreseen = False
             del self._sessions.compiled[kind.plan]
             return self._call(session, kind, args, kwargs)
         finally:
             session.foreseen = False
+
+    def _begin_anew(self, start: CallStart) -> None:
+        """Set back what the part of a call that has run has changed."""
+        changed = start.restore()
+        if changed:
+            raise CaptureError(
+                f"{changed} of {type(self._model).__name__} was written to before all graphs of the call were known, "
+                "and is too large to be copied each time: write to it after the model was called, or to a copy"
+            )

@@ -130,6 +130,7 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
             stage(f"a graph of {len(graph_module.graph.nodes)} nodes is captured")
         session.outside.saw(graph_module)
         hooks = Hooks(session, graph_module, example_inputs)
+        session.broken |= hooks.graph_break
         session.multiplies |= hooks.graph_break  # what runs beside this graph may
         if hooks.graph_break and not hooks.needs_gradients:
             session.see_whole_step()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import dataclasses
 import functools
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from memopt.call_start import contents_of, refill
 from memopt.evidence import EvidenceError
 from memopt.facts import Facts, facts_of, other_fact, other_sharing, shared_memory
 
@@ -68,7 +67,7 @@ class Before:
         self.random = _random_states()
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in _written(model, args, kwargs).values()]
         self._attributes = [
-            (module, {key: (value, _contents(value)) for key, value in module.__dict__.items()})
+            (module, {key: (value, contents_of(value)) for key, value in module.__dict__.items()})
             for module in model.modules()
         ]
 
@@ -79,7 +78,7 @@ class Before:
                 del module.__dict__[key]
             for key, (value, contents) in attributes.items():
                 if contents is not None:
-                    _refill(value, contents)
+                    refill(value, contents)
                 if module.__dict__.get(key, self) is not value:
                     module.__dict__[key] = value
         with torch.no_grad():
@@ -221,25 +220,6 @@ def _attributes(model: nn.Module) -> dict[str, Any]:
             elif isinstance(value, _WRITTEN) and not key.startswith("_"):
                 found[f"{name}.{key}".lstrip(".")] = value
     return found
-
-
-def _contents(value: Any) -> list[Any] | None:
-    """What a list, a dictionary or a set holds; None of anything else."""
-    if type(value) in (dict, collections.OrderedDict):
-        return list(value.items())
-    return list(value) if type(value) in (list, set) else None
-
-
-def _refill(value: Any, contents: list[Any]) -> None:
-    """Have it hold that, where it holds anything else."""
-    held = _contents(value) or []
-    if len(held) == len(contents) and all(
-        a is b or (isinstance(a, tuple) and isinstance(b, tuple) and all(map(operator.is_, a, b)))
-        for a, b in zip(held, contents, strict=True)
-    ):
-        return
-    value.clear()
-    value.extend(contents) if isinstance(value, list) else value.update(contents)
 
 
 def _random_states() -> list[torch.Tensor]:

@@ -1,5 +1,6 @@
 """What a call may have changed is set back before it begins anew."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -46,3 +47,63 @@ def test_a_buffer_that_was_replaced_is_the_same_object_after():
     model.seen = torch.ones(())
     start.restore()
     assert model.seen is buffer
+
+
+class Writing(nn.Module):
+    """Writes to whatever it can."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.plain, self.seen = nn.Parameter(torch.ones(3)), torch.ones(2), []
+        self.register_buffer("mean", torch.zeros(3))
+
+    @torch.no_grad()
+    def forward(self, x, more):
+        x.T.add_(1)
+        more["y"].mul_(2)
+        self.weight.zero_()
+        self.plain += 1
+        self.plain = self.plain + 1
+        self.seen.append(3)
+        self.new = 4
+        torch.batch_norm(x, None, None, self.mean, torch.ones(3), True, 0.1, 1e-5, False)  # without a new version of the mean
+
+
+def test_what_a_call_writes_to_is_set_back():
+    model, x, y = Writing(), torch.randn(6, 3), torch.randn(4, 3)
+    before, plain = [value.clone() for value in (x, y, model.weight)], model.plain
+    start = CallStart(model, ((x, {"y": y[1:].T}), {}), state=True)
+    model(x, {"y": y[1:].T})
+    assert start.restore() == ""
+    for value, known in zip((x, y, model.weight), before, strict=True):
+        assert torch.equal(value, known)
+    assert model.plain is plain and torch.equal(plain, torch.ones(2)) and model.seen == [] and not hasattr(model, "new")
+    assert torch.equal(model.mean, torch.zeros(3))
+
+
+def test_a_tensor_that_shows_an_element_many_times_is_set_back():
+    x = torch.arange(3.0)
+    start = CallStart(nn.Identity(), (x.expand(5, 3),), state=True)
+    x.zero_()
+    assert start.restore() == ""
+    assert torch.equal(x, torch.arange(3.0))
+
+
+def test_of_large_memory_it_is_known_whether_it_was_written_to():
+    model, x = Counting(), torch.zeros(2**19)
+    start = CallStart(model, (x,), state=True)
+    x[3:].exp_()
+    assert start.restore() == "input 0"
+    start = CallStart(model, (x,), state=False)
+    model.seen += 1
+    assert start.restore() == "buffer 'seen'"
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_all_buffers_are_set_back_where_that_is_asked_for(large):
+    model = Counting()
+    model.seen = torch.zeros(2**19)
+    start = CallStart(model, (), state=True, buffers=large)
+    model.seen += 1
+    assert start.restore() == ("" if large else "buffer 'seen'")
+    assert torch.equal(model.seen, torch.zeros(2**19)) is large

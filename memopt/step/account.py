@@ -29,6 +29,7 @@ class Account:
         soft: whether the limit is eager's own peak and nobody asked for it: it is aimed at, and neither enforced nor
             refused.
         multiplies: whether any graph that was seen may have cuBLAS multiply, or was not all that there is of a call.
+        broken: whether a graph was seen that is not all that there is of a call.
     """
 
     def __init__(self, budget: Budget | None, resident: Resident) -> None:
@@ -36,7 +37,7 @@ class Account:
         self.budget = budget
         self.margin = self.aside = 0
         self.hold: Callable[[int], None] = _unheld
-        self.multiplies = self.trains = self.to_be_trained = self.soft = False
+        self.multiplies = self.broken = self.trains = self.to_be_trained = self.soft = False
         self.reference = Reference()
         self._resident = resident
         self._arrived: Callable[[], Resident] | None = None
