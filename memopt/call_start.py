@@ -78,7 +78,7 @@ class _Copy:
 
 
 def _bytes_of(memory: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)  # type: ignore[call-overload,no-any-return]
+    return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)
 
 
 def _tensors(model: nn.Module, inputs: Any) -> Iterator[tuple[str, torch.Tensor, bool]]:

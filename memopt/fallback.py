@@ -81,7 +81,9 @@ class Fallback:
         report = failure.save(name, self._options)
         if budget or not restored:
             text = f"{name} cannot be held to a budget: memopt failed" if budget else f"memopt failed within {name}"
-            again = "" if restored else f"; {changed} was written to before that, so that the model itself is not called"
+            again = (
+                "" if restored else f"; {changed} was written to before that, so that the model itself is not called"
+            )
             self._failed[kind] = f"{text} ({failure.line}{again}); {report}"
             raise CaptureError(self._failed[kind])
         self._failed[kind] = f"memopt failed ({failure.line}): such calls of {name} run as they are; {report}"

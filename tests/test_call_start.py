@@ -66,7 +66,8 @@ class Writing(nn.Module):
         self.plain = self.plain + 1
         self.seen.append(3)
         self.new = 4
-        torch.batch_norm(x, None, None, self.mean, torch.ones(3), True, 0.1, 1e-5, False)  # without a new version of the mean
+        # Without a new version of the mean.
+        torch.batch_norm(x, None, None, self.mean, torch.ones(3), True, 0.1, 1e-5, False)
 
 
 def test_what_a_call_writes_to_is_set_back():

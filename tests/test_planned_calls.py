@@ -66,6 +66,6 @@ def test_what_a_call_wrote_to_before_it_began_anew_is_written_to_once():
 def test_a_call_that_wrote_to_a_large_tensor_does_not_begin_anew():
     torch._dynamo.reset()
     run = memopt.compile(LooksAtItsCount(), backend="aten")
-    with pytest.raises(CaptureError, match="^input 0 of LooksAtItsCount was written to before all graphs") as caught:
+    with pytest.raises(CaptureError, match=r"^input 0 of LooksAtItsCount was written to before all graphs") as caught:
         run(torch.zeros(6, 2**16))
     assert "\n" not in str(caught.value)

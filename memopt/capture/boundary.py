@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from memopt.capture.identities import as_identical
 from memopt.capture.metadata import Expected
 from memopt.capture.returned import views_outside
 from memopt.capture.writes import refuse_lost_writes
@@ -29,9 +30,10 @@ def at_boundary(backend: Backend, *, check: bool, laid_out: Callable[[], bool] =
     def compiled(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         refuse_lost_writes(graph_module)
         expected = Expected(graph_module, strides=not laid_out()) if check else None
+        identical = as_identical(graph_module)
         views = views_outside(graph_module)
         run = backend(graph_module, example_inputs)
-        whole = run if views is None else _then(run, views)
+        whole = identical(run if views is None else _then(run, views))
         return whole if expected is None else expected.around(whole)
 
     return compiled

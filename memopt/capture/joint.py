@@ -174,14 +174,16 @@ def split(program: Program, extract: Callable[..., Halved]) -> Any:
 
 def erase_dead_draws(backward: fx.GraphModule) -> None:
     """Erase from a backward half what draws in vain in forward, where it has been drawn by then."""
-    dead = [
-        node
-        for node in reversed(backward.graph.nodes)
-        if is_random(node) and not node.users and node.meta.get("phase") is Phase.FORWARD
-    ]
-    for node in dead:
-        backward.graph.erase_node(node)
-    if dead:
+    while True:  # what was drawn only for another draw is drawn in vain once that is erased
+        dead = [
+            node
+            for node in reversed(backward.graph.nodes)
+            if is_random(node) and not node.users and node.meta.get("phase") is Phase.FORWARD
+        ]
+        if not dead:
+            return
+        for node in dead:
+            backward.graph.erase_node(node)
         backward.graph.eliminate_dead_code()
         backward.recompile()
 

@@ -1,8 +1,9 @@
-"""Writes that torch's capture loses, refused before anything is run.
+"""Writes that torch's capture loses, refused before anything is run; and those that it lays out anew, mended.
 
 A graph is captured as functions: a write to a view becomes a new value of the tensor that the view shows. Of some views
 there is no such value. `unfold` with a step gives zeros for what lies between the windows, and sums where they overlap;
 so does an `as_strided` that shows an element twice, and `expand`. `as_strided` of a view is refused by torch itself.
+`masked_scatter_` from what it writes to reads what it has written in the model, one element after the other.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt.capture.dynamo_graph import name_of, value_of, writes
 from memopt.capture.export import CaptureError
+from memopt.capture.written_layout import keep_layout, other_layout
 from memopt.program import source_line
 
 aten = torch.ops.aten
@@ -25,15 +27,20 @@ aten = torch.ops.aten
 # Parts of the names of what makes such views, in Dynamo's graphs.
 _SUSPECTS = ("as_strided", "broadcast", "cartesian", "expand", "meshgrid", "unfold")
 
+_INSTEAD = "write to the elements themselves (y[:, [0, 5]] *= 2), or to a copy that takes the tensor's place"
+
 
 def refuse_lost_writes(graph_module: fx.GraphModule) -> None:
     """Raise CaptureError where a graph of Dynamo's writes to a view that the capture cannot write through.
 
-    The graph is run on fake tensors where it holds such views and writes at all.
+    The graph is run on fake tensors where it holds such views and writes at all, or writes to what is not contiguous.
+    Where the capture would lay out anew what is written to, the graph is edited so that it does not.
     """
     nodes = [node for part in graph_module.modules() if isinstance(part, fx.GraphModule) for node in part.graph.nodes]
-    suspicious = any(part in name_of(node) for node in nodes for part in _SUSPECTS if node.op.startswith("call"))
-    if not suspicious or not any(writes(node) for node in nodes if node.op.startswith("call")):
+    calls = [node for node in nodes if node.op.startswith("call")]
+    writing = [node for node in calls if writes(node)]
+    suspicious = any(part in name_of(node) for node in calls for part in _SUSPECTS)
+    if not writing or not (suspicious or any(map(_may_lose, writing))):
         return
     values = [value_of(node) for node in graph_module.graph.nodes if node.op == "placeholder"]
     mode = next((value.fake_mode for value in values if hasattr(value, "fake_mode")), None)
@@ -49,6 +56,19 @@ def refuse_lost_writes(graph_module: fx.GraphModule) -> None:
         pass
     if run.watch.lost:
         raise CaptureError(run.watch.lost)
+    for node in run.watch.laid_out_anew:
+        keep_layout(node)
+    if run.watch.laid_out_anew:
+        graph_module.recompile()
+
+
+def _may_lose(node: fx.Node) -> bool:
+    """Whether a write may read what it writes, or the capture lay out anew what it writes to."""
+    target = node.args[0] if node.args else None
+    value = value_of(target) if isinstance(target, fx.Node) else None
+    if name_of(node) == "masked_scatter_":
+        return True
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_contiguous()
 
 
 def _like(value: torch.Tensor) -> torch.Tensor:
@@ -74,6 +94,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.node: fx.Node | None = None
         self.lost = ""  # what is said of the first write to one
+        self.laid_out_anew: dict[fx.Node, None] = {}
         self._faults: dict[int, str] = {}
         self._views: set[int] = set()
         self._alive: list[Any] = []  # as long as ids are looked up
@@ -85,7 +106,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if argument.alias_info is not None and argument.alias_info.is_write:
                 given = args[place] if place < len(args) else kwargs.get(argument.name)
                 for tensor in pytree.tree_leaves(given):
-                    self._refuse(self._faults.get(id(tensor)))
+                    if id(tensor) in self._faults:
+                        self._refuse(f"writes through {self._faults[id(tensor)]}", _INSTEAD)
+        if func is aten.masked_scatter_.default and _overlap(args[0], args[2]):
+            self._refuse("masked_scatter_() reads what it writes", "clone() what it takes the elements of")
+        if self.node is not None and schema.is_mutable and other_layout(func, args, kwargs):
+            self.laid_out_anew[self.node] = None
         result = func(*args, **kwargs)
         source = args[0] if args and isinstance(args[0], torch.Tensor) else None
         if source is not None and any(item.alias_info is not None for item in schema.returns):
@@ -104,13 +130,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._views.add(id(view))
         self._alive.append((source, view))
 
-    def _refuse(self, fault: str | None) -> None:
-        if fault is not None and self.node is not None:
+    def _refuse(self, fault: str, instead: str) -> None:
+        if self.node is not None:
             where = source_line(self.node) or f"node {self.node.name}"
-            self.lost = (
-                f"{where}: writes through {fault}, which no graph can hold: write to the elements themselves "
-                "(y[:, [0, 5]] *= 2), or to a copy that takes the tensor's place"
-            )
+            self.lost = f"{where}: {fault}, which no graph can hold: {instead}"
             raise RuntimeError(self.lost)
 
 
@@ -143,3 +166,17 @@ def _may_overlap(view: torch.Tensor) -> bool:
             return True
         reach += stride * (size - 1)
     return False
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors show the same memory between their first and last elements."""
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return False
+    ends = [
+        (
+            view.storage_offset(),
+            view.storage_offset() + sum((n - 1) * stride for n, stride in zip(view.shape, view.stride(), strict=True)),
+        )
+        for view in (one, other)
+    ]
+    return bool(ends[0][0] <= ends[1][1] and ends[1][0] <= ends[0][1])

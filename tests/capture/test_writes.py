@@ -95,6 +95,22 @@ def test_a_budget_and_torch_compile_refuse_it_too():
         torch.compile(Model(LOST["gaps"]), backend="memopt", options={"backend": "aten"})(X)
 
 
+READ = {
+    "itself": lambda self, x, y: y.masked_scatter_(y > 0, y),
+    "a view": lambda self, x, y: y[0].masked_scatter_(y[0] > 0, y.view(-1)[3:]),
+    "transposed": lambda self, x, y: y.t().masked_scatter_(y.t() > 0, y),
+    "an input": lambda self, x, y: x.masked_scatter_(x > 0, x),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_reads_what_it_has_written_is_refused(name):
+    x = X.clone()
+    with pytest.raises(CaptureError, match=r"test_writes.py:.*masked_scatter_\(\) reads what it writes.*clone"):
+        memopt.compile(Model(READ[name]), backend="aten")(x)
+    assert torch.equal(x, X)
+
+
 def scattered(self, x, y):
     z = y.new_zeros(2, 8)
     z.as_strided((2, 6), (8, 1), 1).copy_(y)
@@ -116,6 +132,8 @@ MADE = {
     "windows_read": lambda self, x, y: y.mul_(2).unfold(1, 3, 1),
     "under_vmap": lambda self, x, y: torch.vmap(lambda row: row.unfold(0, 1, 5).clone().mul_(2))(y),
     "buffer_steps": lambda self, x, y: self.seen[::5].fill_(3.0),
+    "taken_from_a_copy": lambda self, x, y: y.masked_scatter_(y > 0, y.clone()),
+    "taken_from_other_rows": lambda self, x, y: y[0].masked_scatter_(y[0] > 0, y[1]),
     "narrowed": lambda self, x, y: y.narrow(1, 1, 3)[:, ::2].sub_(1),
 }
 

@@ -15,6 +15,8 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "a mask": lambda x: x * (torch.rand(x.shape) > 0.3),
     "a dropout": lambda x: functional.dropout(x, 0.4, True),
     "a dropout of what was computed": lambda x: functional.dropout(x.sin().cos(), 0.4, True),
+    "for another draw": lambda x: functional.dropout((x * torch.rand(x.shape)).sum(-1), 0.4, True),
+    "for another draw in place": lambda x: functional.dropout(x, 0.4, True).sin().bernoulli_(),
     "noise in place": lambda x: x.clone().normal_(),
     "two": lambda x: torch.randperm(4) + functional.dropout(x, 0.4, True).sum(),
 }
