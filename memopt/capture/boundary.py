@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from memopt.capture.dropouts import without_idle_dropouts
 from memopt.capture.identities import as_identical
 from memopt.capture.metadata import Expected
 from memopt.capture.returned import views_outside
@@ -28,6 +29,7 @@ def at_boundary(backend: Backend, *, check: bool, laid_out: Callable[[], bool] =
 
     @functools.wraps(backend)
     def compiled(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        without_idle_dropouts(graph_module)
         refuse_lost_writes(graph_module)
         expected = Expected(graph_module, strides=not laid_out()) if check else None
         identical = as_identical(graph_module)
