@@ -72,8 +72,12 @@ class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return self._answer(call, error)
         if func._schema.is_mutable:
             self._overwrite(func, args, kwargs, call)
-        elif call is not None:
+            return results
+        if call is not None:
             self._remember_all(results, call)
+        for tensor in _written(func, args, kwargs):  # without a word of it in the schema
+            for other in self._alive(tensor):
+                self._known.pop(other, None)
         return results
 
     def _call(self, func: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> _Call | None:
@@ -175,8 +179,10 @@ def _run(last: _Call) -> Any:
             return results[leaf.call][leaf.index] if isinstance(leaf, _Value) else leaf
 
         args, kwargs = pytree.tree_map(value, (call.args, call.kwargs))
-        if call.func._schema.is_mutable:
-            args = (args[0].clone(memory_format=torch.preserve_format), *args[1:])
+        names = _names_written(call.func)
+        arguments = [argument.name for argument in call.func._schema.arguments]
+        args = [_copied(arg) if name in names else arg for name, arg in zip(arguments, args, strict=False)]
+        kwargs = {name: _copied(arg) if name in names else arg for name, arg in kwargs.items()}
         returned = call.func(*args, **kwargs)
         results[call] = pytree.tree_leaves(returned)
         if sum(item.numel() for item in results[call] if isinstance(item, torch.Tensor)) <= _SMALL:
@@ -212,10 +218,22 @@ def _needed(last: _Call) -> tuple[list[_Call], dict[_Call, int]]:
 
 
 def _written(func: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[torch.Tensor]:
+    names = _names_written(func)
     for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        if argument.name in names:
             given = args[index] if index < len(args) else kwargs.get(argument.name)
             yield from (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor))
+
+
+def _names_written(func: Any) -> set[str]:
+    """The arguments that an operation writes to; batch norms do not say so of their statistics."""
+    arguments = func._schema.arguments
+    written = {each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write}
+    return written | ({each.name for each in arguments} & {"running_mean", "running_var"})
+
+
+def _copied(value: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, lambda each: each.clone(memory_format=torch.preserve_format), value)
 
 
 @contextlib.contextmanager

@@ -124,3 +124,25 @@ def test_names_lead_from_twins_to_real_tensors_under_their_first_name() -> None:
     assert len(shadow.names) == len(model_names(model)) == 7
     assert all(real is model_names(model)[id(real)][2] for _, _, real in shadow.names.values())
     assert id(model.table) not in model_names(model)
+
+
+class LooksBehindNorms(nn.Module):
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        return y * 2 if y.square().mean() > 0.5 else y
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.InstanceNorm1d])
+def test_a_look_at_what_comes_behind_a_norm_leaves_its_statistics_alone(norm: type[nn.Module]) -> None:
+    model = LooksBehindNorms(norm(3, track_running_stats=True))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    shadow = Shadow(model)
+    given, _ = shadow.inputs((torch.linspace(-1, 1, 24).reshape(2, 3, 4),), {})
+    with shadow.mode:
+        shadow.model(*given)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
