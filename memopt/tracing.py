@@ -16,7 +16,7 @@ from memopt.budget import BudgetError, format_bytes
 from memopt.capture.attention import attention_as_on
 from memopt.capture.boundary import at_boundary
 from memopt.capture.dynamo import Hooks
-from memopt.capture.eager_step import eager_peaks, has_checkpoints
+from memopt.capture.eager_step import eager_peaks, has_checkpoints, roots_of
 from memopt.capture.export import CaptureError
 from memopt.capture.outside import OUTSIDE, Mark
 from memopt.capture.rehearsal import eager_step, ledger_for, run_backward
@@ -26,6 +26,7 @@ from memopt.engine import Recalled
 from memopt.errors import first_line
 from memopt.failures import note_graph
 from memopt.memory.ledger import within_graph
+from memopt.memory.tangents import Tangents, tangents_of
 from memopt.program import Program
 from memopt.progress import stage
 from memopt.session import Session
@@ -92,6 +93,7 @@ def _rehearsed(session: Session, model: nn.Module, call: Callable[[], Any], mark
     with contextlib.nullcontext() if ledger is None else ledger:
         outputs = call()
         told, failed = session.outside.told(model, outputs, mark), ""
+        tangents = tangents_of(roots_of(outputs)) if ledger is not None and torch.is_grad_enabled() else Tangents()
         if ledger is not None and told is not None and torch.is_grad_enabled():
             try:
                 run_backward(outputs, ledger)
@@ -99,7 +101,7 @@ def _rehearsed(session: Session, model: nn.Module, call: Callable[[], Any], mark
                 failed = first_line(error)
     if ledger is not None:
         peak, beside = (0, 0) if told is None else (ledger.peak, ledger.beside)
-        session.count_outside(peak, beside, (told or "").removeprefix(OUTSIDE))
+        session.count_outside(peak, beside, (told or "").removeprefix(OUTSIDE), tangents)
     _tell(session, told)
     if failed:
         raise CaptureError(f"{told}: what they take is not known without running them: {failed}")

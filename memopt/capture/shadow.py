@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import functools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,12 +19,19 @@ from memopt.program import InputKind
 from memopt.torch_compat.valued_fakes import ValuedFakeMode
 
 
+_PARTS = ("_parameters", "_buffers", "_modules")
+
+# Containers that code writes into; of other kinds the twin has the model's own.
+_CONTAINERS = (dict, list, set, collections.OrderedDict, collections.defaultdict, collections.deque)
+
+
 class Shadow:
     """A model's twin on fake tensors: the same modules and code, the same shapes, no data.
 
     Attributes:
         mode: the fake mode that its tensors belong to.
-        model: the twin. It shares the original's plain attributes, and has parameters and buffers of its own.
+        model: the twin. It shares the original's plain attributes, and has parameters, buffers, hooks and containers of
+            its own.
         names: role, qualified name and real tensor of each of the twin's parameters and buffers, by `id`.
     """
 
@@ -33,7 +41,8 @@ class Shadow:
         self._alive: list[Any] = []
         self.model: nn.Module = self._twin_module(model)
         for twin in [twin for twin in self._twins.values() if isinstance(twin, nn.Module)]:
-            twin.__dict__.update({name: self._turned(value) for name, value in twin.__dict__.items()})
+            own = {name: self._turned(value) for name, value in twin.__dict__.items() if name not in _PARTS}
+            twin.__dict__.update(own)
         self.names = {id(self._twins[key]): value for key, value in model_names(model).items() if key in self._twins}
 
     def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -65,7 +74,8 @@ class Shadow:
         twin = _bare(module)
         twin.__dict__.update(module.__dict__)
         self._twins[id(module)] = twin
-        for kind, make in (("_parameters", self._twin), ("_buffers", self._twin), ("_modules", self._twin_module)):
+        makers: tuple[Callable[[Any], Any], ...] = (self._twin, self._twin, self._twin_module)
+        for kind, make in zip(_PARTS, makers, strict=True):
             children = {key: None if value is None else make(value) for key, value in getattr(module, kind).items()}
             twin.__dict__[kind] = type(getattr(module, kind))(children)
         return twin
@@ -84,9 +94,29 @@ class Shadow:
             )
             turned.__dict__.update(value.__dict__)
             return turned
-        if type(value) in (list, tuple) and any(id(item) in self._twins for item in value):
-            return type(value)(self._twins.get(id(item), item) for item in value)
-        return value
+        if type(value) is tuple and any(id(item) in self._twins or type(item) in _CONTAINERS for item in value):
+            return tuple(map(self._turned, value))
+        return self._copied(value) if type(value) in _CONTAINERS else value
+
+    def _copied(self, value: Any) -> Any:
+        """A container of the twin's own, with what speaks of the model's parts turned: forward may write into it.
+
+        One that several modules hold stays one, and may hold itself. Hooks that the twin registers are its own too.
+        """
+        if id(value) in self._twins:
+            return self._twins[id(value)]
+        twin = self._twins[id(value)] = copy.copy(value)
+        self._alive.append(value)
+        if isinstance(value, dict):
+            twin.clear()
+            twin.update({self._turned(key): self._turned(item) for key, item in value.items()})
+        elif isinstance(value, set):
+            twin.clear()
+            twin.update(map(self._turned, value))
+        else:
+            for index, item in enumerate(value):
+                twin[index] = self._turned(item)
+        return twin
 
 
 def _bare(module: nn.Module) -> Any:

@@ -10,6 +10,7 @@ from memopt.budget import Budget, BudgetError, format_bytes
 from memopt.memory.allocator import with_slack
 from memopt.memory.hidden import WholeLedger
 from memopt.memory.resident import Resident
+from memopt.memory.tangents import Tangents
 from memopt.program import Program
 from memopt.step.earlier_calls import EarlierCalls, Figures, KnownCalls, NoRoomBesideError, Ran
 from memopt.step.planned import Planned, fingerprint
@@ -32,7 +33,8 @@ class SharedStep(Told):
         eager_step: bytes that it holds in the whole step of several graphs; None where that is not known.
         ledger: counts what runs outside of captured graphs, while a call is rehearsed.
         outside_bytes: what those take, by the latest rehearsal.
-        outside_beside: what of it is there while a graph runs.
+        outside_beside: what of it is there while a graph runs, and gradients of outputs that later graphs run beside.
+        tangents: the gradients of what a call of several graphs returns, by the latest rehearsal.
         outside_places: what they are, in words.
     """
 
@@ -52,24 +54,28 @@ class SharedStep(Told):
         self.ledger: WholeLedger | None = None
         self.outside_bytes = self.outside_beside = 0
         self.outside_places = ""
+        self.tangents = Tangents()
         self._eager: dict[str, GraphPeaks] = {}  # by fingerprint
 
-    def count_outside(self, peak: int, beside: int, places: str) -> None:
-        """Count what runs outside of captured graphs.
+    def count_outside(self, peak: int, beside: int, places: str, tangents: Tangents) -> None:
+        """Count what runs outside of captured graphs, the caller's loss too where the model returns none.
 
         Args:
             peak: the most bytes that it holds.
             beside: the most that it holds while a graph runs.
             places: what it is, in words.
+            tangents: the gradients of what the call returns.
         """
-        resident = self.resident
+        resident, beside = self.resident, beside + tangents.early
         self.resident = dataclasses.replace(resident, outside=resident.outside - self.outside_beside + beside)
         self.outside_bytes, self.outside_beside, self.outside_places = peak, beside, places
+        self.tangents = tangents
 
     @property
     def outside_between(self) -> int:
         """Bytes that it peaks at between graphs, beyond what is counted as held all the time."""
-        return max(0, self.outside_bytes - self.outside_beside)
+        held = self.outside_beside - self.tangents.early
+        return max(0, self.outside_bytes - held, self.tangents.loss - self.tangents.early)
 
     def code_peak(self) -> int:
         """As of the step's graphs alone, with what runs between them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import pytest
 import torch
 from torch import nn
@@ -66,13 +68,40 @@ def test_a_model_that_contains_itself_has_such_a_twin() -> None:
 def test_plain_attributes_are_shared_and_assignments_stay_with_the_twin() -> None:
     model = Model()
     twin = Shadow(model).model
-    assert twin.notes is model.notes and twin.table is model.table and twin.scale == 2.0
+    assert twin.notes == model.notes and twin.table is model.table and twin.scale == 2.0
     twin.scale = 3.0
+    twin.notes.append("b")
     twin.mask = None
     twin.head = nn.Identity()
     twin.train(False)
-    assert model.scale == 2.0 and model.mask is not None and isinstance(model.head, nn.Linear)
+    assert model.scale == 2.0 and model.notes == ["a"] and model.mask is not None and isinstance(model.head, nn.Linear)
     assert model.training and all(module.training for module in model.modules())
+
+
+def test_containers_are_the_twins_own_and_speak_of_its_parts() -> None:
+    model = Model()
+    model.seen, model.calls = [], collections.Counter()
+    model.known = {"blocks": [model.head], model.head: {model.again}, "shared": model.seen}
+    model.blocks[0].seen, model.pairs = model.seen, ([model.head],)
+    model.seen.append(model.seen)
+    twin = Shadow(model).model
+    assert twin.blocks[0].seen is twin.seen is twin.known["shared"] and twin.seen is not model.seen
+    assert twin.seen[0] is twin.seen and twin.pairs[0][0] is twin.head
+    assert twin.known["blocks"][0] is twin.head and twin.known[twin.head] == {twin.again}
+    twin.seen.append(1)
+    twin.known["blocks"].clear()
+    assert len(model.seen) == 1 and model.known["blocks"] == [model.head]
+
+
+def test_hooks_that_the_twin_registers_are_not_the_models() -> None:
+    model, ran = Model(), []
+    model.head.register_forward_hook(lambda *_: ran.append("model's"))
+    twin = Shadow(model).model
+    twin.head.register_forward_hook(lambda *_: ran.append("twin's"))
+    twin.head.register_forward_pre_hook(lambda *_: None)
+    assert len(twin.head._forward_hooks) == 2 and len(model.head._forward_hooks) == 1
+    model(torch.ones(2, 4, dtype=torch.int64))
+    assert ran == ["model's"]
 
 
 def test_running_the_twin_touches_nothing() -> None:
