@@ -18,7 +18,6 @@ from memopt.capture.dynamo import Names
 from memopt.program import InputKind
 from memopt.torch_compat.valued_fakes import ValuedFakeMode
 
-
 _PARTS = ("_parameters", "_buffers", "_modules")
 
 # Containers that code writes into; of other kinds the twin has the model's own.

@@ -10,8 +10,8 @@ import torch
 
 from memopt.memory.rounding import allocated_bytes
 
-# Values as large as the largest output that a loss holds beside the gradients of all outputs when its own backward ends,
-# counted on CPU: none for a sum, two for cross entropy, three for a mean of squares.
+# Values as large as the largest output that a loss holds beside the gradients of all outputs at the end of its own
+# backward, counted on CPU: none for a sum, two for cross entropy, three for a mean of squares.
 _OF_A_LOSS = 3
 _SCALARS = 64  # bytes of losses, and of numbers that operators wrap in tensors for a moment
 
