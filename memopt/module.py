@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import inspect
+import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +38,7 @@ _SHARED = (
 )
 
 # What is set on the stand-in itself: hooks that run around its calls, and a `forward` that was wrapped around its own.
-_OWN = frozenset(vars(nn.Module())) - {*_SHARED, "training"} | {"forward", "__class__", "__dict__"}
+_OWN = frozenset(vars(nn.Module())) - {*_SHARED, "training"} | {"forward", "__dict__"}
 
 
 class CompiledModule(nn.Module):
@@ -45,7 +48,8 @@ class CompiledModule(nn.Module):
     and `state_dict` work on either; attributes are the model's, read and set. The first call with new shapes, or in a
     new mode, captures and plans; later calls run what was planned. `report` tells what was done. Hooks of the stand-in
     and of the model run at every call; those of its parts, as in `torch.compile`, are captured: of ones registered or
-    removed after a call nothing is seen.
+    removed after a call nothing is seen. It is an instance of the model's own class, too, and `forward` has the model's
+    signature where that says more than that there is one argument: libraries ask for both.
     """
 
     _memopt: ModelCalls  # all that is the stand-in's own
@@ -63,6 +67,12 @@ class CompiledModule(nn.Module):
         del self.__dict__["training"]  # the model's is asked for
 
     # -- the user's surface --------------------------------------------------------------------------------------
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[nn.Module]:  # type: ignore[override]
+        """The model's class, for `isinstance`; as with any attribute, one that is set is set on the model."""
+        calls = self.__dict__.get("_memopt")
+        return type(self) if calls is None else calls.model.__class__
 
     @property
     def report(self) -> Report:
@@ -205,20 +215,36 @@ def _run_outside(stand_in: CompiledModule, args: tuple[Any, ...], kwargs: dict[s
 def _kind_of(model: type[nn.Module]) -> type[CompiledModule]:
     """The kind of CompiledModule for models of a class: with its container methods, and methods of modules it changes.
 
-    Of what hooks and calls are made of it keeps its own.
+    Of what hooks and calls are made of it keeps its own; `forward` has the signature of the model's.
     """
-    names = {name for name in _CONTAINER if hasattr(model, name)}
-    for name in vars(nn.Module):
-        kept = name.startswith("_") or name in vars(CompiledModule) or "hook" in name
-        if not kept and getattr(model, name) is not getattr(nn.Module, name):
-            names.add(name)
-    key = tuple(sorted(names))
-    if not key:
-        return CompiledModule
-    if key not in _kinds:
-        methods = {name: _passed_on(name) for name in key}
-        _kinds[key] = type(CompiledModule.__name__, (CompiledModule,), {"__module__": __name__, **methods})
-    return _kinds[key]
+    if model not in _kinds:
+        names = {name for name in _CONTAINER if hasattr(model, name)}
+        for name in vars(nn.Module):
+            kept = name.startswith("_") or name in vars(CompiledModule) or "hook" in name
+            if not kept and getattr(model, name) is not getattr(nn.Module, name):
+                names.add(name)
+        own = {name: _passed_on(name) for name in sorted(names)}
+        signature = _signature(model.forward)
+        if signature is not None and len(signature.parameters) > 2:  # callers choose among arguments, by their names
+            own["forward"] = _signed(CompiledModule.forward, signature)
+        made = type(CompiledModule.__name__, (CompiledModule,), {"__module__": __name__, **own})
+        _kinds[model] = made if own else CompiledModule
+    return _kinds[model]
+
+
+def _signature(function: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def _signed(function: Any, signature: inspect.Signature) -> Callable[..., Any]:
+    """A copy of a function that tells another signature; its code is the same, so that no call takes longer."""
+    copied = types.FunctionType(function.__code__, function.__globals__, function.__name__)
+    copied.__doc__ = function.__doc__
+    copied.__signature__ = signature  # type: ignore[attr-defined]
+    return copied
 
 
 def _passed_on(name: str) -> Callable[..., Any]:
@@ -236,4 +262,4 @@ def _passed_on(name: str) -> Callable[..., Any]:
 for _name in _MODELS:
     setattr(CompiledModule, _name, _passed_on(_name))
 
-_kinds: dict[tuple[str, ...], type[CompiledModule]] = {}
+_kinds: weakref.WeakKeyDictionary[type[nn.Module], type[CompiledModule]] = weakref.WeakKeyDictionary()

@@ -1,6 +1,8 @@
 """Attributes of the stand-in are the model's: read, set and deleted, with effect from the next call on."""
 
 import copy
+import inspect
+import pickle
 import types
 
 import pytest
@@ -245,3 +247,54 @@ def test_a_forward_that_was_wrapped_around_the_stand_in_s_own_stays_there():
     torch.testing.assert_close(run(x), 2 * expected)
     del run.forward
     torch.testing.assert_close(run(x), expected)
+
+
+# -- what libraries ask of a model ------------------------------------------------------------------------------------
+
+
+class Base(nn.Module):
+    def forward(self, inputs, labels=None, **more):
+        return {"loss": self.layer(inputs).square().mean(), "given": labels is not None, **more}
+
+
+class Labelled(Base):
+    """Has arguments that callers choose among."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+
+def test_the_stand_in_is_an_instance_of_the_model_s_own_class_and_signed_as_it():
+    model = Labelled()
+    run = memopt.compile(model, backend="aten")
+    for made in (run, copy.copy(run), copy.deepcopy(run), pickle.loads(pickle.dumps(run))):
+        assert isinstance(made, Labelled) and isinstance(made, Base) and isinstance(made, memopt.CompiledModule)
+        assert made.__class__ is Labelled and made._get_name() == "Labelled"
+        assert inspect.signature(made.forward) == inspect.signature(model.forward)
+        assert not isinstance(made, Encoder) and type(made) is type(run) and type(made).__name__ == "CompiledModule"
+    x = torch.randn(2, 8)
+    found, expected = run(x, labels=x, extra=1), model(x, labels=x, extra=1)
+    assert found.keys() == expected.keys() and found["given"] and found["extra"] == 1
+    torch.testing.assert_close(found["loss"], expected["loss"], rtol=0, atol=0)
+    assert list(inspect.signature(memopt.compile(Encoder(), backend="aten").forward).parameters) == ["args", "kwargs"]
+
+
+def test_a_parametrization_of_the_stand_in_is_one_of_the_model():
+    model = nn.Linear(8, 8)
+    run, twin = memopt.compile(model, backend="aten"), copy.deepcopy(model)
+    x = torch.randn(2, 8)
+    run(x)
+    for layer in (run, twin):
+        nn.utils.parametrizations.weight_norm(layer)
+    assert isinstance(run, memopt.CompiledModule) and isinstance(run, nn.Linear)
+    assert torch.nn.utils.parametrize.is_parametrized(model) and torch.nn.utils.parametrize.is_parametrized(run)
+    assert [name for name, _ in run.named_parameters()] == [name for name, _ in twin.named_parameters()]
+    torch.testing.assert_close(result(run, model, x, True), result(twin, twin, x, True), rtol=0, atol=0)
+
+
+def test_a_signature_that_python_cannot_tell_leaves_the_stand_in_s_own(monkeypatch):
+    class Odd(nn.Module):
+        forward = dict.get  # has none
+
+    assert inspect.signature(memopt.compile(Odd(), backend="aten").forward).parameters
