@@ -11,7 +11,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: demo examples test test-slow test-tensorflow test-gpu test-onnx-material test-conversions test-conversion-memory \
-	test-random-modules test-model-classes test-packing lint readme clean
+	test-random-modules test-model-classes test-packing test-integrations lint readme clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -38,6 +38,11 @@ test-gpu: $(STAMP)
 	@failed=0; for file in $$(grep -rl 'mark\.gpu' tests --include='test_*.py' | sort); do \
 		echo "$$file"; $(PYTEST) -q -m gpu "$$file" || failed=1; \
 	done; exit $$failed
+
+# Training loops of other libraries, as they are: a few minutes.
+test-integrations: $(STAMP)
+	$(PIP_INSTALL) -c constraints.txt -e ".[dev,train]"
+	$(PYTEST) tests/integrations tests/test_in_place.py
 
 # Long checks of `memopt convert`, each with its counts on record in benchmarks/results; they fail where one does not hold.
 # The ONNX package's node cases and light models, file to file, for both targets: ten minutes on one core.

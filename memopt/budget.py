@@ -180,7 +180,28 @@ class BudgetError(ValueError):
         return _restore, (type(self), *known), self.__dict__
 
 
-def _restore(cls: type[BudgetError], *known: Any) -> BudgetError:
+class OutOfBudgetError(BudgetError, RuntimeError):
+    """A call of a model that no plan keeps within the budget, as loops that look for a batch that fits read it.
+
+    They go by what torch raises: a RuntimeError that speaks of being out of memory. Inside memopt a `BudgetError` is
+    none, so that no trial takes it for an operator that failed.
+    """
+
+    def __init__(self, *known: Any, **more: Any) -> None:
+        super().__init__(*known, **more)
+        self.args = (f"{self.args[0]}. Within this budget the call is out of memory.",)
+
+    @classmethod
+    def of(cls, error: BudgetError) -> OutOfBudgetError:
+        """The same refusal, with the traceback that it has."""
+        if isinstance(error, cls):
+            return error
+        made: OutOfBudgetError = _restore(cls, *error.__reduce__()[1][1:])
+        made.__dict__.update(error.__dict__)
+        return made.with_traceback(error.__traceback__)
+
+
+def _restore(cls: type[BudgetError], *known: Any) -> Any:
     names = ("minimum_bytes", "budget_bytes", "breakdown", "stuck_bytes", "beside", "at_least")
     return cls(**dict(zip(names, known, strict=False)))
 

@@ -15,6 +15,7 @@ from torch import nn
 from memopt.backends.aten import AtenBackend
 from memopt.budget import BudgetError
 from memopt.capture.export import CaptureError
+from memopt.errors import ShortOfMemoryError
 from memopt.failures import failure_of
 from memopt.fallback import Fallback
 from memopt.garbage import collecting_rarely
@@ -167,7 +168,7 @@ class ModelCalls:
                 with guard.forward(beyond), planning(session.model_name), collecting_rarely():
                     outputs = self.planned.run(session, kind, args, kwargs)
             except torch.OutOfMemoryError as error:
-                raise MemoryError(session.short_of_memory(error)) from None
+                raise ShortOfMemoryError(session.short_of_memory(error)) from None
             except (BudgetError, NoRoomBesideError) as error:  # what was named was tried within limits of its own
                 guard.allowance = allowance
                 if isinstance(error, BudgetError) and not error.beside:
@@ -323,7 +324,7 @@ class ModelCalls:
                     with guard.forward(session.beyond if gradients else None):
                         outputs = run(*args, **kwargs)
         except torch.OutOfMemoryError as error:
-            raise MemoryError(session.short_of_memory(error)) from None
+            raise ShortOfMemoryError(session.short_of_memory(error)) from None
         if gradients:
             self.several.note(session, outputs, args, kwargs)
             guard.backward(outputs)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memopt.budget import BudgetError, OutOfBudgetError
 from memopt.calls import ModelCalls
 from memopt.options import Options
 from memopt.report.record import Report
@@ -95,7 +96,10 @@ class CompiledModule(nn.Module):
             if self._memopt.inlined or torch.compiler.is_exporting():
                 return self._memopt.model(*args, **kwargs)
             return _run_outside(self, args, kwargs)
-        return self._memopt.run(args, kwargs)
+        try:
+            return self._memopt.run(args, kwargs)
+        except BudgetError as error:
+            raise OutOfBudgetError.of(error) from error.__cause__
 
     def set_optimizer(self, optimizer: Any) -> None:
         """Count this optimizer from now on, in place of what was given before; it is never stepped here.
@@ -209,7 +213,7 @@ def compilable(model: Any) -> tuple[nn.Module, list[str]]:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _run_outside(stand_in: CompiledModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The stand-in's call within a model that torch.compile compiles: between two of its graphs."""
-    return stand_in._memopt.run(args, kwargs)
+    return CompiledModule.forward(stand_in, *args, **kwargs)
 
 
 def _kind_of(model: type[nn.Module]) -> type[CompiledModule]:

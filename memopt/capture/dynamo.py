@@ -41,6 +41,7 @@ from memopt.capture.lending import lend, position_of
 from memopt.memory.aliasing import analyse
 from memopt.memory.hand_over import Handing, handing, marked
 from memopt.memory.ledger import apart
+from memopt.memory.optimizer_steps import stepped_since, steps_seen, watch_steps
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.backward_entry import BackwardFacts, InPart
 from memopt.step.guard import said
@@ -251,8 +252,9 @@ class Hooks:
 class Watched:
     """An inference function that notices when a weight folded into its program has changed, and folds anew.
 
-    A change is seen by the tensor's version counter and address: `optimizer.step()`, `load_state_dict`, in-place
-    arithmetic and a replaced storage are noticed; writes through `tensor.data` are invisible to PyTorch itself.
+    A change is seen by the tensor's version counter and address: `load_state_dict`, in-place arithmetic and a replaced
+    storage are noticed; writes through `tensor.data` are invisible to PyTorch itself. So are those of fused optimizers:
+    the steps of all optimizers are watched.
     """
 
     def __init__(
@@ -272,6 +274,7 @@ class Watched:
         self._baked = [index for index, entry in enumerate(self._arguments) if entry.name in program.baked]
         self._run = self._compile(program)
         self._stamp = [_stamp(program.state[self._arguments[index].name]) for index in self._baked]
+        self._steps = watch_steps(self) if self._baked else 0
 
     def _compile(self, program: Program) -> Callable[[list[Any]], Sequence[Any]]:
         return self._build(constants_to_attributes(program))
@@ -300,7 +303,11 @@ class Watched:
     def _follow(self, given: Sequence[Any]) -> bool:
         """Fold anew where a weight has changed; whether that was so."""
         if [_stamp(given[index]) for index in self._baked] == self._stamp:
-            return False
+            if self._steps == steps_seen():
+                return False
+            since, self._steps = self._steps, steps_seen()
+            if not stepped_since(since, [given[index] for index in self._baked]):
+                return False
         state = {
             entry.name: value.detach()
             for entry, value in zip(self._arguments, given, strict=True)

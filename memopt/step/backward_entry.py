@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memopt.errors import ShortOfMemoryError
 from memopt.memory.fingerprint import fingerprint_of, same_fingerprint
 from memopt.step.hooked import spare
 from memopt.torch_compat.backward import compiled_node, keeps_graph, nodes_so_far, running_node
@@ -158,7 +159,7 @@ class _Entry:
             return
         except torch.OutOfMemoryError as error:
             reason = self._say(error)
-        raise MemoryError(reason)  # out here, so that no traceback holds on to the step's tensors
+        raise ShortOfMemoryError(reason)  # out here, so that no traceback holds on to the step's tensors
 
     def _without(self, missing: set[int]) -> list[int]:
         """Which gradients there are not, where those of these outputs are not given."""

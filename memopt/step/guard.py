@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from memopt.budget import format_bytes
+from memopt.errors import ShortOfMemoryError
 from memopt.memory.allocator import pooled_bytes, settled_bytes
 from memopt.memory.allocator_limit import Allowance, Held, enter, grow, held_now, leave
 from memopt.memory.distributed import buckets_of
@@ -176,7 +177,7 @@ def said(
             return run(args)
         except torch.OutOfMemoryError as error:
             reason = say(error)
-        raise MemoryError(reason)  # out here, so that no traceback holds on to the step's tensors
+        raise ShortOfMemoryError(reason)  # out here, so that no traceback holds on to the step's tensors
 
     marked: Any = backward
     marked._boxed_call = True  # AOTAutograd's sign that it empties its list of arguments

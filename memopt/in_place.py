@@ -1,0 +1,82 @@
+"""Models compiled in place: for loops of others that hold the model itself and take no stand-in for it."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+from torch import nn
+
+from memopt.api import compile
+from memopt.module import CompiledModule, compilable
+
+
+def compile_in_place(model: nn.Module, budget: Any = None, *, as_it_is: tuple[str, ...] = (), **options: Any) -> None:
+    """From now on calls of this very model run as planned; whoever holds it need not know.
+
+    The model gets a class of its own that is derived from its class and bears its name. What is compiled is a second
+    object of the class that it had, with the same attributes. Copies of the model, and pickled ones, are as they were.
+
+    Args:
+        model: the model; one that is compiled in place already is compiled anew.
+        budget: as `memopt.compile` takes it.
+        as_it_is: methods whose own calls of the model run as it is: of each a plan would be made for one call.
+        options: as `memopt.compile` takes them.
+
+    Raises:
+        TypeError: the model is compiled already, or is none that `memopt.compile` takes, or one with slots.
+        ValueError: as `memopt.compile`.
+    """
+    if compilable(model)[0] is not model:
+        raise TypeError("this model is compiled by torch.compile already: compile the original model")
+    undo(model)
+    kind = type(model)
+    if any(vars(base).get("__slots__") for base in kind.__mro__):
+        raise TypeError(f"{kind.__name__} keeps attributes in slots: use the stand-in that memopt.compile returns")
+    inner: nn.Module = object.__new__(kind)
+    inner.__dict__ = model.__dict__
+    stand_in = compile(inner, budget, **options)
+    model.__class__ = _kind_of(kind, stand_in, as_it_is)
+
+
+def stand_in_of(model: nn.Module) -> CompiledModule | None:
+    """The stand-in that calls of a model compiled in place go to; None of any other."""
+    return vars(type(model)).get("_memopt_stand_in")
+
+
+def undo(model: nn.Module) -> None:
+    """The model is as it was before it was compiled in place."""
+    stand_in = stand_in_of(model)
+    if stand_in is not None:
+        model.__class__ = type(stand_in._memopt.model)
+
+
+class _Unheard:
+    """Registers that classes keep of their subclasses do not hear of one that no user wrote.
+
+    It has a `__dict__` as modules have: objects change classes only between those that lie in memory alike.
+    """
+
+    def __init_subclass__(cls) -> None:
+        pass
+
+
+def _kind_of(kind: type[nn.Module], stand_in: CompiledModule, as_it_is: tuple[str, ...]) -> type[nn.Module]:
+    """The class of a model compiled in place; no metaclass sees it made, as those keep registers, too."""
+    inner = stand_in._memopt.model
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return stand_in(*args, **kwargs)
+
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        return inner.__reduce_ex__(1)  # later protocols want the class of the very object
+
+    def of_the_model(name: str) -> Any:
+        return lambda self, *args, **kwargs: getattr(inner, name)(*args, **kwargs)
+
+    own = {name: of_the_model(name) for name in as_it_is if callable(getattr(kind, name, None))}
+    own |= {"__call__": call, "__reduce_ex__": reduce, "_memopt_stand_in": stand_in}
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    make: Any = abc.ABCMeta.__new__ if issubclass(type(kind), abc.ABCMeta) else type.__new__
+    made: type[nn.Module] = make(type(kind), kind.__name__, (_Unheard, kind), own | names)
+    return made
