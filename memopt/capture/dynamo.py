@@ -148,7 +148,9 @@ class Hooks:
         forward, backward = split(program, extract)
         erase_dead_draws(backward)
         self.recomputed = recomputed_from(forward, backward)
-        self.in_part = saved_in_part(forward, backward, breaks=self.graph_break)
+        in_part = saved_in_part(forward, backward, breaks=self.graph_break)
+        # Where gradients are handed over within backward, versions of parameters are looked at there.
+        self.in_part = [item for item in in_part if item.argument is None or not self.handed]
         mutations_in_place(forward, program, num_fwd_outputs)
         return forward, backward
 

@@ -34,7 +34,7 @@ _lent = _Lent()
 
 @contextlib.contextmanager
 def lent_values(lends: bool = True) -> Iterator[list[tuple[int, torch.Tensor]]]:
-    """Within, compiled forwards lend what they save in part; where it is in their results, and the tensor itself."""
+    """Within, compiled forwards lend what they save in part: its place in their results, and it without gradients."""
     found: list[tuple[int, torch.Tensor]] = []
     before, _lent.values = _lent.values, found if lends else None
     try:
@@ -73,7 +73,7 @@ def writable(run: _Run, in_part: Callable[[], Sequence[int]] = tuple) -> _Run:
         if _lent.values is not None:
             for place in in_part():
                 if place in reached:
-                    _lent.values.append((place, results[place]))
+                    _lent.values.append((place, results[place].detach()))  # autograd's node may keep it
                     results[place] = results[place].data
         return results
 

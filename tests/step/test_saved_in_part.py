@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,18 @@ def test_what_the_loss_needs_may_not(backend: str) -> None:
         loss = out[1].sum()
         with pytest.raises(RuntimeError, match=r"between forward and backward|modified by an inplace operation"):
             loss.backward()
+
+
+@pytest.mark.parametrize("breaks", [False, True], ids=["whole", "broken"])
+def test_what_is_looked_at_lives_no_longer_than_the_call_s_outputs(breaks: bool) -> None:
+    model = Heads(breaks=breaks)
+    compiled = memopt.compile(model, backend="aten")
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    compiled(x, y)
+    out = compiled(x, y)
+    seen = [weakref.ref(value) for value in out]
+    del out
+    assert [value() for value in seen] == [None] * 3
 
 
 class Checkpointed(nn.Module):
