@@ -77,6 +77,7 @@ class Halves:
         self.recomputed: Sequence[str] = ()  # inputs that backward reads to recompute values
         self.in_part: Sequence[SavedFor] = ()  # what is saved for some outputs only
         self._forward_graph: fx.GraphModule | None = None  # until backward is there
+        self._in_inputs: set[str] = set()  # what forward may hold in the memory of its inputs
 
     def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         """Inductor's inner compiler, with the kernels left for later."""
@@ -90,8 +91,11 @@ class Halves:
                 self._forward_graph = None
         else:
             self.forward, self._forward_graph = half, module
+            self._in_inputs = _kept_in_inputs(module)
             half.around = functools.partial(writable, in_part=lambda: [item.place for item in self.in_part])
         donated, partition = donated_now(), inductor_config.custom_partitioner_fn
+        if half is self.backward:
+            donated[:] = [place for place in donated if half.inputs[place][0] not in self._in_inputs]
         if half is self.backward and partition is not None:
             partition.donated = tuple(donated)  # type: ignore[attr-defined]
         with phase("generating code"), loaded_by(half.taken):
@@ -236,3 +240,16 @@ def _nowhere(args: list[Any]) -> Any:
 
 def _mode(values: Any) -> FakeTensorMode:
     return next((value.fake_mode for value in values if hasattr(value, "fake_mode")), FakeTensorMode())
+
+
+def _kept_in_inputs(forward: fx.GraphModule) -> set[str]:
+    """Values of forward that code may hold in an input that they are copied to: backward must not write over them."""
+    copied = [node.args[1] for node in forward.graph.nodes if node.target is torch.ops.aten.copy_.default]
+    memory = {_memory(node) for node in copied if isinstance(node, fx.Node)} - {None}
+    return {node.name for node in forward.graph.nodes if node in copied or _memory(node) in memory}
+
+
+def _memory(node: fx.Node) -> int | None:
+    value = node.meta.get("val")
+    plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return int(value.untyped_storage()._cdata) if plain else None

@@ -99,3 +99,26 @@ def test_inputs_that_change_places_and_views_are_copied_before_anything_is_writt
     assert [node.args[1].target for node in updates] == [aten.lift_fresh_copy.default] * 2
     first = nodes.index(updates[0])
     assert all(nodes.index(node.args[1]) < first for node in updates if node.args[1].args[0].op == "placeholder")
+
+
+class WrittenInPart(nn.Module):
+    """A part of a buffer is written to before backward is to read all of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.linspace(1, 2, 16).reshape(4, 4))
+
+    def forward(self, x):
+        self.scale[0] = 0.5
+        return x * self.scale
+
+
+@needs_compiler
+def test_backward_does_not_write_over_a_buffer_that_was_written_to_in_part():
+    torch._dynamo.reset()
+    model, x = WrittenInPart(), torch.linspace(-1, 1, 16).reshape(4, 4).requires_grad_()
+    memopt.compile(model)(x).sin().sum().backward()
+    expected = WrittenInPart()
+    other = x.detach().clone().requires_grad_()
+    expected(other).sin().sum().backward()
+    torch.testing.assert_close([model.scale, x.grad], [expected.scale, other.grad])
