@@ -22,6 +22,7 @@ from memopt.cache_dir import cache_dir
 from memopt.capture.export import CaptureError
 from memopt.errors import first_line
 from memopt.evidence import EvidenceError
+from memopt.memory.measure import MeasuringError
 from memopt.options import Options
 from memopt.pass_manager import PassError
 from memopt.propagation import ProgramError
@@ -81,7 +82,7 @@ def failure_of(error: Exception, options: Options) -> Failure | None:
         error: raised by a call that was captured, planned, lowered or run.
         options: of the compilation.
     """
-    if isinstance(error, CaptureError | BudgetError | MemoryError | EvidenceError):
+    if isinstance(error, CaptureError | BudgetError | MemoryError | EvidenceError | MeasuringError):
         return None
     if is_from_hooks(error):
         return None

@@ -54,7 +54,7 @@ class Sessions(Mapping[Plan, Session]):
         """Nothing is compiled yet."""
         self._model, self._options, self._optimizers = model, options, optimizers
         ceiling = None if options.budget is None else options.budget.bytes
-        self._table = CostTable(ceiling_bytes=ceiling, target=options.target)
+        self._table = CostTable(ceiling_bytes=ceiling, target=options.target, estimates=options.budget is None)
         self._numbers = ChangingNumbers(type(model).__name__)
         self._sizes = Sizes()
         self._sessions: dict[Plan, Session] = {}

@@ -162,15 +162,24 @@ class Trace(Generic[T]):
 _CHATTER = ("USDT:", "Memory block of unknown size", "SyncActivityProfilerHandler", "ActivityProfilerController")
 
 
+class MeasuringError(RuntimeError):
+    """Memory is to be measured while something else measures: the message says what to do."""
+
+
+def is_profiled() -> bool:
+    """Whether a profiler is active in this thread, beside which no memory can be measured."""
+    return torch._C._autograd._profiler_enabled()
+
+
 def record(fn: Callable[[], T], device: torch.device) -> Trace[T]:
     """Call `fn()` under the profiler and return what the allocator of `device` did in this thread.
 
     Raises:
-        RuntimeError: a profiler is already active.
+        MeasuringError: a profiler is already active.
         Exception: whatever `fn` raises; the profiler is stopped by then.
     """
-    if torch._C._autograd._profiler_enabled():
-        raise RuntimeError("memory cannot be measured while a profiler is active: leave it first")
+    if is_profiled():
+        raise MeasuringError("memory cannot be measured while a profiler is active: leave it first")
     # Not torch.profiler.profile, which warns on some versions.
     with without_lines(*_CHATTER), torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profiler:
         began = time.perf_counter()

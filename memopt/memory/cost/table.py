@@ -25,6 +25,7 @@ from memopt.memory.cost.measure import (
 )
 from memopt.memory.cost.roofline import is_light, makes_nothing, operands_of, seconds
 from memopt.memory.cost.scratch import output_bytes, workspace_bytes
+from memopt.memory.measure import is_profiled
 from memopt.phases import phase
 from memopt.program import Program, is_effectful, is_random, tensors_of
 
@@ -61,7 +62,12 @@ class CostTable:
     """
 
     def __init__(
-        self, limit_bytes: int | None = None, *, ceiling_bytes: int | None = None, target: Device | None = None
+        self,
+        limit_bytes: int | None = None,
+        *,
+        ceiling_bytes: int | None = None,
+        target: Device | None = None,
+        estimates: bool = False,
     ) -> None:
         """Make an empty table.
 
@@ -71,8 +77,10 @@ class CostTable:
             ceiling_bytes: the most bytes that may be allocated on a CUDA device while operators are run, all that is
                 there already included. None: no more than that half.
             target: the device to plan for, in place of this machine's: nothing is run.
+            estimates: whether what cannot be run for now, as a profiler is active, is estimated until it can be.
         """
         self.limit_bytes, self.ceiling_bytes, self.target = limit_bytes, ceiling_bytes, target
+        self._estimates = estimates
         self._costs: dict[tuple[str, str], OperatorCost] = {}
         self._devices: dict[str, Device] = {}
         self._links: dict[str, tuple[float, float]] = {}
@@ -94,7 +102,7 @@ class CostTable:
         """Find out what call nodes take, be they of several programs: in one go, which takes less time than one by one.
 
         Raises:
-            RuntimeError: a profiler is active in this thread, and something has to be run.
+            MeasuringError: a profiler is active in this thread, something has to be run, and nothing is estimated.
         """
         self._look_up(nodes)
 
@@ -102,7 +110,7 @@ class CostTable:
         """Return what every call node takes, by name. Operators not yet known are run in one profiler session.
 
         Raises:
-            RuntimeError: a profiler is active in this thread, and something has to be run.
+            MeasuringError: a profiler is active in this thread, something has to be run, and nothing is estimated.
         """
         return self._look_up(program.calls)
 
@@ -152,10 +160,15 @@ class CostTable:
                 self._costs[key] = self._cost(node, place, known)
             else:
                 missing.setdefault(device, {})[key] = node
+        for_now: dict[tuple[str, str], OperatorCost] = {}
         for device, group in missing.items() if run else ():
+            if self._estimates and is_profiled():
+                for_now |= {key: self._estimate(node, key[0]) for key, node in group.items()}
+                continue
             with phase("measuring operators"):
                 self._run(group, device)
-        return {name: self._costs[key] for name, key in keys.items() if key in self._costs}
+        costs = {**self._costs, **for_now} if for_now else self._costs
+        return {name: costs[key] for name, key in keys.items() if key in costs}
 
     def _run(self, group: dict[tuple[str, str], fx.Node], device: torch.device) -> None:
         for key, node in list(group.items()):  # another process may have left some since, while this one waited
