@@ -1,6 +1,6 @@
 """How many of two hundred hard lists of buffers are packed at their full capacity, and what each switch is worth.
 
-python benchmarks/packing_hard.py --instances 200 --seconds 60 --json benchmarks/results/packing_hard_cpu.json
+python benchmarks/packing_hard.py --instances 200 --seconds 60 --json benchmarks/results/hardpacking_cpu.json
 python benchmarks/packing_hard.py --instances 50 --seconds 20 --without beam
 python benchmarks/packing_hard.py --instances 50 --seconds 20 --without even --without beneath
 
@@ -97,15 +97,15 @@ def main() -> int:
         "without": given.without,
         "settings": {"instances": given.instances, "first": given.first, "seconds": given.seconds},
         **summary(rows),
-        "rows": rows,
+        "lists": rows,
     }
-    print(json.dumps({key: value for key, value in run.items() if key != "rows"}, indent=1))
+    print(json.dumps({key: value for key, value in run.items() if key != "lists"}, indent=1))
     if given.json:
-        result = {"machine": platform.machine(), "threads": 1, "python": platform.python_version(), "runs": []}
+        result = {"machine": platform.machine(), "threads": 1, "python": platform.python_version(), "rows": []}
         if given.json.exists():
             result = json.loads(given.json.read_text())
-        others = [r for r in result["runs"] if (r["without"], r["settings"]) != (run["without"], run["settings"])]
-        result |= {"memopt": memopt.__version__, "runs": [*others, run]}
+        others = [r for r in result["rows"] if (r["without"], r["settings"]) != (run["without"], run["settings"])]
+        result |= {"memopt": memopt.__version__, "rows": [*others, run]}
         given.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0 if all(row["packed"] for row in rows) else 1
 

@@ -103,6 +103,23 @@ def packing_table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def hard_packing_table(result: dict[str, Any]) -> str:
+    kinds = list(result["rows"][0]["by_kind"])
+    lines = [
+        f"{result['machine']}, {result['threads']} core, Python {result['python']}; lists packed within the seconds:",
+        "",
+        f"| without | seconds for each list | packed | {' | '.join(kinds)} | median seconds of those packed |",
+        f"|{'---|' * (4 + len(kinds))}",
+    ]
+    for run in result["rows"]:
+        counts = " | ".join(run["by_kind"][kind] for kind in kinds)
+        lines.append(
+            f"| {', '.join(run['without']) or 'nothing'} | {run['settings']['seconds']:g} "
+            f"| {run['packed']} of {run['of']} | {counts} | {run['median_seconds']:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def optimizers_table(result: dict[str, Any]) -> str:
     settings = result["settings"]
     lines = [
@@ -263,6 +280,7 @@ TABLES = {
     "step": step_table,
     "planning": planning_table,
     "packing": packing_table,
+    "hardpacking": hard_packing_table,
     "training": training_table,
     "first": first_step_table,
     "paired": paired_table,
