@@ -251,5 +251,6 @@ def _kept_in_inputs(forward: fx.GraphModule) -> set[str]:
 
 def _memory(node: fx.Node) -> int | None:
     value = node.meta.get("val")
-    plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
-    return int(value.untyped_storage()._cdata) if plain else None
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return int(value.untyped_storage()._cdata)
