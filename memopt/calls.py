@@ -192,7 +192,9 @@ class ModelCalls:
         if session.report is not None and session.report is not planned:
             log.info("%s: %s", session.model_name, summary(session.report, time.perf_counter() - began))
         if session.report is None and session.budget is not None and next(self.model.parameters(), None) is not None:
-            raise CaptureError(f"no graph could be captured of {session.model_name}: it cannot be held to a budget")
+            told = session.outside.told(self.model, outputs, mark)
+            line = f"no graph could be captured of {session.model_name}: it cannot be held to a budget"
+            raise CaptureError(f"{line} ({told})" if told else line)
         note_outside(session, self.model, outputs, mark)
         if gradients:
             self.several.note(session, outputs, args, kwargs)
