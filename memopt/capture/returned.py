@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from memopt.capture.dynamo_graph import name_of, storages_of, value_of, writes
+from memopt.capture.writes import may_overlap
 from memopt.torch_compat.dynamo import sets_grad_mode
 
 # In-place methods that change what a tensor shows, or what autograd knows of it, not what is in it.
@@ -65,7 +66,7 @@ def _chains(graph: fx.Graph, outputs: Sequence[fx.Node]) -> dict[fx.Node, _Chain
                 groups.setdefault(makers[storage], []).append(node)
     chains: dict[fx.Node, _Chain] = {}
     for maker, group in groups.items():
-        outside = _is_mixed(group) or _is_without_gradients(group)
+        outside = _is_mixed(group) or _is_without_gradients(group) or any(map(_overlaps, group))
         found = {node: _chain(node, maker) for node in group} if outside else {}
         if all(found.values()):
             chains.update((node, chain) for node, chain in found.items() if node is not maker)
@@ -82,6 +83,11 @@ def _is_mixed(group: Sequence[fx.Node]) -> bool:
 def _is_without_gradients(group: Sequence[fx.Node]) -> bool:
     """Whether these are several, and none has a gradient: engines with memory of their own would tear them apart."""
     return len(group) > 1 and not any(value_of(node).requires_grad for node in group)
+
+
+def _overlaps(node: fx.Node) -> bool:
+    """Whether the output shows an element twice: AOTAutograd would lay out its gradient so and lose a part."""
+    return bool(value_of(node).requires_grad) and may_overlap(value_of(node))
 
 
 def _chain(node: fx.Node, maker: fx.Node) -> _Chain:

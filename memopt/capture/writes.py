@@ -151,12 +151,12 @@ def _fault(func: Any, source: torch.Tensor, view: torch.Tensor, args: Sequence[A
         for size, stride in zip(view.shape, view.stride(), strict=True)
     ):
         return "expand(), which shows an element many times"
-    if func is aten.as_strided.default and _may_overlap(view):
+    if func is aten.as_strided.default and may_overlap(view):
         return "as_strided() with overlaps"
     return None
 
 
-def _may_overlap(view: torch.Tensor) -> bool:
+def may_overlap(view: torch.Tensor) -> bool:
     """Whether two places of a view may be one element: a larger stride does not step over all smaller ones."""
     reach: Any = 0
     for stride, size in sorted(zip(view.stride(), view.shape, strict=True)):

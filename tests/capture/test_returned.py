@@ -187,3 +187,21 @@ def without_gradients(name, backend):
                 for leaves in (found, wanted)
             ]
             assert shared[0] == shared[1]
+
+
+@pytest.mark.parametrize("budget", [None, "1MB"])
+def test_gradients_of_an_output_that_shows_elements_twice_are_added(budget: str | None) -> None:
+    model = Model(lambda _, x, y: (y.unfold(1, 3, 2), y[:1].expand(3, 8), x))
+    windows, rows, _ = model(X)
+    (windows.sin().sum() + rows.cos().sum()).backward()
+    expected, model.linear.weight.grad = model.linear.weight.grad, None
+    windows, rows, _ = memopt.compile(model, budget, backend="aten")(X)
+    (windows.sin().sum() + rows.cos().sum()).backward()
+    torch.testing.assert_close(model.linear.weight.grad, expected)
+    model.linear.weight.grad = None
+    windows = memopt.compile(Model(lambda _, x, y: y.unfold(1, 3, 2)), backend="aten")
+    windows(X).cumsum(2).sum().backward()
+    found = windows.linear.weight.grad
+    single = Model(lambda _, x, y: y.unfold(1, 3, 2))
+    single(X).cumsum(2).sum().backward()
+    torch.testing.assert_close(found, single.linear.weight.grad)
