@@ -13,9 +13,12 @@ from torch.utils import _pytree as pytree
 
 from memopt.call_start import CallStart
 from memopt.capture.export import CaptureError
+from memopt.capture.rehearsal import eager_step
 from memopt.capture.shadow import Shadow
 from memopt.failures import Failure
+from memopt.memory.resident import resident_of
 from memopt.options import Options
+from memopt.torch_compat.valued_fakes import UNKNOWN_VALUE
 
 log = logging.getLogger("memopt")
 
@@ -91,6 +94,14 @@ class Fallback:
         self.notes.append(self._failed[kind])
         return outputs
 
+    def _is_bounded(self, args: Any, kwargs: Any) -> bool:
+        """Whether the model's own step, as it is on fake tensors, is within a budget in bytes."""
+        budget, peak = self._options.budget, eager_step(self._model, args, kwargs)
+        if budget is None or budget.bytes is None or peak is None:
+            return False
+        held = resident_of(self._model, args, kwargs, None, accumulating=True)
+        return held.total + peak <= budget.bytes
+
     def error_of_model(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
         """What the model itself raises for these inputs, on fake tensors: no memory is taken."""
         try:
@@ -104,7 +115,15 @@ class Fallback:
         return None
 
     def _raise_as_model(self, args: Any, kwargs: Any) -> None:
-        """Raise what the model itself raises; nothing is changed if it raises nothing."""
+        """Raise what the model itself raises; nothing is changed if it raises nothing.
+
+        Fake tensors do not show every error of an operator: the model runs where its step is known to keep the budget.
+        """
+        own = self.error_of_model(args, kwargs)
+        if own is not None and not isinstance(own, UNKNOWN_VALUE):
+            raise own
+        if not self._is_bounded(args, kwargs):
+            return
         with _unchanged(self._model, (args, kwargs)), torch.no_grad(), contextlib.suppress(torch.OutOfMemoryError):
             self._model(*args, **kwargs)
 

@@ -190,3 +190,19 @@ def test_inputs_that_failed_are_refused_at_once_until_they_are_others(monkeypatc
         with pytest.raises(memopt.CaptureError, match="a planted fault"):
             run(X[:rows])
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("budget", ["1MB", "2kB"])
+def test_a_model_runs_for_its_own_error_only_within_the_budget(budget, monkeypatch):
+    class Seen(Net):
+        def forward(self, x):
+            if type(x) is torch.Tensor and not torch.compiler.is_compiling():
+                ran.append(1)
+            return super().forward(x)
+
+    ran = []
+    plant(monkeypatch, "planner")
+    run = memopt.compile(Seen(), budget, backend="aten")
+    with pytest.raises(memopt.CaptureError, match="a planted fault"):
+        run(X)
+    assert len(ran) == (budget == "1MB")
