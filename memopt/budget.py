@@ -177,7 +177,7 @@ class BudgetError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         known = self.minimum_bytes, self.budget_bytes, self.breakdown, self.stuck_bytes, self.beside, self.at_least
-        return _restore, (type(self), *known), self.__dict__
+        return _restore, (type(self), *known), {**self.__dict__, "args": self.args}  # what was added to the text too
 
 
 class OutOfBudgetError(BudgetError, RuntimeError):
@@ -187,10 +187,6 @@ class OutOfBudgetError(BudgetError, RuntimeError):
     none, so that no trial takes it for an operator that failed.
     """
 
-    def __init__(self, *known: Any, **more: Any) -> None:
-        super().__init__(*known, **more)
-        self.args = (f"{self.args[0]}. Within this budget the call is out of memory.",)
-
     @classmethod
     def of(cls, error: BudgetError) -> OutOfBudgetError:
         """The same refusal, with the traceback that it has."""
@@ -198,6 +194,7 @@ class OutOfBudgetError(BudgetError, RuntimeError):
             return error
         made: OutOfBudgetError = _restore(cls, *error.__reduce__()[1][1:])
         made.__dict__.update(error.__dict__)
+        made.args = (f"{error.args[0]}. Within this budget the call is out of memory.",)
         return made.with_traceback(error.__traceback__)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memopt.budget import Budget, BudgetError, format_bytes, parse_budget
+from memopt.budget import Budget, BudgetError, OutOfBudgetError, format_bytes, parse_budget
 
 
 @dataclasses.dataclass
@@ -167,3 +167,12 @@ def test_budget_is_frozen_and_comparable():
     assert parse_budget("1kB") == Budget(1000, None, "1kB")
     with pytest.raises(dataclasses.FrozenInstanceError):
         parse_budget("1kB").bytes = 3
+
+
+@pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_a_refused_call_says_all_that_the_refusal_does(clone):
+    error = BudgetError(200, 100)
+    error.args = (f"{error}; its batch cannot be run in chunks",)
+    refused = clone(OutOfBudgetError.of(clone(error)))
+    assert "cannot be run in chunks" in str(refused) and "out of memory" in str(refused)
+    assert isinstance(refused, RuntimeError) and refused.minimum_bytes == 200
