@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from memopt.random_streams import RandomStreams
+
 _SMALL = 2**20  # bytes of memory that is copied: what counts or averages is small, larger ones are tables and masks
 _PLAIN = (int, float, bool, str, type(None))
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_parameters"}
@@ -32,9 +34,7 @@ class CallStart:
             state: whether more than the random numbers may have to be set back.
             buffers: whether the model's buffers are copied however large they are.
         """
-        self._random = bytearray(torch.get_rng_state().tolist())  # no tensor, which would take a part of a budget
-        self._devices = sorted({p.device.index for p in model.parameters() if p.is_cuda}) if state else []
-        self._device_random = [torch.cuda.get_rng_state(index) for index in self._devices]
+        self._random = RandomStreams(sorted({p.device.index for p in model.parameters() if p.is_cuda}) if state else ())
         self._copies: dict[int, _Copy] = {}
         self._watched: list[tuple[str, torch.Tensor, int]] = []
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -51,9 +51,7 @@ class CallStart:
 
     def restore(self) -> str:
         """Set back what has changed since; the name of a tensor that has and was not copied, or else empty."""
-        torch.set_rng_state(torch.frombuffer(self._random, dtype=torch.uint8))
-        for index, state in zip(self._devices, self._device_random, strict=True):
-            torch.cuda.set_rng_state(state, index)
+        self._random.restore()
         for attributes, known in self._attributes:
             for name in [name for name, value in attributes.items() if name not in known and _is_own(name, value)]:
                 del attributes[name]

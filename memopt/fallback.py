@@ -18,6 +18,7 @@ from memopt.capture.shadow import Shadow
 from memopt.failures import Failure
 from memopt.memory.resident import resident_of
 from memopt.options import Options
+from memopt.random_streams import streams_kept
 from memopt.torch_compat.valued_fakes import UNKNOWN_VALUE
 
 log = logging.getLogger("memopt")
@@ -105,7 +106,7 @@ class Fallback:
     def error_of_model(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
         """What the model itself raises for these inputs, on fake tensors: no memory is taken."""
         try:
-            with torch.random.fork_rng(devices=[]):
+            with streams_kept():
                 shadow = Shadow(self._model)
                 fake_args, fake_kwargs = shadow.inputs(args, kwargs)
                 with shadow.mode:

@@ -29,6 +29,7 @@ from memopt.memory.ledger import within_graph
 from memopt.memory.tangents import Tangents, tangents_of
 from memopt.program import Program
 from memopt.progress import stage
+from memopt.random_streams import streams_kept
 from memopt.session import Session
 from memopt.step.again import found_again, keep_for_others
 from memopt.step.backward_entry import watched
@@ -58,8 +59,7 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
     names, session._names = session._names, shadow.names
     session.collecting = []
     try:
-        forked = torch.random.fork_rng(devices=[])
-        with shadow.mode, dynamo_settings(session.numbers), silence(), forked, saved_as_it_is():
+        with shadow.mode, dynamo_settings(session.numbers), silence(), streams_kept(), saved_as_it_is():
             compiled = torch.compile(shadow.model, backend=dynamo_backend(session), dynamic=False)
             mark = session.outside.mark((fake_args, fake_kwargs))
             _rehearsed(session, model, lambda: compiled(*fake_args, **fake_kwargs), mark)
@@ -224,6 +224,7 @@ def dynamo_settings(numbers: ChangingNumbers) -> Iterator[None]:
         recompile_limit=_RECOMPILE_LIMIT,
         accumulated_recompile_limit=8 * _RECOMPILE_LIMIT,
         fail_on_recompile_limit_hit=True,
+        use_numpy_random_stream=True,  # numpy.random draws from NumPy's own stream, and not from torch's
     )
     try:
         with contextlib.ExitStack() as stack:

@@ -15,6 +15,7 @@ from memopt.capture.eager_step import roots_of
 from memopt.capture.shadow import Shadow
 from memopt.errors import first_line
 from memopt.memory.hidden import WholeLedger
+from memopt.random_streams import streams_kept
 
 log = logging.getLogger("memopt")
 
@@ -48,7 +49,7 @@ def eager_step(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
         return None
     fake_args, fake_kwargs = shadow.inputs(args, kwargs)
     try:
-        with shadow.mode, ledger, torch.random.fork_rng(devices=[]):
+        with shadow.mode, ledger, streams_kept():
             run_backward(roots_of(shadow.model(*fake_args, **fake_kwargs)), ledger, counted=True)
     except Exception as error:  # whatever the user's operators do on fake tensors
         log.info("eager's own step is not known: %s", first_line(error))
