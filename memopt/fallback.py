@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from memopt.call_start import CallStart
 from memopt.capture.export import CaptureError
-from memopt.capture.rehearsal import eager_step
+from memopt.capture.rehearsal import eager_step, ledger_for
 from memopt.capture.shadow import Shadow
 from memopt.failures import Failure
 from memopt.memory.resident import resident_of
@@ -95,9 +95,9 @@ class Fallback:
         self.notes.append(self._failed[kind])
         return outputs
 
-    def _is_bounded(self, args: Any, kwargs: Any) -> bool:
-        """Whether the model's own step, as it is on fake tensors, is within a budget in bytes."""
-        budget, peak = self._options.budget, eager_step(self._model, args, kwargs)
+    def _is_bounded(self, args: Any, kwargs: Any, peak: int | None) -> bool:
+        """Whether so many bytes beside what the model holds are within a budget in bytes."""
+        budget = self._options.budget
         if budget is None or budget.bytes is None or peak is None:
             return False
         held = resident_of(self._model, args, kwargs, None, accumulating=True)
@@ -121,12 +121,26 @@ class Fallback:
         Fake tensors do not show every error of an operator: the model runs where its step is known to keep the budget.
         """
         own = self.error_of_model(args, kwargs)
-        if own is not None and not isinstance(own, UNKNOWN_VALUE):
+        if isinstance(own, UNKNOWN_VALUE):
+            own = None
+        # Up to where it fails it takes what forward does; operators word an error better than their fakes.
+        peak = eager_step(self._model, args, kwargs) if own is None else self._forward_bytes(args, kwargs)
+        if self._is_bounded(args, kwargs, peak):
+            unchanged = _unchanged(self._model, (args, kwargs))
+            with unchanged, torch.no_grad(), contextlib.suppress(torch.OutOfMemoryError):
+                self._model(*args, **kwargs)
+        if own is not None:
             raise own
-        if not self._is_bounded(args, kwargs):
-            return
-        with _unchanged(self._model, (args, kwargs)), torch.no_grad(), contextlib.suppress(torch.OutOfMemoryError):
-            self._model(*args, **kwargs)
+
+    def _forward_bytes(self, args: Any, kwargs: Any) -> int | None:
+        """The most bytes that the model makes before it returns or fails, without gradients, on fake tensors."""
+        shadow, ledger = Shadow(self._model), ledger_for(self._model)
+        if ledger is None:
+            return None
+        fake_args, fake_kwargs = shadow.inputs(args, kwargs)
+        with contextlib.suppress(Exception), streams_kept(), shadow.mode, ledger, torch.no_grad():
+            shadow.model(*fake_args, **fake_kwargs)
+        return ledger.peak
 
 
 @contextlib.contextmanager

@@ -102,7 +102,7 @@ def test_a_half_in_another_order_is_what_the_program_in_that_order_is_cut_into()
     program = planned({"mm", "mm_1", "div", "mul"})[2]
     other = together(program)
     hooks = Hooks.__new__(Hooks)
-    hooks.handed = frozenset()
+    hooks.handed, hooks.graph_break = frozenset(), False
     (forward, backward), halves = (hooks.cut(item, item.forward_outputs) for item in (program, other))
     moved = in_order(backward, [node.name for node in order_together(program)])
 

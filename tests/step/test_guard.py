@@ -295,7 +295,7 @@ def test_memory_that_runs_out_in_a_later_backward_is_one_clear_line(backend):
         loss.backward()
     text = str(error.value)
     assert "\n" not in text and "budget of 1.00 GB" in text and "Tried to allocate 2.00 GiB)" in text
-    assert type(error.value) is MemoryError
+    assert not isinstance(error.value, torch.OutOfMemoryError)
     assert starving.made() is None  # what the step made is free, though the error is not
     for parameter, value in zip(model.parameters(), start, strict=True):
         assert torch.equal(parameter, value) and parameter.grad is None
