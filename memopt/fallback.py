@@ -16,6 +16,7 @@ from memopt.capture.export import CaptureError
 from memopt.capture.rehearsal import eager_step, ledger_for
 from memopt.capture.shadow import Shadow
 from memopt.failures import Failure
+from memopt.memory.hidden import WholeLedger
 from memopt.memory.resident import resident_of
 from memopt.options import Options
 from memopt.random_streams import streams_kept
@@ -103,13 +104,15 @@ class Fallback:
         held = resident_of(self._model, args, kwargs, None, accumulating=True)
         return held.total + peak <= budget.bytes
 
-    def error_of_model(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
-        """What the model itself raises for these inputs, on fake tensors: no memory is taken."""
+    def error_of_model(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], ledger: WholeLedger | None = None
+    ) -> Exception | None:
+        """What the model itself raises for these inputs, on fake tensors: no memory is taken, a ledger counts it."""
         try:
             with streams_kept():
                 shadow = Shadow(self._model)
                 fake_args, fake_kwargs = shadow.inputs(args, kwargs)
-                with shadow.mode:
+                with shadow.mode, ledger or contextlib.nullcontext():
                     shadow.model(*fake_args, **fake_kwargs)
         except Exception as error:
             return error
@@ -134,12 +137,11 @@ class Fallback:
 
     def _forward_bytes(self, args: Any, kwargs: Any) -> int | None:
         """The most bytes that the model makes before it returns or fails, without gradients, on fake tensors."""
-        shadow, ledger = Shadow(self._model), ledger_for(self._model)
+        ledger = ledger_for(self._model)
         if ledger is None:
             return None
-        fake_args, fake_kwargs = shadow.inputs(args, kwargs)
-        with contextlib.suppress(Exception), streams_kept(), shadow.mode, ledger, torch.no_grad():
-            shadow.model(*fake_args, **fake_kwargs)
+        with torch.no_grad():
+            self.error_of_model(args, kwargs, ledger)
         return ledger.peak
 
 

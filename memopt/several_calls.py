@@ -80,7 +80,7 @@ class SeveralCalls:
         again, which is no further call of the step, and must save the same.
         """
         if session.ran and hooks_in_force():
-            if session.budget is not None and HOOKED not in session.notes:
+            if session.budget is not None:
                 session.note(HOOKED)
         elif session.ran:
             ran = Ran(tuple(session.ran), arguments_of(args, kwargs))
