@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from memopt.capture.dynamo import Hooks
 from memopt.engine import Engine, Recalled
 from memopt.inductor.fusion import InductorFusion
 from memopt.inductor.inference import InductorInference, uses_libraries, watching
+from memopt.inductor.partition import NoBackward
 from memopt.inductor.rehearsal import emit_training, rehearse
 from memopt.inductor.training import Training
 from memopt.memory.cost.table import CostTable
@@ -58,13 +60,10 @@ class InductorBackend(Engine):
         session: Any = hooks.session
         if hooks.needs_gradients and session.exact:
             return AtenBackend().compile_captured(graph_module, example_inputs, hooks)
-        if hooks.needs_gradients and hooks.dry:
-            lower = rehearse if session.rehearsing else emit_training
-            return lower(graph_module, example_inputs, hooks)
         if hooks.needs_gradients:
-            if session.hooked is not None and session.hooked.names:
-                session.note(HELD)
-            return _training(graph_module, example_inputs, hooks).compile()
+            with contextlib.suppress(NoBackward):
+                return self._step(graph_module, example_inputs, hooks)
+            hooks.infers()
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
             if hooks.dry:
@@ -73,6 +72,15 @@ class InductorBackend(Engine):
             return within_budget(hooks.session, lambda patient: self._inference(module, hooks, patient=patient))
 
         return lower_inference(graph_module, example_inputs, inference)
+
+    def _step(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> Callable[..., Any]:
+        session: Any = hooks.session
+        if hooks.dry:
+            lower = rehearse if session.rehearsing else emit_training
+            return lower(graph_module, example_inputs, hooks)
+        if session.hooked is not None and session.hooked.names:
+            session.note(HELD)
+        return _training(graph_module, example_inputs, hooks).compile()
 
     def recall(
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks, facts: bytes

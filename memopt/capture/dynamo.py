@@ -121,6 +121,10 @@ class Hooks:
             isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
         )
 
+    def infers(self) -> None:
+        """An engine has found that nothing which the graph computes needs gradients, though inputs do."""
+        self.needs_gradients = False
+
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **options: Any
     ) -> Halved:

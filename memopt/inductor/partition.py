@@ -127,6 +127,10 @@ def _nothing_of_a_plan() -> None:
     """What a pickled partition becomes: keys of caches need no more."""
 
 
+class NoBackward(Exception):
+    """Raised where a graph is no step: its inputs need gradients, what it returns are their views, or needs none."""
+
+
 def compile_training(
     graph_module: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -139,7 +143,16 @@ def compile_training(
 
     A graph that is lowered several times is traced once, where each time is given the same `trace`. What torch's cache
     of joint graphs is to do meanwhile, `cached` says; else it is not used.
+
+    Raises:
+        NoBackward: AOTAutograd takes the graph for inference.
     """
+
+    def half(module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        if options.get("is_inference"):
+            raise NoBackward
+        return inner(module, inputs, **options)
+
     register_product_sums()
     register_write_over()
     # Both halves are lowered at once, since a peak is that of both.
@@ -148,7 +161,7 @@ def compile_training(
         return inductor.compile_fx(
             fx.GraphModule(graph_module, graph_module.graph),
             example_inputs,
-            inner_compile=inner,
+            inner_compile=half,
             # Parts of a graph are for Inductor's own CUDA graphs, which are not used: finding them takes time.
             config_patches={
                 "custom_partitioner_fn": partition,

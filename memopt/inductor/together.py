@@ -6,6 +6,7 @@ were one in the order that was planned. What is known only now is which values t
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -224,7 +225,7 @@ def _runs_again(node: fx.Node) -> bool:
 def _stretches(given: Sequence[fx.Node]) -> Iterator[list[fx.Node]]:
     """The half cut behind every library call that is not one that runs again, and what belongs to it."""
     stretch: list[fx.Node] = []
-    for node, after in zip(given, [*given[1:], None], strict=True):
+    for node, after in itertools.zip_longest(given, given[1:]):  # a half may be empty
         stretch.append(node)
         ends = is_library_call(node) and not _runs_again(node)
         if (ends or is_effectful(node) or is_random(node)) and (after is None or after.target is not operator.getitem):

@@ -1,5 +1,7 @@
 """Code made of graphs that are only collected: what it takes is known, and none of it runs."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from torch._inductor.exc import InductorError
 import memopt
 from memopt.inductor.halves import Half, Halves
 from memopt.session import Session
+from tests.support import assert_same
 
 pytestmark = pytest.mark.usefixtures("_compiler")
 
@@ -58,3 +61,31 @@ def test_a_graph_without_code_is_collected_as_its_operators(monkeypatch):
     torch.testing.assert_close(compiled(x), expected)
     assert any("no code for this graph" in note for note in compiled.report.notes)
     assert any("operator by operator" in note for note in compiled.report.notes)
+
+
+class ViewsThenBreak(nn.Module):
+    """Its first graph returns views of what needs gradients, and what needs none: AOTAutograd infers with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        rows = x.unflatten(0, (-1, 2))
+        if rows.detach().sum() > 1e9:
+            rows = rows * 2
+        return self.layer(rows.transpose(0, 1)).tanh()
+
+
+@pytest.mark.parametrize(("budget", "verify"), [(None, "full"), ("1MB", True)])
+def test_a_graph_of_views_before_a_break_is_no_step_of_its_own(budget, verify, caplog):
+    model = ViewsThenBreak()
+    compiled = memopt.compile(copy.deepcopy(model), budget=budget, verify=verify, backend="inductor")
+    results = []
+    for run in (model, compiled, compiled):
+        x = torch.linspace(-1, 1, 16).reshape(4, 4).requires_grad_()
+        out = run(x)
+        out.sum().backward()
+        results.append((out.detach(), x.grad))
+    assert_same(results[1:], [results[0]] * 2, rtol=1e-5, atol=1e-6)
+    assert not [record for record in caplog.records if "failed" in record.getMessage()]

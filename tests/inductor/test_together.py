@@ -86,3 +86,7 @@ def test_the_order_stays_where_the_peak_would_rise(monkeypatch):
 
     monkeypatch.setattr(module._Order, "_play", more)
     assert together(with_plan) is with_plan
+
+
+def test_a_half_without_operations_has_no_stretches():
+    assert [*module._stretches([])] == []
