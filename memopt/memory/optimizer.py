@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch.optim import optimizer as torch_optimizer
+from torch.utils import _pytree as pytree
 
 from memopt.errors import first_line
 from memopt.memory.ledger import Ledger
@@ -20,6 +21,7 @@ from memopt.memory.rounding import allocated_bytes
 
 OptimizerLike = torch.optim.Optimizer | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
+_NUMBER = 8  # bytes of a Python number
 _LATER = 1000  # a step count at which warm-up branches (RAdam's rectification) are over
 
 
@@ -45,7 +47,8 @@ def optimizer_footprint(
 
     A copy is stepped on fake parameters with dense gradients, so what a step allocates is what is counted. Where the
     optimizer reads a number out of a tensor (Adafactor's norms), the copy reads 1; of a flag it reads False. What a
-    kernel allocates inside itself is not seen (a float32 copy in norms of half-precision tensors on CPU).
+    kernel allocates inside itself is not seen (a float32 copy in norms of half-precision tensors on CPU), but for the
+    numbers that it makes tensors of.
 
     Args:
         optimizer: an optimizer, or its class or any callable that makes one from a list of parameters.
@@ -176,4 +179,28 @@ class _Ledger(Ledger):  # type: ignore[no-untyped-call]
     ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and getattr(args[0], "constant", None) is None:
             return _assumed(args[0].dtype)
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if self.counting and self.device.type == "cpu":
+            self.peak = max(self.peak, self.live + _number_bytes(func, args))
+        return result
+
+
+def _number_bytes(func: Any, args: Sequence[Any]) -> int:
+    """Bytes that a kernel on the CPU takes for a number beside tensors: as a tensor of its own, and in their type.
+
+    Foreach operators do so for one tensor after another.
+    """
+    tensors = pytree.tree_leaves([item for item in args if isinstance(item, (torch.Tensor, list, tuple))])
+    sizes = [item.element_size() for item in tensors if isinstance(item, torch.Tensor)]
+    if not sizes or not any(
+        isinstance(item, (int, float))
+        and (isinstance(argument.type, torch.TensorType) or func.__name__.startswith("_foreach_"))
+        for item, argument in zip(_leading(args), func._schema.arguments, strict=False)
+    ):
+        return 0
+    return _NUMBER + max(sizes)
+
+
+def _leading(args: Sequence[Any]) -> list[Any]:
+    """The arguments, and for a list of numbers its first."""
+    return [item[0] if isinstance(item, (list, tuple)) and item else item for item in args]

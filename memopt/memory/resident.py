@@ -27,6 +27,7 @@ class Resident:
         gradients: that exist already when the step begins (accumulation).
         optimizer: the optimizer's state, and its temporaries while it steps; None without an optimizer.
         trainable: bytes of all gradients of trainable parameters together, but for those that hooks use and drop.
+        loss: what a loop holds while the optimizer steps.
         stepping: what optimizers take for a moment that such hooks step within backward.
         outside: held beside what is planned: by earlier calls of the step, and by parts that are not captured.
         libraries: what libraries keep for themselves of the allocator's memory.
@@ -39,6 +40,7 @@ class Resident:
     gradients: int = 0
     optimizer: OptimizerFootprint | None = None
     trainable: int = 0
+    loss: int = 0
     stepping: int = 0
     libraries: int = 0
     outside: int = 0
@@ -110,6 +112,7 @@ def resident_of(
             for parameter in own
             if parameter.requires_grad and id(parameter) not in dropped
         ),
+        loss=allocated_bytes(torch.float32.itemsize, home),
         stepping=stepping if handed else 0,
         libraries=library_bytes(home),
         device=home,

@@ -112,7 +112,7 @@ def breakdown_of(session: Session, program: Program, line: Timeline, constants: 
     base = resident.total + constants
     if session.optimizer_peak() > base + peak:
         assert resident.optimizer is not None
-        gradients, activations, scratch = resident.trainable, 0, resident.optimizer.step_peak_bytes
+        gradients, activations, scratch = resident.trainable, resident.loss, resident.optimizer.step_peak_bytes
         buffers, total = resident.buffers, session.optimizer_peak()
     else:
         # An engine's own code may take less than the operations one by one.

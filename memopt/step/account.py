@@ -111,12 +111,12 @@ class Account:
         return self._resident.outside
 
     def optimizer_peak(self) -> int:
-        """The most bytes during `optimizer.step()`: what is resident, all gradients, the optimizer's temporaries."""
+        """The most bytes during `optimizer.step()`: what is resident, gradients, a loss, the optimizer's temporaries."""
         footprint = self.resident.optimizer
         if footprint is None:
             return 0
         held = self.resident.total - self.resident.gradients - self.resident.outside
-        return held + self.resident.trainable + footprint.step_peak_bytes
+        return held + self.resident.trainable + self.resident.loss + footprint.step_peak_bytes
 
     def prepare_allocator(self) -> None:
         """Let a budget's memory be taken in segments that grow, before any is taken."""

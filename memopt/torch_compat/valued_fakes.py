@@ -7,6 +7,7 @@ gradients, each result freed after its last use. Real tensors are read and never
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -39,6 +40,7 @@ class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         """Make a mode that knows no tensor."""
         super().__init__(allow_non_fake_inputs=True)
+        _format_numbers()
         self._known: Any = WeakIdKeyDictionary()  # fake tensor to `_Value`
         self._sharing: dict[int, list[weakref.ref[torch.Tensor]]] = {}  # those of one storage
         self._answering = False
@@ -142,6 +144,21 @@ class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         alive = [tensor for tensor in (ref() for ref in self._sharing.get(key, ())) if tensor is not None]
         self._sharing[key] = [weakref.ref(tensor) for tensor in alive]
         return [tensor for tensor in alive if tensor.untyped_storage()._cdata == key]
+
+
+@functools.cache
+def _format_numbers() -> None:
+    """Let a scalar of such a mode be formatted as a number, as a real one is: a module's name is made so, once."""
+    plain: Any = FakeTensor.__format__
+
+    @torch.compiler.disable
+    def formatted(self: torch.Tensor, spec: str) -> str:
+        known = isinstance(getattr(self, "fake_mode", None), ValuedFakeMode)
+        if known and self.dim() == 0 and torch._guards.TracingContext.try_get() is None:
+            return format(self.item(), spec)
+        return str(plain(self, spec))
+
+    FakeTensor.__format__ = formatted
 
 
 class _Call:
