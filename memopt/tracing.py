@@ -36,6 +36,7 @@ from memopt.step.backward_entry import watched
 from memopt.step.measured import lower_within
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import functions_keep_backward
+from memopt.torch_compat.formatted_keys import formatted_keys
 from memopt.torch_compat.logging_calls import deferred_logging, silence
 from memopt.torch_compat.replaced_calls import replaced_calls
 from memopt.torch_compat.saved_tensors import saved_as_it_is
@@ -229,8 +230,9 @@ def dynamo_settings(numbers: ChangingNumbers) -> Iterator[None]:
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(settings)
-            for each in (static_shapes(), deferred_logging(), replaced_calls(REPLACEMENTS), functions_keep_backward()):
+            for each in (static_shapes(), deferred_logging(), formatted_keys(), functions_keep_backward()):
                 stack.enter_context(each)
+            stack.enter_context(replaced_calls(REPLACEMENTS))
             stack.enter_context(numbers.followed())
             yield
     except BackendCompilerFailed as error:

@@ -111,7 +111,7 @@ class Account:
         return self._resident.outside
 
     def optimizer_peak(self) -> int:
-        """The most bytes during `optimizer.step()`: what is resident, gradients, a loss, the optimizer's temporaries."""
+        """The most bytes during `optimizer.step()`: what is resident, gradients, a loss, and what the step makes."""
         footprint = self.resident.optimizer
         if footprint is None:
             return 0

@@ -155,6 +155,24 @@ def test_names_lead_from_twins_to_real_tensors_under_their_first_name() -> None:
     assert id(model.table) not in model_names(model)
 
 
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({"part1": nn.Linear(2, 2), "part2": nn.Linear(2, 3)})
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return self.parts[f"part{index.sum()}"](x)
+
+
+@pytest.mark.parametrize(("index", "width"), [(torch.tensor([0, 1]), 2), (torch.tensor([1, 1]), 3)])
+def test_a_scalar_is_formatted_as_its_number(index: torch.Tensor, width: int) -> None:
+    shadow = Shadow(Named())
+    inputs, _ = shadow.inputs((torch.ones(4, 2), index), {})
+    with shadow.mode:
+        assert shadow.model(*inputs).shape == (4, width)
+        assert f"{inputs[1]}".startswith("FakeTensor") and f"{inputs[1].sum():.2f}" == f"{index.sum():.2f}"
+
+
 class LooksBehindNorms(nn.Module):
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()

@@ -1,5 +1,7 @@
 """What stands for torch's functions that look at values gives eager's numbers, in one graph."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -96,6 +98,44 @@ def test_a_check_is_part_of_the_graph(backend):
         compiled(torch.randn(2, 8))
         with pytest.raises(RuntimeError, match="Expected cond"):
             compiled(torch.full((2, 8), 200.0))
+
+
+def _norms(**options):
+    return nn.Sequential(
+        nn.Conv1d(3, 6, 3), nn.BatchNorm1d(6, momentum=None, **options), nn.ReLU(), nn.Flatten(),
+        nn.Linear(60, 5), nn.BatchNorm1d(5, momentum=None), nn.BatchNorm1d(5),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("budget", [None, "1GB"])
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}], ids=str)
+def test_batch_norms_with_a_cumulative_average_are_one_graph(options, budget):
+    torch._dynamo.reset()
+    eager = _norms(**options)
+    model = copy.deepcopy(eager)
+    compiled = memopt.compile(model, budget, backend="aten")
+    for step in range(3):
+        x = torch.randn(4, 3, 12) * (1 + step)
+        for call, owner in ((eager, eager), (compiled, model)):
+            owner.zero_grad()
+            call(x).pow(2).mean().backward()
+    assert not compiled.report.notes and len(compiled.report.programs) == 1
+    gradients = [[parameter.grad for parameter in each.parameters()] for each in (model, eager)]
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(model.state_dict(), eager.state_dict(), atol=1e-6, rtol=1e-5)
+
+
+def test_a_cumulative_average_of_half_the_precision_is_divided_in_single():
+    torch._dynamo.reset()
+    eager = nn.BatchNorm1d(4, momentum=None).bfloat16()
+    eager.num_batches_tracked.fill_(300)
+    eager.running_mean.fill_(1.0)
+    model = copy.deepcopy(eager)
+    compiled = memopt.compile(model, backend="aten")
+    x = torch.randn(8, 4, dtype=torch.bfloat16) + 100
+    eager(x)
+    compiled(x).float().sum().backward()
+    torch.testing.assert_close(model.state_dict(), eager.state_dict())
 
 
 def test_eager_is_as_it_was():

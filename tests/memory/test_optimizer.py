@@ -95,6 +95,16 @@ def test_equal_to_the_real_optimizer(make, dtype):
     assert abs(before.step_peak_bytes - measured.peak_bytes) <= max(0.02 * measured.peak_bytes, 1024)
 
 
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"weight_decay": 0.0}], ids=str)
+def test_numbers_beside_tensors_are_counted_to_the_byte(options):
+    parameters = make_parameters(shapes=[(64, 64)])
+    set_gradients(parameters)
+    optimizer = torch.optim.AdamW(parameters, **options)
+    for _ in range(2):
+        optimizer.step()
+    assert optimizer_footprint(optimizer, parameters).step_peak_bytes == measure(optimizer.step).peak_bytes
+
+
 def test_nothing_is_touched():
     parameters = make_parameters()
     set_gradients(parameters)

@@ -1,5 +1,7 @@
 """What the device holds for one model, and what a budget leaves of it."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -57,6 +59,7 @@ def test_the_optimizer_s_step_holds_all_gradients_and_what_it_makes():
     footprint = OptimizerFootprint(state_bytes=200, existing_state_bytes=0, step_peak_bytes=30)
     resident = Resident(parameters=100, gradients=60, trainable=100, optimizer=footprint)
     assert Account(None, resident).optimizer_peak() == 100 + 200 + 100 + 30
+    assert Account(None, dataclasses.replace(resident, loss=4)).optimizer_peak() == 100 + 200 + 100 + 30 + 4
     assert Account(None, Resident(parameters=100)).optimizer_peak() == 0
 
 
