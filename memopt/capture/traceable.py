@@ -65,7 +65,7 @@ def _check_in_graph(cond: torch.Tensor, message: Callable[[], str] | None = None
     torch._assert_async(cond.all(), "Expected cond to be True, but got False")
 
 
-def _normalize(self: batchnorm._BatchNorm, input: torch.Tensor) -> torch.Tensor:
+def _normalize(self: Any, input: torch.Tensor) -> torch.Tensor:
     """For the forward of batch norms: a cumulative average (`momentum=None`) divides by a count that stays a tensor."""
     count, mean, var = self.num_batches_tracked, self.running_mean, self.running_var
     plain = self.momentum is not None or not (self.training and self.track_running_stats)

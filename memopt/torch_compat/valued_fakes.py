@@ -149,16 +149,17 @@ class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 @functools.cache
 def _format_numbers() -> None:
     """Let a scalar of such a mode be formatted as a number, as a real one is: a module's name is made so, once."""
-    plain: Any = FakeTensor.__format__
+    kind: Any = FakeTensor
+    disable: Any = torch.compiler.disable
+    plain = kind.__format__
 
-    @torch.compiler.disable
     def formatted(self: torch.Tensor, spec: str) -> str:
         known = isinstance(getattr(self, "fake_mode", None), ValuedFakeMode)
         if known and self.dim() == 0 and torch._guards.TracingContext.try_get() is None:
             return format(self.item(), spec)
         return str(plain(self, spec))
 
-    FakeTensor.__format__ = formatted
+    kind.__format__ = disable(formatted)  # there is nothing in it to be traced
 
 
 class _Call:
