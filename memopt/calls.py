@@ -100,6 +100,7 @@ class ModelCalls:
         Raises:
             RuntimeError: nothing was compiled yet.
         """
+        self.sessions.around.close()
         return self.sessions.report(self.fallback.notes)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -115,6 +116,8 @@ class ModelCalls:
             return self._run_as_it_is(around, args, kwargs)
         if self.sessions.hooked.changed(self.model) and self.sessions:
             self.sessions.forget_all()
+        if self.options.budget is not None:
+            self.sessions.begins()
         if self.optimizers.due():
             self.residents.recount()
         kind, steady = self._find_steady(args, kwargs)
@@ -199,6 +202,8 @@ class ModelCalls:
         if gradients:
             self.several.note(session, outputs, args, kwargs)
             guard.backward(outputs)
+            if not self._verifying:
+                self.sessions.ended(session, outputs, (args, kwargs))
         self.steady.learn(kind, self.sessions.compiled[kind.plan], args, kwargs)
         return outputs
 
@@ -330,6 +335,8 @@ class ModelCalls:
         if gradients:
             self.several.note(session, outputs, args, kwargs)
             guard.backward(outputs)
+            if not self._verifying:
+                self.sessions.ended(session, outputs, (args, kwargs))
         return outputs
 
     def _accumulating(self) -> bool:

@@ -42,7 +42,9 @@ class Residents:
             earlier = self._sessions.earlier.alive()
             outside = sum(ran.saved for ran in earlier) + arguments_beside(earlier, arguments_of(args, kwargs))
         session = self._sessions.get(kind.plan)
-        return dataclasses.replace(resident, outside=outside + (0 if session is None else session.outside_beside))
+        if session is not None:
+            outside += session.outside_beside + session.seen.held
+        return dataclasses.replace(resident, outside=outside)
 
     def count_optimizers(self) -> None:
         """Count what optimizers take, before torch compiles: then they step in another way."""

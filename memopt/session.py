@@ -33,7 +33,7 @@ from memopt.step.graphs import StepGraphs
 from memopt.step.hooked import Hooked
 from memopt.step.inference import Inferred, plan_inference
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
-from memopt.step.planner import GraphPeaks, StepPlan, between_graphs
+from memopt.step.planner import GraphPeaks, StepPlan
 from memopt.step.reference import Reference
 from memopt.step.rewriting import Rewriting
 from memopt.step.search import StepSearch
@@ -198,8 +198,9 @@ class Session(SharedStep):
             BudgetError: no plan keeps the budget; `minimum_bytes` is the least that one was found for.
         """
         self.expect_known_calls(programs)
+        self.expects_loss(programs)
         every, first = self._with_other_calls(programs)
-        with between_graphs(self.outside_between):
+        with self.around_graphs():
             return self._plan_together(every, settled=settled)[first : first + len(programs)]
 
     def _plan_together(self, programs: Sequence[Program], *, settled: bool = True) -> list[Planned]:
@@ -281,6 +282,14 @@ class Session(SharedStep):
         """Without a budget, aim at eager's own peak from now on: the user's checkpoints lower that."""
         if self.budget is None:
             self.budget, self.soft = Budget(None, 1.0, "the model's own peak"), True
+
+    def allows_no_more(self) -> bool:
+        """As of a step; it is planned anew, with all that there is for plans."""
+        allowed = super().allows_no_more()
+        if allowed:
+            self.leaves_room = self.rewriting.arranges = True
+            self.forget_plan()
+        return allowed
 
     def aim_no_more(self) -> bool:
         """Plan without a limit again, where that was aimed at and cannot be kept; whether it was."""

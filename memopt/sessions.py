@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import fx, nn
 
 from memopt.backends.recorder import CudaRecorder
+from memopt.budget import format_bytes
 from memopt.capture.shadow import model_names
 from memopt.layout import movable_parameters
 from memopt.memory.cost.table import CostTable
@@ -21,14 +23,18 @@ from memopt.recording.pool import Pool
 from memopt.report.record import Report
 from memopt.session import Session
 from memopt.steady import Backend, Kind, Plan, SteadyCalls
+from memopt.step.around import Around, Ended
 from memopt.step.carry import Sizes
-from memopt.step.earlier_calls import EarlierCalls
+from memopt.step.earlier_calls import EarlierCalls, Ran
 from memopt.step.guard import StepGuard, allowance_of
 from memopt.step.hooked import KEPT, Hooked
 from memopt.step.optimizers import Optimizers
 from memopt.step.reference import Reference
 from memopt.torch_compat.changing_numbers import ChangingNumbers
+from memopt.torch_compat.saved_tensors import hooks_in_force
 from memopt.tracing import dynamo_backend
+
+log = logging.getLogger("memopt")
 
 
 class NotPlanned(RuntimeError, AttributeError):
@@ -44,6 +50,7 @@ class Sessions(Mapping[Plan, Session]):
         steady: calls that go the guard fast path.
         earlier: the calls of the present step so far.
         reference: what a budget is a fraction of.
+        around: what the loop holds around the model's graphs.
         hooked: the model's parameters whose gradients hooks hand over within backward.
         last: the session of the latest call.
         recordings: where training steps are recorded; None where they are not.
@@ -59,11 +66,15 @@ class Sessions(Mapping[Plan, Session]):
         self._sizes = Sizes()
         self._sessions: dict[Plan, Session] = {}
         self._report: Report | None = None  # of before the model was moved
+        self._said: list[str] = []  # of steps that were over the budget
+        self._latest: tuple[Session, Sequence[Ran]] | None = None  # what has run last, with gradients
+        self._short: weakref.WeakSet[Session] = weakref.WeakSet()  # of such steps
         self.compiled: dict[Plan, Callable[..., Any]] = {}
         self.guards: dict[Session, StepGuard] = {}
         self.steady = SteadyCalls(model)
         self.earlier = EarlierCalls()
         self.reference = Reference()
+        self.around = Around()
         self.hooked = Hooked(model)
         self.last: Session | None = None
         self.recordings: Pool | None = None
@@ -125,6 +136,8 @@ class Sessions(Mapping[Plan, Session]):
         if self.hooked.kept:
             session.note(KEPT)
         session.notes.extend(options.notes)
+        session.notes.extend(self._said)
+        session.seen = self.around.seen
         session.whole_step = True
         session.calls, session.known_calls = kind.calls, self.earlier
         session.recordings = self._recordings_here()
@@ -139,6 +152,42 @@ class Sessions(Mapping[Plan, Session]):
             backend = self._counted(self.steady.noting(dynamo_backend(self.of(kind)), kind.plan))
             self.compiled[kind.plan] = torch.compile(self._model, backend=backend, dynamic=False)
         return self.compiled[kind.plan]
+
+    def begins(self) -> None:
+        """A call begins: what the loop held around the last one is known, and steps that were over are planned anew."""
+        new_step = not self.earlier.alive()
+        left, before = self.around.close(), self.around.seen
+        self.around.begins(0 if new_step else left, new_step=new_step)
+        if self.around.seen != before and self._latest is not None:
+            self._look(*self._latest)
+        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())  # ranks plan the same
+        if self._short and new_step and alone:
+            for plan in [plan for plan, session in self._sessions.items() if session in self._short]:
+                self.forget(plan)
+            self._short.clear()
+
+    def ended(self, session: Session, outputs: Any, given: Any) -> None:
+        """A call with gradients has returned these outputs of these arguments: look at what the loop does with them."""
+        if session.ran and not hooks_in_force():
+            calls = self.earlier.alive() or [Ran(tuple(session.ran), {})]
+            self._latest = session, calls
+            look = functools.partial(_look, weakref.ref(self), weakref.ref(session), calls)
+            resident, early = session.resident, session.tangents.early
+            call = Ended(session.ran[0].key, resident.device, early, resident.trainable)
+            self.around.ended(call, outputs, given, look)
+
+    def _look(self, session: Session, calls: Sequence[Ran]) -> None:
+        """Say that a step of these calls is over its budget, if it is with what the loop holds around them."""
+        session.seen = self.around.seen
+        excess, limit = session.excess_around(calls)
+        if excess:
+            budget, more = format_bytes(limit, short=True), format_bytes(excess, short=True)
+            line = f"a step was over its budget of {budget} by {more}: the loop around the model holds {session.seen}"
+            line += "; the next step is planned with that"
+            log.warning("memopt: %s: %s", session.model_name, line)
+            self._said[:] = [line]
+            session.note(line)
+            self._short.add(session)
 
     def drop(self, plan: Plan) -> None:
         """Drop a session that failed in the middle of its work, with all that it compiled; its last report stays."""
@@ -165,6 +214,8 @@ class Sessions(Mapping[Plan, Session]):
         self.guards.clear()
         self.earlier.clear()
         self.steady.clear()
+        self._latest = None
+        self._short.clear()
         self._sizes = Sizes()
         if self.last is not None and self.last.report is not None:
             self._report, self.last = self.last.report, None
@@ -212,6 +263,12 @@ def _release(sessions: Mapping[Plan, Session]) -> None:
             function.release()
         if session.recordings is not None:
             session.recordings.release()
+
+
+def _look(owner: weakref.ref[Sessions], session: weakref.ref[Session], calls: Sequence[Ran]) -> None:
+    sessions, known = owner(), session()
+    if sessions is not None and known is not None:
+        sessions._look(known, calls)
 
 
 def _gradients(model: weakref.ref[nn.Module]) -> list[torch.Tensor]:

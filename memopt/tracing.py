@@ -147,10 +147,16 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
                 session.eager = eager_peaks(graph_module, example_inputs)
             try:
                 return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
-            except BudgetError:
-                if not session.aim_no_more():
+            except BudgetError as error:
+                allowing = error if session.allows_no_more() else None
+                if allowing is None and not session.aim_no_more():
                     raise
-            return lower()
+            try:
+                return lower()
+            except BudgetError:
+                if allowing is None:
+                    raise
+            raise allowing  # it names what does with a loss outside of the graph
 
         def recall(facts: bytes) -> Recalled:
             return session.engine().recall(graph_module, example_inputs, hooks, facts)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import gc
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
 
 from memopt.quiet import without_lines
+from memopt.torch_compat.profilers import before_profilers
 
 T = TypeVar("T")
 
@@ -167,8 +169,109 @@ class MeasuringError(RuntimeError):
 
 
 def is_profiled() -> bool:
-    """Whether a profiler is active in this thread, beside which no memory can be measured."""
+    """Whether a profiler is active in this thread, beside which no memory can be measured.
+
+    A `Recording` that yields is none: it ends here.
+    """
+    if _yielding:
+        _yielding[0].end()
     return torch._C._autograd._profiler_enabled()
+
+
+_yielding: list[Recording] = []  # the one that ends where something else is to be measured
+
+
+class Recording:
+    """The allocator's events of one device in this thread, from `begin` to `end`, or within `with`."""
+
+    def __init__(self, device: torch.device, known: Mapping[int, int] | None = None, *, yields: bool = False) -> None:
+        """Nothing is recorded yet.
+
+        Args:
+            device: whose allocator is looked at.
+            known: on CPU, bytes of memory that was allocated before, by address: its releases count where the allocator
+                tells of them, which it does of what some recording has seen allocated.
+            yields: whether it ends by itself where somebody else is about to measure or to profile.
+        """
+        self.device = device
+        self._known, self._yields = dict(known or {}), yields
+        self._profile: Any = None
+        self._undo: Callable[[], None] | None = None
+        self._thread = 0
+        self._trace: tuple[tuple[tuple[int, int], ...], dict[str, tuple[int, int]]] = ((), {})
+
+    def begin(self) -> None:
+        """Look at the allocator from now on.
+
+        Raises:
+            MeasuringError: a profiler is already active.
+        """
+        if is_profiled():
+            raise MeasuringError("memory cannot be measured while a profiler is active: leave it first")
+        self._thread = threading.get_ident()
+        early = torch.empty(1)
+        with without_lines(*_CHATTER):
+            # Not torch.profiler.profile, which warns on some versions.
+            profile = torch.autograd.profiler.profile(use_kineto=True, profile_memory=True)
+            profile.__enter__()  # type: ignore[no-untyped-call]
+            del early  # of the first such block the allocator has words, once
+        self._profile = profile
+        if self._yields:
+            atexit.register(self.end)
+            _yielding[:] = [self]
+            self._undo = before_profilers(self.end)
+
+    def end(self) -> None:
+        """Look no more; within a backward pass, or in another thread than it was begun in, nothing happens.
+
+        Autograd sets back what is in force in a thread when it is done, profilers too.
+        """
+        if self._profile is None or threading.get_ident() != self._thread or torch._C._current_graph_task_id() != -1:
+            return
+        profile, self._profile = self._profile, None
+        if self._undo is not None:
+            self._undo()
+            _yielding.clear()
+            atexit.unregister(self.end)
+        with without_lines(*_CHATTER):
+            profile.__exit__(None, None, None)
+        results = profile.kineto_results
+        assert results is not None
+        marks = {
+            event.name(): (event.start_ns(), event.start_ns() + event.duration_ns())
+            for event in sorted(results.events(), key=lambda event: int(event.start_ns()))
+            if event.is_user_annotation()
+        }
+        cuda = self.device.type == "cuda"
+        changes = _changes_cuda(results, self.device) if cuda else _changes_cpu(results, self._known)
+        self._trace = tuple(sorted(changes, key=lambda change: change[0])), marks
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, or never began."""
+        return self._profile is None
+
+    def __enter__(self) -> Recording:
+        self.begin()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.end()
+
+    @property
+    def changes(self) -> tuple[tuple[int, int], ...]:
+        """As of `Trace`, once it has ended."""
+        return self._trace[0]
+
+    @property
+    def marks(self) -> dict[str, tuple[int, int]]:
+        """As of `Trace`, once it has ended."""
+        return self._trace[1]
+
+    @property
+    def peak(self) -> int:
+        """The most bytes at once, above the beginning."""
+        return max((0, *itertools.accumulate(size for _, size in self.changes)))
 
 
 def record(fn: Callable[[], T], device: torch.device) -> Trace[T]:
@@ -178,24 +281,13 @@ def record(fn: Callable[[], T], device: torch.device) -> Trace[T]:
         MeasuringError: a profiler is already active.
         Exception: whatever `fn` raises; the profiler is stopped by then.
     """
-    if is_profiled():
-        raise MeasuringError("memory cannot be measured while a profiler is active: leave it first")
-    # Not torch.profiler.profile, which warns on some versions.
-    with without_lines(*_CHATTER), torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profiler:
+    with Recording(device) as recording:
         began = time.perf_counter()
         value = fn()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - began
-    results = profiler.kineto_results
-    assert results is not None
-    marks = {
-        event.name(): (event.start_ns(), event.start_ns() + event.duration_ns())
-        for event in sorted(results.events(), key=lambda event: int(event.start_ns()))
-        if event.is_user_annotation()
-    }
-    changes = _changes_cuda(results, device) if device.type == "cuda" else _changes_cpu(results)
-    return Trace(value, seconds, tuple(sorted(changes, key=lambda change: change[0])), marks)
+    return Trace(value, seconds, recording.changes, recording.marks)
 
 
 def _changes_cuda(results: Any, device: torch.device) -> list[tuple[int, int]]:
@@ -208,17 +300,18 @@ def _changes_cuda(results: Any, device: torch.device) -> list[tuple[int, int]]:
     ]
 
 
-def _changes_cpu(results: Any) -> list[tuple[int, int]]:
+def _changes_cpu(results: Any, known: Mapping[int, int]) -> list[tuple[int, int]]:
     """Changes with addresses: a release of one never seen allocated carries the size of some earlier tenant."""
     changes: list[tuple[int, int]] = []
-    alive: set[int] = set()
+    alive = dict(known)
     blocks = [event for event in _flatten(results.experimental_event_tree()) if event.name == "[memory]"]
     for event in sorted(blocks, key=lambda event: int(event.start_time_ns)):
         block = event.extra_fields
         if block.device.type != "cpu" or (block.alloc_size < 0 and block.ptr not in alive):
             continue
-        (alive.add if block.alloc_size > 0 else alive.remove)(block.ptr)
-        changes.append((event.start_time_ns, block.alloc_size))
+        if block.alloc_size > 0:
+            alive[block.ptr] = block.alloc_size
+        changes.append((event.start_time_ns, block.alloc_size if block.alloc_size > 0 else -alive.pop(block.ptr)))
     return changes
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memopt.memory.rounding import allocated_bytes
+from memopt.program import InputKind, Program, tensors_of
 
 # Values as large as the largest output that a loss holds beside the gradients of all outputs at the end of its own
 # backward, counted on CPU: none for a sum, two for cross entropy, three for a mean of squares.
@@ -32,12 +33,28 @@ class Tangents:
 def tangents_of(roots: Sequence[torch.Tensor]) -> Tangents:
     """The gradients that backward from these outputs begins with; that of a model's own loss is not worth counting."""
     by_node: dict[Any, int] = {}
-    sizes = [0]
-    for leaf in roots:
-        size = allocated_bytes(leaf.numel() * leaf.element_size(), leaf.device)
-        sizes.append(0 if leaf.numel() == 1 else size)
-        by_node[leaf.grad_fn] = by_node.get(leaf.grad_fn, 0) + sizes[-1]
+    sizes = [_size(leaf) for leaf in roots]
+    for leaf, size in zip(roots, sizes, strict=True):
+        by_node[leaf.grad_fn] = by_node.get(leaf.grad_fn, 0) + size
     made = [node for node in by_node if node is not None]
     last = max(made, key=lambda node: int(node._sequence_nr()), default=None)
     early = sum(size for node, size in by_node.items() if node is not last)
-    return Tangents(early, sum(sizes) + _OF_A_LOSS * max(sizes) + _SCALARS) if any(sizes) else Tangents()
+    return Tangents(early, _of_a_loss(sizes)) if any(sizes) else Tangents()
+
+
+def tangents_of_graph(program: Program) -> Tangents:
+    """The gradients that backward of a captured graph begins with, where it is the whole call; as `tangents_of`."""
+    nodes = zip(program.inputs, program.placeholders, strict=True)
+    tangents = [value for entry, node in nodes if entry.kind is InputKind.TANGENT for value in tensors_of(node)]
+    if any(value.numel() == 1 for value in tangents):  # a loss, beside which outputs are looked at
+        return Tangents()
+    sizes = [_size(value) for value in tangents]
+    return Tangents(0, _of_a_loss(sizes)) if any(sizes) else Tangents()
+
+
+def _size(value: torch.Tensor) -> int:
+    return 0 if value.numel() == 1 else allocated_bytes(value.numel() * value.element_size(), value.device)
+
+
+def _of_a_loss(sizes: Sequence[int]) -> int:
+    return sum(sizes) + _OF_A_LOSS * max(sizes) + _SCALARS

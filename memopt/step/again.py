@@ -65,6 +65,7 @@ class Settlement:
         gain: what it is recorded for; None where it is not.
         ends: of the halves that are recorded.
         backward: what is looked at when backward begins.
+        saved: bytes between the halves.
     """
 
     report: Report
@@ -82,6 +83,7 @@ class Settlement:
     gain: Gain | None = None
     ends: Ends | None = None
     backward: BackwardFacts = dataclasses.field(default_factory=BackwardFacts)
+    saved: int = 0
 
 
 @looking_once()
@@ -141,6 +143,7 @@ def keep_for_others(session: Session, hooks: Hooks, run: Callable[..., Any]) -> 
         multiplies=session.multiplies,
         written=None if written is None else tuple(sorted(written)),
         full_speed=hooks.full_speed,
+        saved=sum(peaks.saved for peaks in session.code_peaks()),
         gain=hooks.recorded,
         ends=None if hooks.recorded is None else hooks.recordable[1].ends,
         backward=hooks.backward_facts(),
@@ -190,7 +193,9 @@ def _decoded(record: dict[str, Any]) -> Settlement:
         backward=BackwardFacts.of_list(backward),
         **record,
     )
-    sizes = (found.plain, found.constants, found.whole, found.limit, found.margin, found.aside, found.libraries)
+    sizes = (
+        found.plain, found.constants, found.whole, found.limit, found.margin, found.aside, found.libraries, found.saved
+    )  # fmt: skip
     if not all(type(size) is int and abs(size) <= _MOST for size in sizes):
         raise ValueError("a size is none")
     if type(found.graph) is not str or not all(type(flag) is bool for flag in (found.multiplies, found.full_speed)):
@@ -236,7 +241,7 @@ def _taken_up(session: Session, known: Settlement) -> bool:
     limit = session.held_to(known.whole)
     least = known.report.minimum_bytes or 0
     plan = StepPlan((), known.report.peak_bytes - base, least - base, True)
-    session.step = Step((known.graph,), (), plan, known.plain, base, limit, known.whole)
+    session.step = Step((known.graph,), (), plan, known.plain, base, limit, known.whole, saved=known.saved)
     told = [text for text in known.report.notes if known.gain is None or text != known.gain.value]  # it may not be so
     session.report = dataclasses.replace(known.report, notes=tuple(told))
     for text in told:
@@ -261,6 +266,6 @@ def _facts(session: Session) -> bytes:
     facts = [
         versions(), repr(session.budget), session.margin, type(session.engine()).__qualname__, session.model_name,
         repr(session.verify), session.plan_seconds, described(session.rewriting.passes), repr(sizes), session.frozen,
-        session.recordings is None, names, library_settings(), place_of(resident.device),
+        session.recordings is None, names, library_settings(), place_of(resident.device), repr(session.seen),
     ]  # fmt: skip
     return b"memopt, " + hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest().encode()

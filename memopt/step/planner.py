@@ -43,14 +43,19 @@ class GraphPeaks:
     gradients: tuple[tuple[str, int], ...] = ()
 
 
-# Bytes that eager regions between the graphs of the step that is being planned peak at.
-_between: ContextVar[int] = ContextVar("bytes between graphs", default=0)
+# What eager regions between the graphs of the step that is being planned hold, in bytes: at most; while forward runs.
+_between: ContextVar[tuple[int, int]] = ContextVar("bytes between graphs", default=(0, 0))
 
 
 @contextlib.contextmanager
-def between_graphs(size: int) -> Iterator[None]:
-    """Within: `step_peak` is of a step whose eager regions peak at so many bytes, between its graphs."""
-    token = _between.set(size)
+def between_graphs(size: int, forward: int = 0) -> Iterator[None]:
+    """Within: `step_peak` is of a step beside whose graphs something else is held.
+
+    Args:
+        size: bytes that eager regions peak at between its graphs, the caller's loss among them.
+        forward: bytes that are there while forward runs, as outputs of the step before that the caller holds.
+    """
+    token = _between.set((size, forward))
     try:
         yield
     finally:
@@ -62,12 +67,13 @@ def step_peak(graphs: Sequence[GraphPeaks]) -> int:
 
     Eager regions (`between_graphs`) run beside what the graphs save, and not beside what they need while they run.
     """
+    between, beside = _between.get()
     held = sum(graph.saved for graph in graphs)
-    peak, left = held + _between.get() if _between.get() else 0, 0
+    peak, left = held + between if between else 0, 0
     there: set[str] = set()
     for graph in reversed(graphs):
         held -= graph.saved
-        peak = max(peak, held + graph.forward, held + graph.backward + left)
+        peak = max(peak, held + graph.forward + beside, held + graph.backward + left)
         left += graph.left - sum(size for name, size in graph.gradients if name in there)
         there.update(name for name, _ in graph.gradients)
     return peak

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -10,8 +11,9 @@ from memopt.budget import Budget, BudgetError, format_bytes
 from memopt.memory.allocator import with_slack
 from memopt.memory.hidden import WholeLedger
 from memopt.memory.resident import Resident
-from memopt.memory.tangents import Tangents
+from memopt.memory.tangents import Tangents, tangents_of_graph
 from memopt.program import Program
+from memopt.step.around import Seen
 from memopt.step.earlier_calls import EarlierCalls, Figures, KnownCalls, NoRoomBesideError, Ran
 from memopt.step.planned import Planned, fingerprint
 from memopt.step.planner import GraphPeaks, between_graphs, peaks_of, step_peak
@@ -36,6 +38,8 @@ class SharedStep(Told):
         outside_beside: what of it is there while a graph runs, and gradients of outputs that later graphs run beside.
         tangents: the gradients of what a call of several graphs returns, by the latest rehearsal.
         outside_places: what they are, in words.
+        seen: what the caller's loop was seen to hold around the graphs.
+        allows: whether a loss of the caller's is allowed for as long as none was seen.
     """
 
     def __init__(self, budget: Budget | None, resident: Resident) -> None:
@@ -55,6 +59,7 @@ class SharedStep(Told):
         self.outside_bytes = self.outside_beside = 0
         self.outside_places = ""
         self.tangents = Tangents()
+        self.seen, self.allows = Seen(), True
         self._eager: dict[str, GraphPeaks] = {}  # by fingerprint
 
     def count_outside(self, peak: int, beside: int, places: str, tangents: Tangents) -> None:
@@ -71,15 +76,52 @@ class SharedStep(Told):
         self.outside_bytes, self.outside_beside, self.outside_places = peak, beside, places
         self.tangents = tangents
 
+    def expects_loss(self, programs: Sequence[Program]) -> None:
+        """Allow for the caller's loss where a graph is all that there is of a call, and returns none."""
+        if len(programs) == 1 and not self.broken:
+            wanted = self.allows and self.budget is not None and not self.soft
+            self.tangents = tangents_of_graph(programs[0]) if wanted else Tangents()
+
+    def allows_no_more(self) -> bool:
+        """Allow for no loss of the caller's, which was not seen yet; whether it was allowed for."""
+        allowed = self.allows and self.tangents != Tangents() and not self.seen.known and not self.broken
+        if allowed:
+            self.allows, self.tangents = False, Tangents()
+        return allowed
+
+    def around_graphs(self) -> contextlib.AbstractContextManager[None]:
+        """Within: peaks are of the step's graphs with what runs between them, and what the loop holds there."""
+        early = self.tangents.early  # they are counted as held all the time
+        loss = self.seen.between if self.seen.known else self.tangents.loss
+        return between_graphs(max(0, self.outside_bytes - self.outside_beside + early, loss - early), self.seen.forward)
+
+    def excess_around(self, calls: Sequence[Ran]) -> tuple[int, int]:
+        """Bytes by which a step of these calls is over its limit with what the loop holds around them; the limit.
+
+        Both are 0 where there is none, or nothing is known of the calls.
+        """
+        graphs = [graph for ran in calls for graph in ran.graphs]
+        limit = self.limit(0) if graphs and not self.soft else None
+        if limit is None:
+            return 0, 0
+        with self.around_graphs():
+            peak = step_peak([graph.peaks for graph in graphs])
+        base = max(graph.base for graph in graphs) + self.inputs_beside + self.outside_beside + self.seen.held
+        return max(0, base + peak - self.usable(limit)), limit
+
     @property
-    def outside_between(self) -> int:
-        """Bytes that it peaks at between graphs, beyond what is counted as held all the time."""
-        held = self.outside_beside - self.tangents.early
-        return max(0, self.outside_bytes - held, self.tangents.loss - self.tangents.early)
+    def planned_beside(self) -> int:
+        """Bytes that what was planned last leaves to earlier calls of the step, and to parts that are not captured."""
+        return super().planned_beside - self.seen.held
+
+    def optimizer_peak(self) -> int:
+        """The most bytes during `optimizer.step()`, with what the loop keeps."""
+        peak = super().optimizer_peak()
+        return peak + self.seen.held if peak else 0
 
     def code_peak(self) -> int:
         """As of the step's graphs alone, with what runs between them."""
-        with between_graphs(self.outside_between):
+        with self.around_graphs():
             return super().code_peak()
 
     def over(self, needed: int, limit: int) -> BudgetError:
@@ -164,7 +206,8 @@ class SharedStep(Told):
         if program is None or not step.planned:  # it was loaded from disk, and what it saves is not known
             peak = step.plan.peak_bytes
             plain = GraphPeaks(step.plain, step.plain, step.plain, self.resident.trainable)
-            return Figures(GraphPeaks(peak, peak, peak, self.resident.trainable), plain, base, step.keys[0], None)
+            known = GraphPeaks(peak, peak, min(peak, step.saved), self.resident.trainable)
+            return Figures(known, plain, base, step.keys[0], None)
         key = fingerprint(program)
         if key not in step.keys:
             return None
@@ -194,6 +237,8 @@ class SharedStep(Told):
     @property
     def beside(self) -> str:
         """What takes room beside the plan, in words."""
+        if self.seen != Seen(known=True) and self.seen != Seen():
+            return f"the loop around the model holds {self.seen}"
         if self.outside_bytes:
             size = format_bytes(self.outside_bytes, short=True)
             return f"what runs outside of captured graphs takes {size}: {self.outside_places}"

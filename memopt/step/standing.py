@@ -37,6 +37,7 @@ class Step:
         whole: bytes of which a limit that is a share is one: with what libraries were known to keep then.
         lowering: the rewrites that lower the floor, as a plan uses them.
         search: what found the plan, as long as that is not proved.
+        saved: of a step that was loaded from disk, bytes between its halves; its graphs tell else.
     """
 
     keys: tuple[str, ...]
@@ -48,6 +49,7 @@ class Step:
     whole: int = 0
     lowering: tuple[Pass, ...] = ()
     search: StepSearch | None = None
+    saved: int = 0
 
 
 class Standing(Account):
@@ -132,15 +134,17 @@ class Standing(Account):
 
     # -- an engine's own code ------------------------------------------------------------------------------------
 
-    def code_peak(self) -> int:
-        """The step's peak above what is resident, in bytes: of graphs without code yet as their operations take it."""
+    def code_peaks(self) -> list[GraphPeaks]:
+        """What each graph of the step takes: those without code yet as their operations take it."""
         assert self.step is not None
-        return step_peak(
-            [
-                self._emitted.get(key) or peaks_of(item.program, item.timeline)
-                for key, item in zip(self.step.keys, self.step.planned, strict=True)
-            ]
-        )
+        return [
+            self._emitted.get(key) or peaks_of(item.program, item.timeline)
+            for key, item in zip(self.step.keys, self.step.planned, strict=True)
+        ]
+
+    def code_peak(self) -> int:
+        """The step's peak above what is resident, in bytes."""
+        return step_peak(self.code_peaks())
 
     def judged(self) -> tuple[int, int | None]:
         """Bytes that the code takes less than the program's own operations, and bytes by which it exceeds the budget.

@@ -1,0 +1,242 @@
+"""What the caller's loop holds around a model's graphs: seen in the first steps, and counted in later plans.
+
+Between forward's end and backward's start that is the loss where the model returns none, or several, a second model, or
+what is logged. What is left of it when backward begins, and outputs of earlier steps, are there in later steps too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils import _pytree as pytree
+
+from memopt.budget import format_bytes
+from memopt.garbage import collect
+from memopt.memory.window import Window
+from memopt.torch_compat.autograd_nodes import compiled_nodes
+from memopt.torch_compat.backward import keeps_graph
+
+# The first steps of a graph that are looked at; after them ever fewer, as looking takes time.
+_FIRST = 4
+# Bytes of losses and counts that a loop keeps: below this nothing is planned for.
+_SCALARS = 256
+# What grows from step to step is planned for with a margin: one part in so many.
+_GROWTH = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """Bytes that a loop was seen to hold around a model's graphs, at most.
+
+    Attributes:
+        between: between forward's end and backward's start, beyond what forward leaves.
+        held: when backward begins, beside the gradients that it begins with; as if it were there all the time.
+        forward: outputs of earlier steps while forward runs, where they are gone when backward begins.
+        known: whether any step was looked at.
+    """
+
+    between: int = 0
+    held: int = 0
+    forward: int = 0
+    known: bool = False
+
+    def joined(self, other: Seen) -> Seen:
+        """The most of both."""
+        return Seen(
+            max(self.between, other.between),
+            max(self.held, other.held),
+            max(self.forward, other.forward),
+            self.known or other.known,
+        )
+
+    def __str__(self) -> str:
+        parts = [
+            (self.between, "between the model's call and backward (the loss)"),
+            (self.held, "that the loop keeps in backward"),
+            (self.forward, "of earlier outputs while the model runs"),
+        ]
+        return ", ".join(f"{format_bytes(size, short=True)} {what}" for size, what in parts if size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """A call that has returned.
+
+    Attributes:
+        key: tells its graphs apart.
+        device: where it ran.
+        early: bytes of gradients of outputs that are counted beside backward already.
+        trainable: bytes of all gradients, which are there in a second backward through the same graph.
+    """
+
+    key: str
+    device: torch.device
+    early: int
+    trainable: int
+
+
+class Around:
+    """Looks at the loop of one model."""
+
+    def __init__(self) -> None:
+        """Nothing is seen yet."""
+        self.seen = Seen()
+        self._steps: dict[str, int] = {}  # that a graph has run in, by its fingerprint
+        self._outputs: list[tuple[int, weakref.ref[Any], int]] = []  # by number of the step: storages, and their bytes
+        self._step = 0
+        self._left = 0  # bytes that earlier calls of the step have left
+        self._older = 0  # bytes of outputs of earlier steps that were there when backward began last
+        self._open: _Open | None = None
+
+    def begins(self, left: int, *, new_step: bool) -> None:
+        """A call is about to run, with gradients or without, and no window is open.
+
+        Args:
+            left: bytes that earlier calls of the step have left.
+            new_step: whether no earlier call waits for its backward.
+        """
+        self._left = left
+        if new_step:
+            self._step += 1
+            if self._old() > max(_SCALARS, self._older + self.seen.forward):
+                collect()  # a call that is planned leaves garbage, which may show its outputs
+            more = self._old() - self._older
+            if more > max(_SCALARS, self.seen.forward):
+                self.seen = self.seen.joined(Seen(forward=more + more // _GROWTH))
+
+    def ended(self, call: Ended, outputs: Any, given: Any, look: Callable[[], None]) -> None:
+        """A call with gradients has returned.
+
+        Args:
+            call: what is known of it.
+            outputs: what it has returned.
+            given: its arguments; outputs may be among them.
+            look: called once more is known.
+        """
+        device, key = call.device, call.key
+        leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        own, storages = (
+            _storages(pytree.tree_leaves(given)),
+            _storages(leaf for leaf in leaves if leaf.device == device),
+        )
+        fresh = [storage for place, storage in storages.items() if place not in own]
+        self._outputs = [item for item in self._outputs if item[1]() is not None]
+        self._outputs += [(self._step, weakref.ref(storage), storage.nbytes()) for storage in fresh]
+        count = self._steps[key] = self._steps.get(key, 0) + 1
+        nodes = compiled_nodes(outputs) if count <= _FIRST or count & (count - 1) == 0 else []
+        if nodes:
+            window = Window(device, {storage.data_ptr(): storage.nbytes() for storage in fresh})
+            self._open = _Open(window, call, [weakref.ref(leaf) for leaf in leaves], look, self._left)
+            for node in nodes:
+                node.register_prehook(functools.partial(_reached, weakref.ref(self), weakref.ref(self._open)))
+
+    def close(self) -> int:
+        """Look no more, and say what was seen if backward has begun; bytes that are left if it has not."""
+        current, self._open = self._open, None
+        if current is None:
+            return 0
+        held = current.window.close()
+        current.stop()
+        if held is None:
+            return 0
+        if not current.window.backward:
+            return current.left + max(0, held.live)
+        kept = max(0, current.left + held.live - current.gradients) + current.stays
+        found = Seen(_worth(current.left + held.peak), _worth(kept), 0, True)
+        if found.held > self.seen.held and self.seen.held:  # it grows
+            found = dataclasses.replace(found, held=2 * found.held - self.seen.held)
+        self.seen = self.seen.joined(found)
+        current.look()
+        return 0
+
+    def _reached(self, current: _Open, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Backward has reached a graph of the call, with these gradients."""
+        if current is not self._open or current.window.backward:
+            return
+        given = _storages(gradients)
+        current.gradients = current.call.early + sum(storage.nbytes() for storage in given.values())
+        self._older = self._old()
+        current.stays = self._older + current.retained() + (current.call.trainable if keeps_graph() else 0)
+        current.window.backward_begins()
+        if current.window.close() is None:  # where backward has to be over first
+            current.stop = register_optimizer_step_pre_hook(functools.partial(_stepping, weakref.ref(self))).remove
+        else:
+            self.close()
+
+    def _old(self) -> int:
+        """Bytes of outputs of earlier steps that are still there."""
+        return sum(size for step, storage, size in self._outputs if step < self._step and storage() is not None)
+
+
+class _Open:
+    """A window between a call's end and its backward.
+
+    Attributes:
+        window: on the allocator.
+        call: whose end it was.
+        look: called once more is known.
+        left: bytes that earlier calls of the step have left.
+        gradients: bytes of those that backward begins with.
+        stays: bytes that are there all through backward, beside what the window sees.
+        stop: called when it is closed.
+    """
+
+    def __init__(
+        self,
+        window: Window,
+        call: Ended,
+        outputs: Iterable[weakref.ref[torch.Tensor]],
+        look: Callable[[], None],
+        left: int,
+    ) -> None:
+        """A window, open."""
+        self.window, self.call, self.look, self.left = window, call, look, left
+        self.gradients = self.stays = 0
+        self.stop: Callable[[], None] = _nothing
+        self._outputs = list(outputs)
+
+    def retained(self) -> int:
+        """Bytes of the outputs' gradients that stay: those of `retain_grad`."""
+        leaves = [leaf for reference in self._outputs if (leaf := reference()) is not None]
+        return sum(leaf.numel() * leaf.element_size() for leaf in leaves if leaf.retains_grad)
+
+
+def _storages(values: Iterable[Any]) -> dict[int, torch.UntypedStorage]:
+    """The storages of the tensors among these values, by identity; of those that have one."""
+    found = {}
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # of a subclass without one
+                storage = value.untyped_storage()
+                if storage.data_ptr():
+                    found[int(storage._cdata)] = storage
+    return found
+
+
+def _nothing() -> None:
+    return None
+
+
+def _worth(size: int) -> int:
+    return size if size > _SCALARS else 0
+
+
+def _reached(around: weakref.ref[Around], window: weakref.ref[_Open], gradients: Sequence[torch.Tensor | None]) -> None:
+    """Backward has reached a call's graph."""
+    here, current = around(), window()
+    if here is not None and current is not None:
+        here._reached(current, gradients)
+
+
+def _stepping(around: weakref.ref[Around], *_: Any) -> None:
+    """An optimizer is about to step: backward is over."""
+    here = None if torch.compiler.is_compiling() else around()
+    if here is not None:
+        here.close()

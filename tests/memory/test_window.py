@@ -1,0 +1,56 @@
+"""A window between a model's call and backward: what the allocator holds there, until somebody else looks."""
+
+from __future__ import annotations
+
+import torch
+
+from memopt.memory.measure import Recording, is_profiled, measure
+from memopt.memory.window import Held, Window
+
+KILO = 1024
+CPU = torch.device("cpu")
+
+
+def kilobyte():
+    return torch.empty(KILO // 4)
+
+
+def test_peak_and_what_is_left():
+    window = Window(CPU, {})
+    kept = [kilobyte()]
+    kept.append(torch.empty(KILO))
+    del kept[1:]
+    assert window.close() == Held(5 * KILO, KILO) == window.close()
+    assert not is_profiled()
+
+
+def test_what_comes_after_backward_begins_is_left_out():
+    window, seen = Window(CPU, {}), []
+    x = torch.ones(KILO // 4, requires_grad=True)
+    product = x * 2
+
+    def begins(_):
+        window.backward_begins()
+        seen.append(window.close())  # not before backward is over
+
+    product.grad_fn.register_prehook(begins)
+    product.sum().backward()
+    assert seen == [None] and window.backward
+    held = window.close()
+    assert held is not None and 2 * KILO <= held.peak <= 2 * KILO + 16
+    assert not is_profiled()
+
+
+def test_it_ends_where_somebody_measures():
+    window = Window(CPU, {})
+    kept = kilobyte()
+    assert measure(kilobyte).peak_bytes == KILO
+    assert kilobyte() is not kept
+    assert window.close() == Held(KILO, KILO)
+
+
+def test_within_a_profiler_nothing_is_seen():
+    with Recording(CPU):
+        window = Window(CPU, {})
+        assert window.close() is None
+        assert is_profiled()
