@@ -12,15 +12,18 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from memopt.call_start import CallStart
+from memopt.capture.eager_call import eager_call
 from memopt.capture.export import CaptureError
-from memopt.capture.rehearsal import eager_step, ledger_for
+from memopt.capture.rehearsal import ledger_for
 from memopt.capture.shadow import Shadow
 from memopt.failures import Failure
+from memopt.memory.cost.table import CostTable
 from memopt.memory.hidden import WholeLedger
 from memopt.memory.resident import resident_of
 from memopt.options import Options
 from memopt.random_streams import streams_kept
-from memopt.torch_compat.valued_fakes import UNKNOWN_VALUE
+from memopt.step.planner import step_peak
+from memopt.torch_compat.valued_fakes import is_unknown
 
 log = logging.getLogger("memopt")
 
@@ -124,16 +127,23 @@ class Fallback:
         Fake tensors do not show every error of an operator: the model runs where its step is known to keep the budget.
         """
         own = self.error_of_model(args, kwargs)
-        if isinstance(own, UNKNOWN_VALUE):
+        if is_unknown(own):
             own = None
         # Up to where it fails it takes what forward does; operators word an error better than their fakes.
-        peak = eager_step(self._model, args, kwargs) if own is None else self._forward_bytes(args, kwargs)
+        peak = self._step_bytes(args, kwargs) if own is None else self._forward_bytes(args, kwargs)
         if self._is_bounded(args, kwargs, peak):
             unchanged = _unchanged(self._model, (args, kwargs))
             with unchanged, torch.no_grad(), contextlib.suppress(torch.OutOfMemoryError):
                 self._model(*args, **kwargs)
         if own is not None:
             raise own
+
+    def _step_bytes(self, args: Any, kwargs: Any) -> int | None:
+        """The most bytes that a step of the model makes, on fake tensors; None where that is not known."""
+        budget = self._options.budget
+        table = CostTable(ceiling_bytes=None if budget is None else budget.bytes)
+        seen = eager_call(self._model, args, kwargs, table, backward=torch.is_grad_enabled())
+        return None if seen is None or seen.by_chance else step_peak([seen.peaks])
 
     def _forward_bytes(self, args: Any, kwargs: Any) -> int | None:
         """The most bytes that the model makes before it returns or fails, without gradients, on fake tensors."""

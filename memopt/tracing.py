@@ -41,7 +41,7 @@ from memopt.torch_compat.logging_calls import deferred_logging, silence
 from memopt.torch_compat.replaced_calls import replaced_calls
 from memopt.torch_compat.saved_tensors import saved_as_it_is
 from memopt.torch_compat.static_shapes import static_shapes
-from memopt.torch_compat.valued_fakes import UNKNOWN_VALUE
+from memopt.torch_compat.valued_fakes import UNKNOWN_VALUE, is_unknown
 
 _TORCH, _HERE = (os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
 
@@ -67,7 +67,9 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
         if session.asks_for_eager and session.trains:
             session.eager_step = eager_step(model, args, kwargs)
         return session.collecting
-    except (*UNKNOWN_VALUE, NotImplementedError) as error:
+    except (*UNKNOWN_VALUE, NotImplementedError, RuntimeError) as error:
+        if not isinstance(error, NotImplementedError) and not is_unknown(error):
+            raise
         raise CaptureError(
             f"{type(model).__name__} cannot be planned without running it: its control flow or its shapes depend "
             f"on the values of tensors{_place_of(error)}: move that line out of the model, or leave the budget out"

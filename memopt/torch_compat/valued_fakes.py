@@ -27,7 +27,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 # What a fake tensor cannot say.
 UNKNOWN_VALUE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
+_NO_DATA = "its data is not allocated yet"  # of an error where C++ reads a fake tensor's memory
 _SMALL = 2**14  # elements of a result that is kept for the next question
+
+
+def is_unknown(error: BaseException | None) -> bool:
+    """Whether an error says no more than that a fake tensor has no values."""
+    return isinstance(error, UNKNOWN_VALUE) or (isinstance(error, RuntimeError) and _NO_DATA in str(error))
 
 
 class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
@@ -35,6 +41,11 @@ class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     Questions about values whose origin is not known raise as with any fake tensor: `UNKNOWN_VALUE`. What was drawn at
     random is drawn anew, so that an answer about it is one of the likely ones. Tried on torch 2.13.
+
+    Attributes:
+        answered: whether a question about values was answered: with others it may have another answer.
+        strays: whether a real tensor that is trained was met: a backward would reach it.
+        by_chance: whether such an answer goes by what was drawn at random: a real run draws other numbers.
     """
 
     def __init__(self) -> None:
@@ -43,7 +54,7 @@ class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         _format_numbers()
         self._known: Any = WeakIdKeyDictionary()  # fake tensor to `_Value`
         self._sharing: dict[int, list[weakref.ref[torch.Tensor]]] = {}  # those of one storage
-        self._answering = False
+        self._answering = self.answered = self.by_chance = self.strays = False
 
     def know(self, fake: torch.Tensor, real: torch.Tensor) -> None:
         """Let the value of a fake tensor be that of a real one, which must not change meanwhile."""
@@ -67,6 +78,8 @@ class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if self._answering or torch._guards.TracingContext.try_get() is not None:
             return super().dispatch(func, types, args, kwargs)
+        if func is torch.ops.aten._pack_padded_sequence.default and isinstance(args[1], FakeTensor):
+            return self._packed(*args)
         call = self._call(func, args, kwargs)
         try:
             results = super().dispatch(func, types, args, kwargs)
@@ -85,16 +98,18 @@ class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def _call(self, func: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> _Call | None:
         """The call on values; None if one of them is not known."""
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        unknown = False
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, FakeTensor):
-                known = self._known.get(leaf)
-                if known is None:
-                    return None
-                leaves[index] = known
+                leaves[index] = self._known.get(leaf)
+                unknown |= leaves[index] is None
             elif isinstance(leaf, torch.Tensor):
+                self.strays |= leaf.requires_grad
                 call = _Call(None, (), {})
                 call.kept = [leaf.detach()]
                 leaves[index] = _Value(call, 0)
+        if unknown:
+            return None
         known_args, known_kwargs = pytree.tree_unflatten(leaves, spec)
         return _Call(func, known_args, known_kwargs)
 
@@ -102,7 +117,8 @@ class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Run the call for real; its tensors become fake ones of known values."""
         if call is None:
             raise error
-        self._answering = True
+        self._answering = self.answered = True
+        self.by_chance |= any(map(_draws, _needed(call)[0]))
         try:
             with _alone():
                 results = _run(call)
@@ -117,6 +133,24 @@ class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return made
 
         return pytree.tree_map_only(torch.Tensor, fake, results)
+
+    def _packed(self, padded: Any, lengths: Any, batch_first: Any) -> object:
+        """A packed sequence whose sizes of batches are real: recurrent layers read their memory."""
+        length = self._known.get(lengths)
+        if length is None:
+            raise DynamicOutputShapeException(torch.ops.aten._pack_padded_sequence.default)
+        like = _Call(None, (), {})
+        like.kept = [torch.zeros(padded.shape[:2])]
+        call = _Call(torch.ops.aten._pack_padded_sequence.default, (_Value(like, 0), length, batch_first), {})
+        self.answered = True
+        self.by_chance |= any(map(_draws, _needed(call)[0]))
+        self._answering = True
+        try:
+            with _alone():
+                packed, sizes = _run(call)
+            return padded.new_empty((packed.shape[0], *padded.shape[2:])), sizes
+        finally:
+            self._answering = False
 
     def _overwrite(self, func: Any, args: Sequence[object], kwargs: Mapping[str, object], call: _Call | None) -> None:
         """A call has written into its arguments: what shares memory with them is no longer known."""
@@ -233,6 +267,14 @@ def _needed(last: _Call) -> tuple[list[_Call], dict[_Call, int]]:
             for needed in call.needs:
                 uses[needed] += 1
     return order, uses
+
+
+def _draws(call: _Call) -> bool:
+    """Whether a call draws random numbers; fused attention that drops nothing does so by its schema alone."""
+    if call.func is None or torch.Tag.nondeterministic_seeded not in call.func.tags:
+        return False
+    names = [argument.name for argument in call.func._schema.arguments]
+    return bool({**dict(zip(names, call.args, strict=False)), **call.kwargs}.get("dropout_p", 1.0) != 0.0)
 
 
 def _written(func: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[torch.Tensor]:

@@ -270,6 +270,26 @@ def test_values_that_nothing_is_known_of_are_refused_with_the_line_that_asks_for
         memopt.plan(model, (x,), "1GB", backend="aten")
 
 
+def test_a_padded_sequence_that_cannot_be_rehearsed_is_refused_in_one_line_and_not_by_an_error_of_fake_tensors():
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.cells, self.last = nn.Linear(4, 4), nn.LSTM(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x, lengths):
+            packed = nn.utils.rnn.pack_padded_sequence(self.first(x), lengths, enforce_sorted=False)
+            packed, _ = self.cells(packed)
+            padded, _ = nn.utils.rnn.pad_packed_sequence(packed)
+            return self.last(padded).tanh()
+
+    x, lengths = torch.randn(3, 2, 4), torch.tensor([3, 2])
+    with pytest.raises(
+        memopt.CaptureError, match=r"depend on the values of tensors at test_structures\.py:\d+"
+    ) as refused:
+        memopt.compile(Padded(), "1GB", backend="aten")(x, lengths)
+    assert "\n" not in str(refused.value)
+
+
 def test_what_cannot_be_captured_is_not_held_to_a_budget():
     model, x = nn.LSTM(4, 4), torch.randn(3, 2, 4)
     line = r"no graph could be captured of LSTM: .*\(parts run outside of captured graphs: .*LSTM"

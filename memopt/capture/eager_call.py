@@ -1,0 +1,123 @@
+"""What a call of a model takes as PyTorch itself runs it, counted on fake tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from memopt.capture.eager_step import roots_of
+from memopt.capture.shadow import Shadow
+from memopt.errors import first_line
+from memopt.memory.attributes import held_tensors
+from memopt.memory.cost.table import CostTable
+from memopt.memory.resident import storage_bytes
+from memopt.memory.rounding import allocated_bytes
+from memopt.memory.step_ledger import StepLedger
+from memopt.quiet import quiet
+from memopt.random_streams import host_state, streams_kept
+from memopt.step.planner import GraphPeaks
+from memopt.torch_compat.saved_tensors import saved_as_it_is
+
+log = logging.getLogger("memopt")
+
+
+@dataclasses.dataclass(frozen=True)
+class EagerCall:
+    """A call as PyTorch itself runs it.
+
+    Attributes:
+        peaks: in bytes above parameters, buffers, arguments and gradients that exist.
+        kept: bytes of the tensors that the model's modules hold afterwards, beside parameters and buffers.
+        by_values: whether the model has looked at values of tensors, or at random numbers of Python's or NumPy's:
+            with others it may take another way.
+        by_chance: whether those values go by random numbers of torch's: a real run may take another way.
+    """
+
+    peaks: GraphPeaks
+    kept: int
+    by_values: bool
+    by_chance: bool
+
+
+def eager_call(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], table: CostTable | None, *, backward: bool = True
+) -> EagerCall | None:
+    """What a call of the model makes as PyTorch itself runs it, with the user's checkpoints, on fake tensors.
+
+    Gradients that exist are added to. Neither the model nor its inputs change; objects that modules hold as attributes
+    are the twin's, too.
+
+    Args:
+        model: that is called.
+        args, kwargs: of the call.
+        table: what operators need while they run, which may be more than they need; None leaves it out.
+        backward: whether a backward from its outputs follows.
+
+    Returns:
+        What it was seen to take; None where the model cannot run on fake tensors.
+    """
+    shadow = Shadow(model)
+    fake_args, fake_kwargs = shadow.inputs(args, kwargs)
+    tensors = [*shadow.model.parameters(), *pytree.tree_leaves((fake_args, fake_kwargs))]
+    devices = [tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    ledger = StepLedger(devices[0] if devices else torch.device("cpu"))
+    try:
+        with quiet(), saved_as_it_is(), shadow.mode, ledger, streams_kept(), torch.set_grad_enabled(backward):
+            drawn = host_state()
+            for twin, parameter in zip(shadow.model.parameters(), model.parameters(), strict=True):
+                if parameter.grad is not None:
+                    ledger.counting = False
+                    twin.grad = torch.empty_like(twin)
+                    ledger.counting = True
+            outputs = shadow.model(*fake_args, **fake_kwargs)
+            forward, saved = ledger.part(), ledger.live
+            if shadow.mode.strays:  # a forward that was set by hand may be the model's own, not its twin's
+                return None
+            if backward:
+                _run_backward(roots_of(outputs), ledger)
+            back, left = ledger.part(), ledger.live
+            by_values = shadow.mode.answered or host_state() != drawn
+        made = [
+            (name, allocated_bytes(twin.grad.untyped_storage().nbytes(), ledger.device))
+            for (name, twin), parameter in zip(shadow.model.named_parameters(), model.parameters(), strict=True)
+            if twin.grad is not None and parameter.grad is None
+        ]
+        peaks = GraphPeaks(forward.with_scratch(table), back.with_scratch(table), saved, left, tuple(made))
+        kept = storage_bytes(list(held_tensors(shadow.model)), ledger.device)
+        return EagerCall(peaks, kept, by_values, shadow.mode.by_chance)
+    except Exception as error:  # whatever the user's operators do on fake tensors
+        log.info("what eager takes is not known: %s", first_line(error))
+        return None
+
+
+def _run_backward(roots: Sequence[torch.Tensor], ledger: StepLedger) -> None:
+    """Backward from these outputs; their own gradients live until autograd has used them, as those of a loss do."""
+    if not roots:
+        return
+    ledger.counting = all(root.numel() == 1 for root in roots)
+    start = list(roots) if ledger.counting else [_Loss.apply(*roots)]  # type: ignore[no-untyped-call]
+    tangents = [torch.ones_like(root) for root in start]
+    ledger.counting = True
+    torch.autograd.backward(start, tangents)
+
+
+class _Loss(torch.autograd.Function):
+    """A scalar of tensors, whose gradients are ones."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
+        """Keep none of them."""
+        ctx.made = [functools.partial(torch.ones, t.shape, dtype=t.dtype, device=t.device) for t in tensors]
+        return torch.zeros((), device=tensors[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[torch.Tensor, ...]:
+        """Make their gradients."""
+        return tuple(make() for make in ctx.made)

@@ -1,0 +1,115 @@
+"""What a step on fake tensors takes, with the memory that its operators need while they run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from memopt.memory.cost.table import CostTable
+from memopt.memory.hidden import WholeLedger
+
+
+class StepLedger(WholeLedger):  # type: ignore[no-untyped-call]
+    """A ledger that remembers what was alive when each operator ran: what they need meanwhile is asked in the end."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Nothing is counted yet, of storages of this device alone."""
+        super().__init__(device)
+        self._calls: dict[str, tuple[int, Any]] = {}  # by operator and operands: the most bytes alive, and what it was
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the operator, enter the storages of its results, and remember it."""
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if self.counting and isinstance(func, torch._ops.OpOverload) and "rnn" not in str(func):
+            call = _described((func, args, dict(kwargs or {}), result))
+            key = repr(call)
+            if key not in self._calls or self._calls[key][0] < self.live:
+                self._calls[key] = self.live, call
+        return result
+
+    def part(self) -> Part:
+        """What was seen so far; from now on what is alive is the beginning."""
+        found = Part(self.peak, list(self._calls.values()))
+        self.peak, self._calls = self.live, {}
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a step.
+
+    Attributes:
+        peak: the most bytes of tensors that were alive at once.
+        calls: of operators: the bytes alive after each, and what it was.
+    """
+
+    peak: int
+    calls: Sequence[tuple[int, Any]]
+
+    def with_scratch(self, table: CostTable | None) -> int:
+        """The most bytes alive at once, with what operators take while they run; those not known are run for it."""
+        if table is None:
+            return self.peak
+        with FakeTensorMode():
+            nodes = [_node(call) for _, call in self.calls]
+        table.learn(nodes)
+        return max(
+            [self.peak, *(live + table.measure(node) for (live, _), node in zip(self.calls, nodes, strict=True))]
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """A tensor without its memory; the number tells those of one call apart."""
+
+    number: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _described(call: Any) -> Any:
+    """A call with layouts in place of its tensors."""
+    seen: dict[int, int] = {}
+
+    def describe(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        strides = tuple(leaf.stride()) if leaf.layout is torch.strided else ()
+        number = seen.setdefault(id(leaf), len(seen))
+        return _Layout(number, tuple(leaf.shape), strides, leaf.dtype, leaf.device)
+
+    return pytree.tree_map(describe, call)
+
+
+def _node(call: Any) -> fx.Node:
+    """The call as a node of a graph of its own, whose values are fake."""
+    func, args, kwargs, result = call
+    graph, made = fx.Graph(), dict[int, fx.Node]()
+
+    def fake(leaf: Any) -> Any:
+        if not isinstance(leaf, _Layout):
+            return leaf
+        return torch.empty_strided(leaf.shape, leaf.strides or leaf.shape, dtype=leaf.dtype, device=leaf.device)
+
+    def operand(leaf: Any) -> Any:
+        if not isinstance(leaf, _Layout):
+            return leaf
+        if leaf.number not in made:
+            made[leaf.number] = graph.placeholder(f"operand_{leaf.number}")
+            made[leaf.number].meta["val"] = fake(leaf)
+        return made[leaf.number]
+
+    args, kwargs = pytree.tree_map(operand, (tuple(args), kwargs))
+    node = graph.call_function(func, args, kwargs)
+    node.meta["val"] = pytree.tree_map(fake, result)
+    return node
