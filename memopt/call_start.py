@@ -17,6 +17,8 @@ from memopt.random_streams import RandomStreams
 _SMALL = 2**20  # bytes of memory that is copied: what counts or averages is small, larger ones are tables and masks
 _PLAIN = (int, float, bool, str, type(None))
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_parameters"}
+# A flag that a first forward sets beside them would be set back, and the next forward register them once more.
+_HOOKS = sorted(name for name in _INTERNAL if "forward" in name or "backward" in name)
 
 
 class CallStart:
@@ -38,6 +40,7 @@ class CallStart:
         self._copies: dict[int, _Copy] = {}
         self._watched: list[tuple[str, torch.Tensor, int]] = []
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._hooks: list[tuple[nn.Module, type, dict[str, _Kept]]] = []
         for name, tensor, is_buffer in _tensors(model, inputs):
             memory = tensor.untyped_storage()
             if memory._cdata in self._copies or not memory.nbytes():
@@ -48,6 +51,8 @@ class CallStart:
                 self._watched.append((name, tensor, tensor._version))
         for module in model.modules() if state else ():
             self._attributes.append((module.__dict__, {key: _kept(value) for key, value in _own(module)}))
+            hooks = {name: _kept(module.__dict__[name]) for name in _HOOKS if name in module.__dict__}
+            self._hooks.append((module, type(module), hooks))
 
     def restore(self) -> str:
         """Set back what has changed since; the name of a tensor that has and was not copied, or else empty."""
@@ -56,6 +61,9 @@ class CallStart:
             for name in [name for name, value in attributes.items() if name not in known and _is_own(name, value)]:
                 del attributes[name]
             attributes.update({name: _restored(kept) for name, kept in known.items()})
+        for module, kind, hooks in self._hooks:
+            if type(module) is kind:  # a lazy module is made another by its hook, once
+                module.__dict__.update({name: _restored(kept) for name, kept in hooks.items()})
         for copy in self._copies.values():
             copy.restore()
         return next((name for name, tensor, version in self._watched if tensor._version != version), "")

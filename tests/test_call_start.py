@@ -108,3 +108,30 @@ def test_all_buffers_are_set_back_where_that_is_asked_for(large):
     model.seen += 1
     assert start.restore() == ("" if large else "buffer 'seen'")
     assert torch.equal(model.seen, torch.zeros(2**19)) is large
+
+
+class Records(nn.Module):
+    """Registers hooks at its first call, as transformers' models do that record hidden states."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.lazy, self.seen = nn.Linear(4, 4), nn.LazyLinear(2), []
+
+    def forward(self, x):
+        if not getattr(self, "_installed", False):
+            self.first.register_forward_hook(lambda module, args, output: self.seen.append(output))
+            self.first.register_full_backward_hook(lambda module, before, after: None)
+            self._installed = True
+        self.seen.clear()
+        return self.lazy(self.first(x)), len(self.seen)
+
+
+def test_hooks_that_a_call_registers_are_set_back_with_their_flag():
+    model, x = Records(), torch.ones(3, 4)
+    start = CallStart(model, state=True)
+    assert model(x)[1] == 1
+    start.restore()
+    assert not hasattr(model, "_installed") and not model.first._forward_hooks and not model.first._backward_hooks
+    assert model.first._is_full_backward_hook is None
+    output, seen = model(x)
+    assert seen == 1 and output.shape == (3, 2)
