@@ -66,7 +66,8 @@ class Before:
         """Copy what a call may write to."""
         self.model, self.args, self.kwargs = model, args, kwargs
         self.random = _random_states()
-        self._tensors = [(tensor, tensor.detach().clone()) for tensor in _written(model, args, kwargs).values()]
+        written = [_once_each(tensor.detach()) for tensor in _written(model, args, kwargs).values()]
+        self._tensors = [(tensor, tensor.clone()) for tensor in written]
         self._attributes = [
             (module, {key: (value, contents_of(value)) for key, value in module.__dict__.items()})
             for module in model.modules()
@@ -222,6 +223,17 @@ def _attributes(model: nn.Module) -> dict[str, Any]:
             elif isinstance(value, _WRITTEN) and not key.startswith("_"):
                 found[f"{name}.{key}".lstrip(".")] = value
     return found
+
+
+def _once_each(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor that may show elements many times, as `expand` and `unfold` do, which cannot be filled."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:  # it does not step over what the smaller ones reach
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            return tensor.as_strided((last + 1 if tensor.numel() else 0,), (1,))
+        reach += stride * (size - 1)
+    return tensor
 
 
 def _random_states() -> list[torch.Tensor]:

@@ -254,3 +254,12 @@ def test_states_are_returned_to():
     assert model._buffers is shared
     torch.testing.assert_close(dict(model.state_dict()), expected)
     assert torch.equal(torch.get_rng_state(), before.random[0])
+
+
+def test_what_shows_elements_many_times_is_returned_to():
+    base = torch.arange(6.0)
+    given = base[:4].expand(2, 4), base.unfold(0, 3, 1), base[::2]
+    before = verified.Before(nn.Identity(), given, {})
+    base.zero_()
+    before.restore()
+    assert base.equal(torch.arange(6.0))

@@ -82,6 +82,7 @@ def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Or
             if node.op == "call_function":
                 copied.meta["phase"] = Phase.FORWARD if is_forward else Phase.BACKWARD
     _keep_overwritten(graph, [mapping[node.args[0]] for node in updates])
+    _lay_out_dropout_gradients(graph)
     result = graph.output(fx.map_arg(outputs, lambda n: mapping[n]))
     result.meta = dict(joint.graph.output_node().meta)
     if "desc" in result.meta:
@@ -112,6 +113,21 @@ def _keep_overwritten(graph: fx.Graph, written: Sequence[fx.Node]) -> None:
         copied.meta = {"val": apart(node.meta["val"]), "phase": Phase.FORWARD}
         for user in late:
             user.replace_input_with(node, copied)
+
+
+def _lay_out_dropout_gradients(graph: fx.Graph) -> None:
+    """Have a dropout's gradient be contiguous on a CPU, as it was traced: there it lies as what it is computed from."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.native_dropout_backward.default):
+        gradient: Any = node.args[0]
+        value = gradient.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.is_contiguous():
+            continue
+        with graph.inserting_before(node):
+            copied = graph.call_function(
+                torch.ops.aten.clone.default, (gradient,), {"memory_format": torch.contiguous_format}
+            )
+        copied.meta["phase"] = node.meta["phase"]
+        node.replace_input_with(gradient, copied)
 
 
 def shown_by(inputs: Iterable[fx.Node]) -> list[fx.Node]:

@@ -4,7 +4,8 @@ AOTAutograd makes such outputs anew from another one, and takes views that go by
 base (`y.t(), y.detach().t()`), lets a view that was made without gradients record them, and hands two outputs to
 autograd that Inductor has made one tensor (`y[:, :4], y.detach()`), which then has no gradient. So the graph returns
 the tensor alone, and what shows it is made of that by the very operations that the model calls. The same is done with
-several that show one tensor without gradients: onnxruntime and XLA would return each in memory of its own.
+several that show one tensor without gradients: onnxruntime and XLA would return each in memory of its own. Views of an
+input AOTAutograd makes itself, but not the pieces of a split: these would show a copy of an input that is written to.
 """
 
 from __future__ import annotations
@@ -62,10 +63,13 @@ def _chains(graph: fx.Graph, outputs: Sequence[fx.Node]) -> dict[fx.Node, _Chain
     groups: dict[fx.Node, list[fx.Node]] = {}
     for node in dict.fromkeys(outputs):
         for storage in storages_of(node):
-            if makers[storage].op not in ("placeholder", "get_attr"):  # AOTAutograd goes by the input itself there
-                groups.setdefault(makers[storage], []).append(node)
+            groups.setdefault(makers[storage], []).append(node)
     chains: dict[fx.Node, _Chain] = {}
     for maker, group in groups.items():
+        if maker.op in ("placeholder", "get_attr"):  # AOTAutograd goes by the input itself there
+            pieces = {node: _chain(node, maker) for node in group}
+            chains.update((node, chain) for node, chain in pieces.items() if any(map(_is_split, chain)))
+            continue
         outside = _is_mixed(group) or _is_without_gradients(group) or any(map(_overlaps, group))
         found = {node: _chain(node, maker) for node in group} if outside else {}
         if all(found.values()):
@@ -83,6 +87,11 @@ def _is_mixed(group: Sequence[fx.Node]) -> bool:
 def _is_without_gradients(group: Sequence[fx.Node]) -> bool:
     """Whether these are several, and none has a gradient: engines with memory of their own would tear them apart."""
     return len(group) > 1 and not any(value_of(node).requires_grad for node in group)
+
+
+def _is_split(node: fx.Node) -> bool:
+    """Whether the node makes several views at once."""
+    return not isinstance(value_of(node), torch.Tensor)
 
 
 def _overlaps(node: fx.Node) -> bool:

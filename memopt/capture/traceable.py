@@ -1,4 +1,7 @@
-"""What stands for functions of torch that look at values, while a model is traced: the same in one graph."""
+"""What stands for functions of torch while a model is traced: the same in one graph, laid out as eager lays it out.
+
+Some look at values, which would break the graph; batch norms on a CPU lie otherwise than their fake results say.
+"""
 
 from __future__ import annotations
 
@@ -84,9 +87,43 @@ def _normalize(self: Any, input: torch.Tensor) -> torch.Tensor:
     return output
 
 
+def _batch_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """For `F.batch_norm`: on a CPU its result is contiguous or channels last, whatever its input is."""
+    return _as_on_cpu(input, functional.batch_norm(input, *args, **kwargs))
+
+
+def _plain_batch_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """For `torch.batch_norm`, likewise."""
+    return _as_on_cpu(input, torch.batch_norm(input, *args, **kwargs))
+
+
+def _as_on_cpu(input: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    if input.device.type != "cpu" or input.is_contiguous():
+        return output
+    if input.dim() == 4 and _is_channels_last(input, (1, 3, 2, 0)):
+        return output.contiguous(memory_format=torch.channels_last)
+    if input.dim() == 5 and _is_channels_last(input, (1, 4, 3, 2, 0)):
+        return output.contiguous(memory_format=torch.channels_last_3d)
+    return output.contiguous()
+
+
+def _is_channels_last(input: torch.Tensor, order: tuple[int, ...]) -> bool:
+    """Whether torch takes a tensor's strides for channels last: as `suggest_memory_format` does."""
+    least = 0
+    if input.stride(1) == 0:
+        return False
+    for dim in order:
+        if input.size(dim) == 0 or input.stride(dim) < least or (dim == 0 and least == input.stride(1)):
+            return False
+        least = input.stride(dim) * max(input.size(dim), 1)
+    return True
+
+
 REPLACEMENTS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     transformer._detect_is_causal_mask: _hint_alone,
     nn.TransformerEncoder.forward: _encode,
+    functional.batch_norm: _batch_norm,
+    torch.batch_norm: _plain_batch_norm,
     torch._check_tensor_all: _check_in_graph,
     batchnorm._BatchNorm.forward: _normalize,
 }

@@ -23,9 +23,11 @@ from memopt.backends.joined_products import join_products, read_by_products
 from memopt.backends.static import Arena, device_of
 from memopt.backends.tail import split_tail
 from memopt.early import meet
+from memopt.inductor.strided_views import as_it_lies
 from memopt.phases import phase
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.planned import fingerprint
+from memopt.torch_compat.joint_pass import before_lowering
 
 aten = torch.ops.aten
 
@@ -241,5 +243,7 @@ def _lowered(
 ) -> Callable[..., Sequence[Any]]:
     inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     with torch._guards.tracing(None), torch.no_grad():
-        compiled: Any = inductor.compile_fx(module, inputs, inner_compile, config_patches=dict(settings or {}))
+        compiled: Any = inductor.compile_fx(
+            module, inputs, inner_compile, config_patches={**(settings or {}), **before_lowering(as_it_lies)}
+        )
     return compiled  # type: ignore[no-any-return]

@@ -21,6 +21,7 @@ from memopt.inductor.joint_cache import JointCache
 from memopt.inductor.offload import wait_on_host
 from memopt.inductor.order import KeepOrder
 from memopt.inductor.product_sums import register_product_sums
+from memopt.inductor.strided_views import as_it_lies, show_bases
 from memopt.inductor.together import together
 from memopt.inductor.trace import Trace
 from memopt.inductor.unread import unread
@@ -29,7 +30,7 @@ from memopt.program import Program, copy_node, module_of
 from memopt.rewrite import storages
 from memopt.step.own_copies import keep_copies_of_inputs
 from memopt.torch_compat.donated import may_donate
-from memopt.torch_compat.joint_pass import before_joint_passes
+from memopt.torch_compat.joint_pass import before_joint_passes, before_lowering
 
 # What tells code that is fused in the plan's order, or in a rewrite's, from other code of the same graph.
 IN_ORDER, ADDED_IN_ORDER, IN_ANY_ORDER = b"memopt, in either order", b"memopt, rewrites in either order", b"memopt"
@@ -166,9 +167,15 @@ def compile_training(
             config_patches={
                 "custom_partitioner_fn": partition,
                 "graph_partition": False,
-                **before_joint_passes(keep_copies_of_inputs),
+                **before_joint_passes(_edit_first),
+                **before_lowering(as_it_lies),
             },
         )
+
+
+def _edit_first(graph: fx.Graph) -> None:
+    show_bases(graph)
+    keep_copies_of_inputs(graph)
 
 
 def saved_bytes(forward: fx.GraphModule, outputs: int) -> int:

@@ -1,4 +1,4 @@
-"""A pass of one's own over Inductor's joint graphs, before its own passes; tried on 2.13."""
+"""Passes of one's own over Inductor's graphs; tried on 2.13."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import fx
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-_OPTION = "joint_custom_pre_pass"
+_FIRST, _LAST = "joint_custom_pre_pass", "post_grad_custom_post_pass"
 
 
-class _First(CustomGraphPass):
+class _Edit(CustomGraphPass):
     def __init__(self, edit: Callable[[fx.Graph], None]) -> None:
         self._edit = edit
 
@@ -22,13 +22,25 @@ class _First(CustomGraphPass):
     def uuid(self) -> Any:
         return f"{self._edit.__module__}.{self._edit.__qualname__}".encode()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _First:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Edit:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _First, (self._edit,)
+        return _Edit, (self._edit,)
 
 
 def before_joint_passes(edit: Callable[[fx.Graph], None]) -> dict[str, Any]:
     """Inductor's settings with which a module's function edits each joint graph first; none where a user has such."""
-    return {_OPTION: _First(edit)} if hasattr(config, _OPTION) and not getattr(config, _OPTION) else {}
+    return _setting(_FIRST, edit)
+
+
+def before_lowering(edit: Callable[[fx.Graph], None]) -> dict[str, Any]:
+    """Inductor's settings with which a module's function edits each graph last; none where a user has such.
+
+    A graph is one half of a step, or one for inference.
+    """
+    return _setting(_LAST, edit)
+
+
+def _setting(option: str, edit: Callable[[fx.Graph], None]) -> dict[str, Any]:
+    return {option: _Edit(edit)} if hasattr(config, option) and not getattr(config, option) else {}

@@ -111,6 +111,17 @@ def test_dropout_is_drawn_in_forward_and_its_mask_crosses() -> None:
     assert [node.name for node in crossing(program)] == ["getitem_1"]
 
 
+def test_the_gradient_of_a_dropout_lies_as_it_was_traced() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
+        return F.dropout((x @ w).view(2, 2, 5), 0.5).transpose(0, 1).contiguous().sin()
+
+    x, parameter, found = X.clone().requires_grad_(), weight(), []
+    for run in (function, through_the_front_door(function)[0]):
+        torch.manual_seed(0)
+        found.append(torch.autograd.grad(run(x, parameter).square().sum(), [x, parameter]))
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_random_nodes_stay_where_they_were_drawn() -> None:
     program = captured(MaskedInBackward.apply, X.clone().requires_grad_())
     (draw,) = [node for node in program.calls if is_random(node)]

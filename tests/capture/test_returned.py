@@ -189,6 +189,23 @@ def without_gradients(name, backend):
             assert shared[0] == shared[1]
 
 
+@pytest.mark.parametrize("inputs_have_gradients", [False, True])
+@pytest.mark.parametrize("pieces", [lambda x: x.chunk(2, 1)[1], lambda x: x.unbind(0)[1], lambda x: x.split(3, 1)[-1]])
+def test_pieces_of_an_input_that_is_written_to_show_the_input(pieces, inputs_have_gradients):
+    def returned(self, x, y):
+        with torch.no_grad():
+            x[:, 1:].mul_(2)
+        return pieces(x)[:1], pieces(x), self.linear(x).sin()
+
+    expected, model = Model(returned), Model(returned)
+    compiled = memopt.compile(model, backend="aten")
+    for _ in range(2):
+        values, gradients, *facts = outcome(expected, expected, inputs_have_gradients)
+        found = outcome(compiled, model, inputs_have_gradients)
+        torch.testing.assert_close(list(found[:2]), [values, gradients])
+        assert list(found[2:]) == facts
+
+
 @pytest.mark.parametrize("budget", [None, "1MB"])
 def test_gradients_of_an_output_that_shows_elements_twice_are_added(budget: str | None) -> None:
     model = Model(lambda _, x, y: (y.unfold(1, 3, 2), y[:1].expand(3, 8), x))

@@ -140,3 +140,44 @@ def test_a_cumulative_average_of_half_the_precision_is_divided_in_single():
 
 def test_eager_is_as_it_was():
     assert transformer._detect_is_causal_mask(_CAUSAL, None, 12) is True
+
+
+class Normed(nn.Module):
+    """Batch norms of what is not contiguous, and a view of one that there is because it is contiguous itself."""
+
+    def __init__(self, kind, channels):
+        super().__init__()
+        self.norm = kind(channels)
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, channels))
+
+    def forward(self, x):
+        y = self.norm(x.transpose(-1, -2))
+        z = nn.functional.batch_norm(x.transpose(0, -1), None, None, training=True)
+        flat = y.view(-1) if y.is_contiguous() else y.reshape(-1)
+        return flat.sin(), z, torch.batch_norm(z.mT.mT, None, None, None, None, True, 0.1, 1e-5, False), y
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "shape"), [(nn.BatchNorm1d, (4, 5, 3)), (nn.BatchNorm2d, (2, 3, 5, 4)), (nn.BatchNorm3d, (2, 3, 4, 5, 2))]
+)
+def test_batch_norms_lie_as_on_a_cpu(kind, shape, train):
+    """Results are contiguous, or channels last, whatever is normed."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    if len(shape) > 3:
+        x = x.transpose(-1, -2).contiguous(memory_format=[torch.channels_last, torch.channels_last_3d][len(shape) - 4])
+        x = x.transpose(-1, -2)
+    model = Normed(kind, x.transpose(-1, -2).shape[1]).train(train)
+    copy = Normed(kind, x.transpose(-1, -2).shape[1]).train(train)
+    compiled = memopt.compile(copy, backend="aten", verify=True)
+    for _ in range(3):
+        expected, got = ([run(x * 2), run(x)][-1] for run in (model, compiled))
+        torch.testing.assert_close(got, expected)
+        assert [y.stride() for y in got] == [y.stride() for y in expected]
+        for outputs in (expected, got):
+            sum(output.square().mean() for output in outputs if output.requires_grad).backward()
+    torch.testing.assert_close(dict(copy.state_dict()), dict(model.state_dict()))
+    torch.testing.assert_close([p.grad for p in copy.parameters()], [p.grad for p in model.parameters()])
+    assert not [note for note in compiled.report.notes if "outside" in note]

@@ -89,3 +89,34 @@ def test_a_graph_of_views_before_a_break_is_no_step_of_its_own(budget, verify, c
         results.append((out.detach(), x.grad))
     assert_same(results[1:], [results[0]] * 2, rtol=1e-5, atol=1e-6)
     assert not [record for record in caplog.records if "failed" in record.getMessage()]
+
+
+class Taught(nn.Module):
+    """The first of two graphs computes nothing that has a gradient, though its weights have one."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher, self.student = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        with torch.no_grad():
+            y = self.teacher(x).relu()
+        torch._dynamo.graph_break()
+        return self.student(y), y
+
+
+@pytest.mark.parametrize("budget", [None, "1MB", "30kB"])
+def test_a_graph_of_a_step_that_has_nothing_to_differentiate_is_code_all_the_same(budget):
+    torch._dynamo.reset()
+    model = Taught()
+    compiled = memopt.compile(model, budget, backend="inductor")
+    x = torch.randn(8, 16)
+    for _ in range(2):
+        found = []
+        for run in (model, compiled):
+            model.zero_grad()
+            outputs = run(x)
+            outputs[0].square().mean().backward()
+            found.append((*outputs, *(parameter.grad for parameter in model.parameters())))
+        torch.testing.assert_close(found[1], found[0])
+    assert not [note for note in compiled.report.notes if "memopt failed" in note]

@@ -1,0 +1,86 @@
+"""Views of a graph as Inductor has them: where they lie in memory, and where `as_strided` reads.
+
+Inductor keeps the order of an output's strides, not the strides themselves, where the output is a view: of rows of a
+result it makes another tensor. It computes a part of a result in memory of its own, where `as_strided` of that part may
+read beyond it. And what is written to a part of an input it writes to the input itself, be it that something else is
+written there later, and backward or the caller needs what was there between.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._prims_common import is_non_overlapping_and_dense_or_false
+
+from memopt.fake_calls import apart
+from memopt.program import is_any_view
+
+_AS_STRIDED = torch.ops.aten.as_strided.default
+_WRITTEN_TO_PARTS = (
+    torch.ops.aten.select_scatter, torch.ops.aten.slice_scatter, torch.ops.aten.diagonal_scatter,
+    torch.ops.aten.as_strided_scatter, torch.ops.aten.index_put, torch.ops.aten.index_copy, torch.ops.aten.index_add,
+    torch.ops.aten.scatter, torch.ops.aten.scatter_add, torch.ops.aten.scatter_reduce,
+)  # fmt: skip
+# Inductor's mark of what is stored with the strides that it has in the graph.
+_STORED = "inductor_realize_to_strides"
+
+
+def show_bases(graph: fx.Graph) -> None:
+    """Have `as_strided` read the tensor that its operand is a view of."""
+    for node in graph.find_nodes(op="call_function", target=_AS_STRIDED):
+        given: Any = node.args[0]
+        base = _base(given)
+        if base is not given:
+            offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+            offset = given.meta["val"].storage_offset() if offset is None else offset
+            node.args, node.kwargs = (base, node.args[1], node.args[2], offset), {}
+
+
+def as_it_lies(graph: fx.Graph) -> None:
+    """Have a graph that is about to be lowered show what the model shows, and return it with the model's strides."""
+    show_bases(graph)
+    end = graph.output_node()
+    outputs: Any = end.args[0]
+    _keep_between(graph, outputs)
+    seen = end.meta.get("user_visible_output_idxs", range(len(outputs)))
+    for node in {outputs[place] for place in seen if isinstance(outputs[place], fx.Node)}:
+        base = _base(node)
+        if base is not node and base.op == "call_function" and not _is_dense(node) and _is_dense(base):
+            base.meta[_STORED] = True
+
+
+def _keep_between(graph: fx.Graph, outputs: Sequence[Any]) -> None:
+    """Have what inputs hold between two writes be made of copies, where a graph returns it."""
+    copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    last = {node.args[0]: node.args[1] for node in copies}
+    for made in {_base(output) for output in outputs if isinstance(output, fx.Node)}:
+        written: Any = made
+        while _writes_a_part(written):
+            written = _base(written.args[0])
+        if written is made or written not in last or last[written] is made:
+            continue
+        source: Any = made.args[0]
+        with graph.inserting_before(made):
+            copied = graph.call_function(torch.ops.aten.lift_fresh_copy.default, (source,))
+        copied.meta["val"] = apart(source.meta["val"])
+        made.args = (copied, *made.args[1:])
+
+
+def _writes_a_part(node: fx.Node) -> bool:
+    return getattr(node.target, "overloadpacket", None) in _WRITTEN_TO_PARTS
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """What a node shows, through views and their pieces."""
+    while is_any_view(node) or (node.target is operator.getitem and is_any_view(node.all_input_nodes[0])):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _is_dense(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and bool(is_non_overlapping_and_dense_or_false(value))
