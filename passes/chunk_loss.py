@@ -45,13 +45,15 @@ class ChunkLoss(Pass):
         3. Element-wise operations on the logits (a cast to float32, a bias, soft capping), label smoothing, z-loss.
         4. The weight may be tied or transposed; views such as [batch, sequence, vocabulary] may stand in between.
         5. The weight's columns may be padded for the sake of a faster product, and the logits' cut off again.
+        6. The caller may be returned the logits, or what is computed from them, beside the loss: these stay whole,
+           chunks read their rows, and the gradients that come back of them are added by rows.
 
     Numbers: sums over rows of half precision are added up in float32 and rounded once; a GPU's library of matrix
     products adds them to the sum where it stands. dW and db are sums in another
     order than before, hence the tolerance.
 
     Refusals:
-        - The logits, or what is as large, are returned to the caller, or another such tensor flows in.
+        - Another tensor as large as the logits flows in.
         - Something that reads them does not work row by row, or is not known to.
         - Chunks would not save memory: the weight is as large as the logits.
 
@@ -112,7 +114,8 @@ class ChunkLoss(Pass):
             try:
                 chunk = self._rows_per_chunk(node)
                 region = self._aligned(new, find_rows(new, node))
-                region = find_rows(new, region.product) if keep_padding(new, region) else region
+                kept = region.product in region.wide and keep_padding(new, region)
+                region = find_rows(new, region.product) if kept else region
             except RowRefused as reason:
                 refusals.append(Refusal(reason.node.name, str(reason)))
             except Refused as reason:
@@ -131,7 +134,9 @@ class ChunkLoss(Pass):
         if multiple == 1:
             return region
         aligned = Aligned(program, multiple)
-        product = aligned.product(region.product)
+        product = region.product  # the caller gets rows that lie as they do without the pass
+        if product in region.wide:
+            product = aligned.product(product)
         for node in region.nodes[Phase.BACKWARD]:
             if node.target in PRODUCTS:
                 (aligned.turned if region.recipes[node].summed else aligned.inner)(node)

@@ -13,7 +13,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from memopt.patterns.column_padding import cuts_columns, pads_columns, pads_of, turns
-from memopt.program import Phase, Program, is_effectful, is_random, tensors_of
+from memopt.program import InputKind, Phase, Program, is_effectful, is_random, tensors_of
 from memopt.rewrite import Refused
 
 aten = torch.ops.aten
@@ -78,7 +78,8 @@ class RowRegion:
     """Part of a training program that may run in chunks of the rows of `product`.
 
     Attributes:
-        product: the matrix product that the region begins with, [rows, columns].
+        product: the matrix product that the region begins with, [rows, columns]; it stays whole where it, or what is as
+            large, is returned to the caller: then chunks read its rows.
         rows: how many rows there are.
         nodes: by phase, what is to be computed chunk by chunk, in order of execution. Views of a transposed value and
             items of multiple results are left out.
@@ -120,7 +121,8 @@ def find_rows(program: Program, product: fx.Node) -> RowRegion:
     """The region that begins with a forward matrix product [rows, columns] of two rows or more.
 
     Everything as large as the product that depends on it, and what only serves to compute that, is in the region: in
-    forward up to narrow results (one number per row), in backward up to the gradients of the product's operands.
+    forward up to narrow results (one number per row), in backward up to the gradients of the product's operands. What
+    the caller is returned of it (logits beside a loss), and what that is computed from, stays as it is.
 
     Raises:
         RowRefused: the region cannot run in chunks.
@@ -141,9 +143,12 @@ class _Finder:
         self.program, self.product = program, product
         self.rows, columns = (int(size) for size in product.meta["val"].shape)
         self.columns = {columns}  # as many as the product has, or as are left where padding was cut off
+        given = zip(program.inputs, program.placeholders, strict=True)
+        self.tangents = {node for entry, node in given if entry.kind is InputKind.TANGENT}
         self.position = {node: index for index, node in enumerate(program.graph.nodes)}
         self.wide: set[fx.Node] = {product}
         self.narrow: set[fx.Node] = set()  # read wide values, and give less per row, or sums over rows
+        self.returned: set[fx.Node] = set()  # wide values of forward that the caller gets
         self.turned: set[fx.Node] = set()  # transposes of wide values
         self.inside: set[fx.Node] = set()
 
@@ -154,7 +159,10 @@ class _Finder:
             node = work.pop(0)
             for user in node.users:
                 if user.op == "output":
-                    raise RowRefused(node, "the logits, or what is as large, are returned to the caller as well")
+                    if node.meta["phase"] is not Phase.FORWARD:
+                        raise RowRefused(node, "a gradient as large as the logits is returned to the caller")
+                    self.returned.add(node)
+                    continue
                 if cuts_columns(user) and 2 * user.meta["val"].shape[-1] > node.meta["val"].shape[-1]:
                     self.columns.add(int(user.meta["val"].shape[-1]))
                 if user.target in PRODUCTS or turns(user) or not self._is_wide(user):
@@ -165,7 +173,7 @@ class _Finder:
             if node is self.product:
                 continue
             for operand in node.all_input_nodes:
-                if operand in self.wide or not self._is_wide(operand):
+                if operand in self.wide or not self._is_wide(operand) or operand in self.tangents:
                     continue
                 if operand.op != "call_function" or operand.target in PRODUCTS:
                     raise RowRefused(node, f"it also reads {operand.name}, which is as large as the logits")
@@ -174,11 +182,14 @@ class _Finder:
 
     def region(self) -> RowRegion:
         self._grow()
+        kept = _reach(self.returned, lambda node: node.all_input_nodes, set())
+        self.wide -= kept
+        self.narrow -= kept
         self.turned = {node for node in self.narrow if turns(node)}
         for node in self.turned:
             self.narrow |= {user for user in node.users if user.op == "call_function"}
         self.inside = self.wide | (self.narrow - self.turned)
-        self.inside |= self._between()
+        self.inside |= self._between() - kept
         ordered = sorted(self.inside, key=self.position.__getitem__)
         recipes = {node: self._recipe(node) for node in ordered}
         for node, recipe in recipes.items():

@@ -102,6 +102,46 @@ def test_losses_and_gradients_beside_float64(name, form, dtype):
     assert timeline(result.program).peak_bytes < timeline(before).peak_bytes
 
 
+RETURNED = {
+    "logits": lambda x, w, b, t: ((y := F.linear(x, w, b)), F.cross_entropy(y, t)),
+    "after the loss": lambda x, w, b, t: (F.cross_entropy(y := F.linear(x, w, b), t), y),
+    "upcast": lambda x, w, b, t: (F.cross_entropy(y := F.linear(x, w, b).float(), t), y),
+    "before the upcast": lambda x, w, b, t: (F.cross_entropy((y := F.linear(x, w, b)).float(), t), y),
+    "both": lambda x, w, b, t: (F.cross_entropy((y := F.linear(x, w, b)).float(), t), y, y.float() * 2),
+    "detached": lambda x, w, b, t: (F.cross_entropy(y := F.linear(x, w, b), t), y.detach()),
+    "probabilities": lambda x, w, b, t: (F.cross_entropy(y := F.linear(x, w, b), t), y.softmax(-1)),
+    "smoothing": lambda x, w, b, t: (F.cross_entropy(y := F.linear(x, w, b), t, label_smoothing=0.1), y),
+    "scaled": lambda x, w, b, t: (F.cross_entropy((y := F.linear(x, w, b)) / 2.0, t) * 3, y.view(2, -1, COLUMNS)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", RETURNED)
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_logits_that_are_returned_beside_the_loss_stay_whole(name, form, dtype):
+    tensors = data(dtype)
+    exact = capture_joint(
+        RETURNED[name], *(t.detach().double().requires_grad_() if t.is_floating_point() else t for t in tensors)
+    )
+    before = capture_joint(RETURNED[name], *tensors, decompositions=FORMS[form])
+    result = apply(ChunkLoss(3), before)
+    assert len(result.changes) == 1 and not result.refusals, reasons(result)
+    assert_as_exact(result, before, tensors, exact)
+    assert len(products_of(result.program)) == len(products_of(before)) + 4, "chunks read the logits that there are"
+    assert timeline(result.program).peak_bytes < timeline(before).peak_bytes
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_logits_that_are_returned_and_columns_that_are_padded(form):
+    tensors = data(columns=37)
+    double = [t.detach().double().requires_grad_() if t.is_floating_point() else t for t in tensors]
+    before = capture_joint(RETURNED["after the loss"], *tensors, decompositions=FORMS[form])
+    for program, chunks in ((before, ChunkLoss(3, multiple=8)), (padded(before, 8), ChunkLoss(3))):
+        result = apply(chunks, program)
+        assert len(result.changes) == 1, reasons(result)
+        assert_as_exact(result, program, tensors, capture_joint(RETURNED["after the loss"], *double))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_batches_of_sequences_with_hugging_face_s_shifted_loss(form):
     tensors = data(torch.bfloat16, bias=False, rows=(4, 12))
@@ -370,10 +410,6 @@ def refused(function, *tensors, chunks=2):
 
 
 REFUSED = {
-    "returned": (
-        lambda x, w, b, t: ((y := F.linear(x, w, b)), F.cross_entropy(y, t)),
-        {"addmm": "the logits, or what is as large, are returned to the caller as well"},
-    ),
     "sorted": (
         lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b).sort(0).values, t),
         {"sort": "aten.sort.default is not known to work row by row"},
@@ -453,14 +489,16 @@ class OnlyLoss(nn.Module):
 
 def real(name, dtype=torch.float32):
     torch._dynamo.reset()
+    whole = name.endswith(", whole output")
+    name = name.removesuffix(", whole output")
     model, inputs = build(name)
-    if name.startswith("hf_"):
+    if name.startswith("hf_") and not whole:
         model.loss_type = "ForCausalLM" if name == "hf_gpt2" else model.loss_type  # else it warns: a graph break
         model = OnlyLoss(model)
     return model.to(dtype).train(), in_dtype(inputs, dtype)
 
 
-QUICK = ("gpt2", "hf_t5")
+QUICK = ("gpt2", "hf_t5", "hf_llama, whole output")
 OTHERS = (
     ("hf_gpt2", "aten"),
     ("hf_llama", "aten"),
