@@ -17,7 +17,7 @@ from memopt.budget import format_bytes
 from memopt.capture.shadow import model_names
 from memopt.layout import movable_parameters
 from memopt.memory.cost.table import CostTable
-from memopt.memory.resident import Resident
+from memopt.memory.resident import Resident, storage_bytes
 from memopt.options import Options
 from memopt.recording.pool import Pool
 from memopt.report.record import Report
@@ -172,8 +172,8 @@ class Sessions(Mapping[Plan, Session]):
             calls = self.earlier.alive() or [Ran(tuple(session.ran), {})]
             self._latest = session, calls
             look = functools.partial(_look, weakref.ref(self), weakref.ref(session), calls)
-            resident, early = session.resident, session.tangents.early
-            call = Ended(session.ran[0].key, resident.device, early, resident.trainable)
+            early, model = session.tangents.early, weakref.ref(self._model)
+            call = Ended(session.ran[0].key, session.resident.device, early, lambda: storage_bytes(_gradients(model)))
             self.around.ended(call, outputs, given, look)
 
     def _look(self, session: Session, calls: Sequence[Ran]) -> None:

@@ -21,7 +21,7 @@ from memopt.budget import format_bytes
 from memopt.garbage import collect
 from memopt.memory.window import Window
 from memopt.torch_compat.autograd_nodes import compiled_nodes
-from memopt.torch_compat.backward import keeps_graph
+from memopt.torch_compat.backward import backward_task, keeps_graph
 
 # The first steps of a graph that are looked at; after them ever fewer, as looking takes time.
 _FIRST = 4
@@ -73,13 +73,13 @@ class Ended:
         key: tells its graphs apart.
         device: where it ran.
         early: bytes of gradients of outputs that are counted beside backward already.
-        trainable: bytes of all gradients, which are there in a second backward through the same graph.
+        gradients: bytes of the parameters' gradients that there are now.
     """
 
     key: str
     device: torch.device
     early: int
-    trainable: int
+    gradients: Callable[[], int]
 
 
 class Around:
@@ -94,6 +94,7 @@ class Around:
         self._left = 0  # bytes that earlier calls of the step have left
         self._older = 0  # bytes of outputs of earlier steps that were there when backward began last
         self._open: _Open | None = None
+        self._again: _Open | None = None  # the last one, where its graph was kept for another backward
 
     def begins(self, left: int, *, new_step: bool) -> None:
         """A call is about to run, with gradients or without, and no window is open.
@@ -148,8 +149,8 @@ class Around:
             return 0
         if not current.window.backward:
             return current.left + max(0, held.live)
-        kept = max(0, current.left + held.live - current.gradients) + current.stays
-        found = Seen(_worth(current.left + held.peak), _worth(kept), 0, True)
+        current.kept = max(0, current.left + held.live - current.gradients) + current.stays
+        found = Seen(_worth(current.left + held.peak), _worth(current.kept), 0, True)
         if found.held > self.seen.held and self.seen.held:  # it grows
             found = dataclasses.replace(found, held=2 * found.held - self.seen.held)
         self.seen = self.seen.joined(found)
@@ -158,17 +159,29 @@ class Around:
 
     def _reached(self, current: _Open, gradients: Sequence[torch.Tensor | None]) -> None:
         """Backward has reached a graph of the call, with these gradients."""
+        if current is self._again and current.task != backward_task():
+            self._kept(current)
         if current is not self._open or current.window.backward:
             return
+        current.task, self._again = backward_task(), current if keeps_graph() else None
         given = _storages(gradients)
         current.gradients = current.call.early + sum(storage.nbytes() for storage in given.values())
         self._older = self._old()
-        current.stays = self._older + current.retained() + (current.call.trainable if keeps_graph() else 0)
+        current.stays = self._older + current.retained()
         current.window.backward_begins()
         if current.window.close() is None:  # where backward has to be over first
             current.stop = register_optimizer_step_pre_hook(functools.partial(_stepping, weakref.ref(self))).remove
         else:
             self.close()
+
+    def _kept(self, current: _Open) -> None:
+        """Another backward has reached a graph that was kept for it: what the first one has made is beside it."""
+        self._again, more = None, current.call.gradients()
+        current.stays += more
+        if more and current is not self._open:  # it was closed before
+            current.kept += more
+            self.seen = self.seen.joined(Seen(held=_worth(current.kept)))
+            current.look()
 
     def _old(self) -> int:
         """Bytes of outputs of earlier steps that are still there."""
@@ -184,7 +197,9 @@ class _Open:
         look: called once more is known.
         left: bytes that earlier calls of the step have left.
         gradients: bytes of those that backward begins with.
+        task: which backward that was.
         stays: bytes that are there all through backward, beside what the window sees.
+        kept: bytes of all that is there all through backward, once it is closed.
         stop: called when it is closed.
     """
 
@@ -198,7 +213,8 @@ class _Open:
     ) -> None:
         """A window, open."""
         self.window, self.call, self.look, self.left = window, call, look, left
-        self.gradients = self.stays = 0
+        self.gradients = self.stays = self.kept = 0
+        self.task: object = None
         self.stop: Callable[[], None] = _nothing
         self._outputs = list(outputs)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+# What a loop keeps from one step to the next is there from the second step on.
+_LOOKS = 2
+
 
 class Reference:
     """The bytes that a model's budget is a fraction of, shared by all its sessions.
 
-    The first training step decides, for every later shape and mode. Before there is one, a call of inference goes by
-    the largest that was seen, so that a smaller batch is not refused for being small.
+    The first training step decides, for every later shape and mode, with what its loop was seen to hold around it.
+    Before there is one, a call of inference goes by the largest that was seen, so that a smaller batch is not refused
+    for being small.
 
     Attributes:
         training: bytes of the first training step; None before.
@@ -22,6 +26,7 @@ class Reference:
         self.inference = 0
         self._step: Hashable = None
         self._calls = 1
+        self._looks = _LOOKS
 
     def of(self, unconstrained_bytes: int) -> int:
         """The bytes that a fraction is of, for a step or a call that takes so many itself."""
@@ -37,6 +42,12 @@ class Reference:
         """
         if self._step is None or self._step == step or calls > self._calls:
             self._step, self._calls, self.training = step, calls, unconstrained_bytes
+
+    def loops(self, unconstrained_bytes: int) -> None:
+        """A training step takes so many bytes with what its loop holds around it, seen in one of the first steps."""
+        if self.training is not None and self._looks:
+            self._looks -= 1
+            self.training = max(self.training, unconstrained_bytes)
 
     def adds(self, size: int) -> None:
         """So many bytes more are known of to be resident in all steps and calls."""

@@ -101,12 +101,15 @@ class SharedStep(Told):
         Both are 0 where there is none, or nothing is known of the calls.
         """
         graphs = [graph for ran in calls for graph in ran.graphs]
-        limit = self.limit(0) if graphs and not self.soft else None
+        if not graphs or self.soft:
+            return 0, 0
+        base = max(graph.base for graph in graphs) + self.inputs_beside + self.outside_beside + self.seen.held
+        with self.around_graphs():
+            peak, eager = (step_peak([graph.peaks for graph in graphs]), step_peak([graph.eager for graph in graphs]))
+        self.reference.loops(base + eager)
+        limit = self.limit(0)
         if limit is None:
             return 0, 0
-        with self.around_graphs():
-            peak = step_peak([graph.peaks for graph in graphs])
-        base = max(graph.base for graph in graphs) + self.inputs_beside + self.outside_beside + self.seen.held
         return max(0, base + peak - self.usable(limit)), limit
 
     @property

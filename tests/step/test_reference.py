@@ -22,3 +22,13 @@ def test_inference_alone_goes_by_the_largest_call():
     reference = Reference()
     reference.infers(500)
     assert reference.of(300) == 500 and reference.of(700) == 700
+
+
+def test_what_the_loop_holds_around_the_first_steps_belongs_to_them():
+    reference = Reference()
+    reference.loops(5000)  # no step was planned yet
+    reference.trains(1000, "step")
+    reference.loops(900)
+    reference.loops(1300)
+    reference.loops(9000)  # a later one
+    assert reference.of(10) == 1300
