@@ -142,7 +142,7 @@ class _Finder:
     def __init__(self, program: Program, product: fx.Node) -> None:
         self.program, self.product = program, product
         self.rows, columns = (int(size) for size in product.meta["val"].shape)
-        self.columns = {columns}  # as many as the product has, or as are left where padding was cut off
+        self.columns = {columns}  # as many as the product has, with padding and without
         given = zip(program.inputs, program.placeholders, strict=True)
         self.tangents = {node for entry, node in given if entry.kind is InputKind.TANGENT}
         self.position = {node: index for index, node in enumerate(program.graph.nodes)}
@@ -163,7 +163,7 @@ class _Finder:
                         raise RowRefused(node, "a gradient as large as the logits is returned to the caller")
                     self.returned.add(node)
                     continue
-                if cuts_columns(user) and 2 * user.meta["val"].shape[-1] > node.meta["val"].shape[-1]:
+                if (cuts_columns(user) or pads_columns(user)) and _nearly_as_wide(user, node):
                     self.columns.add(int(user.meta["val"].shape[-1]))
                 if user.target in PRODUCTS or turns(user) or not self._is_wide(user):
                     self.narrow.add(user)
@@ -354,6 +354,11 @@ def _reach(starts: Iterable[fx.Node], step: Callable[[fx.Node], Iterable[fx.Node
         if node not in stop:
             work.extend(other for other in step(node) if other.meta.get("phase") is node.meta["phase"])
     return found
+
+
+def _nearly_as_wide(node: fx.Node, other: fx.Node) -> bool:
+    narrow, wide = sorted(int(item.meta["val"].shape[-1]) for item in (node, other))
+    return 2 * narrow > wide
 
 
 def _may_be_cut(node: fx.Node, rows: int) -> bool:

@@ -139,6 +139,7 @@ def test_logits_that_are_returned_and_columns_that_are_padded(form):
     for program, chunks in ((before, ChunkLoss(3, multiple=8)), (padded(before, 8), ChunkLoss(3))):
         result = apply(chunks, program)
         assert len(result.changes) == 1, reasons(result)
+        assert len(products_of(result.program)) == len(products_of(before)) + 4
         assert_as_exact(result, program, tensors, capture_joint(RETURNED["after the loss"], *double))
 
 
