@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memopt.quiet import without_lines
-from memopt.torch_compat.profilers import before_profilers
+from memopt.torch_compat.profilers import before_profilers, name_of_mark
 
 T = TypeVar("T")
 
@@ -238,9 +238,9 @@ class Recording:
         results = profile.kineto_results
         assert results is not None
         marks = {
-            event.name(): (event.start_ns(), event.start_ns() + event.duration_ns())
+            name: (event.start_ns(), event.start_ns() + event.duration_ns())
             for event in sorted(results.events(), key=lambda event: int(event.start_ns()))
-            if event.is_user_annotation()
+            if (name := name_of_mark(event)) is not None
         }
         cuda = self.device.type == "cuda"
         changes = _changes_cuda(results, self.device) if cuda else _changes_cpu(results, self._known)

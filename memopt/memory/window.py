@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from memopt.memory.measure import Recording, is_profiled
+from memopt.torch_compat.profilers import mark
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +55,7 @@ class Window:
         if self._device.type == "cuda":
             self.close()
         elif self._recording is not None and not self._recording.ended:
-            with torch.autograd.profiler.record_function(_MARK):
-                pass
+            mark(_MARK)
 
     def close(self) -> Held | None:
         """What was held until backward began, or by now; None where that cannot be said. It may be asked again."""
@@ -70,7 +70,7 @@ class Window:
         return self._held
 
 
-_MARK = "memopt: backward begins"
+_MARK = "backward begins"
 
 
 def _of(recording: Recording) -> Held:

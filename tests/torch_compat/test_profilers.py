@@ -1,11 +1,13 @@
-"""Who starts a profiler of torch's is told to somebody first."""
+"""Who starts a profiler of torch's is told to somebody first; marks are seen by it alone."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from memopt.torch_compat.profilers import before_profilers
+from memopt.memory.measure import Recording
+from memopt.torch_compat.profilers import before_profilers, mark
 
 
 @pytest.mark.parametrize("kind", ["autograd", "kineto"])
@@ -27,3 +29,15 @@ def test_a_profiler_is_announced_until_that_is_undone(kind):
     with profiled():
         torch.ones(2)
     assert len(calls) == known
+
+
+def test_a_mark_is_no_operator_that_dispatch_modes_see():
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen = []
+    with Seen(), Recording(torch.device("cpu")) as recording:
+        mark("here")
+    assert not seen and "here" in recording.marks
