@@ -38,6 +38,6 @@ def test_a_mark_is_no_operator_that_dispatch_modes_see():
             return func(*args, **(kwargs or {}))
 
     seen = []
-    with Seen(), Recording(torch.device("cpu")) as recording:
+    with Recording(torch.device("cpu")) as recording, Seen():
         mark("here")
     assert not seen and "here" in recording.marks
