@@ -29,6 +29,7 @@ from benchmarks.render_conversions import (  # noqa: E402
     onnx_table,
     tensorflow_table,
 )
+from benchmarks.render_loops import loop_table  # noqa: E402
 from benchmarks.render_training import first_step_table, paired_table, ratios_table, training_table  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -272,6 +273,7 @@ def xlagpu_table(result: dict[str, Any]) -> str:
 
 # By the first word of a result's name: what stands between marks, and what has a page of its own.
 TABLES = {
+    "userloop": loop_table,
     "inference": inference_table,
     "material": material_table,
     "memory": memory_table,

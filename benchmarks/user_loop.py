@@ -5,7 +5,7 @@ of its whole life, and the reference of budgets is what the row `compile` reserv
 that row has ended). Rows are prepared side by side (--jobs) and timed while all others are stopped. `eager:again` is
 `eager` with other random numbers: how far losses of two eager runs are apart is what losses are judged by.
 
-python benchmarks/user_loop.py --model gpt2_medium --device cuda --json 'user_loop_{model}.json'
+python benchmarks/user_loop.py --model gpt2_medium --device cuda --json 'userloop_{model}.json'
 python benchmarks/user_loop.py --model llama_1b_lora --tiny --rows eager,compile,memopt:0.6
 """
 
