@@ -88,7 +88,7 @@ def test_a_refusal_draws_nothing(gradients) -> None:
 def test_generated_code_draws_as_torch_compile_does() -> None:
     expected = _drawn(lambda model, x: torch.compile(model), 0.3, layers=1)
     torch._dynamo.reset()
-    assert _drawn(lambda model, x: memopt.compile(model, "95%", backend="inductor"), 0.3, layers=1) == expected
+    assert _drawn(lambda model, x: memopt.compile(model, "100%", backend="inductor"), 0.3, layers=1) == expected
 
 
 def test_importing_what_is_used_first_draws_nothing() -> None:
