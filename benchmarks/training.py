@@ -23,7 +23,6 @@ import platform
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from benchmarks import kernels  # noqa: E402 - found once the root is on the path
+from benchmarks.pooled import fill  # noqa: E402
 
 SIZES: dict[str, dict[str, int]] = {
     "gpt2_medium": {"batch": 16, "sequence": 1024},
@@ -111,6 +111,9 @@ class Table:
         self.rows[row] = found
         self.write()
 
+    def line(self, row: str) -> str:
+        return f"{self.model:12} {line_of(self.rows[row])}"
+
     def in_order(self) -> list[dict[str, Any]]:
         return [self.rows[row] for row in self.wanted if row in self.rows]
 
@@ -152,29 +155,13 @@ def profiled(given: argparse.Namespace, model: str, row: str) -> bool:
 
 def run(given: argparse.Namespace, tables: Sequence[Table], folder: Path) -> None:
     """Prepare and time all rows of all models."""
-    started = time.perf_counter()
     pool = Pool(folder, given.timeout, False, given.jobs, given.seconds, shared_caches=given.shared_caches)
-    owners: dict[int, tuple[Table, str]] = {}
-
-    def add(table: Table, ahead: bool = False) -> None:
-        begun = {row for owner, row in owners.values() if owner is table}
-        new = {row: job for row, job in table.jobs().items() if row not in begun}
-        owners.update(zip(pool.add(list(new.values()), ahead=ahead), ((table, row) for row in new), strict=True))
-
-    def take(table: Table, row: str, said: dict[str, Any]) -> None:
-        table.take(row, said)
-        print(f"{time.perf_counter() - started:4.0f} s {table.model:12} {line_of(table.rows[row])}", flush=True)
-
-    for table in tables:
-        add(table)
-    for number, said in pool.run():
-        table, row = owners[number]
-        take(table, row, said)
-        add(table, ahead=True)
+    fill(tables, pool, Table.line)
     for table in tables:
         for row in table.wanted:
             if row not in table.rows:
-                take(table, row, {"reason": "its budget is a share of the row `compile`, which has no figures"})
+                table.take(row, {"reason": "its budget is a share of the row `compile`, which has no figures"})
+                print(table.line(row), flush=True)
 
 
 def line_of(row: dict[str, Any]) -> str:

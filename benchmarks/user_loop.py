@@ -19,7 +19,6 @@ import platform
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,8 @@ from memopt.comparison.processes import driver_version
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from benchmarks.user_models import SIZES, TINY  # noqa: E402 - found once the root is on the path
+from benchmarks.pooled import fill  # noqa: E402 - found once the root is on the path
+from benchmarks.user_models import SIZES, TINY  # noqa: E402
 
 ROWS = "compile,memopt:0.6,memopt:0.4,memopt:0.3,eager,eager:again,checkpoint,checkpoint_compile,compile:0.3"
 
@@ -128,26 +128,6 @@ def share_of(row: str) -> float | None:
     return float(share) if kind == "memopt" and share else None
 
 
-def run(given: argparse.Namespace, loops: list[Loop], folder: Path) -> None:
-    """Prepare and time all rows of all models."""
-    started = time.perf_counter()
-    pool = Pool(folder, given.timeout, False, given.jobs, given.seconds, shared_caches=False)
-    owners: dict[int, tuple[Loop, str]] = {}
-
-    def add(loop: Loop, ahead: bool = False) -> None:
-        begun = {row for owner, row in owners.values() if owner is loop}
-        new = {row: job for row, job in loop.jobs().items() if row not in begun}
-        owners.update(zip(pool.add(list(new.values()), ahead=ahead), ((loop, row) for row in new), strict=True))
-
-    for loop in loops:
-        add(loop)
-    for number, said in pool.run():
-        loop, row = owners[number]
-        loop.take(row, said)
-        print(f"{time.perf_counter() - started:4.0f} s {loop.line(row)}", flush=True)
-        add(loop, ahead=True)
-
-
 def main() -> int:
     """Run the loops that are asked for; 1 where a row reserved more than its budget."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -173,7 +153,8 @@ def main() -> int:
     heads = " ".join(f"{name:>10}" for name in ("budget MB", "predicted", "allocated", "reserved"))
     print(f"{'':6} {'':14} {'':18} {heads} {'ms':>9} {'ratio':>7} {'first s':>8} {'losses':>8}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        run(given, loops, Path(folder))
+        pool = Pool(Path(folder), given.timeout, False, given.jobs, given.seconds)
+        fill(loops, pool, Loop.line)
     print()
     for loop in loops:
         for row in loop.rows:

@@ -200,10 +200,7 @@ class ModelCalls:
             raise CaptureError(f"{line} ({told})" if told else line)
         note_outside(session, self.model, outputs, mark)
         if gradients:
-            self.several.note(session, outputs, args, kwargs)
-            guard.backward(outputs)
-            if not self._verifying:
-                self.sessions.ended(session, outputs, (args, kwargs))
+            self._ends(session, guard, outputs, args, kwargs)
         self.steady.learn(kind, self.sessions.compiled[kind.plan], args, kwargs)
         return outputs
 
@@ -333,11 +330,15 @@ class ModelCalls:
         except torch.OutOfMemoryError as error:
             raise ShortOfMemoryError(session.short_of_memory(error)) from None
         if gradients:
-            self.several.note(session, outputs, args, kwargs)
-            guard.backward(outputs)
-            if not self._verifying:
-                self.sessions.ended(session, outputs, (args, kwargs))
+            self._ends(session, guard, outputs, args, kwargs)
         return outputs
+
+    def _ends(self, session: Session, guard: StepGuard, outputs: Any, args: Any, kwargs: Any) -> None:
+        """A call with gradients has returned: what is counted, guarded and looked at until its backward."""
+        self.several.note(session, outputs, args, kwargs)
+        guard.backward(outputs)
+        if not self._verifying:
+            self.sessions.ended(session, outputs, (args, kwargs))
 
     def _accumulating(self) -> bool:
         """Whether gradients exist already, so that backward adds to them: that takes a plan of its own."""

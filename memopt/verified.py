@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from memopt.call_start import contents_of, refill
+from memopt.capture.writes import may_overlap
 from memopt.evidence import EvidenceError
 from memopt.facts import Facts, facts_of, other_fact, other_sharing, shared_memory
 from memopt.random_streams import host_state, set_host_state
@@ -227,13 +228,10 @@ def _attributes(model: nn.Module) -> dict[str, Any]:
 
 def _once_each(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a tensor that may show elements many times, as `expand` and `unfold` do, which cannot be filled."""
-    reach = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride <= reach:  # it does not step over what the smaller ones reach
-            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-            return tensor.as_strided((last + 1 if tensor.numel() else 0,), (1,))
-        reach += stride * (size - 1)
-    return tensor
+    if not may_overlap(tensor):
+        return tensor
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((last + 1 if tensor.numel() else 0,), (1,))
 
 
 def _random_states() -> list[torch.Tensor]:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 
 import onnx_ir as ir
+
+from memopt.scoped import scoped
 
 Observer = Callable[[str, ir.Model, ir.Model], None]
 
 _observer: ContextVar[Observer | None] = ContextVar("memopt_onnx_observer", default=None)
 
 
-@contextlib.contextmanager
-def observing(observer: Observer) -> Iterator[None]:
+def observing(observer: Observer) -> contextlib.AbstractContextManager[None]:
     """Call `observer(pass, before, after)` after every pass that runs in the block; one model when nothing changed."""
-    token = _observer.set(observer)
-    try:
-        yield
-    finally:
-        _observer.reset(token)
+    return scoped(_observer, observer)
 
 
 def observed(name: str, before: ir.Model, after: ir.Model) -> None:

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline
 from memopt.program import InputKind, OutputKind, Program
+from memopt.scoped import scoped
 from memopt.solve.apart import Job, searched, with_peaks
 from memopt.solve.check import check
 from memopt.solve.half_peaks import HalfPeaks, half_peaks
@@ -47,19 +48,14 @@ class GraphPeaks:
 _between: ContextVar[tuple[int, int]] = ContextVar("bytes between graphs", default=(0, 0))
 
 
-@contextlib.contextmanager
-def between_graphs(size: int, forward: int = 0) -> Iterator[None]:
+def between_graphs(size: int, forward: int = 0) -> contextlib.AbstractContextManager[None]:
     """Within: `step_peak` is of a step beside whose graphs something else is held.
 
     Args:
         size: bytes that eager regions peak at between its graphs, the caller's loss among them.
         forward: bytes that are there while forward runs, as outputs of the step before that the caller holds.
     """
-    token = _between.set((size, forward))
-    try:
-        yield
-    finally:
-        _between.reset(token)
+    return scoped(_between, (size, forward))
 
 
 def step_peak(graphs: Sequence[GraphPeaks]) -> int:

@@ -240,8 +240,8 @@ class SharedStep(Told):
     @property
     def beside(self) -> str:
         """What takes room beside the plan, in words."""
-        if self.seen != Seen(known=True) and self.seen != Seen():
-            return f"the loop around the model holds {self.seen}"
+        if around := str(self.seen):
+            return f"the loop around the model holds {around}"
         if self.outside_bytes:
             size = format_bytes(self.outside_bytes, short=True)
             return f"what runs outside of captured graphs takes {size}: {self.outside_places}"

@@ -14,10 +14,11 @@ import contextvars
 import dataclasses
 import logging
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from torch._dynamo.variables import builder
+
+from memopt.scoped import scoped
 
 log = logging.getLogger("memopt")
 
@@ -48,15 +49,10 @@ class ChangingNumbers:
         key = max(self._values, key=lambda key: len(self._values[key]), default=None)
         return "" if key is None or len(self._values[key]) < _MANY else _readable(key[1])
 
-    @contextlib.contextmanager
-    def followed(self) -> Iterator[None]:
+    def followed(self) -> contextlib.AbstractContextManager[None]:
         """Within: what Dynamo compiles takes floats that have changed as inputs."""
         _install()
-        token = _current.set(self)
-        try:
-            yield
-        finally:
-            _current.reset(token)
+        return scoped(_current, self)
 
     def changes(self, frame: Any, name: str, value: float) -> bool:
         """Whether the number had another value when its frame was compiled before; the value is kept.

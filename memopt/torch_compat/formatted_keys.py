@@ -9,27 +9,23 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 from torch._dynamo import exc
 from torch._dynamo.variables import misc
 
+from memopt.scoped import scoped
+
 _in_force = contextvars.ContextVar("in_force", default=False)
 
 
-@contextlib.contextmanager
-def formatted_keys() -> Iterator[None]:
+def formatted_keys() -> contextlib.AbstractContextManager[None]:
     """Within: a look-up by a string that is formatted of a tensor ends a graph, and happens behind it.
 
     Elsewhere, and in other threads, tracing is as ever. Needed on torch 2.13, which knows no hash of such a string.
     """
     _install()
-    token = _in_force.set(True)
-    try:
-        yield
-    finally:
-        _in_force.reset(token)
+    return scoped(_in_force, True)
 
 
 @functools.cache

@@ -13,11 +13,13 @@ import contextvars
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch._dynamo import disable, exc, source
 from torch._dynamo.variables import base, constant, dicts, lists, misc, tensor
+
+from memopt.scoped import scoped
 
 _deferring = contextvars.ContextVar("deferring", default=False)
 _silent = contextvars.ContextVar("silent", default=False)
@@ -29,29 +31,19 @@ _FUNCTIONS = frozenset({builtins.print, warnings.warn, *_MODULE})
 _STACKLEVEL = 1  # the place in `warnings.warn(message, category, stacklevel)` counted from behind the category
 
 
-@contextlib.contextmanager
-def deferred_logging() -> Iterator[None]:
+def deferred_logging() -> contextlib.AbstractContextManager[None]:
     """Within: loggers' methods, `logging.info` and so on, `warnings.warn` and `print` end no graph that is traced.
 
     They are called after the graph at each run of it, with the arguments of the run, in order; a warning names the
     line of the model. Tried on torch 2.13.
     """
     _install()
-    token = _deferring.set(True)
-    try:
-        yield
-    finally:
-        _deferring.reset(token)
+    return scoped(_deferring, True)
 
 
-@contextlib.contextmanager
-def silence() -> Iterator[None]:
+def silence() -> contextlib.AbstractContextManager[None]:
     """Within: what was put off is not written, as in a rehearsal on tensors without data."""
-    token = _silent.set(True)
-    try:
-        yield
-    finally:
-        _silent.reset(token)
+    return scoped(_silent, True)
 
 
 @functools.cache

@@ -8,29 +8,26 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch._dynamo.variables import functions
 from torch._dynamo.variables import torch as torch_variables
+
+from memopt.scoped import scoped
 
 Replacements = Mapping[Callable[..., Any], Callable[..., Any]]
 
 _in_force: contextvars.ContextVar[Replacements | None] = contextvars.ContextVar("in_force", default=None)
 
 
-@contextlib.contextmanager
-def replaced_calls(replacements: Replacements) -> Iterator[None]:
+def replaced_calls(replacements: Replacements) -> contextlib.AbstractContextManager[None]:
     """Within: where traced code calls one of these Python functions, the function given for it is traced instead.
 
     Calls from a replacement are not replaced. Tried on torch 2.13.
     """
     _install()
-    token = _in_force.set(replacements)
-    try:
-        yield
-    finally:
-        _in_force.reset(token)
+    return scoped(_in_force, replacements)
 
 
 @functools.cache

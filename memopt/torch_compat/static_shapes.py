@@ -5,27 +5,23 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch._dynamo.variables import builder
 
+from memopt.scoped import scoped
+
 _static = contextvars.ContextVar("static", default=False)
 
 
-@contextlib.contextmanager
-def static_shapes() -> Iterator[None]:
+def static_shapes() -> contextlib.AbstractContextManager[None]:
     """Within: a plain tensor is traced at its own shape, also one that `mark_dynamic` or `mark_unbacked` names.
 
     Elsewhere marks are as ever. Tensor subclasses, nested ones say, have the symbols that they need. Tried on 2.13.
     """
     _install()
-    token = _static.set(True)
-    try:
-        yield
-    finally:
-        _static.reset(token)
+    return scoped(_static, True)
 
 
 @functools.cache

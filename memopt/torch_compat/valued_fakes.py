@@ -117,15 +117,11 @@ class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Run the call for real; its tensors become fake ones of known values."""
         if call is None:
             raise error
-        self._answering = self.answered = True
-        self.by_chance |= any(map(_draws, _needed(call)[0]))
         try:
-            with _alone():
+            with self._asked(call), _alone():
                 results = _run(call)
         except Exception:
             raise error from None  # nothing more is known: there is no memory for it, say
-        finally:
-            self._answering = False
 
         def fake(real: torch.Tensor) -> torch.Tensor:
             made = self.from_tensor(real, static_shapes=True)
@@ -142,13 +138,18 @@ class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         like = _Call(None, (), {})
         like.kept = [torch.zeros(padded.shape[:2])]
         call = _Call(torch.ops.aten._pack_padded_sequence.default, (_Value(like, 0), length, batch_first), {})
-        self.answered = True
-        self.by_chance |= any(map(_draws, _needed(call)[0]))
-        self._answering = True
-        try:
+        with self._asked(call):
             with _alone():
                 packed, sizes = _run(call)
             return padded.new_empty((packed.shape[0], *padded.shape[2:])), sizes
+
+    @contextlib.contextmanager
+    def _asked(self, call: _Call) -> Iterator[None]:
+        """Within: a question about the call's values is answered, and what runs for it is no question itself."""
+        self._answering = self.answered = True
+        try:
+            self.by_chance |= any(map(_draws, _needed(call)[0]))
+            yield
         finally:
             self._answering = False
 

@@ -8,6 +8,7 @@ from torch import nn
 
 import memopt
 from memopt.backends.inductor import missing_compiler
+from memopt.errors import ShortOfMemoryError
 from memopt.step.backward_entry import BackwardFacts, InPart
 
 COMPILER = missing_compiler(torch.device("cpu")) is None
@@ -113,7 +114,7 @@ def test_memory_that_runs_out_while_inputs_are_looked_at_is_one_clear_line(tight
 
     with pytest.raises(MemoryError, match=r"memory ran out in a step planned to take .* 2\.00 GiB") as error:
         _gradients(model, compiled, x, write)
-    assert not isinstance(error.value, torch.OutOfMemoryError) and "\n" not in str(error.value)
+    assert type(error.value) is ShortOfMemoryError and "\n" not in str(error.value)
     monkeypatch.undo()
     _gradients(model, compiled, x, HARMLESS["nothing"])
 

@@ -1,4 +1,4 @@
-"""Who starts a profiler of torch's is told to somebody first; marks are seen by it alone."""
+"""Somebody is called before a profiler of torch's starts; marks are seen by that alone."""
 
 from __future__ import annotations
 

@@ -1,0 +1,62 @@
+"""Whole loops of users: rows with a budget wait for their reference, and a row that was over says so."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from benchmarks import user_loop
+from benchmarks.user_loop import Loop
+
+pytest.importorskip("transformers")
+
+
+def loop(rows):
+    given = argparse.Namespace(tiny=True, rows=rows, device="cpu", repeats=1, losses=2, jobs=1, json=None)
+    return Loop(given, "gpt2_medium", None)
+
+
+def test_a_budget_is_a_share_of_what_compile_reserved():
+    table = loop("compile,memopt:0.5,memopt,eager")
+    assert [*table.jobs()] == ["compile", "memopt", "eager"]
+    table.take("compile", {"kind": "row", "reserved_bytes": 1000, "seconds": [3.0, 1.0, 2.0], "first_step_seconds": 9})
+    assert (
+        table.jobs()["memopt:0.5"].more["budget_bytes"] == 500 and table.jobs()["memopt"].more["budget_bytes"] is None
+    )
+    assert table.rows["compile"]["seconds"] == 2.0
+
+
+def test_what_is_over_its_budget_is_said_and_losses_are_beside_eager_s():
+    table = loop("eager,memopt:0.5")
+    table.reference = 1000
+    timed = {"kind": "row", "seconds": [1.0], "first_step_seconds": 1.0}
+    table.take("eager", {**timed, "losses": [2.0, 1.0]})
+    table.take("memopt:0.5", {**timed, "losses": [2.0, 1.25], "reserved_bytes": 501})
+    assert table.apart("memopt:0.5") == 0.25
+    assert table.line("memopt:0.5").endswith("OVER") and not table.line("eager").endswith("OVER")
+    table.take("memopt:0.5", {**timed, "reserved_bytes": 500})
+    assert "OVER" not in table.line("memopt:0.5")
+
+
+def test_a_loop_runs_in_a_process_of_its_own(monkeypatch, tmp_path, capsys):
+    file = tmp_path / "loop.json"
+    options = [
+        "--model",
+        "llama_1b",
+        "--tiny",
+        "--rows",
+        "eager",
+        "--losses",
+        "2",
+        "--repeats",
+        "1",
+        "--json",
+        str(file),
+    ]
+    monkeypatch.setattr("sys.argv", ["user_loop.py", *options])
+    assert user_loop.main() == 0
+    (row,) = json.loads(file.read_text())["rows"]
+    assert row["row"] == "eager" and len(row["losses"]) == 2 and row["seconds"] > 0
+    assert "llama_1b       eager" in capsys.readouterr().out
