@@ -14,6 +14,8 @@ import torch
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from memopt.memory.distributed import has_group
+
 log = logging.getLogger("memopt")
 
 _current: _Line | None = None
@@ -81,5 +83,4 @@ def _wanted() -> bool:
         return False
     if threading.current_thread() is not threading.main_thread() or click.get_current_context(silent=True) is not None:
         return False
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return not distributed or torch.distributed.get_rank() == 0
+    return not has_group() or torch.distributed.get_rank() == 0

@@ -17,6 +17,7 @@ from memopt.budget import format_bytes
 from memopt.capture.shadow import model_names
 from memopt.layout import movable_parameters
 from memopt.memory.cost.table import CostTable
+from memopt.memory.distributed import has_group
 from memopt.memory.resident import Resident, storage_bytes
 from memopt.options import Options
 from memopt.recording.pool import Pool
@@ -160,7 +161,7 @@ class Sessions(Mapping[Plan, Session]):
         self.around.begins(0 if new_step else left, new_step=new_step)
         if self.around.seen != before and self._latest is not None:
             self._look(*self._latest)
-        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())  # ranks plan the same
+        alone = not has_group()  # ranks plan the same
         if self._short and new_step and alone:
             for plan in [plan for plan, session in self._sessions.items() if session in self._short]:
                 self.forget(plan)

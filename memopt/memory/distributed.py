@@ -1,4 +1,4 @@
-"""What data parallelism holds on the device beside the model: DistributedDataParallel's buckets."""
+"""Processes that work together; what data parallelism holds on the device beside the model: buckets."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ class Buckets:
 
     nbytes: int = 0
     viewed: frozenset[int] = frozenset()
+
+
+def has_group() -> bool:
+    """Whether this process works together with others: torch's default process group is there."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def buckets_of(model: nn.Module) -> Buckets:

@@ -15,8 +15,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from memopt.cache_dir import cache_dir
 from memopt.capture.dynamo import Hooks
 from memopt.engine import Recalled
@@ -25,6 +23,7 @@ from memopt.garbage import looking_once
 from memopt.memory.allocator import count_library_bytes, library_bytes
 from memopt.memory.allocator_limit import held_bytes
 from memopt.memory.cost.disk import Store
+from memopt.memory.distributed import has_group
 from memopt.recording.ends import Ends
 from memopt.recording.trial import Gain
 from memopt.report.packed import packed, unpacked
@@ -222,7 +221,7 @@ def _may_be_alone(session: Session, hooks: Hooks) -> bool:
         return False  # other calls have a part in the step
     if hooks.graph_break or session.foreseen or not (session.step is None or session.one_graph):
         return False
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if has_group():
         return False  # other ranks plan the same: none may go another way
     return cache_dir() is not None
 

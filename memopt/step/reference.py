@@ -27,6 +27,7 @@ class Reference:
         self._step: Hashable = None
         self._calls = 1
         self._looks = _LOOKS
+        self._own = self._around = 0  # bytes of the first training step: of the model, and of the loop around it
 
     def of(self, unconstrained_bytes: int) -> int:
         """The bytes that a fraction is of, for a step or a call that takes so many itself."""
@@ -41,18 +42,25 @@ class Reference:
             calls: of the model before the first backward, so far: a step of more calls is another one than was thought.
         """
         if self._step is None or self._step == step or calls > self._calls:
-            self._step, self._calls, self.training = step, calls, unconstrained_bytes
+            if self._step != step:
+                self._around = 0
+            if not self._around:  # else what was seen may be among these bytes
+                self._own = unconstrained_bytes
+            self._step, self._calls = step, calls
+            self.training = max(unconstrained_bytes, self._own + self._around)
 
-    def loops(self, unconstrained_bytes: int) -> None:
-        """A training step takes so many bytes with what its loop holds around it, seen in one of the first steps."""
+    def loops(self, around_bytes: int) -> None:
+        """A training step takes so many bytes more for what its loop was seen to hold around it."""
         if self.training is not None and self._looks:
             self._looks -= 1
-            self.training = max(self.training, unconstrained_bytes)
+            self._around = max(self._around, around_bytes)
+            self.training = max(self.training, self._own + self._around)
 
     def adds(self, size: int) -> None:
         """So many bytes more are known of to be resident in all steps and calls."""
         if self.training is not None:
             self.training += size
+            self._own += size
         self.inference += size if self.inference else 0
 
     def infers(self, unconstrained_bytes: int) -> None:

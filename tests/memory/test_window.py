@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from memopt.memory.measure import Recording, is_profiled, measure
@@ -54,3 +55,15 @@ def test_within_a_profiler_nothing_is_seen():
         window = Window(CPU, {})
         assert window.close() is None
         assert is_profiled()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+def test_where_processes_work_together_no_profiler_is_started():
+    """Its events are also written by the collectives' threads: other memory was spoiled, and gradients were wrong."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        window = Window(CPU, {})
+        assert not torch._C._autograd._profiler_enabled()
+        assert window.close() is None
+    finally:
+        torch.distributed.destroy_process_group()

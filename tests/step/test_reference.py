@@ -28,7 +28,22 @@ def test_what_the_loop_holds_around_the_first_steps_belongs_to_them():
     reference = Reference()
     reference.loops(5000)  # no step was planned yet
     reference.trains(1000, "step")
-    reference.loops(900)
-    reference.loops(1300)
-    reference.loops(9000)  # a later one
+    reference.loops(0)
+    assert reference.of(10) == 1000
+    reference.loops(300)
+    reference.loops(8000)  # a later one
     assert reference.of(10) == 1300
+
+
+def test_a_step_planned_anew_keeps_what_was_seen_around_it_and_counts_it_once():
+    reference = Reference()
+    reference.trains(1000, "step")
+    reference.loops(300)
+    reference.trains(1000, "step")
+    assert reference.of(10) == 1300
+    reference.trains(1300, "step")
+    assert reference.of(10) == 1300
+    reference.adds(50)
+    assert reference.of(10) == 1350
+    reference.trains(2000, "more calls", 2)
+    assert reference.of(10) == 2000
