@@ -9,16 +9,18 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import fx
 
 from memopt.capture.joint import is_tangent
+from memopt.capture.reached import Reached
 from memopt.program import InputKind, Program, is_any_view
 from memopt.rewrite import ancestors
 from memopt.step.own_copies import recomputes
-from memopt.torch_compat.backward import role_of, tangent_places
+from memopt.torch_compat.backward import input_of_gradient, role_of, shown_by_role, tangent_places
 
 
 def places_of_tangents(program: Program) -> dict[str, int | None]:
@@ -32,13 +34,14 @@ def places_of_tangents(program: Program) -> dict[str, int | None]:
     return tangent_places(tangents, roles[: program.forward_outputs])
 
 
-def gradient_sources(program: Program) -> tuple[tuple[int, ...] | None, ...]:
+def gradient_sources(program: Program, reached: Reached = MappingProxyType({})) -> tuple[tuple[int, ...] | None, ...]:
     """Per gradient that backward returns, the outputs of forward that it comes of, by position.
 
     None where a gradient may exist whatever outputs have one, or is never there.
 
     Args:
         program: a training program as it was captured.
+        reached: per input of the graph that it was captured from, what eager has gradients from.
     """
     places = places_of_tangents(program)
     tangents = [node for node in program.placeholders if node.name in places]
@@ -48,8 +51,12 @@ def gradient_sources(program: Program) -> tuple[tuple[int, ...] | None, ...]:
         return (None,) * len(gradients)
     read = _read_by(program, {node: index for index, node in enumerate(tangents)})
     order = [places[node.name] for node in tangents]
+    roles: Sequence[Any] = role_of(program.graph.output_node()) or (None,) * len(values)
+    shown = [shown_by_role(role) for role in roles]
     found: list[tuple[int, ...] | None] = []
-    for output, value in zip(program.outputs[program.forward_outputs :], gradients, strict=True):
+    for output, value, role in zip(
+        program.outputs[program.forward_outputs :], gradients, roles[program.forward_outputs :], strict=True
+    ):
         if value is None:
             found.append(None)
             continue
@@ -57,6 +64,8 @@ def gradient_sources(program: Program) -> tuple[tuple[int, ...] | None, ...]:
         sources = {place for index, place in enumerate(order) if mask >> index & 1 and place is not None}
         if not sources:  # zeros that nothing is read for: of rounding, say
             sources = _outputs_of(output.target, values, order)
+        in_eager = reached.get(input_of_gradient(role), ())
+        sources |= {place for place in order if place is not None and shown[place] in in_eager}
         found.append(tuple(sorted(sources)) or None)
     return tuple(found)
 

@@ -38,6 +38,7 @@ from memopt.capture.joint import (
 )
 from memopt.capture.keep_attention import keep_fused_attention
 from memopt.capture.lending import lend, position_of
+from memopt.capture.reached import reached_inputs
 from memopt.memory.aliasing import analyse
 from memopt.memory.hand_over import Handing, handing, marked
 from memopt.memory.ledger import apart
@@ -120,6 +121,7 @@ class Hooks:
         self.needs_gradients = torch.is_grad_enabled() and any(
             isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
         )
+        self._reached = reached_inputs(graph_module) if self.needs_gradients else {}
 
     def infers(self) -> None:
         """An engine has found that nothing which the graph computes needs gradients, though inputs do."""
@@ -194,7 +196,10 @@ class Hooks:
         read = [place for place in map(places.get, self.recomputed) if place is not None]
         recomputed = tuple((place, self._called[place]) for place in read)
         return BackwardFacts(
-            self._forward_outputs, gradient_sources(program), recomputed, self._in_part(program, places)
+            self._forward_outputs,
+            gradient_sources(program, self._reached),
+            recomputed,
+            self._in_part(program, places),
         )
 
     def _in_part(self, program: Program, places: Mapping[str, int | None]) -> tuple[InPart, ...]:

@@ -26,8 +26,10 @@ from memopt.early import meet
 from memopt.inductor.strided_views import as_it_lies
 from memopt.phases import phase
 from memopt.program import InputKind, Program, draws_numbers
+from memopt.step.keys import versions
 from memopt.step.planned import fingerprint
 from memopt.torch_compat.joint_pass import before_lowering
+from memopt.torch_compat.renamed_reads import keep_renamed_reads
 
 aten = torch.ops.aten
 
@@ -241,9 +243,9 @@ def _lowered(
     settings: Mapping[str, Any] | None = None,
     inner_compile: Callable[..., Any] = inductor.compile_fx_inner,
 ) -> Callable[..., Sequence[Any]]:
+    keep_renamed_reads()
     inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     with torch._guards.tracing(None), torch.no_grad():
-        compiled: Any = inductor.compile_fx(
-            module, inputs, inner_compile, config_patches={**(settings or {}), **before_lowering(as_it_lies)}
-        )
+        config_patches = {**(settings or {}), **before_lowering(as_it_lies, versions())}
+        compiled: Any = inductor.compile_fx(module, inputs, inner_compile, config_patches=config_patches)
     return compiled  # type: ignore[no-any-return]

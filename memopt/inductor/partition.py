@@ -28,9 +28,11 @@ from memopt.inductor.unread import unread
 from memopt.inductor.write_over import register_write_over
 from memopt.program import Program, copy_node, module_of
 from memopt.rewrite import storages
+from memopt.step.keys import versions
 from memopt.step.own_copies import keep_copies_of_inputs
 from memopt.torch_compat.donated import may_donate
 from memopt.torch_compat.joint_pass import before_joint_passes, before_lowering
+from memopt.torch_compat.renamed_reads import keep_renamed_reads
 
 # What tells code that is fused in the plan's order, or in a rewrite's, from other code of the same graph.
 IN_ORDER, ADDED_IN_ORDER, IN_ANY_ORDER = b"memopt, in either order", b"memopt, rewrites in either order", b"memopt"
@@ -156,6 +158,7 @@ def compile_training(
 
     register_product_sums()
     register_write_over()
+    keep_renamed_reads()
     # Both halves are lowered at once, since a peak is that of both.
     settings = functorch_config.patch(force_non_lazy_backward_lowering=True)
     with settings, may_donate(), unread(), cached or JointCache().attempt(), (trace or Trace()).kept():
@@ -167,8 +170,8 @@ def compile_training(
             config_patches={
                 "custom_partitioner_fn": partition,
                 "graph_partition": False,
-                **before_joint_passes(_edit_first),
-                **before_lowering(as_it_lies),
+                **before_joint_passes(_edit_first, versions()),
+                **before_lowering(as_it_lies, versions()),
             },
         )
 

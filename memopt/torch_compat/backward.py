@@ -71,6 +71,31 @@ def tangent_places(tangents: Mapping[str, Any], outputs: Iterable[Any]) -> dict[
     }
 
 
+def shown_by_role(role: Any) -> tuple[str, int] | None:
+    """What an output of AOTAutograd's graph shows: ("output", position) or ("input", position), of the graph before it.
+
+    None where it is another thing. Tried on 2.13.
+    """
+    if isinstance(role, roles.IntermediateBaseAOTOutput):
+        return shown_by_role(role.base_of)
+    if isinstance(role, roles.PlainAOTOutput):
+        return "output", role.idx
+    if isinstance(role, roles.InputMutationAOTOutput) and isinstance(role.mutated_input, roles.PlainAOTInput):
+        return "input", role.mutated_input.idx
+    return None
+
+
+def input_of_gradient(role: Any) -> int:
+    """The position of the input whose gradient an output of AOTAutograd's graph is; -1 where it is none of one."""
+    of = role.grad_of if isinstance(role, roles.GradAOTOutput) else None
+    return int(of.idx) if isinstance(of, roles.PlainAOTInput) else -1
+
+
+def is_users_function(node: Any) -> bool:
+    """Whether an autograd node is of a `torch.autograd.Function`."""
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
 def role_of(node: fx.Node) -> Any:
     """What AOTAutograd says that an input of its graph, or a list of outputs, is; None where it says nothing."""
     return node.meta.get("desc")

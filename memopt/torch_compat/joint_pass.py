@@ -13,34 +13,36 @@ _FIRST, _LAST = "joint_custom_pre_pass", "post_grad_custom_post_pass"
 
 
 class _Edit(CustomGraphPass):
-    def __init__(self, edit: Callable[[fx.Graph], None]) -> None:
-        self._edit = edit
+    def __init__(self, edit: Callable[[fx.Graph], None], versions: str) -> None:
+        self._edit, self._versions = edit, versions
 
     def __call__(self, graph: fx.Graph) -> None:
         self._edit(graph)
 
     def uuid(self) -> Any:
-        return f"{self._edit.__module__}.{self._edit.__qualname__}".encode()
+        return f"{self._edit.__module__}.{self._edit.__qualname__}, {self._versions}".encode()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Edit:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Edit, (self._edit,)
+        return _Edit, (self._edit, self._versions)
 
 
-def before_joint_passes(edit: Callable[[fx.Graph], None]) -> dict[str, Any]:
-    """Inductor's settings with which a module's function edits each joint graph first; none where a user has such."""
-    return _setting(_FIRST, edit)
+def before_joint_passes(edit: Callable[[fx.Graph], None], versions: str) -> dict[str, Any]:
+    """Inductor's settings with which a module's function edits each joint graph first; none where a user has such.
 
-
-def before_lowering(edit: Callable[[fx.Graph], None]) -> dict[str, Any]:
-    """Inductor's settings with which a module's function edits each graph last; none where a user has such.
-
-    A graph is one half of a step, or one for inference.
+    Args:
+        edit: the function.
+        versions: what Inductor's cache keeps code for, and for no other: what else this version mends is in the code.
     """
-    return _setting(_LAST, edit)
+    return _setting(_FIRST, edit, versions)
 
 
-def _setting(option: str, edit: Callable[[fx.Graph], None]) -> dict[str, Any]:
-    return {option: _Edit(edit)} if hasattr(config, option) and not getattr(config, option) else {}
+def before_lowering(edit: Callable[[fx.Graph], None], versions: str) -> dict[str, Any]:
+    """The same for each graph that is about to be lowered: one half of a step, or one for inference."""
+    return _setting(_LAST, edit, versions)
+
+
+def _setting(option: str, edit: Callable[[fx.Graph], None], versions: str) -> dict[str, Any]:
+    return {option: _Edit(edit, versions)} if hasattr(config, option) and not getattr(config, option) else {}
