@@ -18,7 +18,9 @@ import torch
 from torch import fx
 
 from memopt.capture.dynamo_graph import name_of, storages_of, value_of, writes
+from memopt.capture.export import CaptureError
 from memopt.capture.writes import may_overlap
+from memopt.program import source_line
 from memopt.torch_compat.dynamo import sets_grad_mode
 
 # In-place methods that change what a tensor shows, or what autograd knows of it, not what is in it.
@@ -26,6 +28,9 @@ _RESHAPING = frozenset({
     "as_strided_", "detach_", "rename_", "requires_grad_", "resize_", "resize_as_", "set_", "squeeze_", "swapaxes_",
     "swapdims_", "t_", "transpose_", "unsqueeze_",
 })  # fmt: skip
+
+# `detach()` and `.data`.
+_DETACHING = frozenset({"detach", "_get_data_attr"})
 
 # From the node that makes a tensor's memory, that first, to a view of it.
 _Chain = list[fx.Node]
@@ -39,6 +44,9 @@ def views_outside(graph_module: fx.GraphModule) -> Callable[[Sequence[Any]], lis
 
     Returns:
         Makes the graph's outputs of what it returns now; None where it was left as it is.
+
+    Raises:
+        CaptureError: a write gives gradients to one of several views whose tensor has others, or none.
     """
     end = graph_module.graph.output_node()
     outputs: list[Any] = list(end.args[0])  # type: ignore[arg-type]
@@ -70,11 +78,34 @@ def _chains(graph: fx.Graph, outputs: Sequence[fx.Node]) -> dict[fx.Node, _Chain
             pieces = {node: _chain(node, maker) for node in group}
             chains.update((node, chain) for node, chain in pieces.items() if any(map(_is_split, chain)))
             continue
-        outside = _is_mixed(group) or _is_without_gradients(group) or any(map(_overlaps, group))
+        written = _written_apart(group, maker) if len(group) > 1 else None
+        outside = written or _is_mixed(group) or _is_without_gradients(group) or any(map(_overlaps, group))
+        maker = written or maker
         found = {node: _chain(node, maker) for node in group} if outside else {}
         if all(found.values()):
             chains.update((node, chain) for node, chain in found.items() if node is not maker)
     return chains
+
+
+def _written_apart(group: Sequence[fx.Node], maker: fx.Node) -> fx.Node | None:
+    """What `detach` has made and a write has given gradients, where all these outputs show it; None: there is none.
+
+    Raises:
+        CaptureError: some outputs show it, and others its memory with other gradients: none can be made of the other.
+    """
+    found: dict[fx.Node, fx.Node | None] = {}
+    for node in group:
+        cuts = [view for view in _chain(node, maker)[1:] if name_of(view) in _DETACHING]
+        found[node] = cuts[-1] if cuts and value_of(node).requires_grad else None
+    views = set(found.values())
+    view = next((view for view in found.values() if view is not None), None)
+    if view is not None and len(views) > 1:
+        where = source_line(next(filter(writes, view.users), view)) or f"node {view.name}"
+        raise CaptureError(
+            f"{where}: writes what has a gradient to the result of detach(), whose memory another output shows with "
+            "other gradients: write to a clone() of it"
+        )
+    return view
 
 
 def _is_mixed(group: Sequence[fx.Node]) -> bool:

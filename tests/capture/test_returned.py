@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import memopt
+from memopt.capture.export import CaptureError
 from memopt.facts import shared_memory
 
 X = torch.linspace(-1, 1, 2 * 4).reshape(2, 4)
@@ -80,6 +81,18 @@ def kept(self, x, y):
     return y.t(), y
 
 
+def written_without_gradients(self, x, y):
+    shown = y.detach()
+    shown.add_(self.linear.bias.sum())
+    return shown.t(), shown, shown[0]
+
+
+def written_part_without_gradients(self, x, y):
+    shown = y.data
+    shown[0].mul_(self.linear.bias.sum())
+    return shown[:, :3], shown[:, 3:]
+
+
 RETURNED = {
     "slices": lambda self, x, y: (y[:, :4], y[:, 4:], y.detach()),
     "transposed": lambda self, x, y: (y.t(), y.detach().t()),
@@ -109,6 +122,8 @@ RETURNED = {
     "written_through": written_through,
     "kept": kept,
     "copy": lambda self, x, y: (y.t(), y.detach().clone()),
+    "written_without_gradients": written_without_gradients,
+    "written_part_without_gradients": written_part_without_gradients,
 }
 
 
@@ -222,3 +237,29 @@ def test_gradients_of_an_output_that_shows_elements_twice_are_added(budget: str 
     single = Model(lambda _, x, y: y.unfold(1, 3, 2))
     single(X).cumsum(2).sum().backward()
     torch.testing.assert_close(found, single.linear.weight.grad)
+
+
+def _before(self, x, y):
+    shown = y.detach()
+    shown[..., 0] = self.linear.bias[0]
+    return y, shown.t()
+
+
+def _beside(self, x, y):
+    one, other = y.detach(), y.data
+    other.mul_(self.linear.bias.sum())
+    return one, other
+
+
+def _part(self, x, y):
+    shown = y.detach()
+    shown[0].mul_(self.linear.bias.sum())
+    return y[:1], shown
+
+
+@pytest.mark.parametrize("returned", [_before, _beside, _part])
+@pytest.mark.parametrize("budget", [None, "1MB"])
+def test_a_write_that_gives_one_of_two_views_another_gradient_is_refused(returned, budget):
+    model = Model(returned)
+    with pytest.raises(CaptureError, match=r"test_returned.py:\d+.*: writes what has a gradient.* clone\(\)"):
+        memopt.compile(model, budget, backend="aten")(X)
