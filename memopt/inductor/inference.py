@@ -23,12 +23,13 @@ from memopt.backends.joined_products import join_products, read_by_products
 from memopt.backends.static import Arena, device_of
 from memopt.backends.tail import split_tail
 from memopt.early import meet
+from memopt.inductor.own_memory import keep_memory, note_memory
 from memopt.inductor.strided_views import as_it_lies
 from memopt.phases import phase
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.keys import versions
 from memopt.step.planned import fingerprint
-from memopt.torch_compat.joint_pass import before_lowering
+from memopt.torch_compat.joint_pass import after_joint_passes, before_joint_passes, before_lowering
 from memopt.torch_compat.renamed_reads import keep_renamed_reads
 
 aten = torch.ops.aten
@@ -246,6 +247,10 @@ def _lowered(
     keep_renamed_reads()
     inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     with torch._guards.tracing(None), torch.no_grad():
-        config_patches = {**(settings or {}), **before_lowering(as_it_lies, versions())}
-        compiled: Any = inductor.compile_fx(module, inputs, inner_compile, config_patches=config_patches)
+        edits = {
+            **before_joint_passes(note_memory, versions()),
+            **after_joint_passes(keep_memory, versions()),
+            **before_lowering(as_it_lies, versions()),
+        }
+        compiled: Any = inductor.compile_fx(module, inputs, inner_compile, config_patches={**(settings or {}), **edits})
     return compiled  # type: ignore[no-any-return]

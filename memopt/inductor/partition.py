@@ -20,6 +20,7 @@ from memopt.inductor.fusion import realize
 from memopt.inductor.joint_cache import JointCache
 from memopt.inductor.offload import wait_on_host
 from memopt.inductor.order import KeepOrder
+from memopt.inductor.own_memory import keep_memory, note_memory
 from memopt.inductor.product_sums import register_product_sums
 from memopt.inductor.strided_views import as_it_lies, show_bases
 from memopt.inductor.together import together
@@ -31,7 +32,7 @@ from memopt.rewrite import storages
 from memopt.step.keys import versions
 from memopt.step.own_copies import keep_copies_of_inputs
 from memopt.torch_compat.donated import may_donate
-from memopt.torch_compat.joint_pass import before_joint_passes, before_lowering
+from memopt.torch_compat.joint_pass import after_joint_passes, before_joint_passes, before_lowering
 from memopt.torch_compat.renamed_reads import keep_renamed_reads
 
 # What tells code that is fused in the plan's order, or in a rewrite's, from other code of the same graph.
@@ -171,12 +172,14 @@ def compile_training(
                 "custom_partitioner_fn": partition,
                 "graph_partition": False,
                 **before_joint_passes(_edit_first, versions()),
+                **after_joint_passes(keep_memory, versions()),
                 **before_lowering(as_it_lies, versions()),
             },
         )
 
 
 def _edit_first(graph: fx.Graph) -> None:
+    note_memory(graph)
     show_bases(graph)
     keep_copies_of_inputs(graph)
 

@@ -33,7 +33,7 @@ def show_bases(graph: fx.Graph) -> None:
     """Have `as_strided` read the tensor that its operand is a view of."""
     for node in graph.find_nodes(op="call_function", target=_AS_STRIDED):
         given: Any = node.args[0]
-        base = _base(given)
+        base = base_of(given)
         if base is not given:
             offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
             offset = given.meta["val"].storage_offset() if offset is None else offset
@@ -48,7 +48,7 @@ def as_it_lies(graph: fx.Graph) -> None:
     _keep_between(graph, outputs)
     seen = end.meta.get("user_visible_output_idxs", range(len(outputs)))
     for node in {outputs[place] for place in seen if isinstance(outputs[place], fx.Node)}:
-        base = _base(node)
+        base = base_of(node)
         if base is not node and base.op == "call_function" and not _is_dense(node) and _is_dense(base):
             base.meta[_STORED] = True
 
@@ -57,10 +57,10 @@ def _keep_between(graph: fx.Graph, outputs: Sequence[Any]) -> None:
     """Have what inputs hold between two writes be made of copies, where a graph returns it."""
     copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     last = {node.args[0]: node.args[1] for node in copies}
-    for made in {_base(output) for output in outputs if isinstance(output, fx.Node)}:
+    for made in {base_of(output) for output in outputs if isinstance(output, fx.Node)}:
         written: Any = made
         while _writes_a_part(written):
-            written = _base(written.args[0])
+            written = base_of(written.args[0])
         if written is made or written not in last or last[written] is made:
             continue
         source: Any = made.args[0]
@@ -74,7 +74,7 @@ def _writes_a_part(node: fx.Node) -> bool:
     return getattr(node.target, "overloadpacket", None) in _WRITTEN_TO_PARTS
 
 
-def _base(node: fx.Node) -> fx.Node:
+def base_of(node: fx.Node) -> fx.Node:
     """What a node shows, through views and their pieces."""
     while is_any_view(node) or (node.target is operator.getitem and is_any_view(node.all_input_nodes[0])):
         node = node.all_input_nodes[0]

@@ -9,7 +9,7 @@ from torch import fx
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-_FIRST, _LAST = "joint_custom_pre_pass", "post_grad_custom_post_pass"
+_FIRST, _THEN, _LAST = "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_post_pass"
 
 
 class _Edit(CustomGraphPass):
@@ -37,6 +37,11 @@ def before_joint_passes(edit: Callable[[fx.Graph], None], versions: str) -> dict
         versions: what Inductor's cache keeps code for, and for no other: what else this version mends is in the code.
     """
     return _setting(_FIRST, edit, versions)
+
+
+def after_joint_passes(edit: Callable[[fx.Graph], None], versions: str) -> dict[str, Any]:
+    """The same for each joint graph, and each one for inference, when Inductor's own passes have edited it."""
+    return _setting(_THEN, edit, versions)
 
 
 def before_lowering(edit: Callable[[fx.Graph], None], versions: str) -> dict[str, Any]:

@@ -1,0 +1,99 @@
+"""Outputs that have memory of their own in a graph keep it where Inductor's passes leave operations out.
+
+These make x of `x + 0` and of `x * 1`: an output would show an input, or another output, and a write to the one would
+change the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from memopt.fake_calls import apart
+from memopt.inductor.strided_views import base_of
+from memopt.torch_compat.backward import input_of_gradient, role_of
+
+_NOTED = "memopt: memory of outputs"  # in the metadata of a graph's end
+
+# The name of the node that makes an output's memory, and how that lies.
+_Memory = tuple[str, tuple[Any, Any] | None]
+
+
+def note_memory(graph: fx.Graph) -> None:
+    """Write down at the end of a graph which node makes the memory of each output of its forward."""
+    noted: list[_Memory | None] = []
+    for node in _outputs(graph):
+        base = None if node is None else base_of(node)
+        noted.append(None if base is None else (base.name, _layout(base)))
+    graph.output_node().meta[_NOTED] = noted
+
+
+def keep_memory(graph: fx.Graph) -> None:
+    """Have copies made where outputs that had memory of their own by the note show an input or another output now."""
+    noted: Sequence[_Memory | None] | None = graph.output_node().meta.pop(_NOTED, None)
+    outputs = _outputs(graph)
+    if noted is None or len(noted) != len(outputs):
+        return
+    owners: dict[fx.Node, str] = {}
+    copies: dict[tuple[str, fx.Node], fx.Node] = {}
+    results: list[Any] = list(graph.output_node().args[0])  # type: ignore[arg-type]
+    for place, (node, memory) in enumerate(zip(outputs, noted, strict=True)):
+        if node is None or memory is None:
+            continue
+        base, (name, layout) = base_of(node), memory
+        if owners.setdefault(base, base.name if base.op == "placeholder" else name) != name:
+            results[place] = _shown_by_copy(graph, node, name, layout, copies)
+    if copies:
+        graph.output_node().args = (tuple(results),)
+
+
+def _shown_by_copy(
+    graph: fx.Graph, node: fx.Node, name: str, layout: Any, copies: dict[tuple[str, fx.Node], fx.Node]
+) -> fx.Node:
+    """What a node shows, of a copy of what lies as the memory did that it showed."""
+    chain = [node]
+    while chain[0] is not base_of(node):
+        chain.insert(0, chain[0].all_input_nodes[0])
+    start = next((index for index, view in reversed(list(enumerate(chain))) if _layout(view) == layout), len(chain) - 1)
+    source = chain[start]
+    if (name, source) not in copies:
+        with graph.inserting_before(graph.output_node()):
+            copied = graph.call_function(torch.ops.aten.lift_fresh_copy.default, (source,))
+        copied.meta = {**source.meta, "val": apart(source.meta["val"])}
+        copies[name, source] = copied
+    shown = copies[name, source]
+    for view, before in zip(chain[start + 1 :], chain[start:], strict=False):
+        with graph.inserting_before(graph.output_node()):
+            made = graph.node_copy(view, lambda given, here=shown, there=before: here if given is there else given)  # type: ignore[misc]
+        target: Any = made.target
+        made.meta["val"] = target(*fx.map_arg(made.args, _value), **fx.map_arg(made.kwargs, _value))
+        shown = made
+    return shown
+
+
+def _outputs(graph: fx.Graph) -> list[fx.Node | None]:
+    """The outputs that are tensors; None for others, and for gradients."""
+    end = graph.output_node()
+    values: list[Any] = list(end.args[0])  # type: ignore[arg-type]
+    roles = role_of(end) or [None] * len(values)
+    return [
+        value if isinstance(value, fx.Node) and input_of_gradient(role) < 0 and _is_tensor(value) else None
+        for value, role in zip(values, roles, strict=True)
+    ]
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _layout(node: fx.Node) -> tuple[Any, Any] | None:
+    value = node.meta.get("val")
+    return (value.size(), value.stride()) if isinstance(value, torch.Tensor) else None
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta["val"]
