@@ -41,7 +41,7 @@ test-gpu: $(STAMP)
 
 # Training loops of other libraries, as they are: a few minutes.
 test-integrations: $(STAMP)
-	$(PIP_INSTALL) -c constraints.txt -e ".[dev,train]"
+	$(PIP_INSTALL) -c constraints.txt -e ".[dev,train,lightning]"
 	$(PYTEST) tests/integrations tests/test_in_place.py
 
 # Long checks of `memopt convert`, each with its counts on record in benchmarks/results; they fail where one does not hold.

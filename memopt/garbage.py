@@ -23,6 +23,18 @@ def collecting_rarely() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
+@contextlib.contextmanager
+def not_collecting() -> Iterator[None]:
+    """Look for no cyclic garbage while the block runs: nothing dies in it but what it lets go of itself."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 # So many objects no collection looks at from the beginning: Python 3.12 has some hundred, callers have what they froze.
 _PYTHONS_OWN = 1000
 

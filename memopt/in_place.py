@@ -48,7 +48,7 @@ def undo(model: nn.Module) -> None:
     """The model is as it was before it was compiled in place."""
     stand_in = stand_in_of(model)
     if stand_in is not None:
-        model.__class__ = type(stand_in._memopt.model)
+        model.__class__ = type(vars(type(model))["_memopt_inner"])
 
 
 class _Unheard:
@@ -62,21 +62,38 @@ class _Unheard:
 
 
 def _kind_of(kind: type[nn.Module], stand_in: CompiledModule, as_it_is: tuple[str, ...]) -> type[nn.Module]:
-    """The class of a model compiled in place; no metaclass sees it made, as those keep registers, too."""
+    """The class of a model compiled in place."""
     inner = stand_in._memopt.model
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return stand_in(*args, **kwargs)
 
-    def reduce(self: nn.Module, protocol: Any) -> Any:
-        return inner.__reduce_ex__(1)  # later protocols want the class of the very object
-
     def of_the_model(name: str) -> Any:
         return lambda self, *args, **kwargs: getattr(inner, name)(*args, **kwargs)
 
     own = {name: of_the_model(name) for name in as_it_is if callable(getattr(kind, name, None))}
-    own |= {"__call__": call, "__reduce_ex__": reduce, "_memopt_stand_in": stand_in}
+    own |= {"__call__": call, "_memopt_stand_in": stand_in}
+    return derived(kind, inner, own)
+
+
+def derived(kind: type[nn.Module], inner: nn.Module, own: dict[str, Any]) -> type[nn.Module]:
+    """A class that bears the name of another and has some methods more; copies of its objects have the other class.
+
+    No metaclass sees it made, as those keep registers, too.
+
+    Args:
+        kind: the other class.
+        inner: an object of it with the attributes of the objects of the new class.
+        own: the methods, by name.
+    """
+
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        return inner.__reduce_ex__(1)  # later protocols want the class of the very object
+
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     make: Any = abc.ABCMeta.__new__ if issubclass(type(kind), abc.ABCMeta) else type.__new__
-    made: type[nn.Module] = make(type(kind), kind.__name__, (_Unheard, kind), own | names)
+    bases = (_Unheard, kind)
+    made: type[nn.Module] = make(
+        type(kind), kind.__name__, bases, own | names | {"__reduce_ex__": reduce, "_memopt_inner": inner}
+    )
     return made

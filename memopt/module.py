@@ -82,7 +82,8 @@ class CompiledModule(nn.Module):
         Raises:
             RuntimeError: nothing was compiled yet.
         """
-        return self._memopt.report
+        loop: Any = self.__dict__.get("_memopt_loop")  # the integration of a loop that compiles what it calls
+        return self._memopt.report if loop is None else loop.report
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model as planned; plan first where these shapes and this mode are new.
@@ -149,9 +150,13 @@ class CompiledModule(nn.Module):
     def __getattr__(self, name: str) -> Any:
         calls = self.__dict__.get("_memopt")
         if name == "report" and calls is not None:
-            return calls.report  # raises what the property did
+            return CompiledModule.report.__get__(self)  # raises what the property did
         if calls is None or (name.startswith("__") and name not in vars(calls.model)):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        if name == "configure_callbacks" and name not in vars(calls.model):  # how Lightning's loop asks a model
+            from memopt.integrations.lightning import callbacks_of
+
+            return callbacks_of(self, getattr(calls.model, name))
         return getattr(calls.model, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -63,7 +63,7 @@ class Sessions(Mapping[Plan, Session]):
         self._model, self._options, self._optimizers = model, options, optimizers
         ceiling = None if options.budget is None else options.budget.bytes
         self._table = CostTable(ceiling_bytes=ceiling, target=options.target, estimates=options.budget is None)
-        self._numbers = ChangingNumbers(type(model).__name__)
+        self.numbers = ChangingNumbers(type(model).__name__)
         self._sizes = Sizes()
         self._sessions: dict[Plan, Session] = {}
         self._report: Report | None = None  # of before the model was moved
@@ -130,7 +130,7 @@ class Sessions(Mapping[Plan, Session]):
             model_name=type(self._model).__name__,
             sizes=self._sizes,
             reference=self.reference,
-            numbers=self._numbers,
+            numbers=self.numbers,
             frozen="freeze" in options.allow,
             hooked=self.hooked if kind.alone else None,
         )

@@ -25,6 +25,7 @@ from torch._dynamo import eval_frame
 from torch.nn.modules import module as torch_module
 
 from memopt.early import EarlyStart
+from memopt.garbage import not_collecting
 
 _MOST = 8  # graphs of one model that are tried before a call goes the long way
 _ATTEMPTS = 16  # calls after which no more is looked for, as none was found or there are too many
@@ -152,15 +153,22 @@ class SteadyCalls:
         known = self._known[kind]
         if not known.left or not _is_plain():
             return
+        graph = self._ran(kind, compiled, args, kwargs)
+        if graph is None:
+            known.left -= 1
+            return
+        known.left -= len(known.graphs) == _MOST  # it takes another one's place
+        known.graphs = (graph, *known.graphs)[:_MOST]
+
+    def _ran(self, kind: Kind, compiled: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SteadyGraph | None:
         for function, owner in _frames(self._model, compiled):
-            for entry in _debug_get_cache_entry_list(function.__code__):
-                if self._is_whole(function, entry.code, kind.plan):
-                    graph = SteadyGraph(function, owner, entry, self._model)
-                    if graph.holds(self._model, args, kwargs):
-                        known.left -= len(known.graphs) == _MOST  # it takes another one's place
-                        known.graphs = (graph, *known.graphs)[:_MOST]
-                        return
-        known.left -= 1
+            with not_collecting():  # torch hands out entries that it deletes when another model of the class dies
+                for entry in _debug_get_cache_entry_list(function.__code__):
+                    if entry.code is not None and self._is_whole(function, entry.code, kind.plan):
+                        graph = SteadyGraph(function, owner, entry, self._model)
+                        if graph.holds(self._model, args, kwargs):
+                            return graph
+        return None
 
     def _is_whole(self, function: types.FunctionType, code: types.CodeType, plan: Plan) -> bool:
         """Whether Dynamo's code of a function calls one graph, which is one of ours, and nothing after it."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
 from memopt.budget import format_bytes
@@ -144,7 +144,7 @@ class Around:
         if current is None:
             return 0
         held = current.window.close()
-        current.stop()
+        _waiting.discard(self)
         if held is None:
             return 0
         if not current.window.backward:
@@ -170,7 +170,7 @@ class Around:
         current.stays = self._older + current.retained()
         current.window.backward_begins()
         if current.window.close() is None:  # where backward has to be over first
-            current.stop = register_optimizer_step_pre_hook(functools.partial(_stepping, weakref.ref(self))).remove
+            _close_at_a_step(self)
         else:
             self.close()
 
@@ -200,7 +200,6 @@ class _Open:
         task: which backward that was.
         stays: bytes that are there all through backward, beside what the window sees.
         kept: bytes of all that is there all through backward, once it is closed.
-        stop: called when it is closed.
     """
 
     def __init__(
@@ -215,7 +214,6 @@ class _Open:
         self.window, self.call, self.look, self.left = window, call, look, left
         self.gradients = self.stays = self.kept = 0
         self.task: object = None
-        self.stop: Callable[[], None] = _nothing
         self._outputs = list(outputs)
 
     def retained(self) -> int:
@@ -236,10 +234,6 @@ def _storages(values: Iterable[Any]) -> dict[int, torch.UntypedStorage]:
     return found
 
 
-def _nothing() -> None:
-    return None
-
-
 def _worth(size: int) -> int:
     return size if size > _SCALARS else 0
 
@@ -251,8 +245,25 @@ def _reached(around: weakref.ref[Around], window: weakref.ref[_Open], gradients:
         here._reached(current, gradients)
 
 
-def _stepping(around: weakref.ref[Around], *_: Any) -> None:
-    """An optimizer is about to step: backward is over."""
-    here = None if torch.compiler.is_compiling() else around()
-    if here is not None:
-        here.close()
+def _close_at_a_step(around: Around) -> None:
+    """Close its window as soon as any optimizer is about to step, or has."""
+    if not _handles:
+        _handles.extend((register_optimizer_step_pre_hook(_stepping), register_optimizer_step_post_hook(_stepping)))
+    _waiting.add(around)
+
+
+def _stepping(*_: Any) -> None:
+    """An optimizer is about to step: backward is over. Or it has stepped, by a closure in which backward ran.
+
+    A window that stayed open then would end within the next step. Torch records the whole step, closure included: what
+    one recording saw begin must not end in another one, which the closure would open (torch 2.13 writes to the first
+    one's freed memory then).
+    """
+    if not torch.compiler.is_compiling():
+        for around in list(_waiting):
+            around.close()
+
+
+# Hooks for good: torch goes through its hooks while they run, and several models' windows may be due in one step.
+_handles: list[Any] = []
+_waiting: weakref.WeakSet[Around] = weakref.WeakSet()

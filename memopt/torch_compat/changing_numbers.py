@@ -49,6 +49,11 @@ class ChangingNumbers:
         key = max(self._values, key=lambda key: len(self._values[key]), default=None)
         return "" if key is None or len(self._values[key]) < _MANY else _readable(key[1])
 
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Dynamo's sources of the numbers that were compiled for with more than one value."""
+        return tuple(name for (_, name), values in self._values.items() if len(values) > 1)
+
     def followed(self) -> contextlib.AbstractContextManager[None]:
         """Within: what Dynamo compiles takes floats that have changed as inputs."""
         _install()

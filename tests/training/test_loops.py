@@ -204,3 +204,41 @@ def test_a_users_own_profiler_comes_first():
     assert any("backward" in event.key.lower() for event in profile.key_averages())
     loss = functional.cross_entropy(loop.call(loop.x), loop.y)
     assert memopt.measure(loss.backward).peak_bytes > 0
+
+
+def test_two_models_of_one_loop_each_see_it():
+    """Both have reached backward when the first optimizer steps, and a profiler of the user's keeps both open."""
+    loops = [Loop(LOSSES["entropy"]).within("10MB") for _ in range(2)]
+    twins = [Loop(LOSSES["entropy"]) for _ in range(2)]
+
+    def step(one, other):
+        losses = [LOSSES["entropy"](each.call(each.x), each.y) for each in (one, other)]
+        sum(losses).backward()
+        for each in (one, other):
+            each.optimizer.step()
+            each.optimizer.zero_grad()
+
+    step(*loops)
+    with torch.profiler.profile():
+        step(*loops)
+    step(*loops)
+    for _ in range(3):
+        step(*twins)
+    for loop, twin in zip(loops, twins, strict=True):
+        for one, other in zip(loop.model.parameters(), twin.model.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_step_by_a_closure_leaves_no_recording_open_that_the_next_step_would_end():
+    """What torch records of a step, the closure included, must not begin in one recording and end in another."""
+    loop = Loop(LOSSES["entropy"]).within("10MB")
+
+    def closure():
+        loop.optimizer.zero_grad()
+        loss = LOSSES["entropy"](loop.call(loop.x), loop.y)
+        loss.backward()
+        return loss
+
+    for _ in range(LEARNS):
+        loop.optimizer.step(closure)
+        assert not torch._C._autograd._profiler_enabled()
