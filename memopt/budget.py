@@ -10,8 +10,8 @@ import re
 from typing import Any, Protocol
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
-_SIZE = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))\s*(.*)", re.DOTALL)
-_UNIT = re.compile(r"([kmgtp]?)(i?)b", re.IGNORECASE)
+_SIZE = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]{1,3})?)\s*(.*)", re.DOTALL | re.IGNORECASE)
+_UNIT = re.compile(r"([kmgtp]?)(i?)b|([kmgtp])(i?)", re.IGNORECASE)
 _LARGEST = 2**63 - 1  # what torch can count
 
 
@@ -41,8 +41,8 @@ def parse_budget(text: str | int | float) -> Budget:
     """Read a budget.
 
     - A string with a unit is a size: kB, MB, GB, TB, PB are powers of 1000, KiB, MiB, GiB, TiB, PiB of 1024, B is
-      one byte. Upper and lower case mean the same (never bits), blanks are ignored, decimals are allowed ("1.5 GiB").
-      Part of a byte is dropped.
+      one byte. The B may be left out ("20G", "20Gi"). Upper and lower case mean the same (never bits), blanks are
+      ignored, decimals and exponents are allowed ("1.5 GiB", "1e3MB"). Part of a byte is dropped.
     - "60%", and a decimal fraction without a unit ("0.6" or the float 0.6, in (0, 1]), is that share of the peak that
       the model has without memopt.
     - An int is a number of bytes. A string of digits alone ("20") is refused: its unit is anyone's guess.
@@ -80,8 +80,9 @@ def _parse_text(text: str) -> Budget:
     parsed = _UNIT.fullmatch(unit)
     if parsed is None or (parsed[2] and not parsed[1]):
         raise ValueError(f"budget {shown!r}: unknown unit {unit[:20]!r}; say kB, MB, GB, TB or KiB, MiB, GiB, TiB")
-    power = [prefix.lower() for prefix in _PREFIXES].index(parsed[1].lower())
-    return _absolute(value * (1024 if parsed[2] else 1000) ** power, shown)
+    prefix, binary = parsed[1] or parsed[3] or "", parsed[2] or parsed[4]
+    power = [prefix.lower() for prefix in _PREFIXES].index(prefix.lower())
+    return _absolute(value * (1024 if binary else 1000) ** power, shown)
 
 
 def _absolute(size: fractions.Fraction, text: str) -> Budget:
