@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What `memopt demo` needs: memopt itself and torch. Everything else installs the rest beside it.
+DEMO_STAMP := $(VENV)/.installed-demo
 # Without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu spares the gigabytes of CUDA libraries.
 TORCH_INDEX ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
@@ -14,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 	test-random-modules test-model-classes test-packing test-integrations lint readme clean
 .DELETE_ON_ERROR:
 
-demo: $(STAMP)
+demo: $(DEMO_STAMP)
 	$(BIN)/memopt demo
 
 # The example reports of docs/examples; CONTRIBUTING.md says when.
@@ -80,8 +82,13 @@ readme: $(STAMP)
 	$(BIN)/python benchmarks/render.py
 
 # Set-up is repeated only when what is to be installed changes.
-$(STAMP): pyproject.toml constraints.txt
+$(DEMO_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	@echo "installing torch and memopt into $(VENV): a minute, and as long as their download takes"
+	$(PIP_INSTALL) -c constraints.txt -e .
+	touch $@
+
+$(STAMP): $(DEMO_STAMP)
 	$(PIP_INSTALL) -c constraints.txt -e ".[dev,hf,onnx,xla]"
 	touch $@
 

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -14,9 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from memopt.budget import format_bytes
-from memopt.cli.demo_run import CASES, Row, run_case
-from memopt.cli.group import DIFFERENT, FAILED, verbosity_options
-from memopt.cli.output import progress
+from memopt.cli.demo_run import CASES, SHARES, Case, Row, run_case
+from memopt.cli.group import DIFFERENT, FAILED, verbosity, verbosity_options
 
 _PLAIN_WIDTH = 132
 
@@ -41,21 +40,49 @@ def demo(ctx: click.Context, seed: int, report_dir: Path, form: str) -> None:
     """
     started = time.perf_counter()
     report_dir.mkdir(parents=True, exist_ok=True)
+    spoken = form == "text" and verbosity(ctx) >= 0
+    if spoken and (expected := sum(sum(case.expected) for case in CASES)):
+        click.echo(
+            f"Training on this CPU: plain PyTorch first, then within budgets. About {expected} s on two idle cores."
+        )
     rows: list[Row] = []
     for case in CASES:
-        with progress(ctx, f"{case.label}: measuring, planning, measuring again"):
-            rows += run_case(case, seed, report_dir)
+        rows += _told(run_case(case, seed, report_dir), case) if spoken else run_case(case, seed, report_dir)
     seconds = time.perf_counter() - started
+    code, verdict = _verdict(rows)
     if form == "json":
         document = {"seed": seed, "seconds": seconds, "rows": [dataclasses.asdict(row) for row in rows]}
         click.echo(json.dumps(document, indent=1))
     else:
         _print_table(rows)
-    code, verdict = _verdict(rows)
+        if code == 0:
+            click.echo(_SHOWN)
     click.echo(
         f"{verdict} ({seconds:.0f} s). Reports: {report_dir / '*.html'} and {report_dir / '*.json'}", err=form == "json"
     )
     ctx.exit(code)
+
+
+_SHOWN = """\
+Shown: whole training steps, weights, gradients and optimizer state included, within a budget that plain PyTorch
+exceeds; part of the activations is computed again in backward, so a step takes longer and its gradients are the same.
+Next:  memopt plan gpt2 --budget 8GB --batch 4      what would be done for a larger model, and whether it fits
+       model = memopt.compile(model, budget="20GB", optimizer=optimizer)      in your own training script"""
+
+
+def _told(rows: Iterator[Row], case: Case) -> Iterator[Row]:
+    """The rows of a case, each said before it is measured and when it is."""
+    for setting, expected in itertools.zip_longest(("eager", *(f"{share:.0%}" for share in SHARES)), case.expected):
+        what = "measuring" if setting == "eager" else "planning and measuring"
+        click.echo(f"{case.label}, {setting}: {what}" + ("" if expected is None else f", about {expected} s"))
+        began, row = time.perf_counter(), next(rows, None)
+        if row is None:
+            return
+        peak = format_bytes(row.measured_bytes, short=True)
+        limit = "" if row.budget_bytes is None else f" of {format_bytes(row.budget_bytes, short=True)}"
+        step = f"peak {peak}{limit}, step {row.seconds * 1e3:.0f} ms"
+        click.echo(f"  {row.setting}: {step}, {row.verdict} ({time.perf_counter() - began:.0f} s)")
+        yield row
 
 
 def _verdict(rows: Sequence[Row]) -> tuple[int, str]:

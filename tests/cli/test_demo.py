@@ -30,6 +30,17 @@ def test_demo_passes_and_says_where_the_reports_are(run, folder):
         assert report.peak_bytes <= report.budget_bytes
 
 
+def test_each_row_is_said_before_it_is_measured_and_when_it_is(run, measured):
+    measured("ok")
+    lines = run("demo").stdout.splitlines()
+    first = lines.index("tiny GPT, eager: measuring")
+    assert lines[first + 1].startswith("  eager: peak 1.00 kB, step 500 ms, baseline (")
+    assert lines[first + 2] == "tiny GPT, 60%: planning and measuring"
+    assert lines[first + 3].startswith("  60%: peak 590 B of 600 B, step 250 ms, ok (")
+    assert any(line.startswith("Next:  memopt plan") for line in lines)
+    assert "measuring" not in run("demo", "-q").stdout
+
+
 def test_a_share_that_cannot_be_met_is_said_and_the_least_is_tried(run, monkeypatch):
     monkeypatch.setattr(demo_run, "SHARES", (0.1,))
     result = run("demo", "--format", "json")
