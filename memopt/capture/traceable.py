@@ -97,6 +97,12 @@ def _plain_batch_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.T
     return _as_on_cpu(input, torch.batch_norm(input, *args, **kwargs))
 
 
+def _log_sigmoid(input: torch.Tensor) -> torch.Tensor:
+    """For `F.logsigmoid`, whose result on a CPU is contiguous."""
+    output = functional.logsigmoid(input)
+    return output.contiguous() if input.device.type == "cpu" else output
+
+
 def _as_on_cpu(input: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     if input.device.type != "cpu" or input.is_contiguous():
         return output
@@ -124,6 +130,7 @@ REPLACEMENTS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     nn.TransformerEncoder.forward: _encode,
     functional.batch_norm: _batch_norm,
     torch.batch_norm: _plain_batch_norm,
+    functional.logsigmoid: _log_sigmoid,
     torch._check_tensor_all: _check_in_graph,
     batchnorm._BatchNorm.forward: _normalize,
 }

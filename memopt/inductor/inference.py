@@ -23,6 +23,7 @@ from memopt.backends.joined_products import join_products, read_by_products
 from memopt.backends.static import Arena, device_of
 from memopt.backends.tail import split_tail
 from memopt.early import meet
+from memopt.inductor.operator_layout import as_operators_lie
 from memopt.inductor.own_memory import keep_memory, note_memory
 from memopt.inductor.strided_views import as_it_lies
 from memopt.phases import phase
@@ -245,6 +246,7 @@ def _lowered(
     inner_compile: Callable[..., Any] = inductor.compile_fx_inner,
 ) -> Callable[..., Sequence[Any]]:
     keep_renamed_reads()
+    module = as_operators_lie(module)
     inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     with torch._guards.tracing(None), torch.no_grad():
         edits = {
