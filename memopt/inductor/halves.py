@@ -27,7 +27,7 @@ from memopt.inductor.offload import waiting
 from memopt.inductor.replay import Meter, ReplayError, Workspace, Wrapper, replay
 from memopt.memory.timeline import is_of_a_loss
 from memopt.phases import phase
-from memopt.program import InputKind, OutputKind, Program
+from memopt.program import InputKind, OutputKind, Program, copy_node, module_of
 from memopt.recording.ends import ends_of
 from memopt.recording.pool import Pool
 from memopt.recording.step import RecordedStep
@@ -90,7 +90,7 @@ class Halves:
                 self.in_part = saved_in_part(self._forward_graph, module, breaks=self._breaks)
                 self._forward_graph = None
         else:
-            self.forward, self._forward_graph = half, module
+            self.forward, self._forward_graph = half, _copy(module)  # lowered, its values have other names
             self._in_inputs = _kept_in_inputs(module)
             half.around = functools.partial(writable, in_part=lambda: [item.place for item in self.in_part])
         donated, partition = donated_now(), inductor_config.custom_partitioner_fn
@@ -240,6 +240,13 @@ def _nowhere(args: list[Any]) -> Any:
 
 def _mode(values: Any) -> FakeTensorMode:
     return next((value.fake_mode for value in values if hasattr(value, "fake_mode")), FakeTensorMode())
+
+
+def _copy(module: fx.GraphModule) -> fx.GraphModule:
+    graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in module.graph.nodes:
+        made[node] = copy_node(graph, node, made.__getitem__)
+    return module_of(module, graph)
 
 
 def _kept_in_inputs(forward: fx.GraphModule) -> set[str]:

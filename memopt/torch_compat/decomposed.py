@@ -16,7 +16,7 @@ def decomposed(node: fx.Node) -> Any:
     Args:
         node: a call of an operator, whose operands have fake tensors in `meta["val"]`.
     """
-    function = select_decomp_table().get(node.target)  # type: ignore[call-overload]
+    function = select_decomp_table().get(node.target)
     if function is None:
         return None
     try:

@@ -197,3 +197,31 @@ def _empty_graph():
     graph = fx.Graph()
     graph.output(())
     return graph
+
+
+class Diagonal(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        y = self.linear(x).clone()
+        shown = y.diagonal()
+        shown[0] = 0.4  # Inductor writes it to the product itself, which is saved under another name then
+        part = shown[1:]
+        return nn.functional.silu(y * 1.5), part, part.detach(), shown
+
+
+@needs_compiler
+def test_a_write_to_what_is_recomputed_from_is_named_where_code_writes_in_place():
+    torch._dynamo.reset()
+    run = memopt.compile(Diagonal(), backend="inductor", verify=False)
+    outputs = run(torch.randn(2, 3))
+    with torch.no_grad():
+        outputs[1][0] = 0.5
+    with pytest.raises(RuntimeError, match=r"an output of the model was changed between forward and backward"):
+        (outputs[0].sum() + outputs[1].sum()).backward()
+    outputs = run(torch.randn(2, 3))
+    with torch.no_grad():
+        outputs[1][0] = 0.5
+    outputs[1].sum().backward()  # which needs nothing of it
