@@ -68,6 +68,8 @@ class Expected:
                 continue
             known = self._facts[name]
             known = known if self._strides else known._replace(strides=found[name].strides)
+            if torch.is_inference_mode_enabled():  # a fake view of a tensor with gradients has them, a real one has not
+                known = known._replace(requires_gradient=found[name].requires_gradient)
             _refuse(_other(name, known, found[name]), line)
         if len(returned) != len(self._lines):
             _refuse(f"it returns {len(returned)} values, and {len(self._lines)} in the model", "")
