@@ -1,7 +1,7 @@
-"""Write the results under benchmarks/results into the README and docs/results.md, between the marks that name them.
+"""Write the results under benchmarks/results into the README and docs/, between the marks that name them.
 
-The README has the main ones, `brief` where that is marked, docs/results.md the rest. A table that is too long for both
-has a page of its own beside the result, of the same name, which they link to.
+The README has the main one, docs/guide.md those of conversions, docs/results.md the rest, `brief` where that is marked.
+A table that is too long for these has a page of its own beside the result, of the same name, which they link to.
 
 python benchmarks/render.py            rewrite README, docs/results.md and the pages (`make readme`)
 python benchmarks/render.py --check    exit 1 when one of them and the results disagree
@@ -33,7 +33,7 @@ from benchmarks.render_loops import loop_table  # noqa: E402
 from benchmarks.render_training import first_step_table, paired_table, ratios_table, training_table  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md")
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "results.md")
 MARK = re.compile(r"(<!-- results: (?P<name>[\w.]+)(?P<brief> brief)? -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 # Several results in one table.
 RATIOS = re.compile(r"(<!-- ratios: (?P<names>[\w. ]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)

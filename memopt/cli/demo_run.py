@@ -54,6 +54,7 @@ GPT = Case(
     batch=8,
     inputs={},
     optimizer=torch.optim.AdamW,
+    expected=(5, 30, 30),
 )
 RESNET = Case(
     "ResNet-50, 20 images of 128x128, SGD",
@@ -62,6 +63,7 @@ RESNET = Case(
     batch=20,
     inputs={"resolution": 128},
     optimizer=torch.optim.SGD,
+    expected=(6, 40, 40),
 )
 CASES = (GPT, RESNET)
 
