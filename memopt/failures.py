@@ -37,6 +37,14 @@ _AROUND = {_HERE + name for name in (*_CALLS, "module.py", "one_piece.py", "trac
 _AROUND |= {os.path.join(_TORCH, "_dynamo", name) for name in ("eval_frame.py", "external_utils.py")}
 _COMPILER = tuple(os.path.join(_TORCH, name) + os.sep for name in ("_dynamo", "_functorch", "_inductor"))
 
+# What autograd says of writes as a whole step is traced, though the model's loss may not use what they are to, and what
+# to write instead.
+_INSTEAD = {
+    "modified by an inplace operation": "clone() what backward needs before it is written to",
+    "has been modified inplace": "clone() the piece before it is written to",
+    "refers to a single memory location": "clone() the input that shows an element many times (expand) before the call",
+}
+
 # Engines that run part of what models do: what they raise themselves says what to do.
 _LIMITED = ("static", "onnxruntime", "xla", "tensorflow")
 
@@ -49,14 +57,23 @@ class Failure:
         line: what failed.
         trace: the traceback.
         graph: the graph that was compiled; empty where none was.
+        instead: what the user may write, where it is known that no graph can hold the model's code as it is.
     """
 
     line: str
     trace: str
     graph: str
+    instead: str = ""
+
+    @property
+    def said(self) -> str:
+        """What failed, as it is told to the user."""
+        return f"no graph can hold what it writes: {self.line}" if self.instead else f"memopt failed ({self.line})"
 
     def save(self, model_name: str, options: Options) -> str:
-        """Write what a report of the failure needs; return where, or how to have it written."""
+        """Write what a report of the failure needs; return where, how to have it written, or what to do instead."""
+        if self.instead:
+            return self.instead
         folder = cache_dir()
         if folder is None:
             return "set MEMOPT_CACHE_DIR to have its traceback and graph written"
@@ -98,7 +115,10 @@ def failure_of(error: Exception, options: Options) -> Failure | None:
     if not isinstance(error.__cause__, TorchDynamoException) and not any(map(_is_inside, files)):
         return None
     trace = "".join(traceback.format_exception(error))
-    return Failure(f"{type(error).__name__}: {first_line(error)}", trace, getattr(error, _GRAPH, ""))
+    instead = next((way for words, way in _INSTEAD.items() if words in str(error)), "")
+    line = first_line(error).partition(". ")[0].partition(" Hint:")[0]  # of autograd's, without its advice
+    line = line if instead else f"{type(error).__name__}: {first_line(error)}"
+    return Failure(line, trace, getattr(error, _GRAPH, ""), instead)
 
 
 _GRAPH = "_memopt_graph"

@@ -88,13 +88,13 @@ class Fallback:
             self._raise_as_model(args, kwargs)
         report = failure.save(name, self._options)
         if budget or not restored:
-            text = f"{name} cannot be held to a budget: memopt failed" if budget else f"memopt failed within {name}"
+            text = f"{name} cannot be held to a budget" if budget else name
             again = (
                 "" if restored else f"; {changed} was written to before that, so that the model itself is not called"
             )
-            self._failed[kind] = f"{text} ({failure.line}{again}); {report}"
+            self._failed[kind] = f"{text}: {failure.said}{again}; {report}"
             raise CaptureError(self._failed[kind])
-        self._failed[kind] = f"memopt failed ({failure.line}): such calls of {name} run as they are; {report}"
+        self._failed[kind] = f"{failure.said}: such calls of {name} run as they are; {report}"
         log.warning("memopt: %s", self._failed[kind])
         self.notes.append(self._failed[kind])
         return outputs

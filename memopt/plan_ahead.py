@@ -67,7 +67,7 @@ class PlanAhead:
             if own is not None:
                 raise own
             name, report = session.model_name, failure.save(session.model_name, self._options)
-            raise PlanningFailed(f"{name} cannot be planned: memopt failed ({failure.line}); {report}")
+            raise PlanningFailed(f"{name} cannot be planned: {failure.said}; {report}")
         if session.report is None:
             raise CaptureError(f"no graph could be captured of {session.model_name}: there is nothing to plan")
         return session.report

@@ -9,6 +9,7 @@ from torch import nn
 
 import memopt
 import memopt.passes.eliminate_copies
+from memopt.capture.export import CaptureError
 
 
 @pytest.fixture(autouse=True)
@@ -206,3 +207,49 @@ def test_a_model_runs_for_its_own_error_only_within_the_budget(budget, monkeypat
     with pytest.raises(memopt.CaptureError, match="a planted fault"):
         run(X)
     assert len(ran) == (budget == "1MB")
+
+
+class Overwritten(nn.Module):
+    """The head of what is overwritten has no gradient in eager either."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x):
+        shares = torch.softmax(self.first(x), -1)
+        shares.masked_fill_(shares > 0.5, 0.2)
+        return self.second(x), shares * 1.5
+
+
+class Expanded(nn.Module):
+    """Writes to a part of its input that shows no element twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        x[0].mul_(2)
+        return self.linear(x), None
+
+
+@pytest.mark.parametrize(("kind", "given"), [(Overwritten, (6, 4)), (Expanded, (1, 4))])
+def test_writes_that_no_graph_can_hold_are_named_with_what_to_write_instead(kind, given, caplog):
+    model = kind()
+    run = memopt.compile(model, backend="aten")
+    found = []
+    with caplog.at_level(logging.WARNING, "memopt"):
+        for call in (model, run):
+            model.zero_grad()
+            output, _ = call(torch.ones(given).expand(6, 4))
+            output.sum().backward()
+            found.append([parameter.grad for parameter in model.parameters()])
+    assert (found[0][0] is None) == (found[1][0] is None)
+    assert torch.equal(found[0][-1], found[1][-1])
+    assert "no graph can hold what it writes" in caplog.text and "clone()" in caplog.text
+    assert "report it" not in caplog.text
+    torch._dynamo.reset()
+    with pytest.raises(CaptureError, match=r"no graph can hold what it writes: .*; clone\(\)") as caught:
+        memopt.compile(model, "1MB", backend="aten")(torch.ones(given).expand(6, 4))
+    assert "\n" not in str(caught.value)
