@@ -86,8 +86,7 @@ class Memopt(_callback_class()):  # type: ignore[misc]
     def undo(self) -> None:
         """The module is as it was before: its steps keep no budget."""
         if self._module is not None:
-            for part in (self._module, *_parts(self._module)):
-                undo(part)
+            _undo(self._module)
 
     # -- Lightning's events --------------------------------------------------------------------------------------
 
@@ -110,7 +109,6 @@ class Memopt(_callback_class()):  # type: ignore[misc]
                     logger.log_metrics(figures, step=trainer.global_step)
         module, stand_in = self._module, None if self._module is None else stand_in_of(self._module)
         if module is not None and stand_in is not None and self._as_parts(module) and _reads_counters(stand_in):
-            undo(module)
             self._compile_parts(module, trainer.optimizers)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
@@ -157,6 +155,12 @@ class Memopt(_callback_class()):  # type: ignore[misc]
                 f"budget {budget}: {type(module).__name__} optimizes {len(parts)} modules by hand, "
                 "of which no one peak is known: say it in bytes, as '20GB'"
             )
+        if budget is not None and not parts:
+            raise TypeError(
+                f"{type(module).__name__} optimizes by hand and holds its parameters itself: put them into a module "
+                "that its step calls, which keeps the budget then"
+            )
+        _undo(module)
         for part in parts:
             own = [item for item in optimizers if holds_some(item, list(part.parameters()))]
             if isinstance(part, CompiledModule):
@@ -174,6 +178,11 @@ class Memopt(_callback_class()):  # type: ignore[misc]
                 stand_in = part if isinstance(part, CompiledModule) else stand_in_of(part)
                 if stand_in is not None:
                     yield stand_in
+
+
+def _undo(module: nn.Module) -> None:
+    for part in (module, *_parts(module)):
+        undo(part)
 
 
 def callbacks_of(stand_in: CompiledModule, own: Callable[[], Any]) -> Callable[[], list[Any]]:
@@ -231,7 +240,7 @@ class _Steps(nn.Module):
 
 def _compile_steps(module: nn.Module, make: Callable[[nn.Module], CompiledModule]) -> None:
     """From now on the steps of this very module run as planned."""
-    undo(module)
+    _undo(module)
     kind = type(module)
     for name in _STEPS:
         if "dataloader_iter" in inspect.signature(getattr(kind, name)).parameters:
