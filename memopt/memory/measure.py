@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memopt.quiet import without_lines
-from memopt.torch_compat.profilers import before_profilers, name_of_mark
+from memopt.torch_compat.profilers import before_profilers, mark, name_of_mark
 
 T = TypeVar("T")
 
@@ -160,6 +160,8 @@ class Trace(Generic[T]):
     marks: dict[str, tuple[int, int]]
 
 
+# Marks the end of a recording.
+_END = "the recording ends"
 # What the profiler and the CPU's allocator say of each profile.
 _CHATTER = ("USDT:", "Memory block of unknown size", "SyncActivityProfilerHandler", "ActivityProfilerController")
 
@@ -198,6 +200,7 @@ class Recording:
         self._profile: Any = None
         self._undo: Callable[[], None] | None = None
         self._thread = 0
+        self.within = False  # whether a region of the profiler's that began meanwhile was open as it ended
         self._trace: tuple[tuple[tuple[int, int], ...], dict[str, tuple[int, int]]] = ((), {})
 
     def begin(self) -> None:
@@ -233,6 +236,7 @@ class Recording:
             self._undo()
             _yielding.clear()
             atexit.unregister(self.end)
+        mark(_END)
         with without_lines(*_CHATTER):
             profile.__exit__(None, None, None)
         results = profile.kineto_results
@@ -242,6 +246,11 @@ class Recording:
             for event in sorted(results.events(), key=lambda event: int(event.start_ns()))
             if (name := name_of_mark(event)) is not None
         }
+        ends = marks.pop(_END, None)
+        self.within = ends is not None and any(
+            event.start_ns() < ends[0] and event.start_ns() + event.duration_ns() > ends[1]
+            for event in results.events()
+        )
         cuda = self.device.type == "cuda"
         changes = _changes_cuda(results, self.device) if cuda else _changes_cpu(results, self._known)
         self._trace = tuple(sorted(changes, key=lambda change: change[0])), marks

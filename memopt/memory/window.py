@@ -29,10 +29,9 @@ class Held:
 class Window:
     """Looks at the allocator of one device from now until backward begins.
 
-    On CPU by its events in this thread, which are read once backward is over. Where processes work together nothing is
-    seen there: with a profiler around backward, gloo's threads spoiled others' memory (torch 2.13 under DDP: gradients
-    were wrong in one run of eight). On CUDA by its own counts, which are the user's to reset and are let stand: of a
-    peak that is no new one it is known that it was no higher than before.
+    On CPU by its events in this thread, which are read once backward is over; where processes work together nothing is
+    seen there, as their collectives end in threads of their own. On CUDA by its own counts, which are the user's to
+    reset and are let stand: of a peak that is no new one it is known that it was no higher than before.
     """
 
     def __init__(self, device: torch.device, known: Mapping[int, int]) -> None:
@@ -46,6 +45,7 @@ class Window:
         self._recording: Recording | None = None
         self._held: Held | None = None
         self.backward = False  # whether backward has begun
+        self.within = False  # whether a region of the profiler's that began meanwhile was open when it was closed
         if device.type == "cuda":
             self._before = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
         elif not has_group() and not is_profiled():
@@ -69,6 +69,7 @@ class Window:
         elif self._held is None and self._recording is not None:
             self._recording.end()
             if self._recording.ended:
+                self.within = self._recording.within
                 self._held, self._recording = _of(self._recording), None
         return self._held
 

@@ -91,6 +91,9 @@ class Around:
         self._steps: dict[str, int] = {}  # that a graph has run in, by its fingerprint
         self._outputs: list[tuple[int, weakref.ref[Any], int]] = []  # by number of the step: storages, and their bytes
         self._step = 0
+        # Whether a region of the profiler's spans calls (`record_function` around them, as DDP has it): what one
+        # recording saw begin must not end in another one, which writes to memory that is others' by then.
+        self._blind = False
         self._left = 0  # bytes that earlier calls of the step have left
         self._older = 0  # bytes of outputs of earlier steps that were there when backward began last
         self._open: _Open | None = None
@@ -131,20 +134,26 @@ class Around:
         self._outputs = [item for item in self._outputs if item[1]() is not None]
         self._outputs += [(self._step, weakref.ref(storage), storage.nbytes()) for storage in fresh]
         count = self._steps[key] = self._steps.get(key, 0) + 1
-        nodes = compiled_nodes(outputs) if count <= _FIRST or count & (count - 1) == 0 else []
+        due = not self._blind and (count <= _FIRST or count & (count - 1) == 0)
+        nodes = compiled_nodes(outputs) if due else []
         if nodes:
             window = Window(device, {storage.data_ptr(): storage.nbytes() for storage in fresh})
             self._open = _Open(window, call, [weakref.ref(leaf) for leaf in leaves], look, self._left)
             for node in nodes:
                 node.register_prehook(functools.partial(_reached, weakref.ref(self), weakref.ref(self._open)))
 
-    def close(self) -> int:
-        """Look no more, and say what was seen if backward has begun; bytes that are left if it has not."""
+    def close(self, *, stepping: bool = False) -> int:
+        """Look no more, and say what was seen if backward has begun; bytes that are left if it has not.
+
+        Args:
+            stepping: whether an optimizer is at its step, which ends before the next call.
+        """
         current, self._open = self._open, None
         if current is None:
             return 0
         held = current.window.close()
         _waiting.discard(self)
+        self._blind |= current.window.within and not stepping
         if held is None:
             return 0
         if not current.window.backward:
@@ -261,7 +270,7 @@ def _stepping(*_: Any) -> None:
     """
     if not torch.compiler.is_compiling():
         for around in list(_waiting):
-            around.close()
+            around.close(stepping=True)
 
 
 # Hooks for good: torch goes through its hooks while they run, and several models' windows may be due in one step.

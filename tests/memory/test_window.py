@@ -67,3 +67,19 @@ def test_where_processes_work_together_no_profiler_is_started():
         assert window.close() is None
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_region_that_spans_the_end_is_known():
+    window = Window(CPU, {})
+    with torch.profiler.record_function("within it"):
+        kilobyte()
+    region = torch.profiler.record_function("beyond it")
+    region.__enter__()
+    window.close()
+    region.__exit__(None, None, None)
+    assert window.within
+    window = Window(CPU, {})
+    with torch.profiler.record_function("within it"):
+        kilobyte()
+    window.close()
+    assert not window.within

@@ -242,3 +242,17 @@ def test_a_step_by_a_closure_leaves_no_recording_open_that_the_next_step_would_e
     for _ in range(LEARNS):
         loop.optimizer.step(closure)
         assert not torch._C._autograd._profiler_enabled()
+
+
+def test_regions_of_the_profiler_that_span_calls_are_not_ended_by_another_recording():
+    """`record_function` around the call, and no optimizer's step between two of them, as under accumulation."""
+    loop = Loop(LOSSES["entropy"]).within("10MB")
+    looked = []
+    for _ in range(4):
+        with torch.profiler.record_function("the call"):
+            out = loop.call(loop.x)
+            looked.append(torch._C._autograd._profiler_enabled())
+        LOSSES["entropy"](out, loop.y).backward()
+        del out
+    assert looked == [True, False, False, False]  # the second call's region began in the first one's recording
+    loop.optimizer.step()
