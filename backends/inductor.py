@@ -15,17 +15,19 @@ from memopt.backends.chunked import is_chunked
 from memopt.backends.static import StaticBackend, device_of, least_timeline
 from memopt.backends.watched import WatchedProgram
 from memopt.capture.dynamo import Hooks
-from memopt.engine import Engine, Recalled
+from memopt.engine import Engine, ManySizes, Recalled
 from memopt.inductor.fusion import InductorFusion
 from memopt.inductor.inference import InductorInference, uses_libraries, watching
 from memopt.inductor.partition import NoBackward
 from memopt.inductor.rehearsal import emit_training, rehearse
+from memopt.inductor.symbolic import SymbolicTraining
 from memopt.inductor.training import Training
 from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import Timeline
 from memopt.program import Program
 from memopt.step.hooked import HELD
 from memopt.step.inference import settling
+from memopt.step.sizes_apart import SizesError
 
 
 class InductorBackend(Engine):
@@ -81,6 +83,12 @@ class InductorBackend(Engine):
         if session.hooked is not None and session.hooked.names:
             session.note(HELD)
         return _training(graph_module, example_inputs, hooks).compile()
+
+    def compile_symbolic(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> ManySizes:
+        """Inductor's code with dynamic shapes."""
+        with contextlib.suppress(NoBackward):
+            return SymbolicTraining(graph_module, example_inputs, hooks).compile()
+        raise SizesError("nothing that the graph computes needs gradients")
 
     def recall(
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks, facts: bytes

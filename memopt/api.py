@@ -50,6 +50,7 @@ def compile(
     passes: Iterable[Pass] | None = None,
     allow: Sequence[str] = (),
     verify: Verification = True,
+    dynamic: bool = False,
 ) -> CompiledModule:
     """Return the model's stand-in that trains and infers within a memory budget, with the same numbers.
 
@@ -81,6 +82,8 @@ def compile(
             itself beside the compiled call: outputs, all gradients by random tangents, buffers, attributes, arguments
             and random numbers afterwards. That takes several times the memory of a step, beyond any budget, and its
             time. False trusts (but code for a GPU, which must keep a budget, is measured all the same).
+        dynamic: whether training steps have inputs of many sizes: they are captured with symbolic sizes, and one
+            compilation serves all sizes at which it keeps the budget. Without it each size is planned by itself.
 
     Returns:
         A module with the model's own parameters and state dict keys; `.report` tells what was done.
@@ -98,6 +101,7 @@ def compile(
         passes=passes,
         allow=allow,
         verify=verify,
+        dynamic=dynamic,
         device=device_of(model),
     )
     compiled = CompiledModule(model, dataclasses.replace(options, notes=(*options.notes, *notes)))
@@ -114,6 +118,7 @@ def make_options(
     passes: Iterable[Pass] | None = None,
     allow: Sequence[str] = (),
     verify: Verification = True,
+    dynamic: bool = False,
     device: torch.device,
 ) -> Options:
     """Check what a user asked for and make it definite.
@@ -146,6 +151,7 @@ def make_options(
         verify=verify,
         notes=notes,
         allow=tuple(allow),
+        dynamic=dynamic,
     )
 
 

@@ -38,6 +38,7 @@ from memopt.steady import Kind, SteadyGraph
 from memopt.step.earlier_calls import NoRoomBesideError, arguments_of
 from memopt.step.guard import StepGuard
 from memopt.step.optimizers import Optimizers
+from memopt.step.sizes_apart import SizesError
 from memopt.torch_compat.saved_tensors import hooks_in_force
 from memopt.torch_compat.transforms import in_force
 from memopt.tracing import note_outside
@@ -145,7 +146,7 @@ class ModelCalls:
         if steady is not None:
             try:
                 return self._steady_call(steady.run, kind, args, kwargs)
-            except LayoutNeeded:  # of weights that were folded anew: the long way lays them out
+            except (LayoutNeeded, SizesError):  # weights folded anew are laid out by the long way, and sizes planned
                 pass
             finally:
                 steady.end()
@@ -201,7 +202,7 @@ class ModelCalls:
         note_outside(session, self.model, outputs, mark)
         if gradients:
             self._ends(session, guard, outputs, args, kwargs)
-        self.steady.learn(kind, self.sessions.compiled[kind.plan], args, kwargs)
+        self.steady.learn(kind, self.sessions.function(kind), args, kwargs)
         return outputs
 
     def _verified(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -11,6 +11,7 @@ from torch import fx
 
 from memopt.memory.timeline import Timeline, timeline
 from memopt.program import Program
+from memopt.step.sizes_apart import SizesError
 
 if TYPE_CHECKING:
     from memopt.capture.dynamo import Hooks
@@ -41,6 +42,19 @@ class Recalled:
     recordable: Callable[[Ends, Pool], RecordedStep | None] = _never
 
 
+@dataclasses.dataclass(frozen=True)
+class ManySizes:
+    """A training graph that an engine lowered once for many sizes.
+
+    Attributes:
+        count_for: called with the graph's inputs before `run` is; raises SizesError where the budget is not kept.
+        run: the function.
+    """
+
+    count_for: Callable[[Sequence[Any]], None]
+    run: Callable[..., Any]
+
+
 class Engine(abc.ABC):
     """Runs rewritten programs.
 
@@ -68,6 +82,14 @@ class Engine(abc.ABC):
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks
     ) -> Callable[..., Any]:
         """Lower one Dynamo graph with the hooks into memopt; return the callable that Dynamo installs."""
+
+    def compile_symbolic(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> ManySizes:
+        """Lower one Dynamo graph of a training step whose sizes are symbols, for all sizes.
+
+        Raises:
+            SizesError: each size is to be planned by itself.
+        """
+        raise SizesError(f"backend {self.name!r} makes no code for many sizes")
 
     def recall(
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks, facts: bytes

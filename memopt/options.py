@@ -28,6 +28,7 @@ class Options:
     verify: Verification
     notes: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
+    dynamic: bool = False  # whether sizes of training steps are symbols
     target: Device | None = None  # a device that this machine may not have, to be planned for
 
     def counted(self, parameters: Sequence[torch.Tensor]) -> Counted | None:

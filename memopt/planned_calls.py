@@ -19,6 +19,7 @@ from memopt.progress import stage
 from memopt.session import Session, WholeStepNeeded
 from memopt.sessions import Sessions
 from memopt.steady import Kind
+from memopt.step.sizes_apart import SizesError
 from memopt.step.whole import settled
 from memopt.tracing import collect, dynamo_settings
 
@@ -45,7 +46,7 @@ class PlannedCalls:
             CaptureError: the budget is to be shared by graphs that cannot be seen without running them,
                 or the call has to begin anew and has written to large tensors.
         """
-        state = kind.plan not in self._sessions.compiled or session.broken or not session.one_graph
+        state = not self._sessions.has_function(kind) or session.broken or not session.one_graph
         start = CallStart(self._model, (args, kwargs), state=state)
         try:
             return self._run(session, start, kind, args, kwargs)
@@ -56,6 +57,13 @@ class PlannedCalls:
         return self._run(session, start, kind, args, kwargs)
 
     def _run(self, session: Session, start: CallStart, kind: Kind, args: Any, kwargs: Any) -> Any:
+        if self._sessions.symbolic(kind):
+            try:
+                with dynamo_settings(session.numbers, symbolic=True):
+                    return self._sessions.function(kind, symbolic=True)(*args, **kwargs)
+            except SizesError as error:
+                self._begin_anew(start)
+                self._sessions.outgrown(kind, error)
         try:
             return self._call(session, kind, args, kwargs)
         except WholeStepNeeded:

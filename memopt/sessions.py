@@ -31,6 +31,7 @@ from memopt.step.guard import StepGuard, allowance_of
 from memopt.step.hooked import KEPT, Hooked
 from memopt.step.optimizers import Optimizers
 from memopt.step.reference import Reference
+from memopt.step.sizes_apart import SizesError
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.saved_tensors import hooks_in_force
 from memopt.tracing import dynamo_backend
@@ -71,6 +72,9 @@ class Sessions(Mapping[Plan, Session]):
         self._latest: tuple[Session, Sequence[Ran]] | None = None  # what has run last, with gradients
         self._short: weakref.WeakSet[Session] = weakref.WeakSet()  # of such steps
         self.compiled: dict[Plan, Callable[..., Any]] = {}
+        self._symbolic: dict[Plan, Callable[..., Any]] = {}  # the same of calls with symbolic sizes
+        self._said_of_sizes: set[str] = set()
+        self._sizes_apart = not options.dynamic
         self.guards: dict[Session, StepGuard] = {}
         self.steady = SteadyCalls(model)
         self.earlier = EarlierCalls()
@@ -147,12 +151,38 @@ class Sessions(Mapping[Plan, Session]):
             session.movable = movable_parameters(self._model)
         return session
 
-    def function(self, kind: Kind) -> Callable[..., Any]:
-        """What `torch.compile` makes of the model for a kind of call; its graphs go to the session of that kind."""
-        if kind.plan not in self.compiled:
-            backend = self._counted(self.steady.noting(dynamo_backend(self.of(kind)), kind.plan))
-            self.compiled[kind.plan] = torch.compile(self._model, backend=backend, dynamic=False)
-        return self.compiled[kind.plan]
+    def function(self, kind: Kind, *, symbolic: bool = False) -> Callable[..., Any]:
+        """What `torch.compile` makes of the model for a kind of call; its graphs go to the session of that kind.
+
+        Args:
+            kind: of call.
+            symbolic: whether its sizes are symbols.
+        """
+        made = self._symbolic if symbolic else self.compiled
+        if kind.plan not in made:
+            backend = dynamo_backend(self.of(kind), symbolic=symbolic)
+            backend = self._counted(self.steady.noting(backend, kind.plan))
+            made[kind.plan] = torch.compile(self._model, backend=backend, dynamic=symbolic)
+        return made[kind.plan]
+
+    def has_function(self, kind: Kind) -> bool:
+        """Whether there is already what `torch.compile` makes of the model for a kind of call."""
+        return kind.plan in (self._symbolic if self.symbolic(kind) else self.compiled)
+
+    def symbolic(self, kind: Kind) -> bool:
+        """Whether sizes are symbols in a kind of call."""
+        return kind.gradients and not self._sizes_apart
+
+    def outgrown(self, kind: Kind, error: SizesError) -> None:
+        """Code for many sizes does not serve a call, or none is to be had: the call is planned by itself."""
+        if not error.others:
+            self._symbolic.pop(kind.plan, None)
+            self._sizes_apart = True
+        line = f"sizes are planned each by itself: {error}"
+        if line not in self._said_of_sizes:
+            self._said_of_sizes.add(line)
+            log.warning("memopt: %s: %s", self.of(kind).model_name, line)
+            self.of(kind).note(line)
 
     def begins(self) -> None:
         """A call begins: what the loop held around the last one is known, and steps that were over are planned anew."""
@@ -205,6 +235,7 @@ class Sessions(Mapping[Plan, Session]):
             _release({plan: session})
             self.guards.pop(session, None)
         self.compiled.pop(plan, None)
+        self._symbolic.pop(plan, None)
         self.steady.forget(plan)
 
     def forget_all(self) -> None:
@@ -212,6 +243,7 @@ class Sessions(Mapping[Plan, Session]):
         _release(self._sessions)
         self._sessions.clear()
         self.compiled.clear()
+        self._symbolic.clear()
         self.guards.clear()
         self.earlier.clear()
         self.steady.clear()

@@ -22,7 +22,7 @@ from memopt.capture.outside import OUTSIDE, Mark
 from memopt.capture.rehearsal import eager_step, ledger_for, run_backward
 from memopt.capture.shadow import Shadow
 from memopt.capture.traceable import REPLACEMENTS
-from memopt.engine import Recalled
+from memopt.engine import ManySizes, Recalled
 from memopt.errors import first_line
 from memopt.failures import note_graph
 from memopt.memory.ledger import within_graph
@@ -41,6 +41,7 @@ from memopt.torch_compat.logging_calls import deferred_logging, silence
 from memopt.torch_compat.replaced_calls import replaced_calls
 from memopt.torch_compat.saved_tensors import saved_as_it_is
 from memopt.torch_compat.static_shapes import static_shapes
+from memopt.torch_compat.symbols import is_symbolic
 from memopt.torch_compat.valued_fakes import UNKNOWN_VALUE, is_unknown
 
 _TORCH, _HERE = (os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
@@ -125,8 +126,8 @@ def _tell(session: Session, told: str | None) -> None:
         session.note(f"{told}; their memory is not counted")
 
 
-def dynamo_backend(session: Session) -> Callable[..., Any]:
-    """A fresh Dynamo backend that hands each graph to the session's engine."""
+def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[..., Any]:
+    """A fresh Dynamo backend that hands each graph to the session's engine, with `symbolic` sizes as they come."""
 
     @saved_as_it_is()
     def memopt(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -160,6 +161,11 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
                     raise
             raise allowing  # it names what does with a loss outside of the graph
 
+        def for_many_sizes() -> Callable[..., Any]:
+            code = session.engine().compile_symbolic(graph_module, example_inputs, hooks)
+            run = _noted_at_any_size(code, session, hooks)
+            return watched(run, hooks.backward_facts(), lambda error: session.short_of_memory(error))
+
         def recall(facts: bytes) -> Recalled:
             return session.engine().recall(graph_module, example_inputs, hooks, facts)
 
@@ -167,6 +173,8 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
         first = len(collected or ())
         with session.timed("tracing"), attention_as_on(None if target is None else target.type):
             try:
+                if symbolic and hooks.needs_gradients and is_symbolic(example_inputs):
+                    return for_many_sizes()
                 run = None if session.dry else found_again(session, hooks, recall, example_inputs)
                 if run is None:
                     run = lower_within(session, lower, hooks, example_inputs)
@@ -187,6 +195,19 @@ def dynamo_backend(session: Session) -> Callable[..., Any]:
                 hooks.forget()
 
     return at_boundary(memopt, check=session.verify is True, laid_out=lambda: bool(session.contiguous))
+
+
+def _noted_at_any_size(code: ManySizes, session: Session, hooks: Hooks) -> Callable[..., Any]:
+    """As `_noted`, of code that is counted anew for larger sizes before it runs."""
+
+    def noted(*args: Any) -> Any:
+        code.count_for(args)
+        graph = session.figures(hooks.captured) if session.budget is not None else None
+        if graph is not None:
+            session.runs(graph)
+        return code.run(*args)
+
+    return noted
 
 
 def _noted(run: Callable[..., Any], session: Session, hooks: Hooks) -> Callable[..., Any]:
@@ -221,8 +242,10 @@ def _counted(run: Callable[..., Any], session: Session, collected: list[Program]
 
 
 @contextlib.contextmanager
-def dynamo_settings(numbers: ChangingNumbers) -> Iterator[None]:
+def dynamo_settings(numbers: ChangingNumbers, *, symbolic: bool = False) -> Iterator[None]:
     """Let many shapes be compiled, refuse instead of falling back to eager, and raise memopt's own errors.
+
+    With `symbolic` sizes are captured as symbols, as far as they may vary.
 
     Guards look at every tensor: by the tags of dictionaries, as torch 2.11 has it by default, a weight whose `data` is
     of another dtype or layout now would not be noticed.
@@ -238,7 +261,9 @@ def dynamo_settings(numbers: ChangingNumbers) -> Iterator[None]:
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(settings)
-            for each in (static_shapes(), deferred_logging(), formatted_keys(), functions_keep_backward()):
+            if not symbolic:
+                stack.enter_context(static_shapes())
+            for each in (deferred_logging(), formatted_keys(), functions_keep_backward()):
                 stack.enter_context(each)
             stack.enter_context(replaced_calls(REPLACEMENTS))
             stack.enter_context(numbers.followed())

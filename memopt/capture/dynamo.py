@@ -123,6 +123,10 @@ class Hooks:
         )
         self._reached = reached_inputs(graph_module) if self.needs_gradients else {}
 
+    def called(self, place: int) -> str:
+        """What a user calls an input of Dynamo's graph."""
+        return self._called[place].removeprefix("input ")
+
     def infers(self) -> None:
         """An engine has found that nothing which the graph computes needs gradients, though inputs do."""
         self.needs_gradients = False

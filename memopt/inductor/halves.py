@@ -6,6 +6,7 @@ What they take is known at once; their kernels are compiled only when they are t
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -145,6 +146,18 @@ class Halves:
         gradients = [output.target for output in program.outputs[program.forward_outputs :]]
         ends = ends_of(names, forward.outputs, [name for name, _ in backward.inputs], fixed, gradients)
         return None if ends is None else recordable(forward, backward, ends, pool)
+
+    def at(self, sized: Callable[[Any], Any]) -> Halves:
+        """The same halves to count what their code takes, with other fake values at its ends: those of other sizes."""
+        found = copy.copy(self)
+        found._followed = None
+        for name in ("forward", "backward"):
+            half = copy.copy(getattr(self, name))
+            if half is not None:
+                names, values = [name for name, _ in half.inputs], [value for _, value in half.inputs]
+                half.inputs = list(zip(names, sized(values), strict=True))
+            setattr(found, name, half)
+        return found
 
     def follow_forward(self, workspace: Workspace) -> None:
         """Follow forward's code before that of backward is there: `peaks` goes on from its end, with this workspace."""

@@ -144,7 +144,7 @@ class OwnCut:
         module = constants_to_attributes(program)
         mark_added(module, {node.name for node in self.hooks.captured.graph.nodes})
         kept = program.forward_outputs
-        early = return_early(module, kept, _save_overwritten(module, program.mutated))
+        early = return_early(module, kept, save_overwritten(module, program.mutated))
         # What a rewrite computes twice on purpose is not to be merged again.
         plain = functorch_config.cse and not session.lowering
         with functorch_config.patch(cse=plain), phase("cutting"):
@@ -175,7 +175,7 @@ class OwnCut:
         return forward, backward
 
 
-def _save_overwritten(module: fx.GraphModule, mutated: Collection[str]) -> set[fx.Node]:
+def save_overwritten(module: fx.GraphModule, mutated: Collection[str]) -> set[fx.Node]:
     """Have torch's partitioner recompute nothing of inputs that forward writes to; return what is computed of them.
 
     In backward it would be computed of what is there then. The user's own copies of inputs are saved for that, too.

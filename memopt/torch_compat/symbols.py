@@ -1,0 +1,84 @@
+"""Sizes that are symbols while a graph is captured, and what they are in one call. Tried on torch 2.13."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+# By symbol, as sympy has it.
+Sizes = Mapping[Any, int]
+
+
+class UnknownSizeError(RuntimeError):
+    """A size depends on the values of tensors, or on a symbol that no input of the graph has."""
+
+
+def is_symbolic(values: Iterable[Any]) -> bool:
+    """Whether any of a graph's inputs is a symbol, or a tensor that has one among its sizes."""
+    return any(
+        isinstance(value, torch.SymInt)
+        or (isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape))
+        for value in values
+    )
+
+
+def symbols_of(inputs: Sequence[Any]) -> dict[int, Any]:
+    """The symbols among a graph's inputs, by position; what is an expression of several is left out."""
+    found = {place: value.node.expr for place, value in enumerate(inputs) if isinstance(value, torch.SymInt)}
+    return {place: expression for place, expression in found.items() if getattr(expression, "is_symbol", False)}
+
+
+def hints_of(inputs: Sequence[Any]) -> dict[Any, int]:
+    """What the symbols among a graph's inputs were in the call that it was captured in.
+
+    Raises:
+        UnknownSizeError: one of them has no hint.
+    """
+    found = {}
+    for place, symbol in symbols_of(inputs).items():
+        hint = inputs[place].node.hint
+        if hint is None:
+            raise UnknownSizeError(f"{symbol} depends on the values of tensors")
+        found[symbol] = int(hint)
+    return found
+
+
+class Sized:
+    """Fake values with the sizes of one call in the place of symbols."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        """Take what each symbol is."""
+        self._sizes = dict(sizes)
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def __call__(self, value: Any) -> Any:
+        """The value: tensors as fake ones of a mode of their own, symbols as numbers.
+
+        Raises:
+            UnknownSizeError: a symbol is not known.
+        """
+        return pytree.tree_map(self._leaf, value)
+
+    def _leaf(self, value: Any) -> Any:
+        if isinstance(value, SYMBOLIC):
+            return self._number(value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        size, stride = [self._number(n) for n in value.shape], [self._number(n) for n in value.stride()]
+        with self._mode:
+            return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
+
+    def _number(self, value: Any) -> Any:
+        if not isinstance(value, SYMBOLIC):
+            return value
+        found = value.node.expr.xreplace(self._sizes)
+        if getattr(found, "free_symbols", None):
+            raise UnknownSizeError(f"{found} depends on the values of tensors")
+        kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+        return kind(found)
