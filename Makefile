@@ -44,7 +44,7 @@ test-gpu: $(STAMP)
 # Training loops of other libraries, as they are: a few minutes.
 test-integrations: $(STAMP)
 	$(PIP_INSTALL) -c constraints.txt -e ".[dev,train,lightning]"
-	$(PYTEST) tests/integrations tests/test_in_place.py
+	$(PYTEST) tests/integrations tests/test_in_place.py tests/test_snippets.py
 
 # Long checks of `memopt convert`, each with its counts on record in benchmarks/results; they fail where one does not hold.
 # The ONNX package's node cases and light models, file to file, for both targets: ten minutes on one core.
