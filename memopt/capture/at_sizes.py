@@ -34,7 +34,8 @@ def at_sizes(joint: fx.GraphModule, sizes: Sizes) -> fx.GraphModule:
     for node in joint.graph.nodes:
         if node.op == "output":
             continue
-        if isinstance(node.target, torch._ops.HigherOrderOperator) or node.op == "get_attr":
+        constant = node.op == "get_attr" and isinstance(getattr(joint, str(node.target), None), torch.Tensor)
+        if isinstance(node.target, torch._ops.HigherOrderOperator) or (node.op == "get_attr" and not constant):
             raise UnknownSizeError(f"{node.target} calls a graph of its own")
         value = node.meta.get("val")
         if node.op == "call_function" and isinstance(value, (*SYMBOLIC, int, float, bool)):
@@ -42,7 +43,7 @@ def at_sizes(joint: fx.GraphModule, sizes: Sizes) -> fx.GraphModule:
             continue
         mapping[node] = copied = copy_node(graph, node, resolve)
         copied.args, copied.kwargs = _numbers(copied.args, sized), _numbers(copied.kwargs, sized)
-        for name in _SYMBOLIC_META:
+        for name in () if constant else _SYMBOLIC_META:
             copied.meta.pop(name, None)
         if node.op == "placeholder":
             copied.meta["val"] = sized(value)

@@ -16,7 +16,7 @@ from torch import fx
 
 from memopt.fake_calls import apart
 from memopt.memory.cost.roofline import result_bytes
-from memopt.program import Phase, is_any_view
+from memopt.program import Phase, is_any_view, tensors_of
 
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten.lift_fresh_copy.default)
 # Meta of a node of backward that recomputes a value of forward without a name of its own in the plan.
@@ -169,7 +169,8 @@ def _is_small(node: fx.Node, readers: Sequence[fx.Node]) -> bool:
     value: Any = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.is_contiguous():
         return False
-    if not all(isinstance(size, int) for size in value.shape):
+    sizes = [size for item in (node, *readers) for tensor in tensors_of(item) for size in tensor.shape]
+    if not all(isinstance(size, int) for size in sizes):
         return False
     if value.numel() == max(value.shape, default=1) and value.nbytes <= _VECTOR:
         return True

@@ -137,6 +137,31 @@ def test_buffers_are_written_and_heads_without_a_loss_get_no_gradient():
         torch.testing.assert_close(a, b)
 
 
+class Constants(nn.Module):
+    """Tensors made of numbers, and a small one that is read with what varies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count.add_(1)
+        scale = torch.tensor([1.0, 2.0, 3.0, 4.0] * 2)
+        return (self.layer(x) * scale / self.count).square().mean()
+
+
+def test_constants_of_the_graph_and_small_buffers_that_are_read_and_written():
+    torch.manual_seed(0)
+    model = Constants()
+    twin = copy.deepcopy(model)
+    run = memopt.compile(model, "10MB", dynamic=True)
+    for batch in (4, 7, 5):
+        agrees(run, model, twin, torch.randn(batch, 8))
+    assert not run.report.notes
+    torch.testing.assert_close(model.count, twin.count)
+
+
 class Broken(nn.Module):
     """A number of a tensor ends its first graph."""
 
