@@ -27,7 +27,8 @@ class Reference:
         self._step: Hashable = None
         self._calls = 1
         self._looks = _LOOKS
-        self._own = self._around = 0  # bytes of the first training step: of the model, and of the loop around it
+        self._most = 0  # bytes of the first training step between the model's calls and backward
+        self._own = self._held = 0  # bytes of the first training step: of the model, and what its loop holds beside
 
     def of(self, unconstrained_bytes: int) -> int:
         """The bytes that a fraction is of, for a step or a call that takes so many itself."""
@@ -43,24 +44,30 @@ class Reference:
         """
         if self._step is None or self._step == step or calls > self._calls:
             if self._step != step:
-                self._around = 0
-            if not self._around:  # else what was seen may be among these bytes
+                self._held = self._most = 0
+            if not self._held:  # else what was seen may be among these bytes
                 self._own = unconstrained_bytes
             self._step, self._calls = step, calls
-            self.training = max(unconstrained_bytes, self._own + self._around)
+            self.training = max(unconstrained_bytes, self._own + self._held, self._most)
 
-    def loops(self, around_bytes: int) -> None:
-        """A training step takes so many bytes more for what its loop was seen to hold around it."""
+    def loops(self, held_bytes: int, most_bytes: int) -> None:
+        """What its loop holds around a training step was seen.
+
+        Args:
+            held_bytes: there all the time, beside the model's step.
+            most_bytes: of all that there is outside of the model's calls, the model's own included; 0 if there is none.
+        """
         if self.training is not None and self._looks:
             self._looks -= 1
-            self._around = max(self._around, around_bytes)
-            self.training = max(self.training, self._own + self._around)
+            self._held, self._most = max(self._held, held_bytes), max(self._most, most_bytes)
+            self.training = max(self.training, self._own + self._held, self._most)
 
     def adds(self, size: int) -> None:
         """So many bytes more are known of to be resident in all steps and calls."""
         if self.training is not None:
             self.training += size
             self._own += size
+            self._most += size if self._most else 0
         self.inference += size if self.inference else 0
 
     def infers(self, unconstrained_bytes: int) -> None:

@@ -93,11 +93,7 @@ class SharedStep(Told):
         """Within: peaks are of the step's graphs with what runs between them, and what the loop holds there."""
         early = self.tangents.early  # they are counted as held all the time
         loss = self.seen.between if self.seen.known else self.tangents.loss
-        return between_graphs(max(self._between_alone(), loss - early), self.seen.forward)
-
-    def _between_alone(self) -> int:
-        """Bytes that the call's own eager regions hold between its graphs, at most."""
-        return max(0, self.outside_bytes - self.outside_beside + self.tangents.early)
+        return between_graphs(max(0, self.outside_bytes - self.outside_beside + early, loss - early), self.seen.forward)
 
     def excess_around(self, calls: Sequence[Ran]) -> tuple[int, int]:
         """Bytes by which a step of these calls is over its limit with what the loop holds around them; the limit.
@@ -108,11 +104,11 @@ class SharedStep(Told):
         if not graphs or self.soft:
             return 0, 0
         base = max(graph.base for graph in graphs) + self.inputs_beside + self.outside_beside + self.seen.held
-        eager = [graph.eager for graph in graphs]
+        forward = [dataclasses.replace(graph.eager, backward=0) for graph in graphs]
         with self.around_graphs():
-            peak, with_loop = step_peak([graph.peaks for graph in graphs]), step_peak(eager)
-        with between_graphs(self._between_alone()):
-            self.reference.loops(with_loop - step_peak(eager) + self.seen.held)
+            peak, most = step_peak([graph.peaks for graph in graphs]), step_peak(forward)
+        if self.seen.between or self.seen.held or self.seen.forward:
+            self.reference.loops(self.seen.held, base + most)
         limit = self.limit(0)
         if limit is None:
             return 0, 0

@@ -26,19 +26,27 @@ def test_inference_alone_goes_by_the_largest_call():
 
 def test_what_the_loop_holds_around_the_first_steps_belongs_to_them():
     reference = Reference()
-    reference.loops(5000)  # no step was planned yet
+    reference.loops(5000, 9000)  # no step was planned yet
     reference.trains(1000, "step")
-    reference.loops(0)
+    reference.loops(0, 900)
     assert reference.of(10) == 1000
-    reference.loops(300)
-    reference.loops(8000)  # a later one
+    reference.loops(300, 1100)
+    reference.loops(8000, 9000)  # a later one
     assert reference.of(10) == 1300
+
+
+def test_the_most_between_calls_and_backward_may_be_more_than_the_model_s_own():
+    reference = Reference()
+    reference.trains(1000, "step")
+    reference.loops(0, 1400)
+    reference.trains(1000, "step")
+    assert reference.of(10) == 1400
 
 
 def test_a_step_planned_anew_keeps_what_was_seen_around_it_and_counts_it_once():
     reference = Reference()
     reference.trains(1000, "step")
-    reference.loops(300)
+    reference.loops(300, 0)
     reference.trains(1000, "step")
     assert reference.of(10) == 1300
     reference.trains(1300, "step")
