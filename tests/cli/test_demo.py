@@ -103,6 +103,14 @@ def test_verdict_needs_both_the_budget_and_the_numbers(error, peak, verdict):
     assert demo_run.judge(error, peak, 600) == verdict
 
 
+@pytest.mark.parametrize(
+    ("error", "noise", "verdict"),
+    [(0.1, 0.06, "ok"), (0.1, 0.04, "numbers differ"), (1e-5, 0.0, "ok"), (0.1, float("inf"), "numbers differ")],
+)
+def test_an_error_is_one_beyond_what_rounding_makes_of_the_model_itself(error, noise, verdict):
+    assert demo_run.judge(error, 100, 600, noise) == verdict
+
+
 def test_cases_of_the_demo_build():
     for case in demo_run.CASES:
         model, inputs = dataclasses.replace(case, batch=1).build()

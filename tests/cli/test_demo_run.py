@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from memopt.cli.demo_run import gradient_error, gradients, measure_steps, resident_bytes
+from memopt.cli.demo_run import gradient_error, gradients, measure_steps, resident_bytes, rounded_otherwise
 
 
 class Tied(torch.nn.Module):
@@ -56,6 +56,14 @@ def test_gradients_are_those_of_the_seed() -> None:
     model.forward = lambda x: torch.nn.Sequential.forward(model, x).square().mean()  # type: ignore[method-assign]
     first, again, other = (gradients(model, {"x": X}, seed) for seed in (0, 0, 1))
     assert gradient_error(first, again) == 0.0 and gradient_error(first, other) > 0.0
+
+
+def test_a_model_that_is_rounded_otherwise_has_nearly_the_same_gradients() -> None:
+    model = Tied()
+    found = gradients(model, {"x": X}, seed=0)
+    moved = rounded_otherwise(model, seed=0)
+    assert 0.0 < gradient_error(found, gradients(moved, {"x": X}, seed=0)) < 1e-5
+    assert gradient_error(found, gradients(model, {"x": X}, seed=0)) == 0.0  # it is a copy
 
 
 def test_a_gradient_error_of_zeros_is_absolute() -> None:
