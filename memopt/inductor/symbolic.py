@@ -1,14 +1,15 @@
 """A training step lowered once for many sizes: Inductor's code of a joint graph whose sizes are symbols.
 
 Torch's own partitioner cuts the graph. The code's wrapper, run on fake tensors, tells what it takes at any sizes: those
-that were counted for run at once, larger ones are counted first, and where those would be over the budget they are
-planned by themselves.
+that were counted for run at once, and smaller ones where every tensor is smaller then; others are counted first, and
+planned by themselves where they would be over the budget.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,11 +30,11 @@ from memopt.inductor.trace import Trace
 from memopt.inductor.workspace import MeasuredWorkspace
 from memopt.memory.distributed import has_group
 from memopt.phases import phase
-from memopt.program import Program
+from memopt.program import Program, tensors_of
 from memopt.step.planner import GraphPeaks
 from memopt.step.rewriting import Rewriting
 from memopt.step.sizes_apart import SizesError
-from memopt.torch_compat.symbols import Sized, Sizes, UnknownSizeError, hints_of, symbols_of
+from memopt.torch_compat.symbols import Sized, Sizes, UnknownSizeError, grows, hints_of, symbols_of
 
 
 class SymbolicTraining:
@@ -44,6 +45,7 @@ class SymbolicTraining:
         self.graph_module, self.example_inputs, self.hooks = graph_module, example_inputs, hooks
         self.session: Any = hooks.session
         self._names = {symbol: hooks.called(place) for place, symbol in symbols_of(example_inputs).items()}
+        self.grows = False  # whether larger sizes make every tensor larger
         self._trace = Trace()
         self._joint: tuple[fx.GraphModule, int] | None = None  # with symbols, and how many outputs forward has
         self._planned: tuple[fx.GraphModule, Sizes, Program] | None = None  # that graph at the sizes planned for last
@@ -87,6 +89,7 @@ class SymbolicTraining:
 
         def cut(joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Halved:
             self._joint = joint, options["num_fwd_outputs"]
+            self.grows = all(grows(n) for node in joint.graph.nodes for value in tensors_of(node) for n in value.shape)
             save_overwritten(joint, self.plan(sizes).mutated)
             with phase("cutting"):
                 halved: Halved = partitioners.min_cut_rematerialization_partition(
@@ -187,8 +190,9 @@ class _Code:
             SizesError: the budget is not kept at their sizes.
         """
         sizes = {symbol: args[place] for place, symbol in self.symbols.items()}
-        if not any(_within(sizes, known) for known in self.served):
-            if any(_within(known, sizes) for known in self.refused):
+        within = _within if self.step.grows else operator.eq
+        if not any(within(sizes, known) for known in self.served):
+            if any(within(known, sizes) for known in self.refused):
                 raise SizesError(self.step.not_kept(sizes), others=True)
             try:
                 self.step.grow(self.halves, sizes)

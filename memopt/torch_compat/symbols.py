@@ -49,6 +49,29 @@ def hints_of(inputs: Sequence[Any]) -> dict[Any, int]:
     return found
 
 
+def grows(value: Any) -> bool:
+    """Whether a size becomes no smaller as its symbols become larger, as far as its form shows.
+
+    Differences of symbols do not, and what is rounded or asked in other ways than by division is not looked into.
+    """
+    return not isinstance(value, SYMBOLIC) or _grows(value.node.expr)
+
+
+def _grows(expression: Any) -> bool:
+    if expression.is_number:
+        return bool(expression >= 0)
+    if expression.is_symbol:
+        return True
+    if expression.is_Add:
+        return all(part.is_number or _grows(part) for part in expression.args)
+    if expression.is_Mul or type(expression).__name__ in ("Max", "Min"):
+        return all(map(_grows, expression.args))
+    if expression.is_Pow or type(expression).__name__ in ("FloorDiv", "CeilDiv", "CleanDiv"):
+        first, second = expression.args
+        return _grows(first) and bool(second.is_number and second > 0)
+    return False
+
+
 class Sized:
     """Fake values with the sizes of one call in the place of symbols."""
 

@@ -162,6 +162,29 @@ def test_constants_of_the_graph_and_small_buffers_that_are_read_and_written():
     torch.testing.assert_close(model.count, twin.count)
 
 
+class Padded(nn.Module):
+    """What is short is padded: its tensors are larger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 256)
+
+    def forward(self, x):
+        rest = torch.ones(96 - x.shape[0], 4, dtype=x.dtype) * x.mean()
+        return self.layer(rest).tanh().exp().square().mean() + x.mean()
+
+
+def test_sizes_that_are_smaller_are_counted_where_tensors_become_larger():
+    torch.manual_seed(0)
+    model = Padded()
+    twin = copy.deepcopy(model)
+    run, peaks = memopt.compile(model, "10MB", dynamic=True), []
+    for batch in (80, 8, 40):
+        agrees(run, model, twin, torch.randn(batch, 4))
+        peaks.append(run.report.peak_bytes)
+    assert peaks[0] < peaks[1] > peaks[2] > peaks[0]
+
+
 class Broken(nn.Module):
     """A number of a tensor ends its first graph."""
 

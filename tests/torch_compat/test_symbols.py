@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from memopt.torch_compat.symbols import Sized, hints_of, is_symbolic, symbols_of
+from memopt.torch_compat.symbols import Sized, grows, hints_of, is_symbolic, symbols_of
+
+
+@pytest.mark.parametrize(
+    ("size", "monotone"),
+    [
+        (lambda a, b: a * b + 3, True),
+        (lambda a, b: (a - 1) * b * b, True),
+        (lambda a, b: (a * b) // 4, True),
+        (lambda a, b: 64 - a, False),
+        (lambda a, b: a * b - a, False),
+        (lambda a, b: 64 // a, False),
+        (lambda a, b: a % 8, False),
+        (lambda a, b: 7, True),
+    ],
+)
+def test_which_sizes_grow_with_their_symbols(size, monotone):
+    seen = []
+
+    def backend(module, inputs):
+        a, b, *_ = [value for value in inputs if isinstance(value, torch.SymInt)]
+        seen.append(grows(size(a, b)))
+        return module.forward
+
+    torch._dynamo.reset()
+    torch.compile(lambda x: x * x.shape[0] * x.shape[1], backend=backend, dynamic=True)(torch.ones(5, 13))
+    assert seen[0] is monotone
 
 
 def test_symbols_are_found_by_position_and_values_sized():
