@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memopt.quiet import without_lines
+from memopt.torch_compat.backward import backward_task
 from memopt.torch_compat.profilers import before_profilers, mark, name_of_mark
 
 T = TypeVar("T")
@@ -199,7 +200,7 @@ class Recording:
         self._known, self._yields = dict(known or {}), yields
         self._profile: Any = None
         self._undo: Callable[[], None] | None = None
-        self._thread = 0
+        self._thread = self._task = 0
         self.within = False  # whether a region of the profiler's that began meanwhile was open as it ended
         self._trace: tuple[tuple[tuple[int, int], ...], dict[str, tuple[int, int]]] = ((), {})
 
@@ -211,7 +212,7 @@ class Recording:
         """
         if is_profiled():
             raise MeasuringError("memory cannot be measured while a profiler is active: leave it first")
-        self._thread = threading.get_ident()
+        self._thread, self._task = threading.get_ident(), backward_task()
         early = torch.empty(1)
         with without_lines(*_CHATTER):
             # Not torch.profiler.profile, which warns on some versions.
@@ -225,11 +226,11 @@ class Recording:
             self._undo = before_profilers(self.end)
 
     def end(self) -> None:
-        """Look no more; within a backward pass, or in another thread than it was begun in, nothing happens.
+        """Look no more; in another backward pass, or another thread, than it was begun in, nothing happens.
 
         Autograd sets back what is in force in a thread when it is done, profilers too.
         """
-        if self._profile is None or threading.get_ident() != self._thread or torch._C._current_graph_task_id() != -1:
+        if self._profile is None or threading.get_ident() != self._thread or backward_task() != self._task:
             return
         profile, self._profile = self._profile, None
         if self._undo is not None:

@@ -134,7 +134,8 @@ class Around:
         self._outputs = [item for item in self._outputs if item[1]() is not None]
         self._outputs += [(self._step, weakref.ref(storage), storage.nbytes()) for storage in fresh]
         count = self._steps[key] = self._steps.get(key, 0) + 1
-        due = not self._blind and (count <= _FIRST or count & (count - 1) == 0)
+        # Of a call within backward (a reentrant checkpoint) autograd would end the recording unseen.
+        due = not self._blind and backward_task() == -1 and (count <= _FIRST or count & (count - 1) == 0)
         nodes = compiled_nodes(outputs) if due else []
         if nodes:
             window = Window(device, {storage.data_ptr(): storage.nbytes() for storage in fresh})

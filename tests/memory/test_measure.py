@@ -147,3 +147,17 @@ def test_cuda(timeline):
     if timeline:
         assert max(measured.timeline) == measured.peak_bytes and measured.timeline[-1] == measured.end_bytes
     assert measure(old.clear, device="cuda").end_bytes == -4 * 2**20
+
+
+def test_what_is_called_within_a_backward_pass_is_measured():
+    """As planning is, where a checkpoint computes a compiled model again."""
+    found = []
+
+    def look(gradient):
+        found.append(record(lambda: torch.empty(256), torch.device("cpu")).changes)
+
+    x = torch.ones(8, requires_grad=True)
+    (product := x * 2).register_hook(look)
+    product.sum().backward()
+    assert next(size for _, size in found[0]) == 1024
+    assert not torch._C._autograd._profiler_enabled()
