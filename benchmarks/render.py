@@ -271,6 +271,24 @@ def xlagpu_table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def lengths_table(result: dict[str, Any]) -> str:
+    """A loop over batches of many lengths: seconds in all, and of its later steps."""
+    lines = [
+        f"{result['machine']}, {result['cores']} cores, torch {result['torch']}:",
+        "",
+        "| | in all | a later step, median | the largest step's peak | budget |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        if "error" in row:
+            lines.append(f"| {row['row']} | {row['error']} | | | |")
+            continue
+        later = statistics.median(row["seconds"][len(row["seconds"]) // 2 :])
+        peak, budget = (f"{row[key] / 1e6:,.1f} MB" if key in row else "" for key in ("peak_bytes", "budget_bytes"))
+        lines.append(f"| {row['row']} | {sum(row['seconds']):.1f} s | {later * 1e3:.1f} ms | {peak} | {budget} |")
+    return "\n".join(lines) + "\n"
+
+
 # By the first word of a result's name: what stands between marks, and what has a page of its own.
 TABLES = {
     "userloop": loop_table,
@@ -282,6 +300,7 @@ TABLES = {
     "step": step_table,
     "planning": planning_table,
     "packing": packing_table,
+    "lengths": lengths_table,
     "hardpacking": hard_packing_table,
     "training": training_table,
     "first": first_step_table,
