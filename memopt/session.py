@@ -9,7 +9,8 @@ import weakref
 from collections.abc import Iterator, Sequence
 
 from memopt.budget import Budget
-from memopt.capture.dynamo import Names, Watched
+from memopt.capture.dynamo import Watched
+from memopt.capture.graph_inputs import Names
 from memopt.capture.outside import Outside
 from memopt.engine import Engine
 from memopt.evidence import Verification

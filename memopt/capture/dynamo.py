@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import inspect
 import os
-import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableSet, Sequence
@@ -20,14 +19,14 @@ import torch
 from torch import fx
 from torch._dynamo import convert_frame, eval_frame
 from torch._functorch import partitioners
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._ordered_set import OrderedSet
 
 from memopt.capture.dependence import SavedFor, gradient_sources, places_of_tangents, saved_in_part
 from memopt.capture.export import refuse_layouts
+from memopt.capture.graph_inputs import Names, called, origin_of
 from memopt.capture.joint import (
     Halved,
-    Origin,
     constants_to_attributes,
     erase_dead_draws,
     from_joint,
@@ -50,10 +49,6 @@ from memopt.step.hooked import Hooked
 from memopt.step.own_copies import recomputed_from
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-
-_LOCAL = r"\bL\['(\w+)'\]"  # how Dynamo's sources write a local variable
-
-Names = Mapping[int, tuple[InputKind, str, torch.Tensor]]
 
 
 class Session(Protocol):
@@ -90,10 +85,8 @@ class Hooks:
         names = session.names()
         keep_fused_attention(graph_module)
         placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
-        self.origins = [
-            _origin_of(node, value, names) for node, value in zip(placeholders, example_inputs, strict=True)
-        ]
-        self._called = [_called(node, origin) for node, origin in zip(placeholders, self.origins, strict=True)]
+        self.origins = [origin_of(node, value, names) for node, value in zip(placeholders, example_inputs, strict=True)]
+        self._called = [called(node, origin) for node, origin in zip(placeholders, self.origins, strict=True)]
         # Weakly: the caller's tensors are the caller's.
         self._given = [weakref.ref(value) if isinstance(value, torch.Tensor) else None for value in example_inputs]
         self.handed: frozenset[str] = frozenset()  # parameters whose gradients an engine hands over within backward
@@ -357,47 +350,6 @@ def _inside_eager_code() -> bool:
 
 def _stamp(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor._version, tensor.data_ptr()
-
-
-def _origin_of(node: fx.Node, value: Any, names: Names) -> Origin:
-    if not isinstance(value, torch.Tensor):
-        return Origin(InputKind.USER, None, None)
-    if id(value) in names:
-        kind, target, real = names[id(value)]
-        return Origin(kind, target, _known(real))
-    argument = node.meta.get("grapharg")
-    source = argument.source.name if argument is not None and argument.source is not None else ""
-    source = source() if callable(source) else source
-    if isinstance(value, torch.nn.Parameter):
-        return Origin(InputKind.PARAMETER, _qualified(source) or node.name, _known(value))
-    if "._buffers[" in source:
-        return Origin(InputKind.BUFFER, _qualified(source), _known(value))
-    return Origin(InputKind.USER, None, None)
-
-
-def _called(node: fx.Node, origin: Origin) -> str:
-    """What a user calls an input of the graph."""
-    if origin.target:
-        return f"{origin.kind.value} {origin.target!r}"
-    argument = node.meta.get("grapharg")
-    source = argument.source.name if argument is not None and argument.source is not None else node.name
-    source = source() if callable(source) else source
-    return f"input {re.sub(_LOCAL, lambda found: found[1], source)}"
-
-
-def _known(value: torch.Tensor) -> torch.Tensor | None:
-    """The tensor's value, unless it has none or changes to it cannot be noticed."""
-    unknown = value.is_inference() or value.is_meta or isinstance(value, FakeTensor)
-    return None if unknown else value.detach()
-
-
-def _qualified(source: str) -> str:
-    """`L['self']._modules['conv']._parameters['weight']` → `conv.weight`."""
-    parts = []
-    for piece in source.split("._")[1:]:
-        if "['" in piece:
-            parts.append(piece.split("['", 1)[1].split("']", 1)[0])
-    return ".".join(parts)
 
 
 def _static_nodes(module: fx.GraphModule, indices: Sequence[int] | None) -> Any:

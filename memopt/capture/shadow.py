@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from memopt.capture.dynamo import Names
+from memopt.capture.graph_inputs import Names
 from memopt.program import InputKind
 from memopt.torch_compat.valued_fakes import ValuedFakeMode
 

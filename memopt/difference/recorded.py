@@ -11,7 +11,8 @@ from torch import fx, nn
 
 from memopt.api import compile as compile_model
 from memopt.backends.aten import AtenBackend
-from memopt.capture.dynamo import Hooks, Names
+from memopt.capture.dynamo import Hooks
+from memopt.capture.graph_inputs import Names
 from memopt.capture.shadow import model_names
 from memopt.program import InputKind, Program
 from memopt.steady import Kind
