@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch._inductor.exc import InductorError
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.backends.aten import Boxed, emit
@@ -26,6 +25,7 @@ from memopt.phases import phase
 from memopt.program import InputKind, Program
 from memopt.step.inference import plan_for_less
 from memopt.synthesis import same_random_state, synthesize
+from memopt.torch_compat.inductor_errors import InductorError
 
 log = logging.getLogger("memopt")
 

@@ -202,7 +202,7 @@ class ModelCalls:
         note_outside(session, self.model, outputs, mark)
         if gradients:
             self._ends(session, guard, outputs, args, kwargs)
-        self.steady.learn(kind, self.sessions.function(kind), args, kwargs)
+        self.steady.learn(kind, self.sessions.function(kind, symbolic=self.sessions.symbolic(kind)), args, kwargs)
         return outputs
 
     def _verified(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

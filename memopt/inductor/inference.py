@@ -11,7 +11,6 @@ import torch
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._inductor import compile_fx as inductor
-from torch._inductor.exc import InductorError
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.backends.aten import Boxed
@@ -23,15 +22,13 @@ from memopt.backends.joined_products import join_products, read_by_products
 from memopt.backends.static import Arena, device_of
 from memopt.backends.tail import split_tail
 from memopt.early import meet
+from memopt.inductor.edits import edits
 from memopt.inductor.operator_layout import as_operators_lie
-from memopt.inductor.own_memory import keep_memory, note_memory
-from memopt.inductor.strided_views import as_it_lies
+from memopt.inductor.own_memory import note_memory
 from memopt.phases import phase
 from memopt.program import InputKind, Program, draws_numbers
-from memopt.step.keys import versions
 from memopt.step.planned import fingerprint
-from memopt.torch_compat.joint_pass import after_joint_passes, before_joint_passes, before_lowering
-from memopt.torch_compat.renamed_reads import keep_renamed_reads
+from memopt.torch_compat.inductor_errors import InductorError
 
 aten = torch.ops.aten
 
@@ -245,14 +242,9 @@ def _lowered(
     settings: Mapping[str, Any] | None = None,
     inner_compile: Callable[..., Any] = inductor.compile_fx_inner,
 ) -> Callable[..., Sequence[Any]]:
-    keep_renamed_reads()
     module = as_operators_lie(module)
     inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     with torch._guards.tracing(None), torch.no_grad():
-        edits = {
-            **before_joint_passes(note_memory, versions()),
-            **after_joint_passes(keep_memory, versions()),
-            **before_lowering(as_it_lies, versions()),
-        }
-        compiled: Any = inductor.compile_fx(module, inputs, inner_compile, config_patches={**(settings or {}), **edits})
+        patches = {**(settings or {}), **edits(note_memory)}
+        compiled: Any = inductor.compile_fx(module, inputs, inner_compile, config_patches=patches)
     return compiled  # type: ignore[no-any-return]

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import fx
 from torch._functorch import config as functorch_config
-from torch._functorch import partitioners
 from torch.utils.checkpoint import CheckpointPolicy
 
 from memopt.capture.dynamo import Hooks
@@ -23,6 +22,7 @@ from memopt.pass_manager import Pass
 from memopt.phases import phase
 from memopt.step.measured import step_decides
 from memopt.step.own_copies import is_copy_of_input, keep_small_inputs
+from memopt.torch_compat.min_cut import min_cut
 
 # Code of torch's own cut takes no less than this share of what is expected of it: its order is Inductor's to choose.
 # Once there is code, that of other cuts is taken to have the same share.
@@ -148,9 +148,7 @@ class OwnCut:
         # What a rewrite computes twice on purpose is not to be merged again.
         plain = functorch_config.cse and not session.lowering
         with functorch_config.patch(cse=plain), phase("cutting"):
-            forward, backward = partitioners.min_cut_rematerialization_partition(
-                module, joint_inputs, compiler="inductor", num_fwd_outputs=kept + early, **options
-            )
+            forward, backward = min_cut(module, joint_inputs, num_fwd_outputs=kept + early, **options)
         if early:
             drop_outputs(forward, kept, kept + early)
         whole = forward, backward

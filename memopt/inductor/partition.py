@@ -15,25 +15,23 @@ from torch._inductor.virtualized import V
 
 from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import Halved
+from memopt.inductor.edits import edits
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.fusion import realize
 from memopt.inductor.joint_cache import JointCache
 from memopt.inductor.offload import wait_on_host
 from memopt.inductor.order import KeepOrder
-from memopt.inductor.own_memory import keep_memory, note_memory
+from memopt.inductor.own_memory import note_memory
 from memopt.inductor.product_sums import register_product_sums
-from memopt.inductor.strided_views import as_it_lies, show_bases
+from memopt.inductor.strided_views import show_bases
 from memopt.inductor.together import together
 from memopt.inductor.trace import Trace
 from memopt.inductor.unread import unread
 from memopt.inductor.write_over import register_write_over
 from memopt.program import Program, copy_node, module_of
 from memopt.rewrite import storages
-from memopt.step.keys import versions
 from memopt.step.own_copies import keep_copies_of_inputs
 from memopt.torch_compat.donated import may_donate
-from memopt.torch_compat.joint_pass import after_joint_passes, before_joint_passes, before_lowering
-from memopt.torch_compat.renamed_reads import keep_renamed_reads
 
 # What tells code that is fused in the plan's order, or in a rewrite's, from other code of the same graph.
 IN_ORDER, ADDED_IN_ORDER, IN_ANY_ORDER = b"memopt, in either order", b"memopt, rewrites in either order", b"memopt"
@@ -159,7 +157,6 @@ def compile_training(
 
     register_product_sums()
     register_write_over()
-    keep_renamed_reads()
     # Both halves are lowered at once, since a peak is that of both.
     settings = functorch_config.patch(force_non_lazy_backward_lowering=True)
     with settings, may_donate(), unread(), cached or JointCache().attempt(), (trace or Trace()).kept():
@@ -171,9 +168,7 @@ def compile_training(
             config_patches={
                 "custom_partitioner_fn": partition,
                 "graph_partition": False,
-                **before_joint_passes(_edit_first, versions()),
-                **after_joint_passes(keep_memory, versions()),
-                **before_lowering(as_it_lies, versions()),
+                **edits(_edit_first),
             },
         )
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
-from torch._inductor.exc import InductorError
 
 from memopt.backends.aten import Boxed, emit
 from memopt.capture.dynamo import Hooks
@@ -17,6 +16,7 @@ from memopt.inductor.partition import Partition, compile_training, keep_order, p
 from memopt.inductor.replay import ReplayError
 from memopt.inductor.workspace import MeasuredWorkspace
 from memopt.phases import phase
+from memopt.torch_compat.inductor_errors import InductorError
 
 
 def emit_training(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> Callable[..., Any]:

@@ -8,14 +8,11 @@ planned by themselves where they would be over the budget.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import fx
-from torch._functorch import partitioners
-from torch._inductor.exc import InductorError
 
 from memopt.capture.at_sizes import at_sizes
 from memopt.capture.dynamo import Hooks
@@ -26,14 +23,14 @@ from memopt.inductor.halves import Halves
 from memopt.inductor.own_cut import save_overwritten
 from memopt.inductor.partition import Partition, compile_training
 from memopt.inductor.replay import ReplayError
-from memopt.inductor.trace import Trace
 from memopt.inductor.workspace import MeasuredWorkspace
 from memopt.memory.distributed import has_group
 from memopt.phases import phase
 from memopt.program import Program, tensors_of
-from memopt.step.planner import GraphPeaks
 from memopt.step.rewriting import Rewriting
 from memopt.step.sizes_apart import SizesError
+from memopt.torch_compat.inductor_errors import InductorError
+from memopt.torch_compat.min_cut import min_cut
 from memopt.torch_compat.symbols import Sized, Sizes, UnknownSizeError, grows, hints_of, symbols_of
 
 
@@ -44,11 +41,12 @@ class SymbolicTraining:
         """Take a Dynamo graph whose sizes are symbols, its inputs, and what makes a program of its joint graph."""
         self.graph_module, self.example_inputs, self.hooks = graph_module, example_inputs, hooks
         self.session: Any = hooks.session
-        self._names = {symbol: hooks.called(place) for place, symbol in symbols_of(example_inputs).items()}
-        self.grows = False  # whether larger sizes make every tensor larger
-        self._trace = Trace()
+        self._symbols = symbols_of(example_inputs)
+        self._halves = Halves(hooks.backward)
         self._joint: tuple[fx.GraphModule, int] | None = None  # with symbols, and how many outputs forward has
-        self._planned: tuple[fx.GraphModule, Sizes, Program] | None = None  # that graph at the sizes planned for last
+        self._grows = False  # whether larger sizes make every tensor larger
+        self._served: list[Sizes] = []  # sizes at which the budget is kept
+        self._refused: list[Sizes] = []  # sizes at which it is not
 
     def compile(self) -> ManySizes:
         """Lower the step for the sizes of this call, and for others.
@@ -62,17 +60,35 @@ class SymbolicTraining:
         if session.hooked is not None and session.hooked.names:
             raise SizesError("gradients are handed over within backward")
         try:
-            sizes = hints_of(self.example_inputs)
             with self._alone():
-                code = self._lowered(sizes)
+                run = self._lowered(hints_of(self.example_inputs))
         except UnknownSizeError as error:
             raise SizesError(str(error)) from error
-        self.example_inputs, self._trace = (), Trace()  # they are the caller's to let go of
-        return ManySizes(code.count_for, code.run)
+        self.example_inputs = ()  # they are the caller's to let go of
+        return ManySizes(self.count_for, run)
+
+    def count_for(self, args: Sequence[Any]) -> None:
+        """Count what the code takes with these inputs of the graph, unless sizes that it was counted for cover them.
+
+        Raises:
+            SizesError: the budget is not kept at their sizes.
+        """
+        sizes = {symbol: args[place] for place, symbol in self._symbols.items()}
+        within = _within if self._grows else operator.eq
+        if any(within(sizes, known) for known in self._served):
+            return
+        if any(within(known, sizes) for known in self._refused):
+            raise SizesError(self._not_kept(sizes), others=True)
+        try:
+            self._count_more(sizes)
+        except SizesError:
+            self._refused.append(sizes)
+            raise
+        self._served.append(sizes)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Within, the session plans nothing, and rewrites nothing: the cut is torch's own."""
+        """Within, the session plans nothing, and rewrites nothing: the partition is torch's own."""
         session = self.session
         before = session.rewriting
         session.search, session.proving, session.lowering = False, False, ()
@@ -84,46 +100,39 @@ class SymbolicTraining:
             session.search, session.proving, session.rewriting = True, True, before
             session.forget_search()
 
-    def _lowered(self, sizes: Sizes) -> _Code:
-        halves = Halves(self.hooks.backward, breaks=False)
-
+    def _lowered(self, sizes: Sizes) -> Callable[..., Any]:
         def cut(joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Halved:
             self._joint = joint, options["num_fwd_outputs"]
-            self.grows = all(grows(n) for node in joint.graph.nodes for value in tensors_of(node) for n in value.shape)
-            save_overwritten(joint, self.plan(sizes).mutated)
+            self._grows = all(
+                grows(size) for node in joint.graph.nodes for value in tensors_of(node) for size in value.shape
+            )
+            save_overwritten(joint, self._planned(sizes).mutated)
             with phase("cutting"):
-                halved: Halved = partitioners.min_cut_rematerialization_partition(
-                    joint, joint_inputs, compiler="inductor", **options
-                )
-            return halved
+                return min_cut(joint, joint_inputs, **options)
 
         try:
-            run = compile_training(self.graph_module, self.example_inputs, halves.compile, Partition(cut), self._trace)
+            run = compile_training(self.graph_module, self.example_inputs, self._halves.compile, Partition(cut))
         except InductorError as error:
             raise SizesError(f"Inductor has no code for this graph with symbolic sizes: {first_line(error)}") from error
-        code = _Code(run, halves, self, symbols_of(self.example_inputs))
-        excess = self.count(halves, sizes)
-        if excess is not None and excess > 0:
-            raise SizesError(self.not_kept(sizes))
-        code.served = [sizes]
+        if self._excess(sizes) > 0:
+            raise SizesError(self._not_kept(sizes))
+        self._served.append(sizes)
         with phase("compiling kernels"):
-            halves.load()
-        self.hooks.recomputed, self.hooks.in_part = halves.recomputed, halves.in_part
-        return code
+            self._halves.load()
+        self.hooks.recomputed, self.hooks.in_part = self._halves.recomputed, self._halves.in_part
+        return run  # type: ignore[no-any-return]
 
-    def plan(self, sizes: Sizes) -> Program:
+    def _planned(self, sizes: Sizes) -> Program:
         """The step at these sizes as the session plans it, which is as it is."""
         assert self._joint is not None
         joint, outputs = self._joint
-        if self._planned is None or self._planned[:2] != (joint, sizes):
-            self._planned = joint, sizes, self.hooks.rewrite(at_sizes(joint, sizes), outputs)
-        return self._planned[2]
+        return self.hooks.rewrite(at_sizes(joint, sizes), outputs)
 
-    def count(self, halves: Halves, sizes: Sizes) -> int | None:
+    def _excess(self, sizes: Sizes) -> int:
         """Put on record what code of the step that was planned last takes at these sizes.
 
         Returns:
-            Bytes over the budget; None without one.
+            Bytes over the budget; 0 without one.
 
         Raises:
             SizesError: the code could not be followed.
@@ -132,74 +141,29 @@ class SymbolicTraining:
         assert captured is not None
         try:
             with phase("replaying code"):
-                peaks: GraphPeaks = halves.at(Sized(sizes)).peaks(captured, MeasuredWorkspace(self.session.table))
+                peaks = self._halves.at(Sized(sizes)).peaks(captured, MeasuredWorkspace(self.session.table))
         except ReplayError as error:
             raise SizesError(f"what code with symbolic sizes takes is not known: {error}") from error
-        excess: int | None = self.session.emitted(captured, peaks)[1]
-        return excess
+        return self.session.emitted(captured, peaks)[1] or 0
 
-    def not_kept(self, sizes: Sizes) -> str:
-        """That the budget is not kept at these sizes, in words."""
-        listed = ", ".join(f"{self._names[symbol]} = {size}" for symbol, size in sizes.items())
-        return f"code for many sizes does not keep the budget at {listed}"
-
-    def grow(self, halves: Halves, sizes: Sizes) -> None:
-        """Count what code takes at sizes that are larger than all that it was counted for.
-
-        Args:
-            halves: of the code.
-            sizes: of the symbols.
+    def _count_more(self, sizes: Sizes) -> None:
+        """Plan and count the step at other sizes; where the budget is not kept there, what was known before stands.
 
         Raises:
-            SizesError: the budget is not kept at these.
+            SizesError: it is not kept.
         """
         session, hooks = self.session, self.hooks
-        before = session.step, hooks.captured, self._planned
+        before = session.step, hooks.captured
         with self._alone():
-            self.plan(sizes)
-            excess = self.count(halves, sizes)
-            if excess is not None and excess > 0:
-                session.step, hooks.captured, self._planned = before
-                raise SizesError(self.not_kept(sizes), others=True)
+            self._planned(sizes)
+            if self._excess(sizes) > 0:
+                session.step, hooks.captured = before
+                raise SizesError(self._not_kept(sizes), others=True)
 
-
-@dataclasses.dataclass
-class _Code:
-    """Code of both halves, and the sizes that it was counted for.
-
-    Attributes:
-        run: takes the graph's inputs.
-        halves: what it was made of.
-        step: whose it is.
-        symbols: the symbols among its inputs, by position.
-        served: sizes at which the budget is kept.
-        refused: sizes at which it is not.
-    """
-
-    run: Callable[..., Any]
-    halves: Halves
-    step: SymbolicTraining
-    symbols: Mapping[int, Any]
-    served: list[Sizes] = dataclasses.field(default_factory=list)
-    refused: list[Sizes] = dataclasses.field(default_factory=list)
-
-    def count_for(self, args: Sequence[Any]) -> None:
-        """Count what the code takes with these inputs, where they are larger than before.
-
-        Raises:
-            SizesError: the budget is not kept at their sizes.
-        """
-        sizes = {symbol: args[place] for place, symbol in self.symbols.items()}
-        within = _within if self.step.grows else operator.eq
-        if not any(within(sizes, known) for known in self.served):
-            if any(within(known, sizes) for known in self.refused):
-                raise SizesError(self.step.not_kept(sizes), others=True)
-            try:
-                self.step.grow(self.halves, sizes)
-            except SizesError:
-                self.refused.append(sizes)
-                raise
-            self.served.append(sizes)
+    def _not_kept(self, sizes: Sizes) -> str:
+        """That the budget is not kept at these sizes, in words."""
+        listed = (f"{self.hooks.called(place)} = {sizes[symbol]}" for place, symbol in self._symbols.items())
+        return f"code for many sizes does not keep the budget at {', '.join(listed)}"
 
 
 def _within(sizes: Sizes, known: Sizes) -> bool:

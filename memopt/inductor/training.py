@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import fx
-from torch._inductor.exc import InductorError
 
 from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks, outside_tracing
@@ -37,6 +36,7 @@ from memopt.step.hooked import HELD
 from memopt.step.measured import step_decides
 from memopt.step.named import NamedLeasts
 from memopt.step.planner import GraphPeaks
+from memopt.torch_compat.inductor_errors import InductorError
 from memopt.torch_compat.returned import writable
 
 log = logging.getLogger("memopt")

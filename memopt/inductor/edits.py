@@ -1,0 +1,29 @@
+"""How memopt edits every graph that Inductor lowers, of training or inference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from memopt.inductor.own_memory import keep_memory
+from memopt.inductor.strided_views import as_it_lies
+from memopt.step.keys import versions
+from memopt.torch_compat.joint_pass import after_joint_passes, before_joint_passes, before_lowering
+from memopt.torch_compat.renamed_reads import keep_renamed_reads
+
+
+def edits(first: Callable[[fx.Graph], None]) -> dict[str, Any]:
+    """Inductor's settings with which graphs are edited; its cache keeps code of them by memopt's version.
+
+    Args:
+        first: a module's function, which edits a graph before Inductor's own passes and notes its outputs' memory.
+    """
+    keep_renamed_reads()
+    made_by = versions()
+    return {
+        **before_joint_passes(first, made_by),
+        **after_joint_passes(keep_memory, made_by),
+        **before_lowering(as_it_lies, made_by),
+    }
