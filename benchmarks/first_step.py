@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.row_process import run_alone
 from benchmarks.training import SIZES
 from memopt.comparison.pool import ALLOCATOR
 
@@ -79,15 +79,7 @@ def run_row(given: argparse.Namespace, row: str, caches: Path, budget: int | Non
     command = [sys.executable, __file__, *given.passed, "--worker", row]
     if budget is not None:
         command += ["--budget-bytes", str(budget)]
-    folders = {"MEMOPT_CACHE_DIR": caches / "memopt", "TORCHINDUCTOR_CACHE_DIR": caches / "inductor"}
-    folders["TRITON_CACHE_DIR"] = caches / "triton"
-    environment = {"PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR, **os.environ, **{k: str(v) for k, v in folders.items()}}
-    done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
-    found = [line[4:] for line in done.stdout.splitlines() if line.startswith("ROW ")]
-    if not found:
-        last = [line.strip() for line in done.stderr.splitlines() if "Error" in line][-1:]
-        return {"row": row, "error": (last or [f"exit code {done.returncode}"])[0][:300]}
-    return dict(json.loads(found[0]))
+    return run_alone(row, command, caches, {"PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR})
 
 
 def described(given: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:

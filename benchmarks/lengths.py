@@ -15,7 +15,6 @@ import os
 import platform
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.row_process import run_alone
 
 ROWS = ("compile", "memopt dynamic", "memopt")
 
@@ -72,17 +73,9 @@ def worker(given: argparse.Namespace) -> int:
     return 0
 
 
-def run_row(given: argparse.Namespace, row: str) -> dict[str, Any]:
+def run_row(row: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as caches:
-        folders = {name: f"{caches}/{name}" for name in ("MEMOPT_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")}
-        folders["TRITON_CACHE_DIR"] = f"{caches}/triton"
-        command = [sys.executable, __file__, *sys.argv[1:], "--worker", row]
-        done = subprocess.run(command, env={**os.environ, **folders}, text=True, capture_output=True, check=False)
-    found = [line[4:] for line in done.stdout.splitlines() if line.startswith("ROW ")]
-    if not found:
-        last = [line.strip() for line in done.stderr.splitlines() if "Error" in line][-1:]
-        return {"row": row, "error": (last or [f"exit code {done.returncode}"])[0][:300]}
-    return dict(json.loads(found[0]))
+        return run_alone(row, [sys.executable, __file__, *sys.argv[1:], "--worker", row], Path(caches))
 
 
 def line_of(row: dict[str, Any], first: dict[str, Any]) -> str:
@@ -135,7 +128,7 @@ def main() -> int:
         return worker(given)
     rows: list[dict[str, Any]] = []
     for name in given.rows.split(","):
-        rows.append(run_row(given, name))
+        rows.append(run_row(name))
         print(line_of(rows[-1], rows[0]), flush=True)
         if given.json:
             given.json.write_text(json.dumps(described(given, rows), indent=1) + "\n")

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 
@@ -109,6 +110,28 @@ class RowProcess:
         self.errors.close()
         last = [line for line in lines if "Error" in line][-1:] or lines[-1:]
         return {"model": self.model, "row": self.row, "error_text": (last or ["it ended without a word"])[0][:300]}
+
+
+def run_alone(
+    row: str, command: Sequence[str], caches: Path, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run one row in a process of its own to its end; one that failed says why by `error`.
+
+    Args:
+        row: its name.
+        command: prints ROW and its figures as JSON.
+        caches: the folder of its compile caches.
+        environment: what is set for it where the caller's own environment does not.
+    """
+    folders = {"MEMOPT_CACHE_DIR": "memopt", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    own = {name: str(caches / folder) for name, folder in folders.items()}
+    settings = {**(environment or {}), **os.environ, **own}
+    done = subprocess.run(command, env=settings, text=True, capture_output=True, check=False)
+    found = [line[4:] for line in done.stdout.splitlines() if line.startswith("ROW ")]
+    if not found:
+        last = [line.strip() for line in done.stderr.splitlines() if "Error" in line][-1:]
+        return {"row": row, "error": (last or [f"exit code {done.returncode}"])[0][:300]}
+    return dict(json.loads(found[0]))
 
 
 def used_bytes(cuda: bool) -> int:
