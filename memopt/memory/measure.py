@@ -237,21 +237,20 @@ class Recording:
             self._undo()
             _yielding.clear()
             atexit.unregister(self.end)
-        mark(_END)
+        if self._yields:
+            mark(_END)
         with without_lines(*_CHATTER):
             profile.__exit__(None, None, None)
         results = profile.kineto_results
         assert results is not None
-        marks = {
-            name: (event.start_ns(), event.start_ns() + event.duration_ns())
-            for event in sorted(results.events(), key=lambda event: int(event.start_ns()))
-            if (name := name_of_mark(event)) is not None
-        }
-        ends = marks.pop(_END, None)
-        self.within = ends is not None and any(
-            event.start_ns() < ends[0] and event.start_ns() + event.duration_ns() > ends[1]
+        spans = [
+            (start := int(event.start_ns()), start + int(event.duration_ns()), name_of_mark(event))
             for event in results.events()
-        )
+        ]
+        spans.sort(key=lambda span: span[0])
+        marks = {name: (start, end) for start, end, name in spans if name is not None}
+        if (ends := marks.pop(_END, None)) is not None:
+            self.within = any(start < ends[0] and end > ends[1] for start, end, _ in spans)
         cuda = self.device.type == "cuda"
         changes = _changes_cuda(results, self.device) if cuda else _changes_cpu(results, self._known)
         self._trace = tuple(sorted(changes, key=lambda change: change[0])), marks
