@@ -67,7 +67,7 @@ class Failure:
 
     @property
     def said(self) -> str:
-        """What failed, as it is told to the user."""
+        """What failed, in words for the user."""
         return f"no graph can hold what it writes: {self.line}" if self.instead else f"memopt failed ({self.line})"
 
     def save(self, model_name: str, options: Options) -> str:

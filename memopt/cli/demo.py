@@ -47,7 +47,7 @@ def demo(ctx: click.Context, seed: int, report_dir: Path, form: str) -> None:
         )
     rows: list[Row] = []
     for case in CASES:
-        rows += _told(run_case(case, seed, report_dir), case) if spoken else run_case(case, seed, report_dir)
+        rows += _announced(run_case(case, seed, report_dir), case) if spoken else run_case(case, seed, report_dir)
     seconds = time.perf_counter() - started
     code, verdict = _verdict(rows)
     if form == "json":
@@ -65,12 +65,12 @@ def demo(ctx: click.Context, seed: int, report_dir: Path, form: str) -> None:
 
 _SHOWN = """\
 Shown: whole training steps, weights, gradients and optimizer state included, within a budget that plain PyTorch
-exceeds; part of the activations is computed again in backward, so a step takes longer and its gradients are the same.
+exceeds; part of the activations is recomputed in backward, so a step takes longer and its gradients are the same.
 Next:  memopt plan gpt2 --budget 8GB --batch 4      what would be done for a larger model, and whether it fits
        model = memopt.compile(model, budget="20GB", optimizer=optimizer)      in your own training script"""
 
 
-def _told(rows: Iterator[Row], case: Case) -> Iterator[Row]:
+def _announced(rows: Iterator[Row], case: Case) -> Iterator[Row]:
     """The rows of a case, each said before it is measured and when it is."""
     for setting, expected in itertools.zip_longest(("eager", *(f"{share:.0%}" for share in SHARES)), case.expected):
         what = "measuring" if setting == "eager" else "planning and measuring"
