@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.backends.aten import Boxed, emit
 from memopt.backends.static import device_of
@@ -25,7 +24,10 @@ from memopt.phases import phase
 from memopt.program import InputKind, Program
 from memopt.step.inference import plan_for_less
 from memopt.synthesis import same_random_state, synthesize
+from memopt.torch_compat.cuda_memory import free_workspaces
+from memopt.torch_compat.fake_tensors import no_fake_mode
 from memopt.torch_compat.inductor_errors import InductorError
+from memopt.torch_compat.tracing_context import out_of_trace
 
 log = logging.getLogger("memopt")
 
@@ -111,7 +113,7 @@ class Chooser:
         Raises:
             BudgetError: none keeps it; `minimum_bytes` is that of the one that comes nearest.
         """
-        with unset_fake_temporarily(), torch.no_grad(), torch._guards.tracing(None):
+        with no_fake_mode(), torch.no_grad(), out_of_trace():
             if any(node.target is torch.ops.higher_order.with_effects for node in program.calls):
                 self._session.note("the model checks its values while it runs: it runs operator by operator")
                 self._settle(None)
@@ -341,7 +343,7 @@ def _reserved(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()
+    free_workspaces()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return int(torch.cuda.memory_reserved(device))

@@ -19,6 +19,7 @@ from memopt.memory.allocator import OWN_SEGMENT, own_segment
 from memopt.memory.allocator_limit import lifted
 from memopt.memory.places import places_of, same_places
 from memopt.recording.copies import copy
+from memopt.torch_compat.cuda_memory import free_workspaces
 
 _UNIT = 2 * 2**20  # in which a device's memory is given
 _GROWTH = 20 * 2**20  # bytes by which a pool grows, if it does
@@ -339,13 +340,13 @@ def _own_workspaces() -> Iterator[None]:
 
     PyTorch takes 32 MiB for each stream on Hopper, and reads the size from the environment whenever it takes one.
     """
-    torch._C._cuda_clearCublasWorkspaces()
+    free_workspaces()
     chosen = os.environ.get(_WORKSPACE)
     os.environ[_WORKSPACE] = chosen or _SMALL
     try:
         yield
     finally:
-        torch._C._cuda_clearCublasWorkspaces()
+        free_workspaces()
         if chosen is None:
             del os.environ[_WORKSPACE]
 

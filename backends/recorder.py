@@ -12,6 +12,7 @@ from memopt.backends.cuda_graph import capturing, leave_capture, new_graph
 from memopt.errors import first_line
 from memopt.recording.copies import like
 from memopt.recording.step import Call, Unrecordable
+from memopt.torch_compat.cuda_memory import free_workspaces
 
 log = logging.getLogger("memopt")
 
@@ -77,11 +78,11 @@ class CudaRecorder:
 
     def begin(self) -> None:
         """Buffers of cuBLAS are taken in the pool from now on, of the size that they have outside."""
-        torch._C._cuda_clearCublasWorkspaces()
+        free_workspaces()
 
     def end(self) -> None:
         """They are free in the pool."""
-        torch._C._cuda_clearCublasWorkspaces()
+        free_workspaces()
 
     def release(self) -> None:
         """Give the pool back, once nothing holds a recording."""

@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.backends.aten import Boxed, emit
 from memopt.backends.cuda_graph import Replay
@@ -36,6 +35,7 @@ from memopt.static.code import Code, generate
 from memopt.static.forms import is_joinable, write_of
 from memopt.static.write import Write
 from memopt.torch_compat.dead_draws import dead_draws_kept
+from memopt.torch_compat.fake_tensors import no_fake_mode
 
 
 class StaticBackend(Engine):
@@ -81,7 +81,7 @@ class StaticBackend(Engine):
 
     def bind(self, program: Program) -> StaticFunction:
         """Plan a program's memory and bind it to the arena of its device."""
-        with unset_fake_temporarily(), torch.no_grad():  # graphs arrive while AOTAutograd still traces
+        with no_fake_mode(), torch.no_grad():  # graphs arrive while AOTAutograd still traces
             device = device_of(program)
             arena = self._arenas.get(device) or self._arenas.setdefault(device, Arena(device))
             return StaticFunction(program, arena, graphs=self._graphs)

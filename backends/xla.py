@@ -18,7 +18,6 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.backends.aten import Boxed, emit
 from memopt.budget import BudgetError
@@ -30,6 +29,8 @@ from memopt.report.record import ExecutableReport
 from memopt.step.inference import emitted_inference
 from memopt.step.planner import GraphPeaks, gradients_of
 from memopt.torch_compat.donated import nothing_donated
+from memopt.torch_compat.fake_tensors import no_fake_mode
+from memopt.torch_compat.tracing_context import out_of_trace
 
 # Attempts to keep a budget: operators in a piece of a graph, and parts of the batch in which convolutions are run.
 # Smaller pieces and parts hold less, and are slower.
@@ -157,7 +158,7 @@ class _Half:
         kinds.update((node, kind) for node, kind in zip(results, together, strict=False) if kind is OutputKind.USER)
         shared = {n.name for n, kind in kinds.items() if isinstance(n, fx.Node) and kind is not OutputKind.USER}
         seen = [exact is None or number < exact for number in range(len(results))]
-        with torch._guards.tracing(None), unset_fake_temporarily(), torch.no_grad():
+        with out_of_trace(), no_fake_mode(), torch.no_grad():
             self.executable = Executable(
                 module,
                 _device_of(module),

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memopt.random_streams import RandomStreams
+from memopt.torch_compat import pytree
+from memopt.torch_compat.storages import id_of_storage, version_of
 
 _SMALL = 2**20  # bytes of memory that is copied: what counts or averages is small, larger ones are tables and masks
 _PLAIN = (int, float, bool, str, type(None))
@@ -43,12 +44,12 @@ class CallStart:
         self._hooks: list[tuple[nn.Module, type, dict[str, _Kept]]] = []
         for name, tensor, is_buffer in _tensors(model, inputs):
             memory = tensor.untyped_storage()
-            if memory._cdata in self._copies or not memory.nbytes():
+            if id_of_storage(memory) in self._copies or not memory.nbytes():
                 continue
             if state and (memory.nbytes() <= _SMALL or (buffers and is_buffer)):
-                self._copies[memory._cdata] = _Copy(memory)
+                self._copies[id_of_storage(memory)] = _Copy(memory)
             elif not tensor.is_inference():
-                self._watched.append((name, tensor, tensor._version))
+                self._watched.append((name, tensor, version_of(tensor)))
         for module in model.modules() if state else ():
             self._attributes.append((module.__dict__, {key: _kept(value) for key, value in _own(module)}))
             hooks = {name: _kept(module.__dict__[name]) for name in _HOOKS if name in module.__dict__}
@@ -66,7 +67,7 @@ class CallStart:
                 module.__dict__.update({name: _restored(kept) for name, kept in hooks.items()})
         for copy in self._copies.values():
             copy.restore()
-        return next((name for name, tensor, version in self._watched if tensor._version != version), "")
+        return next((name for name, tensor, version in self._watched if version_of(tensor) != version), "")
 
 
 class _Copy:

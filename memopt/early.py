@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import torch
 
+from memopt.torch_compat.dispatch import function_modes
+
 _ATTEMPTS = 3  # calls in which no function is met that can be started, after which none is looked for
 _REST = 16  # calls that are not started early after one that was in vain
 
@@ -99,7 +101,7 @@ class EarlyStart:
         if self._rest:
             self._rest -= 1
             return False
-        return torch.is_inference_mode_enabled() == self._inference and not torch._C._len_torch_function_stack()
+        return torch.is_inference_mode_enabled() == self._inference and not function_modes()
 
     def _learn(self, met: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._left -= 1

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from memopt.errors import first_line
 from memopt.program import Program, is_random
 from memopt.regions import Region, differing_regions
 from memopt.synthesis import same_random_state, synthesize
+from memopt.torch_compat import pytree
 
 Verification = bool | Literal["full"]
 

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memopt.torch_compat.storages import storage_id
+
 
 class Facts(NamedTuple):
     """What a tensor that a call returns is, beside its values.
@@ -70,7 +72,7 @@ def _place(tensor: torch.Tensor) -> tuple[Any, Any, Any] | None:
             return None
         first = tensor.storage_offset() * tensor.element_size()
         steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        return tensor.untyped_storage()._cdata, first, first + (steps + 1) * tensor.element_size()
+        return storage_id(tensor), first, first + (steps + 1) * tensor.element_size()
     except (NotImplementedError, RuntimeError):
         return None
 

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import fx
 from torch._prims_common import suggest_memory_format
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
+
+from memopt.torch_compat import pytree
+from memopt.torch_compat.dispatch import no_modes
+from memopt.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
+from memopt.torch_compat.storages import storage_id
 
 # Where a node keeps the call that its value came of.
 MARK = "fake_call"
@@ -98,7 +100,7 @@ def call_of(node: fx.Node, values: Mapping[fx.Node, Any], mode: FakeTensorMode) 
 
 def apart(value: FakeTensor) -> FakeTensor:
     """A fake tensor of the same layout with memory of its own, made where no mode sees it."""
-    with _disable_current_modes():
+    with no_modes():
         plain = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
         return FakeTensor(value.fake_mode, plain, value.device)
 
@@ -234,5 +236,5 @@ def _shares_memory(operands: Any, value: Any) -> bool:
     given = [leaf for leaf in pytree.tree_leaves(operands) if isinstance(leaf, torch.Tensor)]
     if any(leaf.layout is not torch.strided for leaf in (*leaves, *given)):
         return True
-    memory = {leaf.untyped_storage()._cdata for leaf in given}
-    return any(leaf.untyped_storage()._cdata in memory for leaf in leaves)
+    memory = {storage_id(leaf) for leaf in given}
+    return any(storage_id(leaf) in memory for leaf in leaves)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memopt.call_start import CallStart
 from memopt.capture.eager_call import eager_call
@@ -23,6 +22,7 @@ from memopt.memory.resident import resident_of
 from memopt.options import Options
 from memopt.random_streams import streams_kept
 from memopt.step.planner import step_peak
+from memopt.torch_compat import pytree
 from memopt.torch_compat.valued_fakes import is_unknown
 
 log = logging.getLogger("memopt")

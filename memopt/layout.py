@@ -25,6 +25,7 @@ from memopt.patterns.products import products_of_one
 from memopt.patterns.rows import HALVES
 from memopt.program import InputKind, Program
 from memopt.synthesis import same_random_state
+from memopt.torch_compat.storages import storage_users
 
 aten = torch.ops.aten
 
@@ -58,7 +59,7 @@ def _is_alone(parameter: torch.Tensor) -> bool:
         return False
     storage = parameter.untyped_storage()
     whole = storage.nbytes() == parameter.numel() * parameter.element_size()
-    return whole and torch._C._storage_Use_Count(storage._cdata) == 2  # the parameter, and `storage` here
+    return whole and storage_users(storage) == 2  # the parameter, and `storage` here
 
 
 def convolution_weights(program: Program, movable: Iterable[str]) -> list[str]:

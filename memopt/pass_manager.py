@@ -16,6 +16,7 @@ from memopt.phases import phase
 from memopt.program import InputKind, Program, ProgramError
 from memopt.rewrite import Refused
 from memopt.snapshot import snapshot
+from memopt.torch_compat.storages import version_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,7 +235,7 @@ def _graphs(records: Sequence[PassRecord]) -> list[GraphRecord]:
 
 def _fingerprint(program: Program) -> tuple[object, ...]:
     """What an edit in place would change: the graph, its annotations, and the versions of the tensors in state."""
-    versions = {name: value._version for name, value in program.state.items() if not value.is_inference()}
+    versions = {name: version_of(value) for name, value in program.state.items() if not value.is_inference()}
     calls = [
         (
             node,

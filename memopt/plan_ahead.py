@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from memopt.budget import BudgetError
@@ -24,6 +23,7 @@ from memopt.session import Session
 from memopt.sessions import Sessions
 from memopt.steady import Kind
 from memopt.step.inference import plan_inference
+from memopt.torch_compat.dispatch import no_autocast
 
 log = logging.getLogger("memopt")
 
@@ -87,7 +87,7 @@ class PlanAhead:
     def _plan(self, session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         with planning(session.model_name), session.timed("tracing"), collecting_rarely():
             programs = programs_of(self._model, args, kwargs, session)
-            with torch._C._DisableAutocast():  # the casts are in the programs
+            with no_autocast():  # the casts are in the programs
                 training = [program for program in programs if program.training]
                 if training:
                     try:

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
-from torch.utils import _pytree as pytree
 
 from memopt import fake_calls, targets
 from memopt.propagation import ProgramError as ProgramError
 from memopt.propagation import propagate, run_fake
+from memopt.torch_compat import pytree
+from memopt.torch_compat.operators import HigherOrderOperator, OpOverload, schema_of
 
 
 class InputKind(enum.Enum):
@@ -235,7 +236,7 @@ def argument(node: fx.Node, name: str) -> Any:
 
     None for an operator without an argument of that name.
     """
-    for index, entry in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    for index, entry in enumerate(schema_of(node.target).arguments):
         if entry.name == name:
             return node.args[index] if index < len(node.args) else node.kwargs.get(name, entry.default_value)
     return None
@@ -256,7 +257,7 @@ def is_effectful(node: fx.Node) -> bool:
     target = node.target
     if target is operator.getitem:
         return False
-    return not isinstance(target, torch._ops.OpOverload) or targets.is_impure(node)
+    return not isinstance(target, OpOverload) or targets.is_impure(node)
 
 
 def is_view(node: fx.Node) -> bool:
@@ -303,17 +304,17 @@ def _check_node(node: fx.Node) -> None:
             raise ProgramError(f"{node.name} has no meta['val']")
         return
     if node.op == "get_attr":
-        if all(isinstance(user.target, torch._ops.HigherOrderOperator) for user in node.users):
+        if all(isinstance(user.target, HigherOrderOperator) for user in node.users):
             return
         raise ProgramError(f"{node.name} reads attribute {node.target}: constants must be inputs of kind CONSTANT")
     if node.op != "call_function":
         raise ProgramError(f"{node.name} is a {node.op} node: only call_function is allowed")
     if "val" not in node.meta:
         raise ProgramError(f"{node.name} has no meta['val']")
-    if isinstance(node.target, torch._ops.OpOverload):
-        if node.target._schema.is_mutable:
+    if isinstance(node.target, OpOverload):
+        if schema_of(node.target).is_mutable:
             raise ProgramError(f"{node.name} calls {node.target}, which is not functional")
-    elif node.target is not operator.getitem and not isinstance(node.target, torch._ops.HigherOrderOperator):
+    elif node.target is not operator.getitem and not isinstance(node.target, HigherOrderOperator):
         raise ProgramError(f"{node.name} calls {node.target}, which is no ATen operation")
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from memopt import fake_calls
+from memopt.torch_compat import pytree
+from memopt.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
 
 
 class ProgramError(RuntimeError):

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from memopt.memory.aliasing import owner
 from memopt.program import Program, describe, is_random, tensors_of
 from memopt.step.own_copies import OWN_COPY
 from memopt.step.recompute import OTHER_FORM_RESULTS, again_form
+from memopt.torch_compat import pytree
 
 _POOLS = {
     torch.ops.aten.max_pool2d_with_indices.default,

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.program import Input, InputKind, Program, is_effectful, tensors_of
 from memopt.propagation import fake_mode
+from memopt.torch_compat.fake_tensors import no_fake_mode
+from memopt.torch_compat.storages import id_of_storage
 
 
 class Refused(Exception):
@@ -56,7 +57,7 @@ def storages(node: fx.Node) -> dict[int, int]:
     for value in tensors_of(node):
         if value.layout is torch.strided:
             storage = value.untyped_storage()
-            found[storage._cdata] = int(storage.nbytes())
+            found[id_of_storage(storage)] = int(storage.nbytes())
         else:
             found[id(value)] = int(value.numel() * value.element_size())
     return found
@@ -96,7 +97,7 @@ def add_constant(program: Program, name: str, value: torch.Tensor) -> tuple[fx.N
         The placeholder, and the program with the entries added: go on with that one.
     """
     placeholders = program.placeholders
-    with unset_fake_temporarily():
+    with no_fake_mode():
         value = value.detach()
     graph = program.graph
     where = graph.inserting_after(placeholders[-1]) if placeholders else graph.inserting_before(next(iter(graph.nodes)))

@@ -26,6 +26,7 @@ from torch.nn.modules import module as torch_module
 
 from memopt.early import EarlyStart
 from memopt.garbage import not_collecting
+from memopt.torch_compat.tracing_context import in_trace
 
 _MOST = 8  # graphs of one model that are tried before a call goes the long way
 _ATTEMPTS = 16  # calls after which no more is looked for, as none was found or there are too many
@@ -234,7 +235,7 @@ def _is_plain() -> bool:
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.get_dynamic_layer_stack_depth():
         return False
-    return torch._guards.TracingContext.try_get() is None
+    return not in_trace()
 
 
 def _frames(model: nn.Module, compiled: Any) -> list[tuple[types.FunctionType, type[nn.Module] | None]]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from memopt.torch_compat import pytree
 
 
 def synthesize(value: Any, *, scale: float = 1.0) -> Any:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.torch_compat.operators import OpOverload, schema_of
+
 # Operators whose effects are torch's own to know, and do not change; others may be registered as effectful any time.
 _SETTLED = ("aten", "prims")
 _effects: dict[Any, bool] = {}
@@ -16,21 +18,21 @@ _effects: dict[Any, bool] = {}
 @functools.cache
 def draws(target: Any) -> bool:
     """Whether it draws random numbers, by its tags."""
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 @functools.cache
 def is_pointwise(target: Any) -> bool:
     """Whether torch calls it an operator of one element at a time."""
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+    return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
 
 
 @functools.cache
 def gives_views(target: Any) -> bool:
     """Whether its schema says that a result aliases an argument."""
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return False
-    return any(result.alias_info is not None for result in target._schema.returns)
+    return any(result.alias_info is not None for result in schema_of(target).returns)
 
 
 def is_impure(node: fx.Node) -> bool:
@@ -39,6 +41,6 @@ def is_impure(node: fx.Node) -> bool:
     found = _effects.get(target)
     if found is None:
         found = bool(node.is_impure())
-        if isinstance(target, torch._ops.OpOverload) and target.namespace in _SETTLED:
+        if isinstance(target, OpOverload) and target.namespace in _SETTLED:
             _effects[target] = found
     return found

@@ -42,6 +42,7 @@ from memopt.torch_compat.replaced_calls import replaced_calls
 from memopt.torch_compat.saved_tensors import saved_as_it_is
 from memopt.torch_compat.static_shapes import static_shapes
 from memopt.torch_compat.symbols import is_symbolic
+from memopt.torch_compat.tracing_context import in_trace
 from memopt.torch_compat.valued_fakes import UNKNOWN_VALUE, is_unknown
 
 _TORCH, _HERE = (os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
@@ -233,7 +234,7 @@ def _counted(run: Callable[..., Any], session: Session, collected: list[Program]
     del collected[first:]
 
     def counted(*args: Any) -> Any:
-        if torch._guards.TracingContext.try_get() is None:
+        if not in_trace():
             collected.extend(programs)
         with within_graph(session.ledger):
             return run(*args)

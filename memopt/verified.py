@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memopt.call_start import contents_of, refill
 from memopt.capture.writes import may_overlap
 from memopt.evidence import EvidenceError
 from memopt.facts import Facts, facts_of, other_fact, other_sharing, shared_memory
 from memopt.random_streams import host_state, set_host_state
+from memopt.torch_compat import pytree
 
 # The float64 error of a compiled call may be so many times that of the model's own.
 _TIMES = 16

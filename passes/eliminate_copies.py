@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.memory.sharing import Sharing
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.program import Program
 from memopt.propagation import fake_mode
 from memopt.rewrite import erase_unused, forget_inplace
+from memopt.torch_compat.fake_tensors import no_fake_mode
 
 aten = torch.ops.aten
 
@@ -183,7 +183,7 @@ class _Sweep:
         if target is None:
             return
         try:
-            with unset_fake_temporarily():  # a fake tensor grants views of a strided one that there are none of
+            with no_fake_mode():  # a fake tensor grants views of a strided one that there are none of
                 target(_without_data(base.meta["val"]), literal)
             with self.mode:
                 found = target(base.meta["val"], literal)

@@ -15,6 +15,7 @@ from memopt.patterns.clamps import bounds_of, changes_nothing
 from memopt.patterns.fused_ops import LAYERS, Activation, activation_of, fused_op
 from memopt.program import Program, is_any_view, is_view
 from memopt.rewrite import VIEWS, Refused, erase_unused, fake_value, forget_inplace
+from memopt.torch_compat.operators import schema_of
 
 aten = torch.ops.aten
 _PRODUCTS = {aten.mm.default, aten.bmm.default, aten.baddbmm.default}
@@ -97,7 +98,7 @@ class FoldActivation(Pass):
             views.append(before)
             before = before.all_input_nodes[0]
         if before.target in _PRODUCTS:
-            name = before.target._schema.name.removeprefix("aten::")
+            name = schema_of(before.target).name.removeprefix("aten::")
             raise Refused(f"no engine computes {name} and {activation.name} at once")
         if before.target is aten.add.Tensor and not views:
             layer, addend = _convolution_and_addend(program, before)
@@ -180,7 +181,7 @@ def _name_spelled_out(program: Program, root: fx.Node) -> Change | None:
     found = spelling_of(program, root)
     if found is None:
         return None
-    name = found.target._schema.name.removeprefix("aten::")
+    name = schema_of(found.target).name.removeprefix("aten::")
     new = _call(program, root, found.nodes[0], found.target, (found.x,), found.kwargs, name)
     root.replace_all_uses_with(new)
     erase_unused(program.graph, [root])

@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.program import (
@@ -31,6 +29,9 @@ from memopt.rewrite import (
     returned_storages,
     storages,
 )
+from memopt.torch_compat.dispatch import no_modes
+from memopt.torch_compat.fake_tensors import FakeTensor
+from memopt.torch_compat.storages import storage_id
 
 WORKSPACE = 256 * 1024 * 1024
 """Bytes that the values computed here may take together, while one group of constants is folded."""
@@ -169,7 +170,7 @@ def _real_storages(program: Program, node: fx.Node) -> set[int]:
     held = set(storages(node))
     value = program.state.get(node.name)
     if value is not None and value.layout is torch.strided:
-        held.add(value.untyped_storage()._cdata)
+        held.add(storage_id(value))
     return held
 
 
@@ -296,7 +297,7 @@ def _compute(program: Program, group: _Group) -> list[torch.Tensor]:
     needed = {key: size for node in group.nodes for key, size in storages(node).items() if _is_computed(node)}
     if sum(needed.values()) > WORKSPACE:
         raise _NotHere(f"computing it would take {sum(needed.values())} bytes")
-    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+    with no_modes(), torch.inference_mode(False), torch.no_grad():
         for node in group.nodes:
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
             try:

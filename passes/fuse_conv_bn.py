@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
 
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.patterns.batch_norm import scale_and_shift
@@ -23,6 +22,8 @@ from memopt.rewrite import (
     fake_value,
     forget_inplace,
 )
+from memopt.torch_compat.fake_tensors import FakeTensor
+from memopt.torch_compat.storages import storage_id
 
 aten = torch.ops.aten
 _EVAL = aten._native_batch_norm_legit_no_training.default
@@ -347,11 +348,11 @@ def is_aliased(program: Program, node: fx.Node) -> bool:
     value = program.state.get(node.name)
     if value is None:
         return False
-    storage = value.untyped_storage()._cdata
+    storage = storage_id(value)
     return any(
         other is not node
         and other.users
         and other.name in program.state
-        and program.state[other.name].untyped_storage()._cdata == storage
+        and storage_id(program.state[other.name]) == storage
         for other in program.placeholders
     )

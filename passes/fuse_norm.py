@@ -14,6 +14,7 @@ from memopt.patterns.norms import Norm, norm_of
 from memopt.program import Program
 from memopt.relayout import layout_is_unseen, replace_relaid
 from memopt.rewrite import Refused, erase_unused, fake_value, forget_inplace
+from memopt.torch_compat.dispatch import has_kernel
 
 aten = torch.ops.aten
 
@@ -102,4 +103,4 @@ def _fuse(program: Program, norm: Norm) -> Change:
 
 def _has_kernel(name: str, device: str) -> bool:
     key = {"cpu": "CPU", "cuda": "CUDA"}.get(device)
-    return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    return key is not None and has_kernel(name, key)

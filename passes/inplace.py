@@ -16,6 +16,7 @@ from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.patterns.product_sums import ADD_PRODUCT
 from memopt.program import Phase, Program, tensors_of
 from memopt.rewrite import forget_inplace
+from memopt.torch_compat.operators import OpOverload, operator_name, schema_of
 
 _MOST_REFUSALS = 50
 
@@ -106,7 +107,7 @@ def inplace_overload(target: object) -> Callable[..., Any] | None:
     `aten.relu.default`; for backward formulas and maximum, which have none, their out= overload (see `WriteOver`). None
     when `target` is not element-wise (nor `addmm`), draws random numbers, or has neither.
     """
-    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+    if not isinstance(target, OpOverload) or schema_of(target).is_mutable:
         return None
     if target in _OUT_OVERLOADS:
         return WriteOver(_OUT_OVERLOADS[target])
@@ -114,13 +115,13 @@ def inplace_overload(target: object) -> Callable[..., Any] | None:
         return None
     if torch.Tag.pointwise not in target.tags and target not in (*_UNTAGGED, *_SUMS):
         return None
-    packet = getattr(getattr(torch.ops, target.namespace), target._opname + "_", None)
+    packet = getattr(getattr(torch.ops, target.namespace), operator_name(target) + "_", None)
     overloads = (getattr(packet, name) for name in packet.overloads()) if packet is not None else ()
     return next((overload for overload in overloads if _is_inplace_form(overload, target)), None)
 
 
-def _is_inplace_form(overload: torch._ops.OpOverload, target: torch._ops.OpOverload) -> bool:
-    ours, theirs = target._schema, overload._schema
+def _is_inplace_form(overload: OpOverload, target: OpOverload) -> bool:
+    ours, theirs = schema_of(target), schema_of(overload)
     if [(a.name, str(a.type)) for a in ours.arguments] != [(a.name, str(a.type)) for a in theirs.arguments]:
         return False
     written = [a.name for a in theirs.arguments if a.alias_info is not None and a.alias_info.is_write]
@@ -156,11 +157,11 @@ def may_overwrite(node: fx.Node) -> bool:
 class WriteOver:
     """An operator that is given its first argument as its out= argument too."""
 
-    overload: torch._ops.OpOverload
+    overload: OpOverload
 
     def __call__(self, first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return the result, which is `first` overwritten."""
-        out = next(argument.name for argument in self.overload._schema.arguments if argument.is_out)
+        out = next(argument.name for argument in schema_of(self.overload).arguments if argument.is_out)
         return self.overload(first, *args, **kwargs, **{out: first})
 
     def __str__(self) -> str:

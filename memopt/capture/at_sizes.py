@@ -9,6 +9,7 @@ from torch import fx
 
 from memopt.program import copy_node, module_of
 from memopt.propagation import propagate
+from memopt.torch_compat.operators import HigherOrderOperator
 from memopt.torch_compat.symbols import SYMBOLIC, Sized, Sizes, UnknownSizeError
 
 # Metadata of nodes that holds values with symbols.
@@ -35,7 +36,7 @@ def at_sizes(joint: fx.GraphModule, sizes: Sizes) -> fx.GraphModule:
         if node.op == "output":
             continue
         constant = node.op == "get_attr" and isinstance(getattr(joint, str(node.target), None), torch.Tensor)
-        if isinstance(node.target, torch._ops.HigherOrderOperator) or (node.op == "get_attr" and not constant):
+        if isinstance(node.target, HigherOrderOperator) or (node.op == "get_attr" and not constant):
             raise UnknownSizeError(f"{node.target} calls a graph of its own")
         value = node.meta.get("val")
         if node.op == "call_function" and isinstance(value, (*SYMBOLIC, int, float, bool)):

@@ -19,7 +19,6 @@ import torch
 from torch import fx
 from torch._dynamo import convert_frame, eval_frame
 from torch._functorch import partitioners
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._ordered_set import OrderedSet
 
 from memopt.capture.dependence import SavedFor, gradient_sources, places_of_tangents, saved_in_part
@@ -47,6 +46,9 @@ from memopt.step.backward_entry import BackwardFacts, InPart
 from memopt.step.guard import said
 from memopt.step.hooked import Hooked
 from memopt.step.own_copies import recomputed_from
+from memopt.torch_compat.dispatch import no_autocast
+from memopt.torch_compat.fake_tensors import no_fake_mode
+from memopt.torch_compat.storages import version_of
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
@@ -328,7 +330,7 @@ class Watched:
 @contextlib.contextmanager
 def outside_tracing() -> Iterator[None]:
     """Real tensors behave as real again: no fake mode, no autocast, no gradients."""
-    with unset_fake_temporarily(), torch._C._DisableAutocast(), torch.no_grad():
+    with no_fake_mode(), no_autocast(), torch.no_grad():
         yield
 
 
@@ -349,7 +351,7 @@ def _inside_eager_code() -> bool:
 
 
 def _stamp(tensor: torch.Tensor) -> tuple[int, int]:
-    return tensor._version, tensor.data_ptr()
+    return version_of(tensor), tensor.data_ptr()
 
 
 def _static_nodes(module: fx.GraphModule, indices: Sequence[int] | None) -> Any:

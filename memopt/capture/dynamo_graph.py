@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from memopt.torch_compat import pytree
+from memopt.torch_compat.dispatch import is_wrapper
+from memopt.torch_compat.operators import OpOverload, schema_of
+from memopt.torch_compat.storages import storage_id
 
 _PYTHON_WRITES = frozenset({
     "setitem", "delitem", "iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift",
@@ -23,10 +26,10 @@ def value_of(node: fx.Node) -> Any:
 def storages_of(node: fx.Node) -> frozenset[int]:
     """Keys of the memory that the node's tensors show; empty where one of them has no memory that it shows."""
     tensors = [leaf for leaf in pytree.tree_leaves(value_of(node)) if isinstance(leaf, torch.Tensor)]
-    if any(tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor) for tensor in tensors):
+    if any(tensor.layout is not torch.strided or is_wrapper(tensor) for tensor in tensors):
         return frozenset()
     try:
-        return frozenset(tensor.untyped_storage()._cdata for tensor in tensors)
+        return frozenset(storage_id(tensor) for tensor in tensors)
     except NotImplementedError:  # within torch.vmap
         return frozenset()
 
@@ -34,8 +37,8 @@ def storages_of(node: fx.Node) -> frozenset[int]:
 def name_of(node: fx.Node) -> str:
     """What the node calls, without its module: "mul_", "setitem", "relu"."""
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.name.split("::")[-1]
+    if isinstance(target, OpOverload):
+        return schema_of(target).name.split("::")[-1]
     return target.split(".")[-1] if isinstance(target, str) else str(getattr(target, "__name__", target))
 
 
@@ -43,6 +46,6 @@ def writes(node: fx.Node) -> bool:
     """Whether the node may write to one of its operands, by its name and its arguments."""
     name = name_of(node)
     inplace = name.endswith("_") and not name.endswith("__")
-    if isinstance(node.target, torch._ops.OpOverload):
-        inplace = node.target._schema.is_mutable
+    if isinstance(node.target, OpOverload):
+        inplace = schema_of(node.target).is_mutable
     return inplace or name in _PYTHON_WRITES or node.kwargs.get("out") is not None or bool(node.kwargs.get("inplace"))

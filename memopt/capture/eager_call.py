@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memopt.capture.eager_step import roots_of
 from memopt.capture.shadow import Shadow
@@ -23,6 +22,7 @@ from memopt.memory.step_ledger import StepLedger
 from memopt.quiet import quiet
 from memopt.random_streams import host_state, streams_kept
 from memopt.step.planner import GraphPeaks
+from memopt.torch_compat import pytree
 from memopt.torch_compat.saved_tensors import saved_as_it_is
 
 log = logging.getLogger("memopt")

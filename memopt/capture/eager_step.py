@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from memopt.errors import first_line
 from memopt.memory.ledger import Ledger
 from memopt.step.planner import GraphPeaks
+from memopt.torch_compat import pytree
+from memopt.torch_compat.fake_tensors import FakeTensor, FakeTensorMode, no_fake_mode
 
 log = logging.getLogger("memopt")
 
@@ -42,7 +42,7 @@ def eager_peaks(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> 
     """
     # Another fake mode may be in force, as Dynamo is at work; the copies belong to one of their own.
     try:
-        with unset_fake_temporarily(), torch.enable_grad():
+        with no_fake_mode(), torch.enable_grad():
             return _peaks(graph_module, example_inputs)
     except Exception as error:  # whatever the user's operators do on fake tensors
         log.info("eager's own peak is not known: %s", first_line(error))

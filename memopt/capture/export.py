@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import fx
 from torch._export.utils import _is_cia_op
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.export import ExportedProgram
 from torch.export.exported_program import _decompose_exported_program, _split_decomp_table_to_cia_and_python_decomp
 from torch.export.graph_signature import InputKind as ExportInputKind
 from torch.export.graph_signature import OutputKind as ExportOutputKind
-from torch.utils import _pytree as pytree
 
 from memopt.errors import first_line
 from memopt.program import Input, InputKind, Output, OutputKind, Program, source_line
 from memopt.quiet import quiet
+from memopt.torch_compat import pytree
+from memopt.torch_compat.fake_tensors import no_fake_mode
 
 _INPUT_KINDS = {
     ExportInputKind.PARAMETER: InputKind.PARAMETER,
@@ -103,7 +103,7 @@ def _decomposed(exported: ExportedProgram) -> ExportedProgram:
     graphs = [module.graph for module in exported.graph_module.modules() if isinstance(module, fx.GraphModule)]
     present = {node.target for graph in graphs for node in graph.nodes}
     chosen = {op: decompose for op, decompose in _composites().items() if op in present or op.py_kernels}
-    with unset_fake_temporarily():
+    with no_fake_mode():
         return _decompose_exported_program(  # type: ignore[no-any-return]
             exported,
             cia_to_decomp=chosen,

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
 
 from memopt.capture.joint import Origin
 from memopt.program import InputKind
+from memopt.torch_compat.fake_tensors import FakeTensor
 
 _LOCAL = r"\bL\['(\w+)'\]"  # how Dynamo's sources write a local variable
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.node import map_aggregate
 
 from memopt.rewrite import ancestors
+from memopt.torch_compat.fake_tensors import no_fake_mode
 
 LARGEST = 2**26
 """Elements of the largest mask that is computed to see whether it does anything."""
@@ -119,7 +119,7 @@ def _computed(graph: fx.Graph, mask: fx.Node) -> torch.Tensor | None:
             return None
     values: dict[fx.Node, Any] = {}
     try:
-        with unset_fake_temporarily(), torch.no_grad():
+        with no_fake_mode(), torch.no_grad():
             for node in graph.nodes:
                 if node in needed:
                     args, kwargs = map_aggregate(

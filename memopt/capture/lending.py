@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch._aot_autograd import descriptors as roles
-from torch._subclasses.fake_tensor import FakeTensor
 
 from memopt.program import InputKind, Program, describe
+from memopt.torch_compat.fake_tensors import FakeTensor
 
 _KEY = "memopt_lent"
 

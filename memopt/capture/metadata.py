@@ -11,12 +11,12 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memopt.capture.dynamo_graph import value_of
 from memopt.facts import Facts, facts_of, other_fact, other_sharing, shared_memory
 from memopt.program import source_line
+from memopt.torch_compat.dispatch import is_wrapper
+from memopt.torch_compat.fake_tensors import FakeTensor
 
 
 class MetadataError(RuntimeError):
@@ -97,7 +97,7 @@ def _shared(returned: Sequence[Any], given: Sequence[Any]) -> frozenset[tuple[st
 
 
 def _is_plain(value: Any) -> TypeGuard[torch.Tensor]:
-    return isinstance(value, torch.Tensor) and not is_traceable_wrapper_subclass(value)
+    return isinstance(value, torch.Tensor) and not is_wrapper(value)
 
 
 def _is_fixed(value: Any) -> TypeGuard[torch.Tensor]:

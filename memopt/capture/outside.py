@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._dynamo import utils
-from torch.utils import _pytree as pytree
+
+from memopt.torch_compat import pytree
 
 _MOST = 3  # places, and kinds of operations, that are named
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt.capture.eager_step import roots_of
 from memopt.capture.shadow import Shadow
 from memopt.errors import first_line
 from memopt.memory.hidden import WholeLedger
 from memopt.random_streams import streams_kept
+from memopt.torch_compat import pytree
+from memopt.torch_compat.dispatch import TorchDispatchMode
 
 log = logging.getLogger("memopt")
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memopt.capture.graph_inputs import Names
 from memopt.program import InputKind
+from memopt.torch_compat import pytree
 from memopt.torch_compat.valued_fakes import ValuedFakeMode
 
 _PARTS = ("_parameters", "_buffers", "_modules")

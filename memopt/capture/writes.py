@@ -14,13 +14,15 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt.capture.dynamo_graph import name_of, value_of, writes
 from memopt.capture.export import CaptureError
 from memopt.capture.written_layout import keep_layout, other_layout
 from memopt.program import source_line
+from memopt.torch_compat import pytree
+from memopt.torch_compat.dispatch import TorchDispatchMode
+from memopt.torch_compat.operators import schema_of
+from memopt.torch_compat.storages import storage_id
 
 aten = torch.ops.aten
 
@@ -101,7 +103,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        schema = func._schema
+        schema = schema_of(func)
         for place, argument in enumerate(schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 given = args[place] if place < len(args) else kwargs.get(argument.name)
@@ -170,7 +172,7 @@ def may_overlap(view: torch.Tensor) -> bool:
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors show the same memory between their first and last elements."""
-    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+    if storage_id(one) != storage_id(other):
         return False
     ends = [
         (

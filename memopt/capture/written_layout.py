@@ -12,18 +12,20 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from memopt.torch_compat.dispatch import TorchDispatchMode
+from memopt.torch_compat.operators import overload_name, schema_of
 
 
 def functional_of(func: Any) -> Any:
     """The ATen operator that returns what this one writes to its first operand; None where there is none."""
-    schema = func._schema
+    schema = schema_of(func)
     written = [argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments]
     name = schema.name.split("::")[-1]
     if func.namespace != "aten" or not name.endswith("_") or written.count(True) != 1 or not written[0]:
         return None
     packet = getattr(torch.ops.aten, name[:-1], None)
-    return getattr(packet, func._overloadname, None)
+    return getattr(packet, overload_name(func), None)
 
 
 def other_layout(func: Any, args: Sequence[Any], kwargs: Any) -> bool:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
-from torch.utils import _pytree as pytree
 
 from memopt import models
 from memopt.cli import hugging_face
@@ -23,6 +22,7 @@ from memopt.cli.exported import load_exported
 from memopt.cli.group import FAILED, USAGE, CommandError
 from memopt.tensorflow import keras_file
 from memopt.tensorflow.process import InputsError, TensorFlowError, UnsafeModelError
+from memopt.torch_compat import pytree
 
 Inputs = tuple[Any, ...] | Mapping[str, Any]
 _STATE_DICTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")

@@ -6,8 +6,9 @@ from collections import Counter
 from typing import Any
 
 from torch import nn
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
+
+from memopt.torch_compat import pytree
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList)
 

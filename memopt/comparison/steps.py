@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memopt.api import BACKENDS, call_arguments
 from memopt.api import compile as compile_model
 from memopt.budget import parse_budget
 from memopt.comparison.blocks import checkpoint_blocks
+from memopt.torch_compat import pytree
 
 PEERS = ("eager", "compile", "compile:0.7", "compile:0.5", "compile:0.3", "compile:0.1", "checkpoint")
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {

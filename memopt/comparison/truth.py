@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memopt.comparison.steps import call, loss_of
+from memopt.torch_compat import pytree
 
 # So many elements of a tensor are compared, drawn once: all of a large model's gradients in float64 fill a disk.
 SAMPLE = 1 << 16

@@ -10,11 +10,11 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch.export import Dim, ExportedProgram
-from torch.utils import _pytree as pytree
 
 from memopt.convert.errors import ConversionError
 from memopt.errors import first_line
 from memopt.quiet import quiet
+from memopt.torch_compat import pytree
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch.utils import _pytree as pytree
 
 from memopt.convert.capture import Captured
 from memopt.convert.errors import ConversionError
@@ -17,6 +16,7 @@ from memopt.convert.translations import translations
 from memopt.errors import cause_line
 from memopt.onnx.origin import origin_of
 from memopt.quiet import quiet
+from memopt.torch_compat import pytree
 
 # What the exporter's own translations are written for: other opsets are reached by converting from it.
 DEFAULT_OPSET = 20

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt.convert.emit import tensors
+from memopt.torch_compat import pytree
+from memopt.torch_compat.dispatch import TorchDispatchMode
+from memopt.torch_compat.operators import schema_of
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +32,9 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func is torch.ops.aten._assert_tensor_metadata.default:  # it asserts the narrow type
             return None
-        if func._schema.is_mutable and any(
+        if schema_of(func).is_mutable and any(
             isinstance(value, torch.Tensor) and value.dtype in _NARROW
-            for argument, value in (*zip(func._schema.arguments, args, strict=False), *_named(func, kwargs))
+            for argument, value in (*zip(schema_of(func).arguments, args, strict=False), *_named(func, kwargs))
             if argument.alias_info is not None and argument.alias_info.is_write
         ):
             return func(*args, **kwargs)
@@ -87,4 +88,4 @@ def _widened(leaf: Any) -> Any:
 
 
 def _named(func: Any, kwargs: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    return [(argument, kwargs[argument.name]) for argument in func._schema.arguments if argument.name in kwargs]
+    return [(argument, kwargs[argument.name]) for argument in schema_of(func).arguments if argument.name in kwargs]

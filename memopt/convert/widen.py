@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from memopt.torch_compat import pytree
 
 _NARROW = (torch.float16, torch.bfloat16)
 

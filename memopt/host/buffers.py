@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from memopt.torch_compat.storages import storage_users
+
 # A buffer serves values of no less than this share of its bytes.
 _FITS = 0.8
 
@@ -39,7 +41,7 @@ class Buffer:
     @property
     def free(self) -> bool:
         """Whether no tensor lies in it."""
-        return bool(torch._C._storage_Use_Count(self.storage._cdata) == 1)
+        return storage_users(self.storage) == 1
 
 
 class Buffers:

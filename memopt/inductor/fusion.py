@@ -22,6 +22,7 @@ from memopt.memory.cost.roofline import moving_seconds, result_bytes, touched_by
 from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.patterns.overwrites import written_over
 from memopt.program import Program, is_any_view, tensors_of
+from memopt.torch_compat.operators import operator_name
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -281,7 +282,7 @@ class _Marker:
             return False
         if len(node.users) < 2:
             return True
-        dear = on_cpu and any(getattr(item.target, "_opname", "") in _DEAR_ON_CPU for item in work)
+        dear = on_cpu and any(operator_name(item.target) in _DEAR_ON_CPU for item in work)
         return not dear and len(operands) <= config.realize_reads_threshold
 
     def _last_window(self, reader: fx.Node) -> int:

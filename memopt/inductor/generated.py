@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.inductor.lines import with_lines
 from memopt.inductor.loading import Call, stand_in
@@ -20,6 +19,7 @@ from memopt.recording.guide import FIRST, Guide
 from memopt.recording.pool import Pool
 from memopt.recording.step import RecordedStep
 from memopt.torch_compat.backward import keeps_graph
+from memopt.torch_compat.fake_tensors import no_fake_mode
 
 _ARGUMENTS = re.compile(r"^ +((?:\w+, )*\w+),? = args$", re.MULTILINE)
 _REUSED = re.compile(r"\bdel (\w+) +# reuse")
@@ -54,7 +54,7 @@ class GeneratedCode:
     def load(self) -> ModuleType | None:
         """The generated module, kernels and all; None where there is no code."""
         if self._module is None and self._load is not None:
-            with unset_fake_temporarily():
+            with no_fake_mode():
                 self._module = self._load()
         return self._module
 

@@ -15,10 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.utils import counters
-from torch._guards import TracingContext
 from torch._inductor import compile_fx as inductor
 from torch._inductor import config as inductor_config
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memopt.capture.dependence import SavedFor, saved_in_part
 from memopt.inductor.ahead import Ahead, BegunError, lays_out
@@ -34,8 +32,11 @@ from memopt.recording.pool import Pool
 from memopt.recording.step import RecordedStep
 from memopt.step.own_copies import recomputed_from
 from memopt.step.planner import GraphPeaks, gradients_of
+from memopt.torch_compat import tracing_context
 from memopt.torch_compat.donated import donated_now
+from memopt.torch_compat.fake_tensors import FakeTensorMode
 from memopt.torch_compat.returned import writable
+from memopt.torch_compat.storages import storage_id
 
 
 class Half(GeneratedCode):
@@ -212,7 +213,7 @@ class Halves:
             for output, value in zip(program.outputs[program.forward_outputs :], gradients, strict=False)
             if kinds.get(output.target or "") is InputKind.USER and isinstance(value, torch.Tensor)
         ]
-        left = end - sum({v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in passed_on}.values())
+        left = end - sum({storage_id(v): v.untyped_storage().nbytes() for v in passed_on}.values())
         del held
         return GraphPeaks(peak_forward, meter.peak, saved, max(0, left), gradients_of(program))
 
@@ -240,7 +241,7 @@ def _forward_beside(ahead: Ahead, module: fx.GraphModule, inputs: Sequence[Any],
         with ahead.once_laid_out(module, inputs):
             return inductor.compile_fx_inner(module, inputs, **options)
     except BegunError as begun:
-        reported = TracingContext.get().output_strides
+        reported = tracing_context.context().output_strides
         if reported is not None:
             reported.extend(begun.strides)
         return _nowhere
@@ -273,4 +274,4 @@ def _memory(node: fx.Node) -> int | None:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
-    return int(value.untyped_storage()._cdata)
+    return storage_id(value)

@@ -11,7 +11,6 @@ import torch
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._inductor import compile_fx as inductor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.backends.aten import Boxed
 from memopt.backends.chunked import ChunkedCode, NotInPieces, is_chunked
@@ -28,7 +27,9 @@ from memopt.inductor.own_memory import note_memory
 from memopt.phases import phase
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.planned import fingerprint
+from memopt.torch_compat.fake_tensors import no_fake_mode
 from memopt.torch_compat.inductor_errors import InductorError
+from memopt.torch_compat.tracing_context import out_of_trace
 
 aten = torch.ops.aten
 
@@ -139,7 +140,7 @@ class InductorInference:
 
     def bind(self, program: Program) -> InductorFunction:
         """The function of a program, from code that was made for an equal one where there is such code."""
-        with unset_fake_temporarily(), torch.no_grad():
+        with no_fake_mode(), torch.no_grad():
             program = _for_device(program) if self._libraries else program
             key = fingerprint(program)
             if self._last is not None and self._last[0] == key:
@@ -152,7 +153,7 @@ class InductorInference:
 
 def compile_inference(program: Program, *, graphs: bool = True, tune: bool = False) -> InductorFunction:
     """Compile a program, outside of the tracing that captured it."""
-    with unset_fake_temporarily(), torch.no_grad():
+    with no_fake_mode(), torch.no_grad():
         program = _for_device(program)
         return InductorFunction(program, Arena(device_of(program)), graphs=graphs, tune=tune)
 
@@ -244,7 +245,7 @@ def _lowered(
 ) -> Callable[..., Sequence[Any]]:
     module = as_operators_lie(module)
     inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
-    with torch._guards.tracing(None), torch.no_grad():
+    with out_of_trace(), torch.no_grad():
         patches = {**(settings or {}), **edits(note_memory)}
         compiled: Any = inductor.compile_fx(module, inputs, inner_compile, config_patches=patches)
     return compiled  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ from memopt.host.operators import TO_HOST
 from memopt.inductor.padding import padded_in_place
 from memopt.patterns.overwrites import sum_so_far
 from memopt.rewrite import storages
+from memopt.torch_compat.operators import operator_name
 
 # Never fused into a kernel that Inductor generates, nor done without memory for operands and results.
 _CALLS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "wide_product", "add_product"}
@@ -129,5 +130,5 @@ def _taken(nodes: Sequence[fx.Node], there: Collection[int], held: Mapping[int, 
 
 
 def _is_call(node: fx.Node) -> bool:
-    name = getattr(node.target, "_opname", "")
+    name = operator_name(node.target)
     return name in _CALLS or name.startswith(_ATTENTION)

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt.host.operators import TO_HOST
 from memopt.memory.rounding import allocated_bytes
+from memopt.torch_compat import pytree
+from memopt.torch_compat.dispatch import TorchDispatchMode
+from memopt.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
+from memopt.torch_compat.storages import id_of_storage, storage_id
 
 # Bytes that a call takes beyond its results, by operator, positional and keyword arguments, and results; or what tells
 # them once the code was followed.
@@ -74,13 +75,13 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def ignore(self, values: Any) -> None:
         """Leave the storages of these tensors out of the count: they are there already."""
         for leaf in _tensors(values):
-            self._known.setdefault(leaf.untyped_storage()._cdata, 0)
+            self._known.setdefault(storage_id(leaf), 0)
 
     def add(self, values: Any, *, on_host: bool = False) -> None:
         """Count the storages of these tensors that are not known yet; those on the host take nothing."""
         for leaf in _tensors(values):
             storage = leaf.untyped_storage()
-            key = storage._cdata
+            key = id_of_storage(storage)
             if key not in self._known:
                 self._known[key] = 0 if on_host else allocated_bytes(storage.nbytes(), leaf.device)
                 self.live += self._known[key]

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
-import torch
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import graph_compile
-from torch._guards import detect_fake_mode
 from torch._inductor import compile_fx as inductor
+
+from memopt.torch_compat.operators import HigherOrderOperator
+from memopt.torch_compat.tracing_context import fake_mode_here
 
 # What AOTAutograd calls to trace a joint graph, and Inductor to rewrite one.
 _TRACE, _REWRITE = "aot_dispatch_autograd_graph", "_recursive_joint_graph_passes"
@@ -43,7 +44,7 @@ class Trace:
 
     def _trace(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def trace(flat_fn: Any, *args: Any, fw_metadata: Any, **options: Any) -> Any:
-            mode = detect_fake_mode()
+            mode = fake_mode_here()
             if self._kept is not None and mode is self._mode:
                 vars(fw_metadata).update(self._learned)
                 return self._kept
@@ -85,4 +86,4 @@ def _can_be_kept(found: tuple[Any, ...]) -> bool:
     module, subclasses = found[0], found[-1]
     if subclasses is not None or getattr(functorch_config, "joint_custom_pass", None) is not None:
         return False
-    return not any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in module.graph.nodes)
+    return not any(isinstance(node.target, HigherOrderOperator) for node in module.graph.nodes)

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils import _pytree as pytree
 
 from memopt.fake_calls import apart
 from memopt.memory.cost.table import CostTable
 from memopt.patterns.product_sums import ADD_PRODUCT, ADD_PRODUCT_INTO
+from memopt.torch_compat import pytree
+from memopt.torch_compat.fake_tensors import FakeTensor, no_fake_mode
+from memopt.torch_compat.operators import OpOverload, schema_of
 
 aten = torch.ops.aten
 
@@ -33,10 +34,10 @@ class MeasuredWorkspace:
         """Bytes that one call takes beyond its results, or what tells them later; its tensors are fake."""
         if target is ADD_PRODUCT_INTO:
             target, result = ADD_PRODUCT, args[0]
-        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or target in _MAKE_ROOM:
+        if not isinstance(target, OpOverload) or schema_of(target).is_mutable or target in _MAKE_ROOM:
             return 0
         node = _called(target, args, kwargs, result)
-        with unset_fake_temporarily(), torch.no_grad():
+        with no_fake_mode(), torch.no_grad():
             known = self._table.known(node)
         nodes = list(node.graph.nodes)
         if known is not None:
@@ -49,7 +50,7 @@ class MeasuredWorkspace:
         return lambda: self._measured(node)
 
     def _measured(self, node: fx.Node) -> int:
-        with unset_fake_temporarily(), torch.no_grad():
+        with no_fake_mode(), torch.no_grad():
             if self._waiting:
                 self._table.learn(self._waiting)
                 self._waiting = []
@@ -76,16 +77,16 @@ def _called(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result:
 
 
 def _as_captured(
-    target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+    target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The same arguments, by position where the schema lets them, without the last ones that are as by default."""
     given, named = list(args), dict(kwargs)
-    positional = [argument for argument in target._schema.arguments if not argument.kwarg_only]
+    positional = [argument for argument in schema_of(target).arguments if not argument.kwarg_only]
     for argument in positional[len(given) :]:
         if argument.name not in named and not argument.has_default_value():
             break  # the call is not valid: left as it is
         given.append(named.pop(argument.name, argument.default_value))
-    usual = {item.name: item.default_value for item in target._schema.arguments if item.has_default_value()}
+    usual = {item.name: item.default_value for item in schema_of(target).arguments if item.has_default_value()}
     while given and _is_usual(positional[len(given) - 1].name, given[-1], usual):
         given.pop()
     kept = {name: value for name, value in named.items() if not _is_usual(name, value, usual)}

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from memopt.memory.rounding import allocated_bytes
 from memopt.program import Program
 from memopt.propagation import run_fake
+from memopt.torch_compat import pytree
+from memopt.torch_compat.storages import storage_id
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,7 @@ def analyse(program: Program, values: Mapping[fx.Node, Any] | None = None) -> Al
             if leaf.layout is not torch.strided:
                 key, nbytes = id(leaf), leaf.numel() * leaf.element_size()
             else:
-                key, nbytes = leaf.untyped_storage()._cdata, leaf.untyped_storage().nbytes()
+                key, nbytes = storage_id(leaf), leaf.untyped_storage().nbytes()
             if key not in index_of:
                 reused = node.meta.get("inplace") if position == 0 and node.op == "call_function" else None
                 if reused is not None:

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.garbage import collect
 from memopt.quiet import without_lines
+from memopt.torch_compat.cuda_memory import free_workspaces
+from memopt.torch_compat.fake_tensors import no_fake_mode
 
 # What cuBLAS was seen to keep on Hopper: one buffer per thread that multiplies, forward's and autograd's.
 _LIBRARIES = 65 * 2**20
@@ -54,12 +55,12 @@ def count_library_bytes(device: torch.device, size: int) -> None:
 
 @functools.cache
 def _measured(index: int) -> int:
-    with unset_fake_temporarily():  # it is asked for while a graph is traced, too, where tensors are fake
-        torch._C._cuda_clearCublasWorkspaces()
+    with no_fake_mode():  # it is asked for while a graph is traced, too, where tensors are fake
+        free_workspaces()
         before = torch.cuda.memory_allocated(index)
         _multiply(torch.device("cuda", index))
         taken = max(0, torch.cuda.memory_allocated(index) - before)
-        torch._C._cuda_clearCublasWorkspaces()  # what multiplies takes them again; what does not goes without
+        free_workspaces()  # what multiplies takes them again; what does not goes without
         return taken
 
 
@@ -81,7 +82,7 @@ def settled_bytes(device: torch.device) -> int:
     Measuring operators on streams of their own leaves buffers that no step uses.
     """
     collect()
-    torch._C._cuda_clearCublasWorkspaces()
+    free_workspaces()
     return torch.cuda.memory_allocated(device)
 
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 
 from memopt.memory.allocator import index_of, segments_expand
+from memopt.torch_compat.cuda_memory import free_workspaces
 
 _PAGE = 2**21  # what the device gives out at a time
 _LITTLE = 2**27  # free bytes in segments that hold something: those of small tensors, and the ends of others
@@ -174,7 +175,7 @@ def grow(
     if missing <= 0 or not segments_expand() or (cached > _LITTLE and not in_pieces):
         return False
     if anew:
-        torch._C._cuda_clearCublasWorkspaces()
+        free_workspaces()
     if anew or in_pieces:
         torch.cuda.empty_cache()
         missing = (size - held_now(device).reserved_bytes) // _PAGE * _PAGE

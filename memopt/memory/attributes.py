@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
+
+from memopt.torch_compat import pytree
 
 _NO_OBJECT = (nn.Module, torch.Tensor, type, types.FunctionType, types.MethodType, types.ModuleType, logging.Logger)
 _PARTS = frozenset({"_parameters", "_buffers", "_modules"})

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memopt.memory.ledger import Ledger
+from memopt.torch_compat import pytree
+from memopt.torch_compat.dispatch import no_python_dispatch
 
 # Operators one of whose results is a workspace that a library sizes, and the place of that among them.
 _SAVED = re.compile(r"mkldnn_rnn_layer\.default$|_cudnn_rnn\.default$")
@@ -70,7 +71,7 @@ def _described(values: Any) -> Any:
 def _workspace(func: Any, args: Any, kwargs: Any) -> tuple[int, int]:
     """Bytes of an operator's workspace that backward needs, and about what it takes beyond while it runs."""
     length = args[0][1][0]
-    with torch._C._DisableTorchDispatch(), torch.enable_grad():
+    with no_python_dispatch(), torch.enable_grad():
         short, longer = (_run(func, args, kwargs, steps) for steps in (_SHORT, _LONGER))
     slope = max(0, longer - short) / (_LONGER - _SHORT)
     held = short + slope * (length - _SHORT)

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt.memory.reach import plain_tensors
 from memopt.memory.rounding import allocated_bytes
+from memopt.torch_compat import pytree
+from memopt.torch_compat.dispatch import TorchDispatchMode
+from memopt.torch_compat.storages import id_of_storage
 
 
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -79,7 +80,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _enter(self, plain: torch.Tensor, counted: bool, more: int) -> None:
         storage = plain.untyped_storage()
-        key = storage._cdata
+        key = id_of_storage(storage)
         if key in self.references:
             return
         size = allocated_bytes(storage.nbytes() + more, self.device) if counted else 0

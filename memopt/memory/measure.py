@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memopt.quiet import without_lines
+from memopt.torch_compat import pytree
 from memopt.torch_compat.backward import backward_task
 from memopt.torch_compat.profilers import before_profilers, mark, name_of_mark
 

@@ -11,13 +11,16 @@ from typing import Any, cast
 
 import torch
 from torch.optim import optimizer as torch_optimizer
-from torch.utils import _pytree as pytree
 
 from memopt.errors import first_line
 from memopt.memory.ledger import Ledger
 from memopt.memory.optimizer_copy import CannotCount, Twins
 from memopt.memory.reach import held_tensors, optimizers_in, plain_tensors
 from memopt.memory.rounding import allocated_bytes
+from memopt.torch_compat import pytree
+from memopt.torch_compat.fake_tensors import FakeTensor
+from memopt.torch_compat.operators import schema_of
+from memopt.torch_compat.storages import storage_id
 
 OptimizerLike = torch.optim.Optimizer | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
@@ -124,7 +127,7 @@ def state_bytes(optimizer: Any, parameters: Iterable[torch.Tensor], device: torc
 
 
 def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+    return storage_id(tensor) if tensor.layout is torch.strided else id(tensor)
 
 
 def _count(optimizer: Any, ledger: _Ledger, existing: int) -> OptimizerFootprint:
@@ -164,11 +167,11 @@ def _assumed(dtype: torch.dtype) -> bool | int | float:
 def _foreach_as_if_real() -> Iterator[None]:
     """Let optimizers that choose their implementation by the parameters' type choose as for real parameters."""
     types: list[Any] = torch_optimizer._foreach_supported_types
-    types.append(torch._subclasses.FakeTensor)
+    types.append(FakeTensor)
     try:
         yield
     finally:
-        types.remove(torch._subclasses.FakeTensor)
+        types.remove(FakeTensor)
 
 
 class _Ledger(Ledger):  # type: ignore[no-untyped-call]
@@ -195,7 +198,7 @@ def _number_bytes(func: Any, args: Sequence[Any]) -> int:
     if not sizes or not any(
         isinstance(item, (int, float))
         and (isinstance(argument.type, torch.TensorType) or func.__name__.startswith("_foreach_"))
-        for item, argument in zip(_leading(args), func._schema.arguments, strict=False)
+        for item, argument in zip(_leading(args), schema_of(func).arguments, strict=False)
     ):
         return 0
     return _NUMBER + max(sizes)

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from memopt.memory.reach import optimizers_in, plain_tensors
+from memopt.torch_compat.dispatch import no_modes
+from memopt.torch_compat.fake_tensors import FakeTensorMode
 
 
 class CannotCount(Exception):
@@ -179,5 +179,5 @@ def _is_plain(value: Any) -> bool:
 
 
 def _number(scalar: torch.Tensor) -> Any:
-    with _disable_current_modes():
+    with no_modes():
         return scalar.item()

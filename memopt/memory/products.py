@@ -13,6 +13,7 @@ from torch._inductor import config
 
 from memopt.memory.cost.roofline import is_light
 from memopt.program import Program, is_any_view, tensors_of
+from memopt.torch_compat.operators import OpOverload, schema_of
 
 # Operators of ATen's, by name, whose kernels on CUDA are PyTorch's own or cuDNN's, beside light ones and views.
 _WITHOUT = {
@@ -56,11 +57,11 @@ def _does_without(node: fx.Node) -> bool:
     target = node.target
     if target is operator.getitem:
         return True
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return False
     if target in _CONVOLUTIONS:
         return _by_cudnn(node)
-    name = target._schema.name.partition("::")[2]
+    name = schema_of(target).name.partition("::")[2]
     if target.namespace == "prims":
         return name != "svd"
     return target.namespace == "aten" and (is_light(node) or is_any_view(node) or name in _WITHOUT)

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memopt.memory.allocator import library_bytes
 from memopt.memory.distributed import buckets_of
 from memopt.memory.optimizer import OptimizerFootprint
 from memopt.memory.rounding import allocated_bytes
+from memopt.torch_compat import pytree
+from memopt.torch_compat.storages import id_of_storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,7 @@ def storage_bytes(tensors: Sequence[Any], device: torch.device | None = None) ->
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor):
             storage = tensor.untyped_storage()
-            found[storage._cdata] = allocated_bytes(storage.nbytes(), device or storage.device)
+            found[id_of_storage(storage)] = allocated_bytes(storage.nbytes(), device or storage.device)
     return sum(found.values())
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
 from memopt.program import Phase, Program
 from memopt.rewrite import returned_storages, storages
+from memopt.torch_compat.operators import HigherOrderOperator
 
 
 class Sharing:
@@ -52,7 +52,7 @@ class Sharing:
             return "backward reads it, and it would share memory with an output"
         if saved and theirs in self._inputs:
             return f"backward reads it, and it would share memory with the input behind {original.name}"
-        if any(isinstance(user.target, torch._ops.HigherOrderOperator) for user in copy.users):
+        if any(isinstance(user.target, HigherOrderOperator) for user in copy.users):
             return "a higher-order operator reads it"
         larger = self._nbytes[theirs] > self._nbytes[mine]
         if larger and theirs not in self._inputs and self._last[theirs] < self._last.get(mine, -1):

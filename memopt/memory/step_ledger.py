@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from memopt.memory.cost.table import CostTable
 from memopt.memory.hidden import WholeLedger
+from memopt.torch_compat import pytree
+from memopt.torch_compat.fake_tensors import FakeTensorMode
+from memopt.torch_compat.operators import OpOverload
 
 
 class StepLedger(WholeLedger):  # type: ignore[no-untyped-call]
@@ -28,7 +29,7 @@ class StepLedger(WholeLedger):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run the operator, enter the storages of its results, and remember it."""
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if self.counting and isinstance(func, torch._ops.OpOverload) and "rnn" not in str(func):
+        if self.counting and isinstance(func, OpOverload) and "rnn" not in str(func):
             call = _described((func, args, dict(kwargs or {}), result))
             key = repr(call)
             if key not in self._calls or self._calls[key][0] < self.live:

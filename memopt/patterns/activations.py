@@ -13,6 +13,7 @@ from torch import fx
 from memopt.patterns.clamps import bounds_of
 from memopt.program import InputKind, Program
 from memopt.rewrite import Refused
+from memopt.torch_compat.operators import schema_of
 
 aten = torch.ops.aten
 
@@ -115,7 +116,7 @@ def _match(program: Program, root: fx.Node, anchor: fx.Node, x: fx.Node) -> Spel
     off = max((abs(have - want) / abs(want) for have, want in pairs), default=0.0)
     if off > _NEAR:
         return None
-    name = target._schema.name.removeprefix("aten::")
+    name = schema_of(target).name.removeprefix("aten::")
     if off > min(1e-6, 4 * torch.finfo(dtype).eps):
         raise Refused(f"it has the form of {name}, but its constants are off by {off:.1e}, more than {dtype} rounds")
     for node in nodes - {root}:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from memopt.patterns.rows import NLL_FORWARD, RowRegion, Rows
 from memopt.program import InputKind, Phase, Program, is_effectful, is_random, is_view, tensors_of
 from memopt.rewrite import descendants
+from memopt.torch_compat import pytree
 
 aten = torch.ops.aten
 prims = torch.ops.prims

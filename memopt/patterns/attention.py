@@ -24,6 +24,7 @@ from memopt.patterns.elements import (
 )
 from memopt.program import Program, is_random
 from memopt.rewrite import Refused
+from memopt.torch_compat.operators import OpOverload
 
 aten = torch.ops.aten
 
@@ -308,6 +309,6 @@ def _is_elementwise(node: fx.Node, size: int) -> bool:
     value = node.meta.get("val")
     if node.op != "call_function" or (isinstance(value, torch.Tensor) and value.numel() != size):
         return False
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return True  # an item of a multiple result
     return torch.Tag.pointwise in node.target.tags or is_random(node) or keeps_order(node) or _is_cast(node)

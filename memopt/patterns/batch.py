@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from memopt.program import InputKind, Program, is_effectful, is_random
+from memopt.torch_compat.operators import OpOverload
 
 
 class NotBatched(Exception):
@@ -145,7 +146,7 @@ def rule_for(node: fx.Node, states: Mapping[fx.Node, State], size: int) -> Rule:
         return RULES[target](node, states, size)
     if is_random(node):
         raise NotBatched(f"{target} draws random numbers for the whole batch")
-    if is_effectful(node) or not isinstance(target, torch._ops.OpOverload):
+    if is_effectful(node) or not isinstance(target, OpOverload):
         raise NotBatched(f"{target} does more than compute its value, or is not known")
     if torch.Tag.pointwise in target.tags:
         return pointwise(node, states, size)

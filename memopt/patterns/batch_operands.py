@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from memopt.patterns.batch import Batched, NotBatched, Rule, State
+from memopt.torch_compat.operators import schema_of
 
 States = Mapping[fx.Node, State]
 Function = Callable[[fx.Node, States, int], Rule]
@@ -23,7 +24,7 @@ def batched(node: Any, states: States) -> Batched | None:
 
 def place(node: fx.Node, name: str) -> int:
     """The position of an argument in the operator's schema."""
-    return [entry.name for entry in node.target._schema.arguments].index(name)  # type: ignore[union-attr]
+    return [entry.name for entry in schema_of(node.target).arguments].index(name)
 
 
 def first(node: fx.Node, states: States) -> tuple[fx.Node, Batched]:

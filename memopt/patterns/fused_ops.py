@@ -12,6 +12,7 @@ from torch import fx
 from memopt.patterns.clamps import bounds_of
 from memopt.program import Program
 from memopt.propagation import fake_mode
+from memopt.torch_compat.dispatch import has_kernel
 
 aten = torch.ops.aten
 LAYERS = {aten.addmm.default: "addmm", aten.convolution.default: "convolution"}
@@ -194,5 +195,5 @@ for _name, _kernel in (
     ("cudnn_convolution_relu", _fake_cudnn),
     ("cudnn_convolution_add_relu", _fake_cudnn_add),
 ):
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "Meta"):
+    if not has_kernel(f"aten::{_name}", "Meta"):
         _LIBRARY.impl(_name, _kernel)  # type: ignore[no-untyped-call]

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from memopt.program import InputKind, Program, is_effectful, is_random
+from memopt.torch_compat.fake_tensors import FakeTensor, no_fake_mode
 
 aten = torch.ops.aten
 
@@ -50,7 +50,7 @@ def known_value(program: Program, node: fx.Node) -> Known | None:
         return None
     last = {argument: current for current in nodes for argument in current.all_input_nodes}
     values: dict[fx.Node, Any] = {}
-    with unset_fake_temporarily(), torch.no_grad():
+    with no_fake_mode(), torch.no_grad():
         for current in nodes:
             if current.op == "placeholder":
                 values[current] = program.state[current.name]
@@ -177,7 +177,7 @@ class _Reader:
         mutated = any(output.target == node.name for output in self.program.outputs)
         if value is None or mutated or not _is_real(value) or not value.is_floating_point() or not value.numel():
             return None
-        with unset_fake_temporarily(), torch.no_grad():
+        with no_fake_mode(), torch.no_grad():
             low, high = (float(limit) for limit in torch.aminmax(value.detach()))
         if not math.isfinite(low) or not math.isfinite(high):
             return None

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from memopt.program import InputKind, Program
+from memopt.torch_compat.storages import storage_id
 
 aten = torch.ops.aten
 
@@ -53,8 +54,7 @@ def products_of_one(program: Program) -> list[list[Product]]:
 def adjacent(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether contiguous tensors lie one after the other in one storage."""
     return all(
-        a.untyped_storage()._cdata == b.untyped_storage()._cdata
-        and a.data_ptr() + a.numel() * a.element_size() == b.data_ptr()
+        storage_id(a) == storage_id(b) and a.data_ptr() + a.numel() * a.element_size() == b.data_ptr()
         for a, b in itertools.pairwise(tensors)
     )
 

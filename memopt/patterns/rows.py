@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from memopt.patterns.column_padding import cuts_columns, pads_columns, pads_of, turns
 from memopt.program import InputKind, Phase, Program, is_effectful, is_random, tensors_of
 from memopt.rewrite import Refused
+from memopt.torch_compat import pytree
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -35,6 +35,7 @@ from memopt.recording.lent import Loan, address_of, seen, view
 from memopt.recording.overwritten import Overwritten, can_be_put_back
 from memopt.recording.pool import Pool
 from memopt.torch_compat.backward import keeps_graph
+from memopt.torch_compat.storages import storage_id
 
 Call = Callable[[list[Any]], Sequence[Any]]
 # Makes of a list of arguments, which is emptied, one in which some are in memory of their own.
@@ -210,7 +211,7 @@ class RecordedStep:
             taken = self._taken(self._pool.recorder.blank, args)
             for value in (taken[index] for index in self._copied):
                 if isinstance(value, torch.Tensor):
-                    copies[value.untyped_storage()._cdata] = seen(value.untyped_storage())
+                    copies[storage_id(value)] = seen(value.untyped_storage())
             self._inputs = unheld(taken, {address_of(taken[index]) for index in self._kept})
             return taken
 
@@ -221,9 +222,7 @@ class RecordedStep:
         run, results = self._pool.recorder.record(code, list(given))
         known = {address_of(given[index]) for index in self._kept}
         for value in results[: self.ends.results]:
-            if isinstance(value, torch.Tensor) and (
-                address_of(value) in known or value.untyped_storage()._cdata in copies
-            ):
+            if isinstance(value, torch.Tensor) and (address_of(value) in known or storage_id(value) in copies):
                 raise Unrecordable("a result of forward shares memory with an input")
         # What waits on the host for backward stays where it is: the recording writes there each time.
         known |= {address_of(value) for value in results if isinstance(value, torch.Tensor) and value.is_pinned()}

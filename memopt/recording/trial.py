@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.memory.allocator import settled_bytes, slack_bytes
 from memopt.memory.allocator_limit import held_bytes, lifted
@@ -27,6 +26,9 @@ from memopt.recording.step import RecordedStep
 from memopt.solve.placement import most_bytes
 from memopt.step.taken import results_of
 from memopt.synthesis import same_random_state
+from memopt.torch_compat.cuda_memory import free_workspaces
+from memopt.torch_compat.fake_tensors import no_fake_mode
+from memopt.torch_compat.tracing_context import out_of_trace
 
 if TYPE_CHECKING:
     from memopt.session import Session
@@ -128,7 +130,7 @@ def try_recording(
     take = functools.partial(_taken, run, given, written, device)
 
     stage("recording the step")
-    with phase("recording steps"), unset_fake_temporarily(), torch._guards.tracing(None):
+    with phase("recording steps"), no_fake_mode(), out_of_trace():
         with lifted(device) if beyond_limit else contextlib.nullcontext():
             plain = take()
             if plain is None:
@@ -179,7 +181,7 @@ def _learn(
     if guide is None or device.type != "cuda":
         return
     requests = Requests(device)
-    torch._C._cuda_clearCublasWorkspaces()  # they are asked for within, as in a recording
+    free_workspaces()  # they are asked for within, as in a recording
     short = contextlib.suppress(torch.OutOfMemoryError, MemoryError)
     with short, phase("trial steps"), requests.noting(), step.telling(requests.before):
         _step(run, given, written, device)

@@ -14,6 +14,7 @@ from memopt.passes.plan_buffers import Form
 from memopt.program import is_effectful, is_random, is_view, tensors_of
 from memopt.static.lower import has_recipe, lower
 from memopt.static.write import LAYOUT, Out, Write, is_true_out, number, out_overload, table
+from memopt.torch_compat.operators import OpOverload, overload_name, schema_of
 
 
 def makes_view(node: fx.Node, aliasing: Aliasing) -> bool:
@@ -33,7 +34,7 @@ def write_of(node: fx.Node) -> Write | None:
 
     Random and effectful operators, and those of other devices or layouts, are left as they are.
     """
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return None
     if not has_recipe(node.target) and (is_random(node) or is_effectful(node)):
         return None
@@ -53,25 +54,25 @@ def _generic(node: fx.Node) -> Write | None:
     args, kwargs = _as_tensors(node, overload)
     if any(kwargs.get(name) is not None for name in LAYOUT):
         kwargs = {name: value for name, value in kwargs.items() if name not in LAYOUT}
-    names = [a.name for a in overload._schema.arguments if a.is_out]
+    names = [a.name for a in schema_of(overload).arguments if a.is_out]
     outs = {name: Out(index) for index, name in enumerate(names)}
     slices = bool(table()[str(overload)].get("slices")) or torch.Tag.pointwise in target.tags
     return Write(overload, args, {**kwargs, **outs}, Form(slices=slices))
 
 
-def _with_tensor_operand(node: fx.Node) -> torch._ops.OpOverload:
+def _with_tensor_operand(node: fx.Node) -> OpOverload:
     """`mul.Tensor` for `mul.Scalar`: out= overloads for Python numbers are generated ones, which copy."""
     target: Any = node.target
     overload = out_overload(target)
-    if target._overloadname == "Scalar" and (overload is None or not is_true_out(overload)):
-        packet = getattr(getattr(torch.ops, target.namespace), target._schema.name.split("::")[1])
+    if overload_name(target) == "Scalar" and (overload is None or not is_true_out(overload)):
+        packet = getattr(getattr(torch.ops, target.namespace), schema_of(target).name.split("::")[1])
         twin = getattr(packet, "Tensor", None)
-        if twin is not None and len(twin._schema.arguments) == len(target._schema.arguments):
+        if twin is not None and len(schema_of(twin).arguments) == len(schema_of(target).arguments):
             return twin  # type: ignore[no-any-return]
     return target  # type: ignore[no-any-return]
 
 
-def _as_tensors(node: fx.Node, overload: torch._ops.OpOverload) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _as_tensors(node: fx.Node, overload: OpOverload) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The node's arguments, with 0-dim tensors for numbers where the overload wants tensors."""
 
     def fill(given: Any, kind: str) -> Any:
@@ -79,8 +80,8 @@ def _as_tensors(node: fx.Node, overload: torch._ops.OpOverload) -> tuple[tuple[A
             return number(given, node)
         return given
 
-    kinds = {a.name: str(a.type) for a in overload._schema.arguments}
-    names = [a.name for a in overload._schema.arguments if not a.is_out]
+    kinds = {a.name: str(a.type) for a in schema_of(overload).arguments}
+    names = [a.name for a in schema_of(overload).arguments if not a.is_out]
     args = tuple(fill(value, kinds[name]) for name, value in zip(names, node.args, strict=False))
     return args, {name: fill(value, kinds.get(name, "")) for name, value in node.kwargs.items()}
 

@@ -14,6 +14,7 @@ from memopt.passes.plan_buffers import Form
 from memopt.program import tensors_of
 from memopt.static import recipes as recipes
 from memopt.static.write import Out, Place, Unfit, Write, is_true_out, number, out_overload
+from memopt.torch_compat.operators import OpOverload, schema_of
 
 aten = torch.ops.aten
 
@@ -40,7 +41,7 @@ def has_recipe(target: object) -> bool:
 def _arguments(node: fx.Node) -> list[Any]:
     """The arguments in the schema's order, defaults filled in."""
     found = []
-    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    for position, argument in enumerate(schema_of(node.target).arguments):
         if position < len(node.args):
             found.append(node.args[position])
         else:
@@ -251,7 +252,7 @@ def _safe_softmax(node: fx.Node, x: Any, dim: int, dtype: Any = None) -> Write:
     return Write(recipes.safe_softmax, (Out(), x, dim % value.dim(), infinity, Place.SCRATCH), {}, form)
 
 
-def _scatter(view: torch._ops.OpOverload) -> Callable[..., Write]:
+def _scatter(view: OpOverload) -> Callable[..., Write]:
     def recipe(node: fx.Node, x: Any, source: Any, *where: Any) -> Write:
         if any(isinstance(value, fx.Node) for value in where):
             raise Unfit

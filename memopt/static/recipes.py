@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memopt.torch_compat.operators import OpOverload, schema_of
+
 aten = torch.ops.aten
 
 
@@ -150,7 +152,7 @@ def tile_rows(
     return rows, fixed + rows * wide * stride[0]
 
 
-def convolution_then(activation: torch._ops.OpOverload | None, out: Tensor, *args: Any) -> None:
+def convolution_then(activation: OpOverload | None, out: Tensor, *args: Any) -> None:
     """Convolve into out, and run an in-place activation over it."""
     convolution(out, *args)
     if activation is not None:
@@ -271,9 +273,9 @@ def transposed_convolution(
                         aten.add.out(target, made, out=target)
 
 
-def pool(outs: Sequence[Tensor], overload: torch._ops.OpOverload, x: Tensor, *args: object) -> None:
+def pool(outs: Sequence[Tensor], overload: OpOverload, x: Tensor, *args: object) -> None:
     """Pool x (n, c, h, w): at once, or image by image where x or a result is a slice of a larger tensor."""
-    names = [argument.name for argument in overload._schema.arguments if argument.is_out]
+    names = [argument.name for argument in schema_of(overload).arguments if argument.is_out]
     if all(t.is_contiguous() or t.is_contiguous(memory_format=torch.channels_last) for t in (x, *outs)):
         overload(x, *args, **dict(zip(names, outs, strict=True)))
         return
@@ -353,7 +355,7 @@ def repeat(out: Tensor, x: Tensor, times: Sequence[int]) -> None:
     aten.copy_(out.view(split), x)
 
 
-def scatter(out: Tensor, x: Tensor, source: Tensor, view: torch._ops.OpOverload, *where: int) -> None:
+def scatter(out: Tensor, x: Tensor, source: Tensor, view: OpOverload, *where: int) -> None:
     """Copy x, and the source into a view of the copy."""
     aten.copy_(out, x)
     aten.copy_(view(out, *where), source)
@@ -367,7 +369,7 @@ def strided_scatter(
     aten.copy_(out.as_strided(size, stride, out.storage_offset() + place), source)
 
 
-def copy_then(out: Tensor, x: Tensor, overload: torch._ops.OpOverload, *args: object) -> None:
+def copy_then(out: Tensor, x: Tensor, overload: OpOverload, *args: object) -> None:
     """Copy x, then apply an in-place operator to the copy."""
     aten.copy_(out, x)
     overload(out, *args)

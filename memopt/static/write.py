@@ -15,6 +15,7 @@ from torch import fx
 
 from memopt.passes.plan_buffers import Form
 from memopt.program import tensors_of
+from memopt.torch_compat.operators import OpOverload, schema_of
 
 TABLE = Path(__file__).with_name("table.json")
 
@@ -57,18 +58,18 @@ class Unfit(Exception):
 
 
 @functools.cache
-def out_overload(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+def out_overload(target: OpOverload) -> OpOverload | None:
     """The overload that computes the same with out= arguments at its end; None when there is none."""
-    packet = getattr(getattr(torch.ops, target.namespace), target._schema.name.split("::")[1])
-    if any(str(result.type) != "Tensor" for result in target._schema.returns):
+    packet = getattr(getattr(torch.ops, target.namespace), schema_of(target).name.split("::")[1])
+    if any(str(result.type) != "Tensor" for result in schema_of(target).returns):
         return None
-    ours = [(a.name, str(a.type)) for a in target._schema.arguments if a.name not in LAYOUT]
+    ours = [(a.name, str(a.type)) for a in schema_of(target).arguments if a.name not in LAYOUT]
     for name in packet.overloads():
-        overload: torch._ops.OpOverload = getattr(packet, name)
-        arguments = overload._schema.arguments
+        overload: OpOverload = getattr(packet, name)
+        arguments = schema_of(overload).arguments
         outs = [a for a in arguments if a.is_out]
         theirs = [(a.name, str(a.type)) for a in arguments if not a.is_out and a.name not in LAYOUT]
-        if outs and len(outs) == len(target._schema.returns) and theirs == ours:
+        if outs and len(outs) == len(schema_of(target).returns) and theirs == ours:
             return overload
     return None
 
@@ -80,7 +81,7 @@ def table() -> Mapping[str, Mapping[str, Any]]:
     return found["overloads"]  # type: ignore[no-any-return]
 
 
-def is_true_out(overload: torch._ops.OpOverload) -> bool:
+def is_true_out(overload: OpOverload) -> bool:
     """Whether the overload was measured to write where it is told; a generated one computes elsewhere and copies."""
     return table().get(str(overload), {}).get("kind") in ("true", "workspace")
 

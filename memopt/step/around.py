@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils import _pytree as pytree
 
 from memopt.budget import format_bytes
 from memopt.garbage import collect
 from memopt.memory.window import Window
+from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import compiled_nodes
 from memopt.torch_compat.backward import backward_task, keeps_graph
+from memopt.torch_compat.storages import id_of_storage
 
 # The first steps of a graph that are looked at; after them ever fewer, as looking takes time.
 _FIRST = 4
@@ -240,7 +241,7 @@ def _storages(values: Iterable[Any]) -> dict[int, torch.UntypedStorage]:
             with contextlib.suppress(RuntimeError, NotImplementedError):  # of a subclass without one
                 storage = value.untyped_storage()
                 if storage.data_ptr():
-                    found[int(storage._cdata)] = storage
+                    found[id_of_storage(storage)] = storage
     return found
 
 

@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memopt.memory.cost.disk import Store
 from memopt.program import Program
 from memopt.step.keys import versions
 from memopt.step.planner import GraphPeaks
+from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import compiled_nodes, when_released
+from memopt.torch_compat.storages import id_of_storage
 
 # More calls than this are not believed of a record.
 _MOST = 1 << 16
@@ -161,7 +162,7 @@ class KnownCalls:
 def arguments_of(args: Any, kwargs: Any) -> dict[int, int]:
     """Bytes of a call's arguments, by storage."""
     storages = (leaf.untyped_storage() for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-    return {storage._cdata: storage.nbytes() for storage in storages}
+    return {id_of_storage(storage): storage.nbytes() for storage in storages}
 
 
 def arguments_beside(earlier: Sequence[Ran], own: Mapping[int, int]) -> int:

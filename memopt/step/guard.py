@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memopt.budget import format_bytes
 from memopt.errors import ShortOfMemoryError
@@ -22,6 +21,8 @@ from memopt.memory.distributed import buckets_of
 from memopt.memory.reach import optimizers_in
 from memopt.memory.resident import Resident, storage_bytes
 from memopt.report.record import Report
+from memopt.torch_compat import pytree
+from memopt.torch_compat.autograd_nodes import at_end_of_backward
 
 
 class StepGuard:
@@ -112,7 +113,7 @@ def _around_step(guard: weakref.ref[StepGuard], begins: bool, *_: Any) -> None:
 
 
 def _in_backward(device: torch.device, limit_bytes: int, gradient: torch.Tensor) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(_UntilEnd(enter(device, limit_bytes)).end)
+    at_end_of_backward(_UntilEnd(enter(device, limit_bytes)).end)
 
 
 class _UntilEnd:

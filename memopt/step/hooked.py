@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from memopt.memory.hand_over import hooked_names
+from memopt.torch_compat.autograd_nodes import at_end_of_backward
 
 _LOOKS = 16  # first calls in which hooks are looked for; later only ever more rarely
 
@@ -62,7 +63,7 @@ def spare(parameter: torch.Tensor) -> None:
     def restore() -> None:
         hooks.update({key: hook for key, hook in before.items() if hooks.get(key) is instead[key]})
 
-    torch.autograd.Variable._execution_engine.queue_callback(restore)
+    at_end_of_backward(restore)
 
 
 def _if_there(hook: Callable[[torch.Tensor], None], parameter: torch.Tensor) -> None:

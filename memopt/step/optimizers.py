@@ -16,6 +16,7 @@ from memopt.budget import format_bytes
 from memopt.memory.optimizer import OptimizerFootprint, is_optimizer, name_of, state_bytes
 from memopt.memory.optimizers import Counted, count, holding, holds_some, listed, together
 from memopt.memory.reach import optimizers_in
+from memopt.torch_compat.storages import version_of
 
 
 class Optimizers:
@@ -93,7 +94,7 @@ class Optimizers:
 
     def _look(self) -> None:
         """Look for an optimizer whose steps call no hooks, as compiled ones, where parameters were written to."""
-        version = next((p._version for p in self._model.parameters() if p.requires_grad), -1)
+        version = next((version_of(p) for p in self._model.parameters() if p.requires_grad), -1)
         if version == self._written:
             return
         self._calls, before, self._written = self._calls + 1, self._written, version

@@ -17,6 +17,7 @@ from memopt.program import InputKind, Phase, Program, copy_node, is_effectful, i
 from memopt.solve.problem import StepProblem
 from memopt.solve.schedule import Schedule
 from memopt.step.own_copies import RECOMPUTED, copy_small_inputs, is_copy_of_input
+from memopt.torch_compat.operators import OpOverload
 
 _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 _BATCH_NORM_AGAIN = torch.ops.aten._native_batch_norm_legit.no_stats
@@ -269,7 +270,7 @@ def _is_operation(node: fx.Node, aliasing: Aliasing) -> bool:
 
 def again_form(node: fx.Node) -> tuple[Any, tuple[Any, ...]] | None:
     """The operator and the arguments that compute the node's value once more, or None where that is not allowed."""
-    if is_random(node) or is_effectful(node) or not isinstance(node.target, torch._ops.OpOverload):
+    if is_random(node) or is_effectful(node) or not isinstance(node.target, OpOverload):
         return None
     if node.target is _BATCH_NORM:
         data, weight, bias, _, _, training, momentum, epsilon = node.args

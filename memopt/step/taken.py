@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memopt.capture.lending import position_of
 from memopt.garbage import collect
@@ -18,6 +17,8 @@ from memopt.memory.allocator import retries_of, settled_bytes
 from memopt.memory.allocator_limit import held_bytes, lifted
 from memopt.program import OutputKind, Program
 from memopt.synthesis import same_random_state
+from memopt.torch_compat.fake_tensors import no_fake_mode
+from memopt.torch_compat.tracing_context import out_of_trace
 
 # Steps that are taken: the first one chooses kernels, and takes more for it than later ones. Under the limit some more:
 # where blocks lie changes from one step to the next.
@@ -84,7 +85,7 @@ def take_step(
     """
     short = Short()
     limit = contextlib.nullcontext() if held else lifted(device)
-    with unset_fake_temporarily(), torch._guards.tracing(None), same_random_state(given), limit:
+    with no_fake_mode(), out_of_trace(), same_random_state(given), limit:
         try:
             first = settled_bytes(device)
             for _ in range(_HELD_STEPS if held else _STEPS):

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from memopt.backends.aten import emit, emit_pieces
 from memopt.backends.hand_over import drained
@@ -23,6 +22,7 @@ from memopt.phases import phase
 from memopt.program import InputKind, Phase, Program
 from memopt.step.planned import Planned
 from memopt.synthesis import is_cuda, same_random_state, synthesize
+from memopt.torch_compat import pytree
 
 
 class TrialError(RuntimeError):

@@ -11,10 +11,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from memopt.program import Program
 from memopt.step.corrections import corrected
+from memopt.torch_compat.dispatch import no_autocast
 
 if TYPE_CHECKING:
     from memopt.session import Session
@@ -99,5 +98,5 @@ def _training(collect: Callable[[], list[Program]]) -> list[Program]:
 
 
 def _plan(session: Session, programs: Sequence[Program], *, settled: bool = True) -> None:
-    with torch._C._DisableAutocast():  # the casts are in the programs
+    with no_autocast():  # the casts are in the programs
         session.plan_training(programs, settled=settled)

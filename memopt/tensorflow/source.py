@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from memopt.capture.export import from_module
 from memopt.convert.emit import tensors
@@ -17,6 +16,7 @@ from memopt.convert.key_values import without_cache
 from memopt.convert.verify import like
 from memopt.pass_manager import Pass, PassManager
 from memopt.program import OutputKind, Program
+from memopt.torch_compat import pytree
 
 # Batch sizes to capture a model at, besides its example's; a size of one would hide what depends on it.
 _CAPTURED = (2, 3, 5)

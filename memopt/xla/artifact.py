@@ -11,10 +11,10 @@ import jax.export
 import jax.numpy as jnp
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from memopt.errors import first_line
 from memopt.program import Input, InputKind, Output, Program
+from memopt.torch_compat import pytree
 from memopt.xla.legalize import where
 from memopt.xla.lower import VARIED, Lowered, lower, precision
 from memopt.xla.table import LowerError

@@ -11,13 +11,14 @@ from unittest import mock
 import torch
 from torch import fx
 from torch._decomp import decomposition_table
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
 from memopt.errors import first_line
 from memopt.program import is_random, source_line
 from memopt.propagation import fake_mode
+from memopt.torch_compat import pytree
+from memopt.torch_compat.fake_tensors import FakeTensor
+from memopt.torch_compat.operators import OpOverload
 from memopt.xla import (
     attention,
     convolution,
@@ -122,7 +123,7 @@ def _enter(graph: fx.Graph, node: fx.Node, mapping: dict[fx.Node, Any], top: fx.
     try:
         _write_out(graph, node, mapping, top, depth)
     except LowerError:
-        if not isinstance(node.target, torch._ops.OpOverload) or is_random(node) or not torchax_lowering(node.target):
+        if not isinstance(node.target, OpOverload) or is_random(node) or not torchax_lowering(node.target):
             raise
         mapping[node] = copied = graph.node_copy(node, lambda n: mapping[n])
         copied.meta = dict(node.meta)
@@ -150,12 +151,12 @@ def _write_out(graph: fx.Graph, node: fx.Node, mapping: dict[fx.Node, Any], top:
 def _has_lowering(node: fx.Node) -> bool:
     if node.target is operator.getitem or node.target in LOWERINGS:
         return True
-    if not isinstance(node.target, torch._ops.OpOverload) or is_random(node):
+    if not isinstance(node.target, OpOverload) or is_random(node):
         return False  # torchax draws from keys of its own, some of them constant
     return not _decomposes(node.target) and torchax_lowering(node.target) is not None
 
 
-def _decomposes(target: torch._ops.OpOverload) -> bool:
+def _decomposes(target: OpOverload) -> bool:
     return target in decomposition_table or target.has_kernel_for_dispatch_key(
         torch._C.DispatchKey.CompositeImplicitAutograd
     )
@@ -164,7 +165,7 @@ def _decomposes(target: torch._ops.OpOverload) -> bool:
 def _written_out(node: fx.Node) -> fx.GraphModule | None:
     """The operator as a graph of simpler ones, of its tensor operands in order."""
     target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload) or not _decomposes(target) or is_random(node):
+    if not isinstance(target, OpOverload) or not _decomposes(target) or is_random(node):
         return None
     function = decomposition_table.get(target) or target.decompose
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))

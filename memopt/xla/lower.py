@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from memopt.errors import first_line
 from memopt.program import Program, is_random, tensors_of
+from memopt.torch_compat import pytree
+from memopt.torch_compat.operators import OpOverload, schema_of
 from memopt.xla.legalize import legalize, torchax_lowering, where
 from memopt.xla.table import LOWERINGS, WITH_CONTEXT, Context, LowerError, jax_dtype, random_key
 
@@ -108,9 +109,9 @@ def _is_wide(value: Any) -> bool:
 
 def _numbers(node: fx.Node) -> dict[str, Any]:
     """The numbers among a node's operands by name: those that it computes with, not sizes and positions."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return {}
-    arguments = node.target._schema.arguments
+    arguments = schema_of(node.target).arguments
     given = {argument.name: value for argument, value in zip(arguments, node.args, strict=False)} | node.kwargs
     operands = {argument.name for argument in arguments if str(argument.type) in _OPERANDS}
     return {name: value for name, value in given.items() if name in operands and isinstance(value, (int, float))}
@@ -132,7 +133,7 @@ def _check_fill(node: fx.Node) -> None:
 def _draws(node: fx.Node) -> bool:
     if node.op != "call_function" or not is_random(node):
         return False
-    schema = node.target._schema  # type: ignore[union-attr]
+    schema = schema_of(node.target)
     for index, argument in enumerate(schema.arguments):
         if argument.name == "dropout_p":
             given = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)

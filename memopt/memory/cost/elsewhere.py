@@ -9,6 +9,7 @@ from torch import fx
 
 from memopt.program import Program
 from memopt.propagation import fake_mode
+from memopt.torch_compat.storages import id_of_storage
 
 
 def first_of(device_type: str) -> torch.device:
@@ -44,7 +45,7 @@ def _twin(
 ) -> torch.Tensor:
     """A fake tensor of the same layout on the device, in the twin of the tensor's storage."""
     storage = tensor.untyped_storage()
-    key = storage._cdata, tensor.dtype
+    key = id_of_storage(storage), tensor.dtype
     if key not in storages:
         elements = storage.nbytes() // tensor.element_size()
         storages[key] = torch.empty(elements, dtype=tensor.dtype, device=device)

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
+
+from memopt.torch_compat import pytree
 
 
 def key_of(node: fx.Node) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from memopt.torch_compat.fake_tensors import no_fake_mode
 
 # What is copied: so much that what a copy costs before it does anything is nothing.
 LINK_BYTES = 2**26
@@ -16,7 +17,7 @@ def measure_link(device: torch.device) -> tuple[float, float]:
     Raises:
         RuntimeError: memory is short, on the device or on the host.
     """
-    with unset_fake_temporarily(), torch.no_grad(), torch.cuda.device(device):
+    with no_fake_mode(), torch.no_grad(), torch.cuda.device(device):
         here = torch.zeros(LINK_BYTES, dtype=torch.uint8, device=device)
         host = torch.zeros(LINK_BYTES, dtype=torch.uint8).pin_memory()
         rates = _rate(host, here), _rate(here, host)

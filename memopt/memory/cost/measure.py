@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils import _pytree as pytree
 
 from memopt.memory.cost.devices import CPU, Device
 from memopt.memory.cost.key import processor_name
@@ -21,6 +19,10 @@ from memopt.memory.cost.roofline import is_light, operands_of, span
 from memopt.memory.measure import record
 from memopt.patterns.product_sums import ADD_PRODUCT, ADD_PRODUCT_OVER
 from memopt.program import tensors_of
+from memopt.torch_compat import pytree
+from memopt.torch_compat.cuda_memory import free_workspaces
+from memopt.torch_compat.dispatch import no_autocast
+from memopt.torch_compat.fake_tensors import no_fake_mode
 
 _ALIGNMENT = 64  # elements between two inputs that share a buffer
 _REPEATS = 5
@@ -87,15 +89,15 @@ def _by_itself(device: torch.device, nodes: Sequence[fx.Node] = ()) -> Iterator[
     if device.type == "cuda":
         cuda.add(device.index)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(unset_fake_temporarily())
-        stack.enter_context(torch._C._DisableAutocast())
+        stack.enter_context(no_fake_mode())
+        stack.enter_context(no_autocast())
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.random.fork_rng(devices=sorted(cuda)))
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
             torch.cuda.empty_cache()
             stack.callback(torch.cuda.empty_cache)
-            stack.callback(torch._C._cuda_clearCublasWorkspaces)  # a step that multiplies nothing goes without
+            stack.callback(free_workspaces)  # a step that multiplies nothing goes without
         yield
 
 

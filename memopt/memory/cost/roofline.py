@@ -18,6 +18,8 @@ from torch.utils.flop_counter import flop_registry
 from memopt.memory.cost.devices import Device
 from memopt.program import argument, is_view, tensors_of
 from memopt.targets import is_pointwise
+from memopt.torch_compat.operators import OpOverload
+from memopt.torch_compat.storages import storage_id
 
 _ATEN = torch.ops.aten
 # Operators of one element at a time that PyTorch does not tag as such.
@@ -49,8 +51,8 @@ def makes_nothing(node: fx.Node) -> bool:
     if node.target is operator.getitem or is_view(node) or not tensors_of(node):
         return True
     # Views that their schemas do not call so (_unsafe_view).
-    there = {tensor.untyped_storage()._cdata for tensor in operands_of(node) if tensor.layout is torch.strided}
-    return all(t.layout is torch.strided and t.untyped_storage()._cdata in there for t in tensors_of(node))
+    there = {storage_id(tensor) for tensor in operands_of(node) if tensor.layout is torch.strided}
+    return all(t.layout is torch.strided and storage_id(t) in there for t in tensors_of(node))
 
 
 def is_light(node: fx.Node) -> bool:
@@ -59,7 +61,7 @@ def is_light(node: fx.Node) -> bool:
     Their time depends on what they are fused with, so it is never measured.
     """
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return False
     return is_pointwise(target) or target in _ALSO_POINTWISE or not operands_of(node)
 
@@ -140,7 +142,7 @@ def _is_causal(node: fx.Node) -> bool:
 
 def bytes_moved(node: fx.Node) -> int:
     """Bytes that one call reads and writes, each element that it touches once."""
-    results = {tensor.untyped_storage()._cdata: touched_bytes(tensor) for tensor in tensors_of(node)}
+    results = {storage_id(tensor): touched_bytes(tensor) for tensor in tensors_of(node)}
     written = sum(results.values())
     read = [touched_bytes(tensor) for tensor in operands_of(node)]
     if read and getattr(node.target, "overloadpacket", None) in _PICKING:

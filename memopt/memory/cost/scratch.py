@@ -9,6 +9,7 @@ from memopt.fake_calls import CHANNELS_LAST
 from memopt.memory.cost.roofline import makes_nothing, operands_of, span
 from memopt.memory.rounding import allocated_bytes
 from memopt.program import tensors_of
+from memopt.torch_compat.storages import storage_id
 
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 _CHANNELS = 8
@@ -19,9 +20,7 @@ def output_bytes(node: fx.Node) -> int:
     """Bytes that the allocator takes for the node's results; 0 for views."""
     if makes_nothing(node):
         return 0
-    sizes = {
-        t.untyped_storage()._cdata: allocated_bytes(t.untyped_storage().nbytes(), t.device) for t in tensors_of(node)
-    }
+    sizes = {storage_id(t): allocated_bytes(t.untyped_storage().nbytes(), t.device) for t in tensors_of(node)}
     return sum(sizes.values())
 
 

@@ -28,6 +28,7 @@ from memopt.memory.cost.scratch import output_bytes, workspace_bytes
 from memopt.memory.measure import is_profiled
 from memopt.phases import phase
 from memopt.program import Program, is_effectful, is_random, tensors_of
+from memopt.torch_compat.operators import OpOverload
 
 _ON_CPU = 2**31  # bytes with which an operator is run on CPU unless a limit is given
 _CALIBRATION, _LINK = "calibration", "link"
@@ -246,7 +247,7 @@ class CostTable:
         return limit - clock_bytes(device)
 
     def _may_run(self, node: fx.Node) -> bool:
-        if self.target is not None or not isinstance(node.target, torch._ops.OpOverload):
+        if self.target is not None or not isinstance(node.target, OpOverload):
             return False
         if "c10d" in node.target.namespace:
             return False  # a collective would wait for the other ranks

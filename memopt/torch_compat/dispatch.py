@@ -1,0 +1,48 @@
+"""What stands between a call of an operator and its kernel: dispatch modes, autocast, classes of tensors.
+
+Tried on torch 2.11 and 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+
+
+def no_modes() -> contextlib.AbstractContextManager[Any]:
+    """Within: no dispatch mode is in force, fake tensors' neither; real tensors are made and computed with."""
+    return _disable_current_modes()
+
+
+def no_autocast() -> contextlib.AbstractContextManager[Any]:
+    """Within: autocast changes no operator, on any device."""
+    return torch._C._DisableAutocast()
+
+
+def no_python_dispatch() -> contextlib.AbstractContextManager[Any]:
+    """Within: operators see through classes of tensors to the memory that they have of their own."""
+    return torch._C._DisableTorchDispatch()
+
+
+def is_wrapper(value: object) -> bool:
+    """Whether a value is a tensor of a class that wraps other tensors, which torch.compile traces through."""
+    return is_traceable_wrapper_subclass(value)
+
+
+def function_modes() -> int:
+    """How many `TorchFunctionMode`s are in force in this thread."""
+    return int(torch._C._len_torch_function_stack())
+
+
+def has_kernel(operator: str, key: str) -> bool:
+    """Whether an operator has a kernel of its own for a dispatch key.
+
+    Args:
+        operator: with namespace, `aten::gelu`.
+        key: `CUDA`, say.
+    """
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator, key))
