@@ -8,12 +8,12 @@ accumulates them, calls hooks, and waits for what other parts of the graph add: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from memopt.step.backward_entry import no_gradient, refuse
+from memopt.step.backward_entry import look_of, no_gradient, refuse
 from memopt.step.hooked import spare
 from memopt.torch_compat.backward import running_node
 
@@ -37,14 +37,14 @@ class Step:
         self._pieces: Iterator[None] | None = None
         self._given: dict[int, Sequence[Any]] = {}
         self._advance: Callable[[list[Any]], Sequence[Any]] = _advance
-        self._none: frozenset[int] = frozenset()
+        self._rest: Callable[[Sequence[Any]], Sequence[Any]] = list
 
     def begin(
         self,
         generate: Generate,
         args: list[Any],
         advance: Callable[[list[Any]], Sequence[Any]],
-        none: frozenset[int],
+        node: Any,
         outputs: Sequence[Sequence[int]],
     ) -> None:
         """Run backward to its first hand-over.
@@ -53,20 +53,25 @@ class Step:
             generate: makes the generator of it.
             args: of it.
             advance: runs a piece.
-            none: which of backward's results are no gradients, as the loss does not use what they come of.
+            node: of autograd's graph, whose backward it is.
             outputs: by hand-over, which of the results it gives.
         """
-        self._given, self._none = {}, none
+        none, look = no_gradient(node), look_of(node)
+
+        def taken(pairs: Iterable[tuple[int, Any]]) -> list[Any]:
+            values = [None if place in none else value for place, value in pairs]
+            look(values)
+            return values
 
         def give(number: int, gradients: Sequence[Any]) -> None:
-            pairs = zip(outputs[number], gradients, strict=True)
-            self._given[number] = [None if place in none else value for place, value in pairs]
+            self._given[number] = taken(zip(outputs[number], gradients, strict=True))
 
+        self._given, self._rest = {}, lambda gradients: taken(enumerate(gradients))
         self._pieces, self._advance = generate(args, give), advance
-        torch.autograd.Variable._execution_engine.queue_callback(self._look)
+        torch.autograd.Variable._execution_engine.queue_callback(self._see)
         self._run_on()
 
-    def _look(self) -> None:
+    def _see(self) -> None:
         if any(parameter.grad is not None for parameter in self._handed):
             self._keeps()
 
@@ -79,7 +84,7 @@ class Step:
     def _run_on(self) -> None:
         done = self._advance([self._pieces])
         if done:
-            self._given[REST] = [None if place in self._none else value for place, value in enumerate(done[0])]
+            self._given[REST] = self._rest(done[0])
             self._pieces = None
 
 
@@ -105,7 +110,7 @@ def in_pieces(
         step = next((relay.memopt_step for relay in relays if hasattr(relay, "memopt_step")), None)
         if step is None:
             raise RuntimeError("backward was called apart from the step that it belongs to")
-        step.begin(generate, args, advance, no_gradient(node), outputs)
+        step.begin(generate, args, advance, node, outputs)
         return [None] * count
 
     marked: Any = backward

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from memopt.call_start import contents_of, refill
 from memopt.capture.writes import may_overlap
@@ -69,6 +70,7 @@ class Before:
         self.random = _random_states()
         written = [_once_each(tensor.detach()) for tensor in _written(model, args, kwargs).values()]
         self._tensors = [(tensor, tensor.clone()) for tensor in written]
+        self.histories = {name: _History(tensor) for name, tensor in _written(model, args, kwargs).items()}
         self._attributes = [
             (module, {key: (value, contents_of(value)) for key, value in module.__dict__.items()})
             for module in model.modules()
@@ -88,7 +90,34 @@ class Before:
             for tensor, value in self._tensors:
                 if not _same(tensor, value):
                     tensor.copy_(value)
+        for history in self.histories.values():
+            history.restore()
         _set_random_states(self.random)
+
+
+class _History:
+    """What a tensor was computed from, to return to after a call that has written to it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._node, self._trained = tensor, tensor.grad_fn, tensor.requires_grad
+        self._copy = tensor.clone() if self._node is not None and torch.is_grad_enabled() else None
+        self.source = get_gradient_edge(tensor) if self._trained else None  # what gradients of it are asked of
+
+    @property
+    def written(self) -> bool:
+        """Whether it has come of something else since."""
+        return self._tensor.grad_fn is not self._node
+
+    def restore(self) -> None:
+        if not self.written:
+            return
+        if not self._tensor._is_view():
+            self._tensor.detach_()
+            self._tensor.requires_grad_(self._trained and self._copy is None)
+        if self._copy is not None:  # a copy of what has the history has it, too
+            with torch.enable_grad():
+                self._tensor.copy_(self._copy)
+            self._node, self.source = self._tensor.grad_fn, get_gradient_edge(self._tensor)
 
 
 def verified(
@@ -126,7 +155,7 @@ def verified(
     found = _outcome(before, held.pop)
     before.restore()
     expected = _outcome(before, lambda: model(*args, **kwargs))
-    found = _as_far(expected, found)
+    found, expected = _as_far(expected, found), _as_far(found, expected)
     before.restore()
     # Engines draw otherwise on devices alone.
     draws = any(not torch.equal(a, b) for a, b in zip(before.random[:-1], expected.random[:-1], strict=True))
@@ -164,12 +193,17 @@ def _outcome(before: Before, call: Callable[[], Any]) -> Outcome:
     values.update(_attributes(before.model))
     random = _random_states()
     shared = frozenset(pair for pair in shared_memory({**tensors, **written}) if pair[0] in tensors)
-    values.update(_gradients(tensors, {n: t for n, t in written.items() if t.requires_grad}))
+    sources = {name: history.source for name, history in before.histories.items() if history.source is not None}
+    ends = [*tensors.values(), *(written[name] for name, history in before.histories.items() if history.written)]
+    values.update(_gradients(ends, sources))
     return Outcome(facts, shared, values, random)
 
 
 def _as_far(expected: Outcome, found: Outcome) -> Outcome:
-    """What was found, without gradients where the model has written to what those of all outputs together need."""
+    """What was found, without gradients where the other's cannot be had.
+
+    The model may have written to what those of all outputs together need.
+    """
     if any(name.startswith("gradient of ") for name in expected.values):
         return found
     values = {name: value for name, value in found.values.items() if not name.startswith("gradient of ")}
@@ -185,9 +219,9 @@ def leaves_of(value: Any) -> Iterator[Any]:
             yield leaf
 
 
-def _gradients(outputs: Mapping[str, torch.Tensor], sources: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def _gradients(outputs: Sequence[torch.Tensor], sources: Mapping[str, GradientEdge]) -> dict[str, Any]:
     """The gradients of all that requires one, by tangents that are random and the same each time."""
-    ends = [tensor for tensor in outputs.values() if tensor.requires_grad and tensor.grad_fn is not None]
+    ends = [tensor for tensor in outputs if tensor.requires_grad and tensor.grad_fn is not None]
     if not ends or not sources:
         return dict.fromkeys(f"gradient of {name}" for name in sources)
     tangents = []
@@ -195,10 +229,14 @@ def _gradients(outputs: Mapping[str, torch.Tensor], sources: Mapping[str, torch.
         generator = torch.Generator().manual_seed(index)
         tangent = torch.randn(end.shape, generator=generator, dtype=torch.float64)
         tangents.append(tangent.to(end.device, end.dtype))
+    # What wrote to a view stays in the history of its base, through which later gradients go.
+    retain = any(tensor._is_view() for tensor in outputs)
+    wanted = list(sources.values())
     try:
-        found = torch.autograd.grad(ends, list(sources.values()), tangents, allow_unused=True)
+        found = torch.autograd.grad(ends, wanted, tangents, retain_graph=retain, allow_unused=True)
     except RuntimeError as error:
-        if "modified by an inplace operation" not in str(error):
+        # torch's own bug where a call has written to a view of what has a history: CopySlices asks for too little.
+        if "modified by an inplace operation" not in str(error) and "should_execute" not in str(error):
             raise
         return {}
     return {f"gradient of {name}": gradient for name, gradient in zip(sources, found, strict=True)}

@@ -270,8 +270,14 @@ def _copied(node: fx.Node) -> fx.Node | None:
     source: Any = None
     if node.target in COPIES and not node.kwargs.get("pin_memory"):
         source = node.args[0]
+        if not isinstance(source, fx.Node):  # a number, within vmap
+            return None
         widened: Any = source.args[0] if source.target is aten._to_copy.default else None
-        if _kind(widened) == _kind(node) != _kind(source) and _widens(widened.meta["val"], source.meta["val"]):
+        if (
+            isinstance(widened, fx.Node)
+            and _kind(widened) == _kind(node) != _kind(source)
+            and _widens(widened.meta["val"], source.meta["val"])
+        ):
             source = widened
     elif node.target is aten.copy.default:
         source = node.args[1]

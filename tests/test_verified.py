@@ -263,3 +263,41 @@ def test_what_shows_elements_many_times_is_returned_to():
     base.zero_()
     before.restore()
     assert base.equal(torch.arange(6.0))
+
+
+class Writes(nn.Module):
+    """Writes to its input, and reads it afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x, y):
+        x.mul_(y)
+        x[torch.tensor([0, -1])] = y[0]
+        return self.linear(x).sin(), torch.as_strided(x, (3, 2), (1, 1))
+
+
+GIVEN = {
+    "a leaf": lambda w: X.clone(),
+    "computed": lambda w: w * 2,
+    "a view": lambda w: (w * 2).t().contiguous().t(),
+    "a view of what is computed": lambda w: (w * 2)[1:],
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_a_written_argument_was_computed_of_is_returned_to(name):
+    found = []
+    for compiled in (False, True):
+        model, w = Writes(), X.clone().requires_grad_()
+        call = memopt.compile(model, backend="aten", verify="full") if compiled else model
+        for _ in range(2):
+            w.grad, x = None, GIVEN[name](w)
+            y = (torch.ones_like(x) * 1.5).requires_grad_()
+            outputs = call(x, y)
+            (sum(out.sum() for out in outputs) + x.square().sum()).backward()
+            found.append([*outputs, x, y.grad, w.grad, model.linear.weight.grad])
+    for expected, value in zip(found[:2], found[2:], strict=True):
+        torch.testing.assert_close(value, expected)

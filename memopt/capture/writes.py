@@ -3,31 +3,37 @@
 A graph is captured as functions: a write to a view becomes a new value of the tensor that the view shows. Of some views
 there is no such value. `unfold` with a step gives zeros for what lies between the windows, and sums where they overlap;
 so does an `as_strided` that shows an element twice, and `expand`. `as_strided` of a view is refused by torch itself.
-`masked_scatter_` from what it writes to reads what it has written in the model, one element after the other.
+What is written from other places of the same memory (`x[1:] += x[:-1]`, `masked_scatter_`) reads in the model what it
+has written, one element after the other, and in a graph what was there before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from memopt.capture.dynamo_graph import name_of, value_of, writes
+from memopt.capture.dynamo_graph import name_of, storages_of, value_of, writes
 from memopt.capture.export import CaptureError
-from memopt.capture.written_layout import keep_layout, other_layout
+from memopt.capture.overlap import same_places, share_elements
+from memopt.capture.written_layout import as_tiles, keep_layout, other_layout
 from memopt.program import source_line
 from memopt.torch_compat import pytree
 from memopt.torch_compat.dispatch import TorchDispatchMode
 from memopt.torch_compat.operators import schema_of
-from memopt.torch_compat.storages import storage_id
+from memopt.torch_compat.symbols import is_symbolic
 
 aten = torch.ops.aten
 
 # Parts of the names of what makes such views, in Dynamo's graphs.
 _SUSPECTS = ("as_strided", "broadcast", "cartesian", "expand", "meshgrid", "unfold")
+
+# Operators that read an operand once, before they write; and those that read, for an element, not what is at its place.
+_OF_ONE_NUMBER = ("fill_", "masked_fill_", "index_fill_")
+_ANY_ORDER = ("addbmm", "addmm", "addmv", "addr_", "baddbmm", "index", "masked_scatter", "put_", "scatter")
 
 _INSTEAD = "write to the elements themselves (y[:, [0, 5]] *= 2), or to a copy that takes the tensor's place"
 
@@ -60,17 +66,24 @@ def refuse_lost_writes(graph_module: fx.GraphModule) -> None:
         raise CaptureError(run.watch.lost)
     for node in run.watch.laid_out_anew:
         keep_layout(node)
-    if run.watch.laid_out_anew:
+    for node in run.watch.tiles:
+        as_tiles(node)
+    if run.watch.laid_out_anew or run.watch.tiles:
         graph_module.recompile()
 
 
 def _may_lose(node: fx.Node) -> bool:
     """Whether a write may read what it writes, or the capture lay out anew what it writes to."""
-    target = node.args[0] if node.args else None
-    value = value_of(target) if isinstance(target, fx.Node) else None
-    if name_of(node) == "masked_scatter_":
+    out = node.kwargs.get("out")
+    targets, given = ([out], node.args) if out is not None else (node.args[:1], (node.args[1:], node.kwargs))
+    written, others = (
+        [leaf for leaf in pytree.tree_leaves(part) if isinstance(leaf, fx.Node)] for part in (targets, given)
+    )
+    values = [value for value in map(value_of, written) if isinstance(value, torch.Tensor)]
+    if any(value.layout is torch.strided and not value.is_contiguous() for value in values):
         return True
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_contiguous()
+    memory = frozenset[int]().union(*map(storages_of, written))
+    return any(not memory.isdisjoint(storages_of(other)) for other in others)
 
 
 def _like(value: torch.Tensor) -> torch.Tensor:
@@ -97,6 +110,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.node: fx.Node | None = None
         self.lost = ""  # what is said of the first write to one
         self.laid_out_anew: dict[fx.Node, None] = {}
+        self.tiles: dict[fx.Node, None] = {}  # calls of unfold() whose windows neither overlap nor leave gaps
         self._faults: dict[int, str] = {}
         self._views: set[int] = set()
         self._alive: list[Any] = []  # as long as ids are looked up
@@ -104,14 +118,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         schema = schema_of(func)
-        for place, argument in enumerate(schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                given = args[place] if place < len(args) else kwargs.get(argument.name)
-                for tensor in pytree.tree_leaves(given):
-                    if id(tensor) in self._faults:
-                        self._refuse(f"writes through {self._faults[id(tensor)]}", _INSTEAD)
-        if func is aten.masked_scatter_.default and _overlap(args[0], args[2]):
-            self._refuse("masked_scatter_() reads what it writes", "clone() what it takes the elements of")
+        written, read = _operands(schema, args, kwargs)
+        for tensor in written:
+            if id(tensor) in self._faults:
+                self._refuse(f"writes through {self._faults[id(tensor)]}", _INSTEAD)
+        if any(_reads_written(func, tensor, other) for tensor in written for other in read):
+            self._refuse(f"{_called(func)} reads what it writes", "clone() what it takes the elements of")
         if self.node is not None and schema.is_mutable and other_layout(func, args, kwargs):
             self.laid_out_anew[self.node] = None
         result = func(*args, **kwargs)
@@ -124,6 +136,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _follow(self, func: Any, source: torch.Tensor, view: torch.Tensor, args: Sequence[Any]) -> None:
         fault = self._faults.get(id(source)) or _fault(func, source, view, args)
+        if func is aten.unfold.default and fault is None and self.node is not None and source.dim():
+            self.tiles[self.node] = None
         if func is aten.as_strided.default and id(source) in self._views:
             fault = fault or "as_strided() of a view"
         if fault is not None:
@@ -137,6 +151,33 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             where = source_line(self.node) or f"node {self.node.name}"
             self.lost = f"{where}: {fault}, which no graph can hold: {instead}"
             raise RuntimeError(self.lost)
+
+
+def _operands(
+    schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tensors that a call of an operator writes to, and those that it reads alone."""
+    found: tuple[list[Any], list[Any]] = ([], [])
+    for place, argument in enumerate(schema.arguments):
+        given = args[place] if place < len(args) else kwargs.get(argument.name)
+        writes = argument.alias_info is not None and argument.alias_info.is_write
+        found[0 if writes else 1].extend(pytree.tree_leaves(given))
+    written, read = ([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] for leaves in found)
+    return written, read
+
+
+def _reads_written(func: Any, written: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether an operator may read an element of `other` after it has written it as one of `written`."""
+    strided = all(item.layout is torch.strided and not is_symbolic([item]) for item in (written, other))
+    if not strided or not share_elements(written, other):
+        return False
+    name = schema_of(func).name.split("::")[-1]
+    return not (name.startswith(_OF_ONE_NUMBER) or (same_places(written, other) and not name.startswith(_ANY_ORDER)))
+
+
+def _called(func: Any) -> str:
+    name = schema_of(func).name.split("::")[-1]
+    return {"copy_": "a copy within one tensor", "index_put_": "an assignment by index"}.get(name, f"{name}()")
 
 
 def _fault(func: Any, source: torch.Tensor, view: torch.Tensor, args: Sequence[Any]) -> str | None:
@@ -168,17 +209,3 @@ def may_overlap(view: torch.Tensor) -> bool:
             return True
         reach += stride * (size - 1)
     return False
-
-
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors show the same memory between their first and last elements."""
-    if storage_id(one) != storage_id(other):
-        return False
-    ends = [
-        (
-            view.storage_offset(),
-            view.storage_offset() + sum((n - 1) * stride for n, stride in zip(view.shape, view.stride(), strict=True)),
-        )
-        for view in (one, other)
-    ]
-    return bool(ends[0][0] <= ends[1][1] and ends[1][0] <= ends[0][1])

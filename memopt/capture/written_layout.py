@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.capture.dynamo_graph import name_of
 from memopt.torch_compat.dispatch import TorchDispatchMode
 from memopt.torch_compat.operators import overload_name, schema_of
 
@@ -47,6 +48,23 @@ def keep_layout(node: fx.Node) -> None:
         node.op, target = "call_function", _method(str(name))
     if node.op == "call_function":
         node.target = _kept(target, str(name))
+
+
+def as_tiles(node: fx.Node) -> None:
+    """Have a call of `unfold` in a graph of Dynamo's, whose windows tile the tensor, show them by other views.
+
+    torch writes through those; what it writes through `unfold` is laid out anew, contiguous.
+    """
+    if name_of(node) == "unfold" and (node.op == "call_method" or node.target is torch.ops.aten.unfold.default):
+        node.op, node.target = "call_function", _tiles
+
+
+def _tiles(source: Any, dimension: int, size: int, step: int) -> Any:
+    dimension %= source.dim()
+    return source.unflatten(dimension, (-1, size)).movedim(dimension + 1, -1)
+
+
+_tiles.__name__ = _tiles.__qualname__ = "unfold"  # what is asked of nodes goes by it
 
 
 def _method(name: str) -> Callable[..., Any]:

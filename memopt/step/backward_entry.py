@@ -26,6 +26,7 @@ from memopt.torch_compat.returned import lent_values
 # between forward and backward does so in every step.
 _CALLS = 3
 _NONE = "memopt: no gradients"  # in the metadata of autograd's node
+_CHANGED = "memopt: changed, and of no gradient that is given"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,31 +133,39 @@ class _Entry:
         """
         known = len(gradients) == self._facts.outputs
         missing = {place for place, gradient in enumerate(gradients) if known and gradient is None}
-        self._look(missing)
+        changed = self._look(missing)
         if not keeps_graph():
             self._stamps, self._lent = [], []  # the caller's tensors are the caller's
         none = self._without(missing) if known else []
         node = running_node()
-        node.metadata[_NONE] = frozenset(none)
-        if none or torch.is_grad_enabled():
+        node.metadata[_NONE], node.metadata[_CHANGED] = frozenset(none), changed
+        if none or changed or torch.is_grad_enabled():
             _Exit(node, none, len(self._facts.sources))
 
-    def _look(self, missing: Collection[int]) -> None:
+    def _look(self, missing: Collection[int]) -> tuple[str, ...]:
+        """Names of what was changed that no gradient given is of: of the others it is refused."""
         given = {place for place in range(self._facts.outputs) if place not in missing}
         unread = {item.name for item in self._facts.in_part if given.isdisjoint(item.outputs)}
+        harmless: list[str] = []
         for value, version, item in self._lent:
-            if value._version != version and not given.isdisjoint(item.outputs):
-                what = "recomputes activations from it, or keeps it for them" if item.recomputed else "reads it"
-                raise RuntimeError(
-                    f"{item.name} was changed between forward and backward, which {what}: change it after backward(), "
-                    "or call the original model in such a step"
-                )
+            if value._version == version:
+                continue
+            if given.isdisjoint(item.outputs):
+                harmless.append(item.name)
+                continue
+            what = "recomputes activations from it, or keeps it for them" if item.recomputed else "reads it"
+            raise RuntimeError(
+                f"{item.name} was changed between forward and backward, which {what}: change it after backward(), "
+                "or call the original model in such a step"
+            )
         try:
             with torch.no_grad():
                 for stamp in self._stamps:
                     if stamp.name not in unread:
                         stamp.check()
-            return
+                    elif stamp.differs():
+                        harmless.append(stamp.name)
+            return tuple(harmless)
         except torch.OutOfMemoryError as error:
             reason = self._say(error)
         raise ShortOfMemoryError(reason)  # out here, so that no traceback holds on to the step's tensors
@@ -171,13 +180,14 @@ class _Exit:
     """What becomes of the gradients that one run of backward returns."""
 
     def __init__(self, node: Any, none: Sequence[int], count: int) -> None:
-        self._none, self._count = frozenset(none), count
+        self._none, self._count, self._look = frozenset(none), count, look_of(node)
         self._next = [edge for edge, _ in node.next_functions]
         self._handle = node.register_hook(self.end)
 
     def end(self, returned: Sequence[torch.Tensor | None], _: Any) -> Any:
         """Called with what backward returns; returns what autograd takes instead, None for the same."""
         self._handle.remove()
+        self._look([value for place, value in enumerate(returned) if place not in self._none])
         if torch.is_grad_enabled():
             for node in {value.grad_fn for value in returned if value is not None and value.grad_fn is not None}:
                 node.register_prehook(refuse)
@@ -194,6 +204,28 @@ def no_gradient(node: Any) -> frozenset[int]:
     """Which results of the backward that a node runs are no gradients: the loss does not use what they come of."""
     found: frozenset[int] = node.metadata.get(_NONE, frozenset())
     return found
+
+
+def look_of(node: Any) -> Callable[[Sequence[Any]], None]:
+    """What looks at the gradients that the backward of a node gives.
+
+    What was changed between forward and backward goes into them times zero where it belongs to outputs that the loss
+    does not use: that is nothing unless its derivative is infinite.
+
+    Raises:
+        RuntimeError: when called with gradients that are not finite, after such a change.
+    """
+    names: tuple[str, ...] = node.metadata.get(_CHANGED, ())
+
+    def look(gradients: Sequence[Any]) -> None:
+        numbers = (value for value in gradients if isinstance(value, torch.Tensor) and value.is_floating_point())
+        if names and not all(bool(value.isfinite().all()) for value in numbers):
+            raise RuntimeError(
+                f"{names[0]} was changed between forward and backward, and gradients are not finite: change it after "
+                "backward(), or call the original model in such a step"
+            )
+
+    return look
 
 
 def refuse(_: Any) -> None:
@@ -220,14 +252,15 @@ class _Stamp:
             with torch.no_grad(), contextlib.suppress(RuntimeError, NotImplementedError):  # a layout without storage
                 self._contents = fingerprint_of(value)
 
-    def check(self) -> None:
+    def differs(self) -> bool:
         if self._before is None:
-            return
+            return False
         if self._contents is not None:
-            same = same_fingerprint(self._contents, fingerprint_of(self._value))
-        else:
-            same = self._before == _place(self._value)
-        if not same:
+            return not same_fingerprint(self._contents, fingerprint_of(self._value))
+        return self._before != _place(self._value)
+
+    def check(self) -> None:
+        if self.differs():
             raise RuntimeError(
                 f"{self.name} was changed between forward and backward, which recomputes activations from it: change "
                 "it after backward(), or call the original model in such a step"

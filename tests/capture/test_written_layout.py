@@ -44,8 +44,22 @@ def other_operand(y):
     return z, z.reshape(-1)
 
 
+def one_window(y):
+    z = y.t().unsqueeze(1).sin()
+    z.unfold(1, 1, 3).sub_(0.5)
+    return z
+
+
+def tiles(y):
+    z = y.t().cos()
+    z.unfold(-1, 2, 2)[..., 0].mul_(2)
+    torch.ops.aten.unfold.default(z, 0, 2, 2).add_(1)
+    return z, z.t()
+
+
 WRITES = {
-    write.__name__: write for write in (masked, viewed, item, by_operator, without_gradients, other_operand)
+    write.__name__: write
+    for write in (one_window, tiles, masked, viewed, item, by_operator, without_gradients, other_operand)
 }  # fmt: skip
 
 

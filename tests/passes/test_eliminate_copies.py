@@ -46,6 +46,12 @@ def test_a_chain_of_clones_goes() -> None:
     assert [change.after for change in result.changes] == [("sin",)] * 3
 
 
+def test_a_number_that_becomes_a_tensor_under_vmap_is_no_copy() -> None:
+    doubled = torch.vmap(lambda row: row * 2)
+    result = check(EliminateCopies(), capture_joint(lambda x: doubled(x).sin(), X.clone().requires_grad_()), X)
+    assert result.program is not None
+
+
 def test_a_clone_of_an_input_goes_when_it_stays_inside() -> None:
     assert names(swept(lambda x: (x.clone().cos(),), X)) == ["cos"]
 

@@ -122,3 +122,37 @@ def test_a_write_to_what_eager_recomputes_is_no_wrong_gradient(backend: str) -> 
         assert len(str(error).splitlines()) == 1
     else:
         torch.testing.assert_close(model.linear.bias.grad, expected)
+
+
+class Largest(nn.Module):
+    """A head whose derivative is infinite once it is written to: what equals the largest is counted, and none does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(x).sin()
+        return y, y.amax(-1)
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+def test_gradients_that_such_a_write_makes_infinite_are_refused(backend: str) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = Largest(), torch.linspace(-1, 1, 12).reshape(3, 4)
+    call = memopt.compile(model, backend=backend)
+    found = []
+    for called, write in ((model, True), (call, False), (call, True)):
+        model.zero_grad()
+        used, largest = called(x)
+        with torch.no_grad():
+            largest.mul_(7.0 if write else 1.0)
+        try:
+            used.square().sum().backward()
+            found.append(model.linear.weight.grad)
+        except RuntimeError as error:
+            assert write and "changed between forward and backward" in str(error)
+    for gradient in found[1:]:
+        torch.testing.assert_close(gradient, found[0])
+    assert len(found) > 2 or backend == "aten"
