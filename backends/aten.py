@@ -11,16 +11,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 
 from memopt.backends.hand_over import Generate, in_pieces, relayed
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.engine import Engine
 from memopt.memory.aliasing import owner
 from memopt.memory.hand_over import Handing
+from memopt.torch_compat.aot_autograd import aot_autograd
+from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.dead_draws import dead_draws_kept
 from memopt.torch_compat.donated import nothing_donated
 from memopt.torch_compat.returned import writable
+from memopt.torch_compat.storages import version_of
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -87,7 +89,7 @@ def lower_inference(
 def emit(graph_module: fx.GraphModule) -> Boxed:
     """Generate the straight-line function of a graph.
 
-    The function has `_boxed_call` set, AOTAutograd's sign that it empties its list of arguments, so that an argument
+    The function is marked `boxed`: it empties its list of arguments, so that an argument
     can be freed before the function ends. Its source is kept as `source`.
     """
     emitted: Boxed = _emitted(graph_module, None)
@@ -138,7 +140,7 @@ def _emitted(graph_module: fx.GraphModule, handing: Handing | None) -> Any:
         free_at.setdefault(index, []).append(node)  # type: ignore[arg-type]
     lines += _frees(free_at.get(-1, []), names)
     if pieces is not None:
-        constants["changed"] = _changed
+        constants |= {"changed": _changed, "version_of": version_of}
         lines += pieces.versions(names)
     for index, node in enumerate(steps):
         names[node] = f"v{index}"
@@ -161,7 +163,7 @@ def _emitted(graph_module: fx.GraphModule, handing: Handing | None) -> Any:
     namespace: dict[str, Any] = dict(constants)
     exec(compile(source, "<memopt aten program>", "exec"), namespace)
     run: Any = namespace["run"]
-    run._boxed_call = True
+    boxed(run)
     run.source = source
     return run
 
@@ -189,15 +191,13 @@ class _Pieces:
         }
 
     def versions(self, names: dict[fx.Node, str]) -> list[str]:
-        return [f"    {names[node]}_version = {names[node]}._version" for node in self._watched]
+        return [f"    {names[node]}_version = version_of({names[node]})" for node in self._watched]
 
     def checks(self, node: fx.Node, index: int, names: dict[fx.Node, str]) -> list[str]:
         if index <= self._first:
             return []
-        read = [argument for argument in node.all_input_nodes if argument in self._watched]
-        return [
-            f"    {names[item]}._version == {names[item]}_version or changed({self._watched[item]!r})" for item in read
-        ]
+        read = [(names[item], self._watched[item]) for item in node.all_input_nodes if item in self._watched]
+        return [f"    version_of({item}) == {item}_version or changed({name!r})" for item, name in read]
 
     def given(self, index: int, names: dict[fx.Node, str]) -> list[str]:
         lines = []

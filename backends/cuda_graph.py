@@ -19,7 +19,7 @@ from memopt.memory.allocator import OWN_SEGMENT, own_segment
 from memopt.memory.allocator_limit import lifted
 from memopt.memory.places import places_of, same_places
 from memopt.recording.copies import copy
-from memopt.torch_compat.cuda_memory import free_workspaces
+from memopt.torch_compat.cuda_memory import free_workspaces, leave_pool
 
 _UNIT = 2 * 2**20  # in which a device's memory is given
 _GROWTH = 20 * 2**20  # bytes by which a pool grows, if it does
@@ -260,8 +260,7 @@ def leave_capture(pool: tuple[int, int], stream: torch.cuda.Stream) -> None:
     torch.cuda.set_stream(stream)
     device = torch.cuda.current_device()
     with contextlib.suppress(RuntimeError):  # where PyTorch did so itself
-        torch._C._cuda_endAllocateToPool(device, pool)
-        torch._C._cuda_releasePool(device, pool)  # the capture counts as a user of it
+        leave_pool(device, pool)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from torch import fx
 from memopt.backends.aten import Boxed
 from memopt.capture.dynamo import Watched
 from memopt.program import InputKind, Program
+from memopt.torch_compat.boxed import boxed
 
 _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER)
 
@@ -52,10 +53,9 @@ class ForeignWeights(Watched):
         super().__init__(watched(program), lambda state: watched(rewrite(state)), lambda module: build(module, fixed))
 
 
+@boxed
 class ForeignFunction(abc.ABC):
     """One graph: loaded at its first call, run by the other runtime ever after."""
-
-    _boxed_call = True
 
     def __init__(self, module: fx.GraphModule, fixed: frozenset[int]) -> None:
         """Take the graph, and the positions of the inputs that the runtime holds itself."""

@@ -15,7 +15,9 @@ import torch
 
 from memopt.step.backward_entry import look_of, no_gradient, refuse
 from memopt.step.hooked import spare
+from memopt.torch_compat.autograd_nodes import at_end_of_backward
 from memopt.torch_compat.backward import running_node
+from memopt.torch_compat.boxed import boxed
 
 REST = -1  # the number of the relay of all other inputs
 
@@ -68,7 +70,7 @@ class Step:
 
         self._given, self._rest = {}, lambda gradients: taken(enumerate(gradients))
         self._pieces, self._advance = generate(args, give), advance
-        torch.autograd.Variable._execution_engine.queue_callback(self._see)
+        at_end_of_backward(self._see)
         self._run_on()
 
     def _see(self) -> None:
@@ -113,9 +115,7 @@ def in_pieces(
         step.begin(generate, args, advance, node, outputs)
         return [None] * count
 
-    marked: Any = backward
-    marked._boxed_call = True  # AOTAutograd's sign that it empties its list of arguments
-    return backward
+    return boxed(backward)
 
 
 def drained(generate: Generate) -> Callable[[list[Any]], Sequence[Any]]:

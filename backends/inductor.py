@@ -28,6 +28,7 @@ from memopt.program import Program
 from memopt.step.hooked import HELD
 from memopt.step.inference import settling
 from memopt.step.sizes_apart import SizesError
+from memopt.torch_compat.inductor_files import has_cpp_compiler, has_triton
 
 
 class InductorBackend(Engine):
@@ -137,13 +138,7 @@ def _training(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks
 def missing_compiler(device: torch.device) -> str | None:
     """Why Inductor cannot generate code for the device here, in one line; None when it can."""
     if device.type != "cpu":
-        from torch.utils._triton import has_triton
-
         return None if has_triton() else "Inductor needs triton, which is not installed"
-    from torch._inductor import cpp_builder, exc
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler:
-        return "Inductor needs a C++ compiler, and none was found (install g++, or set CXX)"
-    return None
+    if has_cpp_compiler():
+        return None
+    return "Inductor needs a C++ compiler, and none was found (install g++, or set CXX)"

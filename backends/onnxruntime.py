@@ -29,6 +29,7 @@ from memopt.onnxruntime.memory import peak_of
 from memopt.onnxruntime.session import Session, Settings, check_provider
 from memopt.program import Program, draws_numbers
 from memopt.step.inference import settling
+from memopt.torch_compat.boxed import boxed
 
 Rewrite = Callable[[Mapping[str, torch.Tensor]], Program]
 
@@ -107,10 +108,9 @@ def _empty(program: Program) -> bool:
     return any(isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].numel() == 0 for node in nodes)
 
 
+@boxed
 class _PlannedForLess:
     """An inference function that is made anew, of a plan for less, as long as its first run is over the budget."""
-
-    _boxed_call = True
 
     def __init__(self, session: Any, first: Boxed, again: Callable[[], Boxed]) -> None:
         self._session, self._again = session, again

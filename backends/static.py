@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 
 from memopt.backends.aten import Boxed, emit
 from memopt.backends.cuda_graph import Replay
@@ -34,6 +33,8 @@ from memopt.program import InputKind, Program, draws_numbers, tensors_of
 from memopt.static.code import Code, generate
 from memopt.static.forms import is_joinable, write_of
 from memopt.static.write import Write
+from memopt.torch_compat.aot_autograd import aot_autograd
+from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.dead_draws import dead_draws_kept
 from memopt.torch_compat.fake_tensors import no_fake_mode
 
@@ -178,7 +179,7 @@ class StaticFunction:
         self._run: Callable[..., Any] | None = None
         self._replay: Replay | None = None
         self._code_run: Any = None  # what a CUDA graph is made of, or the same
-        self._boxed_call = True
+        boxed(self)
         self._graphs = graphs and arena.device.type == "cuda" and not any(draws_numbers(node) for node in program.calls)
         self._inputs = UserInputs(program)
 

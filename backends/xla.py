@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch import config as functorch_config
 
 from memopt.backends.aten import Boxed, emit
 from memopt.budget import BudgetError
@@ -28,6 +26,8 @@ from memopt.program import InputKind, OutputKind, Program, tensors_of
 from memopt.report.record import ExecutableReport
 from memopt.step.inference import emitted_inference
 from memopt.step.planner import GraphPeaks, gradients_of
+from memopt.torch_compat.aot_autograd import aot_autograd, aot_settings
+from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.donated import nothing_donated
 from memopt.torch_compat.fake_tensors import no_fake_mode
 from memopt.torch_compat.tracing_context import out_of_trace
@@ -117,7 +117,7 @@ def _aot(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hoo
     )
     # XLA never writes over what PyTorch gives it, so backward may be run again (`retain_graph`).
     with (
-        functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
+        aot_settings(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
         nothing_donated(),
     ):
         return lower(graph_module, example_inputs)
@@ -169,7 +169,7 @@ class _Half:
                 exact=seen,
                 together=shared,
             )
-        self._boxed_call = True
+        boxed(self)
         self.names = [node.name if isinstance(node, fx.Node) else None for node in results]
 
     def records(self, name: str) -> list[ExecutableReport]:

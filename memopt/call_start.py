@@ -14,6 +14,7 @@ from torch import nn
 from memopt.random_streams import RandomStreams
 from memopt.torch_compat import pytree
 from memopt.torch_compat.storages import id_of_storage, version_of
+from memopt.torch_compat.transforms import is_transformed
 
 _SMALL = 2**20  # bytes of memory that is copied: what counts or averages is small, larger ones are tables and masks
 _PLAIN = (int, float, bool, str, type(None))
@@ -107,7 +108,7 @@ def _tensors(model: nn.Module, inputs: Any) -> Iterator[tuple[str, torch.Tensor,
 
 def _is_plain(value: Any) -> bool:
     plain = type(value) in (torch.Tensor, nn.Parameter) and value.layout is torch.strided
-    return plain and value.device.type in ("cpu", "cuda") and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return plain and value.device.type in ("cpu", "cuda") and not is_transformed(value)
 
 
 # -- attributes ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from types import TracebackType
 
 import torch
 from torch import fx
-from torch._dynamo.exc import TorchDynamoException
 
 from memopt.budget import BudgetError
 from memopt.cache_dir import cache_dir
@@ -26,6 +25,7 @@ from memopt.memory.measure import MeasuringError
 from memopt.options import Options
 from memopt.pass_manager import PassError
 from memopt.propagation import ProgramError
+from memopt.torch_compat.dynamo_errors import TorchDynamoException
 from memopt.torch_compat.saved_tensors import is_from_hooks
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._prims_common import suggest_memory_format
 
 from memopt.torch_compat import pytree
 from memopt.torch_compat.dispatch import no_modes
-from memopt.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
+from memopt.torch_compat.fake_tensors import FakeTensor, FakeTensorMode, has_symbols, suggest_memory_format
+from memopt.torch_compat.operators import nnpack_enabled
 from memopt.torch_compat.storages import storage_id
 
 # Where a node keeps the call that its value came of.
@@ -115,7 +115,7 @@ def library_settings() -> tuple[Any, ...]:
     return (
         (cudnn.enabled, cudnn.benchmark, cudnn.deterministic),
         (onednn.enabled, onednn.deterministic),
-        torch._C._get_nnpack_enabled(),
+        nnpack_enabled(),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_num_threads(),
     )
@@ -220,7 +220,7 @@ def _alike(a: Any, b: Any) -> bool:
         return False
     if a.layout is not torch.strided or b.layout is not torch.strided:
         return False
-    if a._has_symbolic_sizes_strides or b._has_symbolic_sizes_strides:
+    if has_symbols(a) or has_symbols(b):
         return False  # a comparison would be a guard
     return (
         (a.dtype, a.device, a.shape, a.stride(), a.storage_offset())

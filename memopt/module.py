@@ -18,6 +18,7 @@ from memopt.budget import BudgetError, OutOfBudgetError
 from memopt.calls import ModelCalls
 from memopt.options import Options
 from memopt.report.record import Report
+from memopt.torch_compat.modules import change_tensors
 from memopt.torch_compat.transforms import compiled_from
 
 # Methods that Python looks for at classes alone: a stand-in has them if its model does.
@@ -123,7 +124,7 @@ class CompiledModule(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> CompiledModule:
         with self._memopt.moving():
-            self._memopt.model._apply(fn, recurse)  # type: ignore[no-untyped-call]
+            change_tensors(self._memopt.model, fn, recurse)
         return self
 
     def compile(self, *args: Any, **kwargs: Any) -> None:

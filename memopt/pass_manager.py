@@ -16,6 +16,7 @@ from memopt.phases import phase
 from memopt.program import InputKind, Program, ProgramError
 from memopt.rewrite import Refused
 from memopt.snapshot import snapshot
+from memopt.torch_compat.fx_graphs import is_erased
 from memopt.torch_compat.storages import version_of
 
 
@@ -97,7 +98,7 @@ def attempt_each(
     changes: list[Change] = []
     refusals: list[Refusal] = []
     for node in nodes:
-        if node._erased:
+        if is_erased(node):
             continue
         try:
             change = rewrite(node)

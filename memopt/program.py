@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 from memopt import fake_calls, targets
 from memopt.propagation import ProgramError as ProgramError
 from memopt.propagation import propagate, run_fake
 from memopt.torch_compat import pytree
+from memopt.torch_compat.fx_graphs import lazy_module, set_operands
 from memopt.torch_compat.operators import HigherOrderOperator, OpOverload, schema_of
 
 
@@ -213,19 +213,14 @@ def copy_node(graph: fx.Graph, node: fx.Node, resolve: Callable[[fx.Node], fx.No
     """
     args, kwargs = fx.map_arg(node.args, resolve), fx.map_arg(node.kwargs, resolve)
     copied = graph.create_node(node.op, node.target, (), None, node.name, node.type)
-    both = getattr(copied, "_update_args_kwargs", None)
-    if both is not None:
-        both(args, kwargs)
-    else:
-        copied.args, copied.kwargs = args, kwargs
+    set_operands(copied, args, kwargs)
     copied.meta.update(node.meta)  # an assignment to an attribute of a node is a call in Python
     return copied
 
 
 def module_of(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
     """A module of a graph whose Python code is written when it is first called or looked at: most never are."""
-    with _use_lazy_graph_module(True):
-        return _make_graph_module(root, graph)
+    return lazy_module(root, graph)
 
 
 # -- operations -------------------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ import threading
 from collections.abc import Iterator
 from typing import IO
 
-FAKE = "torch._subclasses.fake_tensor"  # logs with a traceback what it raises as well
-_LOGGERS = ("torch.export", "torch.fx.experimental.symbolic_shapes", "torch.onnx", "onnxscript", FAKE)
+from memopt.torch_compat.logs import WHILE_EXPORTING
 
 
 @contextlib.contextmanager
@@ -22,7 +21,7 @@ def quiet() -> Iterator[None]:
     if logging.getLogger("memopt").isEnabledFor(logging.DEBUG):
         yield
         return
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    loggers = [logging.getLogger(name) for name in WHILE_EXPORTING]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:

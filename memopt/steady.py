@@ -18,22 +18,16 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import fx, nn
-from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, get_eval_frame_callback
-from torch._dynamo import eval_frame
-from torch.nn.modules import module as torch_module
 
 from memopt.early import EarlyStart
 from memopt.garbage import not_collecting
-from memopt.torch_compat.tracing_context import in_trace
+from memopt.torch_compat.guarded_code import entries_of, innermost, nothing_in_force
+from memopt.torch_compat.modules import goes_straight
 
 _MOST = 8  # graphs of one model that are tried before a call goes the long way
 _ATTEMPTS = 16  # calls after which no more is looked for, as none was found or there are too many
 _GRAPH = "__compiled_fn"  # so begins the name by which Dynamo's code calls a graph
-
-# What `torch.compiler.set_stance` makes of a backend: the same where nothing was set.
-_told: Any = eval_frame._callback_from_stance
 
 Plan = tuple[bool, int, bool]  # `Kind.plan`
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -107,7 +101,7 @@ class SteadyCalls:
             made = backend(graph_module, example_inputs)
             reason = getattr(graph_module, "compile_subgraph_reason", None)
             if reason is not None and not reason.graph_break:
-                whole.add(eval_frame.innermost_fn(made))
+                whole.add(innermost(made))
             return made
 
         return noted
@@ -126,7 +120,7 @@ class SteadyCalls:
         """
         known = self._known[kind]
         graphs = known.graphs
-        if not graphs or not _is_plain():
+        if not graphs or not nothing_in_force():
             return None
         first, found = graphs[0], None
         if early and not first.gone:
@@ -152,7 +146,7 @@ class SteadyCalls:
             kwargs: the call's keyword arguments.
         """
         known = self._known[kind]
-        if not known.left or not _is_plain():
+        if not known.left or not nothing_in_force():
             return
         graph = self._ran(kind, compiled, args, kwargs)
         if graph is None:
@@ -164,7 +158,7 @@ class SteadyCalls:
     def _ran(self, kind: Kind, compiled: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SteadyGraph | None:
         for function, owner in _frames(self._model, compiled):
             with not_collecting():  # torch hands out entries that it deletes when another model of the class dies
-                for entry in _debug_get_cache_entry_list(function.__code__):
+                for entry in entries_of(function.__code__):
                     if entry.code is not None and self._is_whole(function, entry.code, kind.plan):
                         graph = SteadyGraph(function, owner, entry, self._model)
                         if graph.holds(self._model, args, kwargs):
@@ -176,7 +170,7 @@ class SteadyCalls:
         graphs = [function.__globals__[name] for name in code.co_names if name.startswith(_GRAPH)]
         same_cells = code.co_freevars == function.__code__.co_freevars
         whole = self._whole[plan]
-        return same_cells and len(graphs) == 1 and eval_frame.innermost_fn(graphs[0]) in whole
+        return same_cells and len(graphs) == 1 and innermost(graphs[0]) in whole
 
 
 class SteadyGraph:
@@ -213,7 +207,7 @@ class SteadyGraph:
     def holds(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call of the model with these arguments would run this code."""
         function = self._function
-        if self._owner is not None and not _goes_straight(model, self._owner, function):
+        if self._owner is not None and not goes_straight(model, self._owner, function):
             return False
         same = function.__code__ is self._code and function.__defaults__ is self._defaults
         if not same or function.__kwdefaults__ is not self._keywords or self.gone:
@@ -227,44 +221,15 @@ class SteadyGraph:
         return bool(self._guards.check(values))
 
 
-def _is_plain() -> bool:
-    """Whether nothing is in force that `torch.compile`'s wrapper, or one around it, would act upon."""
-    if torch.compiler.is_compiling() or get_eval_frame_callback() is not None:
-        return False
-    if _told(_MOST) is not _MOST or torch._C._get_tracing_state() is not None:
-        return False
-    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.get_dynamic_layer_stack_depth():
-        return False
-    return not in_trace()
-
-
 def _frames(model: nn.Module, compiled: Any) -> list[tuple[types.FunctionType, type[nn.Module] | None]]:
     """The function whose frame is compiled, and the model's class where that is reached by calling the model."""
-    entered = eval_frame.innermost_fn(compiled.forward)
+    entered = innermost(compiled.forward)
     if isinstance(entered, types.FunctionType):
         return [(entered, None)]
     function = getattr(type(model), "forward", None)
-    if isinstance(function, types.FunctionType) and _goes_straight(model, type(model), function):
+    if isinstance(function, types.FunctionType) and goes_straight(model, type(model), function):
         return [(function, type(model))]
     return []
-
-
-_CALL, _CALL_IMPL = nn.Module.__call__, nn.Module._call_impl
-
-
-def _goes_straight(model: nn.Module, owner: type[nn.Module], function: types.FunctionType) -> bool:
-    """Whether calling the model calls this function and nothing else: no hooks, nothing overridden."""
-    if type(model) is not owner or owner.forward is not function or "forward" in model.__dict__:
-        return False
-    if owner.__call__ is not _CALL or owner._call_impl is not _CALL_IMPL or model._compiled_call_impl is not None:
-        return False
-    own = model._forward_hooks or model._forward_pre_hooks or model._backward_hooks or model._backward_pre_hooks
-    return not (own or _has_global_hooks())
-
-
-def _has_global_hooks() -> bool:
-    forward = torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
-    return bool(forward or torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks)
 
 
 def _binder(code: types.CodeType) -> types.FunctionType:

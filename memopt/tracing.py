@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException, TorchRuntimeError
 
 from memopt.budget import BudgetError, format_bytes
 from memopt.capture.attention import attention_as_on
@@ -21,7 +20,6 @@ from memopt.capture.export import CaptureError
 from memopt.capture.outside import OUTSIDE, Mark
 from memopt.capture.rehearsal import eager_step, ledger_for, run_backward
 from memopt.capture.shadow import Shadow
-from memopt.capture.traceable import REPLACEMENTS
 from memopt.engine import ManySizes, Recalled
 from memopt.errors import first_line
 from memopt.failures import note_graph
@@ -35,13 +33,21 @@ from memopt.step.again import found_again, keep_for_others
 from memopt.step.backward_entry import watched
 from memopt.step.measured import lower_within
 from memopt.torch_compat.changing_numbers import ChangingNumbers
+from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
 from memopt.torch_compat.dynamo import functions_keep_backward
+from memopt.torch_compat.dynamo_errors import (
+    BackendCompilerFailed,
+    FailOnRecompileLimitHit,
+    TorchDynamoException,
+    TorchRuntimeError,
+)
 from memopt.torch_compat.formatted_keys import formatted_keys
 from memopt.torch_compat.logging_calls import deferred_logging, silence
 from memopt.torch_compat.replaced_calls import replaced_calls
 from memopt.torch_compat.saved_tensors import saved_as_it_is
 from memopt.torch_compat.static_shapes import static_shapes
 from memopt.torch_compat.symbols import is_symbolic
+from memopt.torch_compat.traceable import REPLACEMENTS
 from memopt.torch_compat.tracing_context import in_trace
 from memopt.torch_compat.valued_fakes import UNKNOWN_VALUE, is_unknown
 
@@ -251,7 +257,7 @@ def dynamo_settings(numbers: ChangingNumbers, *, symbolic: bool = False) -> Iter
     Guards look at every tensor: by the tags of dictionaries, as torch 2.11 has it by default, a weight whose `data` is
     of another dtype or layout now would not be noticed.
     """
-    settings = torch._dynamo.config.patch(
+    settings = torch_settings(
         use_recursive_dict_tags_for_guards=False,
         skip_tensor_guards_with_matching_dict_tags=False,
         recompile_limit=_RECOMPILE_LIMIT,

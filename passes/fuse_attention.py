@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from memopt.errors import first_line
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
@@ -20,6 +19,7 @@ from memopt.program import Program
 from memopt.propagation import fake_mode
 from memopt.relayout import layout_is_unseen, replace_relaid
 from memopt.rewrite import Refused, drop_unused_constants, erase_unused, fake_value, forget_inplace
+from memopt.torch_compat.fx_graphs import is_erased, make_fx
 
 aten = torch.ops.aten
 _FUSED = "aten._scaled_dot_product_"
@@ -90,7 +90,7 @@ class _Fuser:
 
     def finish(self) -> Program:
         """Clear away what was made or used in vain, and return the program."""
-        erase_unused(self.graph, [node for node in self._made if not node._erased])
+        erase_unused(self.graph, [node for node in self._made if not is_erased(node)])
         forget_inplace(self.graph)
         return drop_unused_constants(self.program)[0]
 

@@ -10,12 +10,13 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+from memopt.torch_compat.patched import replaced
 
 _ATEN = torch.ops.aten
 _PLAIN: Callable[..., Tensor] = F.scaled_dot_product_attention
@@ -33,7 +34,7 @@ def attention_as_on(device_type: str | None) -> Iterator[None]:
         yield
         return
     # The mode sees calls in graphs, not those inside functions that it sees (F.multi_head_attention_forward).
-    with _Fused(), mock.patch.object(F, "scaled_dot_product_attention", _attention):
+    with _Fused(), replaced(F, "scaled_dot_product_attention", _attention):
         yield
 
 

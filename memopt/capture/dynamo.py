@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import os
 import sys
 import weakref
@@ -17,9 +16,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx
-from torch._dynamo import convert_frame, eval_frame
-from torch._functorch import partitioners
-from torch.utils._ordered_set import OrderedSet
 
 from memopt.capture.dependence import SavedFor, gradient_sources, places_of_tangents, saved_in_part
 from memopt.capture.export import refuse_layouts
@@ -46,8 +42,11 @@ from memopt.step.backward_entry import BackwardFacts, InPart
 from memopt.step.guard import said
 from memopt.step.hooked import Hooked
 from memopt.step.own_copies import recomputed_from
+from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.dispatch import no_autocast
+from memopt.torch_compat.dynamo import own_frames
 from memopt.torch_compat.fake_tensors import no_fake_mode
+from memopt.torch_compat.min_cut import halves_of
 from memopt.torch_compat.storages import version_of
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -136,15 +135,8 @@ class Hooks:
         """Both halves of a program that `rewrite` returned; the options are those of `partition`."""
 
         def extract(module: fx.GraphModule, saved: list[fx.Node]) -> Halved:
-            arguments: dict[str, Any] = {
-                "saved_sym_nodes": [],
-                "num_fwd_outputs": program.forward_outputs,
-                "static_lifetime_input_nodes": _static_nodes(module, options.get("static_lifetime_input_indices")),
-            }
-            known = inspect.signature(partitioners._extract_fwd_bwd_modules).parameters
-            return partitioners._extract_fwd_bwd_modules(
-                module, saved, **{name: value for name, value in arguments.items() if name in known}
-            )
+            static = _static_nodes(module, options.get("static_lifetime_input_indices"))
+            return halves_of(module, saved, program.forward_outputs, static)
 
         if self.handed:
             by_position = placeholder_by_position(program.graph_module)
@@ -275,7 +267,7 @@ class Watched:
     ) -> None:
         self._rewrite, self._build = rewrite, build
         self._arguments = [entry for entry in program.inputs if entry.kind is not InputKind.CONSTANT]
-        self._boxed_call = True
+        boxed(self)
         self._stamp: list[tuple[int, int]] = []
         self._draws = any(draws_numbers(node) for node in program.calls)
         self._install(program)
@@ -340,11 +332,12 @@ def _inside_eager_code() -> bool:
     Then there may be other graphs, although this one ends with its frame: a block within `with lock:` is one.
     """
     frame, tracing, eager = sys._getframe(), True, False
-    while frame is not None and (tracing or frame.f_code.co_filename != eval_frame.__file__):
+    evaluates, compiles = own_frames()
+    while frame is not None and (tracing or frame.f_code.co_filename != evaluates):
         name = frame.f_code.co_filename
         if not tracing and not name.startswith(_TORCH):
             eager = True
-        if tracing and name == convert_frame.__file__:
+        if tracing and name == compiles:
             tracing = False
         frame = frame.f_back  # type: ignore[assignment]
     return eager and frame is not None
@@ -354,6 +347,6 @@ def _stamp(tensor: torch.Tensor) -> tuple[int, int]:
     return version_of(tensor), tensor.data_ptr()
 
 
-def _static_nodes(module: fx.GraphModule, indices: Sequence[int] | None) -> Any:
+def _static_nodes(module: fx.GraphModule, indices: Sequence[int] | None) -> list[fx.Node]:
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    return OrderedSet(placeholders[index] for index in indices or ())
+    return [placeholders[index] for index in indices or ()]

@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._export.utils import _is_cia_op
 from torch.export import ExportedProgram
-from torch.export.exported_program import _decompose_exported_program, _split_decomp_table_to_cia_and_python_decomp
 from torch.export.graph_signature import InputKind as ExportInputKind
 from torch.export.graph_signature import OutputKind as ExportOutputKind
 
@@ -18,6 +16,7 @@ from memopt.errors import first_line
 from memopt.program import Input, InputKind, Output, OutputKind, Program, source_line
 from memopt.quiet import quiet
 from memopt.torch_compat import pytree
+from memopt.torch_compat.exporting import composites, written_out
 from memopt.torch_compat.fake_tensors import no_fake_mode
 
 _INPUT_KINDS = {
@@ -104,20 +103,12 @@ def _decomposed(exported: ExportedProgram) -> ExportedProgram:
     present = {node.target for graph in graphs for node in graph.nodes}
     chosen = {op: decompose for op, decompose in _composites().items() if op in present or op.py_kernels}
     with no_fake_mode():
-        return _decompose_exported_program(  # type: ignore[no-any-return]
-            exported,
-            cia_to_decomp=chosen,
-            python_decomp_table={},
-            joint_loss_index=None,
-            decompose_custom_triton_ops=False,
-        )
+        return written_out(exported, chosen)
 
 
 @functools.cache
 def _composites() -> dict[Any, Any]:
-    """Composite operators, each with its decomposition or torch.export's mark of those that it keeps whole."""
-    table = torch.export.default_decompositions()
-    return _split_decomp_table_to_cia_and_python_decomp({op: table[op] for op in list(table) if _is_cia_op(op)})[0]
+    return composites()
 
 
 def refuse_layouts(node: fx.Node) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd import descriptors as roles
 
 from memopt.fake_calls import apart, forget
 from memopt.memory.aliasing import owner
@@ -28,6 +27,7 @@ from memopt.program import (
 )
 from memopt.propagation import fake_mode
 from memopt.rewrite import ancestors, storages
+from memopt.torch_compat import roles
 
 # The forward half of a joint graph, and the backward half.
 Halved = tuple[fx.GraphModule, fx.GraphModule]
@@ -88,7 +88,7 @@ def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Or
     if "desc" in result.meta:
         descs = list(result.meta["desc"])
         place = forward_outputs - len(updates)
-        descs[place:place] = [roles.InputMutationAOTOutput(node.args[0].meta["desc"]) for node in updates]
+        descs[place:place] = [roles.updating(node.args[0].meta["desc"]) for node in updates]
         result.meta["desc"] = descs
     module = module_of(joint, graph)
     return program_of_graph(module, origins, training=True, forward_outputs=forward_outputs)
@@ -307,7 +307,7 @@ def _constants_to_inputs(program: Program) -> Program:
 def is_tangent(node: fx.Node) -> bool:
     """Whether a node is an input of backward: the gradient of an output."""
     return node.op == "placeholder" and (
-        isinstance(node.meta.get("desc"), roles.TangentAOTInput) or str(node.target).startswith("tangents")
+        roles.is_tangent(node.meta.get("desc")) or str(node.target).startswith("tangents")
     )
 
 
@@ -322,31 +322,32 @@ def _is_update(node: fx.Node) -> bool:
 def _origin(node: fx.Node, origins: Sequence[Origin]) -> Origin:
     if is_tangent(node):
         return Origin(InputKind.TANGENT, None, None)
-    desc = node.meta.get("desc")
-    if isinstance(desc, roles.PlainAOTInput) and desc.idx < len(origins):
-        return origins[desc.idx]
+    position = roles.position_given(node.meta.get("desc"))
+    if position is not None and position < len(origins):
+        return origins[position]
     return Origin(InputKind.USER, None, None)
 
 
 def placeholder_by_position(module: fx.GraphModule) -> dict[int, str]:
     """The names of a graph's placeholders by which input they are of the graph that AOTAutograd was given."""
     return {
-        node.meta["desc"].idx: node.name
+        position: node.name
         for node in module.graph.nodes
-        if node.op == "placeholder" and isinstance(node.meta.get("desc"), roles.PlainAOTInput)
+        if node.op == "placeholder" and (position := roles.position_given(node.meta.get("desc"))) is not None
     }
 
 
 def _output_role(desc: Any, placeholders: dict[int, str]) -> Output:
-    if isinstance(desc, roles.InputMutationAOTOutput):
-        return Output(OutputKind.MUTATION, _name_of(desc.mutated_input, placeholders))
-    if isinstance(desc, roles.GradAOTOutput):
-        return Output(OutputKind.GRADIENT, _name_of(desc.grad_of, placeholders))
+    if (updated := roles.updated_by(desc)) is not None:
+        return Output(OutputKind.MUTATION, _name_of(updated, placeholders))
+    if (source := roles.gradient_of(desc)) is not None:
+        return Output(OutputKind.GRADIENT, _name_of(source, placeholders))
     return Output(OutputKind.USER)
 
 
 def _name_of(desc: Any, placeholders: dict[int, str]) -> str | None:
-    return placeholders.get(desc.idx) if isinstance(desc, roles.PlainAOTInput) else None
+    position = roles.position_given(desc)
+    return None if position is None else placeholders.get(position)
 
 
 def _descendants(nodes: Sequence[fx.Node]) -> set[fx.Node]:

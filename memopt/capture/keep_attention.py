@@ -18,11 +18,12 @@ from torch.fx.node import map_aggregate
 
 from memopt.rewrite import ancestors
 from memopt.torch_compat.fake_tensors import no_fake_mode
+from memopt.torch_compat.operators import attention_function
 
 LARGEST = 2**26
 """Elements of the largest mask that is computed to see whether it does anything."""
 
-_ATTENTION = (torch._C._nn.scaled_dot_product_attention, F.scaled_dot_product_attention)
+_ATTENTION = (attention_function(), F.scaled_dot_product_attention)
 _MASK, _DROPOUT, _CAUSAL = 3, 4, 5  # positions of the arguments
 _DRAWS = ("rand", "bernoulli", "normal", "multinomial", "dropout", "exponential", "poisson", "empty")
 # Added to any score that a model computes, a number as low as this leaves nothing of it.

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd import descriptors as roles
 
 from memopt.program import InputKind, Program, describe
 from memopt.torch_compat.fake_tensors import FakeTensor
+from memopt.torch_compat.roles import position_given
 
 _KEY = "memopt_lent"
 
@@ -46,5 +46,4 @@ def borrowed(node: fx.Node) -> torch.Tensor | None:
 
 def position_of(placeholder: fx.Node) -> int | None:
     """Where the input stands among the arguments that AOTAutograd was given; None for what it made itself."""
-    role = placeholder.meta.get("desc")
-    return role.idx if isinstance(role, roles.PlainAOTInput) else None
+    return position_given(placeholder.meta.get("desc"))

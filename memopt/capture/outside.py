@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._dynamo import utils
 
 from memopt.torch_compat import pytree
+from memopt.torch_compat.dynamo import compilations, traces_recurrent_layers
 
 _MOST = 3  # places, and kinds of operations, that are named
 
@@ -102,7 +102,7 @@ def _nodes(tensors: Any) -> list[Any]:
 
 def _recurrent(model: nn.Module) -> Iterator[str]:
     """The model's modules that Dynamo does not trace."""
-    if not torch._dynamo.config.allow_rnn:
+    if not traces_recurrent_layers():
         for name, module in model.named_modules():
             if isinstance(module, nn.RNNBase):
                 yield f"{type(module).__name__} {name}"
@@ -110,7 +110,7 @@ def _recurrent(model: nn.Module) -> Iterator[str]:
 
 def _abandoned(model: nn.Module, latest: Any) -> Iterator[str]:
     """The functions that Dynamo gave up since the latest of its compilations, or before and they are the model's."""
-    new = utils.get_compilation_metrics()
+    new = compilations()
     places = [index for index, item in enumerate(new) if item is latest]
     for item in new[places[0] + 1 :] if places else new:
         if item.fail_type == "Unsupported" and item.co_filename and item.co_firstlineno:
@@ -126,7 +126,7 @@ def _abandoned(model: nn.Module, latest: Any) -> Iterator[str]:
 
 def _latest() -> Any:
     """The latest compilation of Dynamo's."""
-    known = utils.get_compilation_metrics()
+    known = compilations()
     return known[-1] if known else None
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from memopt.capture.dynamo_graph import name_of, storages_of, value_of, writes
 from memopt.capture.export import CaptureError
@@ -24,7 +23,7 @@ from memopt.program import source_line
 from memopt.torch_compat import pytree
 from memopt.torch_compat.dispatch import TorchDispatchMode
 from memopt.torch_compat.operators import schema_of
-from memopt.torch_compat.symbols import is_symbolic
+from memopt.torch_compat.symbols import is_symbolic, surely
 
 aten = torch.ops.aten
 
@@ -186,12 +185,11 @@ def _fault(func: Any, source: torch.Tensor, view: torch.Tensor, args: Sequence[A
         length, (size, step) = source.shape[args[1]], args[2:4]
         if size > step:
             return "unfold() with overlaps"
-        tiles = size == step and statically_known_true(length % step == 0)
-        if not tiles and not statically_known_true(length == size):
+        tiles = size == step and surely(length % step == 0)
+        if not tiles and not surely(length == size):
             return "unfold() with gaps"
     if func is aten.expand.default and any(
-        stride == 0 and not statically_known_true(size == 1)
-        for size, stride in zip(view.shape, view.stride(), strict=True)
+        stride == 0 and not surely(size == 1) for size, stride in zip(view.shape, view.stride(), strict=True)
     ):
         return "expand(), which shows an element many times"
     if func is aten.as_strided.default and may_overlap(view):
@@ -203,9 +201,9 @@ def may_overlap(view: torch.Tensor) -> bool:
     """Whether two places of a view may be one element: a larger stride does not step over all smaller ones."""
     reach: Any = 0
     for stride, size in sorted(zip(view.stride(), view.shape, strict=True)):
-        if statically_known_true(size == 1):
+        if surely(size == 1):
             continue
-        if not statically_known_true(stride > reach):
+        if not surely(stride > reach):
             return True
         reach += stride * (size - 1)
     return False

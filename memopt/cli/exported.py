@@ -14,10 +14,10 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch.export import ExportedProgram
-from torch.utils._sympy import functions
 
 from memopt.cli.checkpoint import refuse_compressed
 from memopt.cli.group import USAGE, CommandError
+from memopt.torch_compat.symbols import function_of_symbols
 
 _OPERATIONS = (ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.keyword, ast.BinOp, ast.UnaryOp,
                ast.Compare, ast.operator, ast.unaryop, ast.cmpop, ast.BoolOp, ast.boolop)  # fmt: skip
@@ -116,5 +116,5 @@ def _is_size(text: str) -> bool:
 def _is_arithmetic(name: str) -> bool:
     if name in _PLAIN_NAMES or re.fullmatch(r"[a-z]\w*\d+", name):
         return True
-    found = getattr(functions, name, None) or getattr(sympy, name, None)
+    found = function_of_symbols(name) or getattr(sympy, name, None)
     return isinstance(found, type) and issubclass(found, sympy.Basic)

@@ -14,7 +14,7 @@ from typing import IO, Any
 import click
 
 from memopt.budget import BudgetError
-from memopt.quiet import FAKE
+from memopt.torch_compat.logs import FAKE_TENSORS
 
 FAILED, USAGE, BUDGET, DIFFERENT = 1, 2, 3, 4
 
@@ -143,7 +143,7 @@ def set_up_logging(ctx: click.Context) -> None:
         root.call_on_close(lambda: logger.setLevel(before))
         root.call_on_close(lambda: logger.removeHandler(handler))
         root.with_resource(warnings.catch_warnings())
-        fake = logging.getLogger(FAKE)
+        fake = logging.getLogger(FAKE_TENSORS)
         fake.addFilter(all_asked_for)
         root.call_on_close(lambda: fake.removeFilter(all_asked_for))
     logger.setLevel(level)

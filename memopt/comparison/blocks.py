@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from memopt.torch_compat import pytree
+from memopt.torch_compat.modules import own_parameters
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList)
 
@@ -51,7 +52,7 @@ def blocks_of(model: nn.Module) -> list[str]:
 
 def _layers(module: nn.Module) -> int:
     """Modules with parameters of their own."""
-    return sum(bool(item._parameters) for item in module.modules())
+    return sum(bool(own_parameters(item)) for item in module.modules())
 
 
 def _holds(module: nn.Module, kinds: set[type[nn.Module]]) -> bool:

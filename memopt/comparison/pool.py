@@ -12,11 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
 from memopt.comparison.job import Job
 from memopt.comparison.processes import Worker, WorkerFailed, device_used
 from memopt.cores import cores as _cores
+from memopt.torch_compat.inductor_files import files_by_default
 
 # The same allocator for all rows, and the one that memopt's budgets are kept with.
 ALLOCATOR = "expandable_segments:True"
@@ -210,7 +209,7 @@ class Pool:
             threads = max(1, 2 * _cores() // self.jobs)
             environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
         if self.keep_caches:
-            environment["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
+            environment["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or files_by_default()
         else:
             caches = self._shared or own
             environment["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "inductor")

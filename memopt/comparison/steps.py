@@ -14,6 +14,7 @@ from memopt.api import compile as compile_model
 from memopt.budget import parse_budget
 from memopt.comparison.blocks import checkpoint_blocks
 from memopt.torch_compat import pytree
+from memopt.torch_compat.aot_autograd import set_activation_budget
 
 PEERS = ("eager", "compile", "compile:0.7", "compile:0.5", "compile:0.3", "compile:0.1", "checkpoint")
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
@@ -78,7 +79,7 @@ class Engine:
             raise ValueError("saves memory of a training step: there is nothing to save in inference")
         if self.kind == "compile":
             if self.setting:
-                torch._functorch.config.activation_memory_budget = float(self.setting)
+                set_activation_budget(float(self.setting))
             return torch.compile(model)
         if self.kind == "checkpoint":
             checkpoint_blocks(model)

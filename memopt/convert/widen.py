@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memopt.torch_compat import pytree
+from memopt.torch_compat.modules import change_tensors
 
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -26,7 +27,7 @@ def widened(
     if not any(value.dtype in _NARROW for value in (*model.parameters(), *model.buffers())):
         return model, inputs
     wide = model if consume else copy.deepcopy(model)
-    wide._apply(_wide)  # type: ignore[no-untyped-call]  # `float()` would narrow float64 as well
+    change_tensors(wide, _wide)  # `float()` would narrow float64 as well
     return wide, pytree.tree_map(_wide, dict(inputs))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from memopt.torch_compat.cuda_memory import free_host_cache
 from memopt.torch_compat.storages import storage_users
 
 # A buffer serves values of no less than this share of its bytes.
@@ -188,9 +189,8 @@ def release() -> None:
     """Give back, on all devices, the buffers in which nothing waits."""
     for buffers in list(_BUFFERS.values()):
         buffers.release()
-    empty = getattr(torch._C, "_host_emptyCache", None)
-    if _BUFFERS and empty is not None:
-        empty()
+    if _BUFFERS:
+        free_host_cache()
 
 
 def _forget(number: int) -> None:

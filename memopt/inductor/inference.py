@@ -27,6 +27,7 @@ from memopt.inductor.own_memory import note_memory
 from memopt.phases import phase
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.planned import fingerprint
+from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.fake_tensors import no_fake_mode
 from memopt.torch_compat.inductor_errors import InductorError
 from memopt.torch_compat.tracing_context import out_of_trace
@@ -55,7 +56,8 @@ class InductorFunction:
             graphs: on CUDA, replay one CUDA graph.
             tune: let cuDNN try its algorithms before the graph is made.
         """
-        self._turns, self._inputs, self._boxed_call = turns, UserInputs(program), True
+        boxed(self)
+        self._turns, self._inputs = turns, UserInputs(program)
         self._replay: Replay | None = None
         self._reason = _reason_against(program, turns.device, graphs)
         self._split = None if self._reason else split_tail(program, _compiled_module)

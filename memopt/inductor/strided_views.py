@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._prims_common import is_non_overlapping_and_dense_or_false
 
 from memopt.fake_calls import apart
 from memopt.program import is_any_view
+from memopt.torch_compat.fake_tensors import is_dense
 
 _AS_STRIDED = torch.ops.aten.as_strided.default
 _WRITTEN_TO_PARTS = (
@@ -83,4 +83,4 @@ def base_of(node: fx.Node) -> fx.Node:
 
 def _is_dense(node: fx.Node) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and bool(is_non_overlapping_and_dense_or_false(value))
+    return isinstance(value, torch.Tensor) and bool(is_dense(value))

@@ -12,7 +12,7 @@ import torch
 
 from memopt.garbage import collect
 from memopt.quiet import without_lines
-from memopt.torch_compat.cuda_memory import free_workspaces
+from memopt.torch_compat.cuda_memory import allocator_settings, free_workspaces
 from memopt.torch_compat.fake_tensors import no_fake_mode
 
 # What cuBLAS was seen to keep on Hopper: one buffer per thread that multiplies, forward's and autograd's.
@@ -138,14 +138,7 @@ def _may_set() -> bool:
 
 
 def _set_expandable(expand: bool) -> None:
-    # The older function warns on versions that have the newer one.
-    settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    settings = settings or torch.cuda.memory._set_allocator_settings
-    plain = f"expandable_segments:{expand}"
-    try:
-        settings(plain + _PAGES * expand)
-    except (ValueError, RuntimeError):  # of a version that has pages of one size
-        settings(plain)
+    allocator_settings(f"expandable_segments:{expand}", pages=_PAGES * expand)
     _now_expanding[:] = [expand]
 
 

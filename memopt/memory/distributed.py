@@ -7,6 +7,8 @@ import dataclasses
 import torch
 from torch import nn
 
+from memopt.torch_compat.modules import running_replica
+
 
 @dataclasses.dataclass(frozen=True)
 class Buckets:
@@ -36,7 +38,7 @@ def buckets_of(model: nn.Module) -> Buckets:
     from torch.nn.parallel import DistributedDataParallel
 
     found = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
-    around = DistributedDataParallel._active_ddp_module  # set while its forward runs: it wraps the compiled model
+    around = running_replica()  # set while its forward runs: it wraps the compiled model
     if not found and around is not None:
         found = [around]
     nbytes = 0

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from torch import nn
 
+from memopt.torch_compat.modules import own_modules, own_parameters
+
 
 class Gradients:
     """The gradients that a model's parameters have."""
@@ -39,12 +41,12 @@ def _first(model: nn.Module) -> nn.Parameter | None:
     for module in modules:  # which grows as it is gone through
         if module is None:
             continue
-        if module._parameters:
-            for parameter in module._parameters.values():
+        if parameters := own_parameters(module):
+            for parameter in parameters.values():
                 if parameter is not None and parameter.grad is not None:
                     return parameter
-        if module._modules:
-            modules.extend(module._modules.values())
+        if inner := own_modules(module):
+            modules.extend(inner.values())
     return None
 
 

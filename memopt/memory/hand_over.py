@@ -15,6 +15,7 @@ from torch import fx, nn
 from memopt.memory.aliasing import Aliasing
 from memopt.memory.distributed import buckets_of
 from memopt.program import InputKind, OutputKind, Phase, Program
+from memopt.torch_compat.modules import hooks_after_accumulation, is_stepped_in_backward
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +48,7 @@ class Handing:
 
 def is_hooked(parameter: torch.Tensor) -> bool:
     """Whether a parameter has hooks that run as soon as its gradient is accumulated."""
-    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None)) or hasattr(
-        parameter, "_in_backward_optimizers"
-    )
+    return bool(hooks_after_accumulation(parameter)) or is_stepped_in_backward(parameter)
 
 
 def hooked_names(model: nn.Module) -> frozenset[str]:

@@ -12,6 +12,7 @@ import torch
 from memopt.memory.reach import plain_tensors
 from memopt.memory.rounding import allocated_bytes
 from memopt.torch_compat import pytree
+from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.dispatch import TorchDispatchMode
 from memopt.torch_compat.storages import id_of_storage
 
@@ -108,6 +109,4 @@ def apart(run: Callable[..., Any], ledger: Callable[[], Ledger | None]) -> Calla
         with within_graph(ledger()):
             return run(*args)
 
-    marked: Any = half
-    marked._boxed_call = True
-    return half
+    return boxed(half)

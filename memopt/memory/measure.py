@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from memopt.quiet import without_lines
-from memopt.torch_compat import pytree
+from memopt.torch_compat import profilers, pytree
 from memopt.torch_compat.backward import backward_task
 from memopt.torch_compat.profilers import before_profilers, mark, name_of_mark
 
@@ -178,7 +178,7 @@ def is_profiled() -> bool:
     """
     if _yielding:
         _yielding[0].end()
-    return torch._C._autograd._profiler_enabled()
+    return profilers.is_running()
 
 
 _yielding: list[Recording] = []  # the one that ends where something else is to be measured
@@ -303,9 +303,7 @@ def _changes_cuda(results: Any, device: torch.device) -> list[tuple[int, int]]:
     return [
         (event.start_ns(), event.nbytes())
         for event in results.events()
-        if event.name() == "[memory]"
-        and event.device_type() == torch._C._autograd.DeviceType.CUDA
-        and event.device_index() == device.index
+        if event.name() == "[memory]" and profilers.is_of_cuda(event) and event.device_index() == device.index
     ]
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from torch.optim import optimizer as torch_optimizer
 
 from memopt.errors import first_line
 from memopt.memory.ledger import Ledger
@@ -18,8 +16,8 @@ from memopt.memory.optimizer_copy import CannotCount, Twins
 from memopt.memory.reach import held_tensors, optimizers_in, plain_tensors
 from memopt.memory.rounding import allocated_bytes
 from memopt.torch_compat import pytree
-from memopt.torch_compat.fake_tensors import FakeTensor
 from memopt.torch_compat.operators import schema_of
+from memopt.torch_compat.optimizers import fakes_as_if_real
 from memopt.torch_compat.storages import storage_id
 
 OptimizerLike = torch.optim.Optimizer | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -84,7 +82,7 @@ def optimizer_footprint(
         raise ValueError(f"{name}: holds none of the parameters that have gradients")
     try:
         existing = 0 if twins.made(built) else state_bytes(built, trained.values(), device)
-        with twins.mode, ledger, _foreach_as_if_real():
+        with twins.mode, ledger, fakes_as_if_real():
             return _count(twins.copy(built, ledger.pause), ledger, existing)
     except CannotCount as error:
         raise UncountedError(f"{name}: {error}") from None
@@ -161,17 +159,6 @@ def _assumed(dtype: torch.dtype) -> bool | int | float:
     if dtype is torch.bool:
         return False
     return 1.0 if dtype.is_floating_point else 1
-
-
-@contextlib.contextmanager
-def _foreach_as_if_real() -> Iterator[None]:
-    """Let optimizers that choose their implementation by the parameters' type choose as for real parameters."""
-    types: list[Any] = torch_optimizer._foreach_supported_types
-    types.append(FakeTensor)
-    try:
-        yield
-    finally:
-        types.remove(FakeTensor)
 
 
 class _Ledger(Ledger):  # type: ignore[no-untyped-call]

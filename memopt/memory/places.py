@@ -6,14 +6,7 @@ from typing import Any
 
 import torch
 
-
-def _one_by_one(values: list[Any], places: list[int], indices: list[int]) -> bool:
-    return all(values[index].data_ptr() == places[index] for index in indices)
-
-
-# `same_places(values, places, indices)`: whether the tensors among values with these indices lie at these addresses.
-# In three quarters of the time, where PyTorch is built with CUDA.
-same_places = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", _one_by_one)
+from memopt.torch_compat.storages import same_places as same_places
 
 
 def places_of(values: list[Any]) -> list[int]:

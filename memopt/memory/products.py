@@ -9,10 +9,10 @@ import operator
 
 import torch
 from torch import fx
-from torch._inductor import config
 
 from memopt.memory.cost.roofline import is_light
 from memopt.program import Program, is_any_view, tensors_of
+from memopt.torch_compat.inductor_settings import may_multiply_convolutions
 from memopt.torch_compat.operators import OpOverload, schema_of
 
 # Operators of ATen's, by name, whose kernels on CUDA are PyTorch's own or cuDNN's, beside light ones and views.
@@ -72,7 +72,7 @@ def _by_cudnn(node: fx.Node) -> bool:
     here = not torch.cuda.is_available() or torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
     if not here or not torch.backends.cudnn.enabled or torch.version.hip:
         return False
-    if config.conv_1x1_as_mm or config.max_autotune or config.max_autotune_gemm:  # Inductor may make a product of it
+    if may_multiply_convolutions():  # Inductor may make a product of it
         return False
     tensors = [*tensors_of(node), *(item for operand in node.all_input_nodes for item in tensors_of(operand))]
     return all(item.ndim <= 4 and item.dtype in _BY_CUDNN and item.numel() <= _MOST for item in tensors)

@@ -10,6 +10,7 @@ import torch
 
 from memopt.memory.allocator import index_of
 from memopt.solve.placement import Block
+from memopt.torch_compat.cuda_memory import history, keeps_history
 
 # A request of so many bytes stands for the beginning of a line.
 _MARK = 7
@@ -42,16 +43,12 @@ class Requests:
 
         The allocator must have given something out before: torch crashes otherwise.
         """
-        if getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)():
+        if keeps_history():
             yield
             return
-        torch.cuda.memory._record_memory_history("all", context=None, max_entries=_MOST)
-        try:
+        with history(_MOST) as requests:
             yield
-            traces = torch.cuda.memory._snapshot()["device_traces"]
-            self.blocks = blocks_of(traces[index_of(self._device)], self._lines)
-        finally:
-            torch.cuda.memory._record_memory_history(None)
+            self.blocks = blocks_of(requests(index_of(self._device)), self._lines)
 
 
 def blocks_of(trace: Sequence[Mapping[str, Any]], lines: Sequence[int]) -> list[Block] | None:

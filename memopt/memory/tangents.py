@@ -10,6 +10,7 @@ import torch
 
 from memopt.memory.rounding import allocated_bytes
 from memopt.program import InputKind, Program, tensors_of
+from memopt.torch_compat.autograd_nodes import order_of
 
 # Values as large as the largest output that a loss holds beside the gradients of all outputs at the end of its own
 # backward, counted on CPU: none for a sum, two for cross entropy, three for a mean of squares.
@@ -37,7 +38,7 @@ def tangents_of(roots: Sequence[torch.Tensor]) -> Tangents:
     for leaf, size in zip(roots, sizes, strict=True):
         by_node[leaf.grad_fn] = by_node.get(leaf.grad_fn, 0) + size
     made = [node for node in by_node if node is not None]
-    last = max(made, key=lambda node: int(node._sequence_nr()), default=None)
+    last = max(made, key=lambda node: order_of(node), default=None)
     early = sum(size for node, size in by_node.items() if node is not last)
     return Tangents(early, _of_a_loss(sizes)) if any(sizes) else Tangents()
 

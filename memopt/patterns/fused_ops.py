@@ -13,6 +13,7 @@ from memopt.patterns.clamps import bounds_of
 from memopt.program import Program
 from memopt.propagation import fake_mode
 from memopt.torch_compat.dispatch import has_kernel
+from memopt.torch_compat.operators import convolution_library
 
 aten = torch.ops.aten
 LAYERS = {aten.addmm.default: "addmm", aten.convolution.default: "convolution"}
@@ -100,8 +101,8 @@ def _onednn(program: Program, layer: fx.Node) -> str | None:
         return "this build of torch has no oneDNN"
     with fake_mode(program.graph_module):
         values = fx.map_arg((data, weight, bias), lambda node: node.meta["val"])
-        backend = torch._C._select_conv_backend(*values, stride, padding, dilation, False, output_padding, groups)
-    if backend != torch._C._ConvBackend.Mkldnn:  # type: ignore[attr-defined]
+        library = convolution_library(values, stride, padding, dilation, False, output_padding, groups)
+    if library != "Mkldnn":
         return "oneDNN does not run this convolution: it is faster elsewhere, or oneDNN is off"
     return _channels_last(layer)
 

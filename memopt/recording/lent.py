@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from memopt.torch_compat.cuda_memory import storage_of_memory
+
 
 class Loan:
     """Tensors on the memory of others, of which it is seen whether somebody holds them still."""
@@ -95,9 +97,7 @@ def storage_at(value: torch.Tensor, known: dict[int, Any]) -> Any:
     address = address_of(value)
     if address not in known:
         storage = value.untyped_storage()
-        known[address] = torch._C._construct_storage_from_data_pointer(
-            storage.data_ptr(), storage.device, storage.nbytes()
-        )
+        known[address] = storage_of_memory(storage.data_ptr(), storage.device, storage.nbytes())
     return known[address]
 
 

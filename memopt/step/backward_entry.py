@@ -14,13 +14,15 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from memopt.errors import ShortOfMemoryError
 from memopt.memory.fingerprint import fingerprint_of, same_fingerprint
 from memopt.step.hooked import spare
 from memopt.torch_compat.backward import compiled_node, keeps_graph, nodes_so_far, running_node
+from memopt.torch_compat.fake_tensors import FakeTensor
 from memopt.torch_compat.returned import lent_values
+from memopt.torch_compat.storages import storage_id, version_of
+from memopt.torch_compat.tracing_context import in_trace
 
 # Calls of one graph on a GPU after which contents are compared no more, since that waits for the device: who writes
 # between forward and backward does so in every step.
@@ -94,7 +96,7 @@ def watched(
 
     def call(*args: Any) -> Any:
         nonlocal left
-        if not torch.is_grad_enabled() or torch._guards.TracingContext.try_get() is not None:
+        if not torch.is_grad_enabled() or in_trace():
             return run(*args)
         first = nodes_so_far()
         with lent_values(bool(facts.in_part)) as lent:
@@ -121,7 +123,7 @@ class _Entry:
     ) -> None:
         self._facts, self._say = facts, say
         known = {item.place: item for item in facts.in_part}
-        self._lent = [(value, value._version, known[place]) for place, value in lent if place in known]
+        self._lent = [(value, version_of(value), known[place]) for place, value in lent if place in known]
         self._stamps = [_Stamp(args[place], name, contents) for place, name in facts.recomputed]
 
     def begin(self, gradients: Sequence[torch.Tensor | None]) -> None:
@@ -148,7 +150,7 @@ class _Entry:
         unread = {item.name for item in self._facts.in_part if given.isdisjoint(item.outputs)}
         harmless: list[str] = []
         for value, version, item in self._lent:
-            if value._version == version:
+            if version_of(value) == version:
                 continue
             if given.isdisjoint(item.outputs):
                 harmless.append(item.name)
@@ -271,8 +273,8 @@ def _place(value: torch.Tensor) -> tuple[int, ...]:
     """Version and storage of a tensor: a storage may be filled anew elsewhere, as sharded parameters are."""
     with contextlib.suppress(RuntimeError, NotImplementedError):
         return (
-            0 if value.is_inference() else value._version,
-            value.untyped_storage()._cdata,
+            0 if value.is_inference() else version_of(value),
+            storage_id(value),
             int(value.storage_offset()),
         )
     return ()

@@ -23,6 +23,7 @@ from memopt.memory.resident import Resident, storage_bytes
 from memopt.report.record import Report
 from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import at_end_of_backward
+from memopt.torch_compat.boxed import boxed
 
 
 class StepGuard:
@@ -180,6 +181,4 @@ def said(
             reason = say(error)
         raise ShortOfMemoryError(reason)  # out here, so that no traceback holds on to the step's tensors
 
-    marked: Any = backward
-    marked._boxed_call = True  # AOTAutograd's sign that it empties its list of arguments
-    return backward
+    return boxed(backward)

@@ -10,6 +10,7 @@ from torch import nn
 
 from memopt.memory.hand_over import hooked_names
 from memopt.torch_compat.autograd_nodes import at_end_of_backward
+from memopt.torch_compat.modules import hooks_after_accumulation
 
 _LOOKS = 16  # first calls in which hooks are looked for; later only ever more rarely
 
@@ -53,7 +54,7 @@ def spare(parameter: torch.Tensor) -> None:
 
     Eager's graph has no node that would call them. What other parts of the graph add is still theirs to see.
     """
-    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    hooks = hooks_after_accumulation(parameter)
     if not hooks:
         return
     before = dict(hooks)

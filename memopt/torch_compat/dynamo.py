@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo import exc
+from torch._dynamo import convert_frame, eval_frame, exc, utils
 from torch._dynamo.variables.misc import AutogradFunctionVariable
 
 
@@ -66,3 +66,27 @@ def _break(why: str) -> None:
     if "gb_type" in inspect.signature(known).parameters:
         known(gb_type="autograd.Function under a transform", context="", explanation=why, hints=[])
     raise exc.Unsupported(why)
+
+
+def dynamo_settings(**settings: Any) -> contextlib.AbstractContextManager[Any]:
+    """Within: these settings of `torch._dynamo.config`; tried on torch 2.11 and 2.13."""
+    patch: contextlib.AbstractContextManager[Any] = torch._dynamo.config.patch(**settings)
+    return patch
+
+
+def traces_recurrent_layers() -> bool:
+    """Whether Dynamo traces through `nn.RNN`, `nn.LSTM` and `nn.GRU`; tried on torch 2.11 and 2.13."""
+    return bool(torch._dynamo.config.allow_rnn)
+
+
+def compilations() -> list[Any]:
+    """Dynamo's compilations so far, the oldest left out when there are many: where each failed, and why.
+
+    Tried on torch 2.11 and 2.13.
+    """
+    return list(utils.get_compilation_metrics())
+
+
+def own_frames() -> tuple[str, str]:
+    """The files of Dynamo's in whose frames it evaluates a function, and compiles one; tried on 2.11 and 2.13."""
+    return str(eval_frame.__file__), str(convert_frame.__file__)

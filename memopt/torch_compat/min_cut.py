@@ -1,12 +1,14 @@
-"""Torch's own partition of a joint graph; tried on 2.11 and 2.13."""
+"""Joint graphs parted by torch, at its own cut or at a given one; tried on 2.11 and 2.13."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
 from torch._functorch import partitioners
+from torch.utils._ordered_set import OrderedSet
 
 
 def min_cut(
@@ -21,5 +23,28 @@ def min_cut(
     """
     halves: tuple[fx.GraphModule, fx.GraphModule] = partitioners.min_cut_rematerialization_partition(
         module, joint_inputs, compiler="inductor", **options
+    )
+    return halves
+
+
+def halves_of(
+    module: fx.GraphModule, saved: Sequence[fx.Node], forward_outputs: int, static: Sequence[fx.Node]
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward and the backward graph of a joint graph where forward saves these values.
+
+    Args:
+        module: the joint graph; it is left as it is.
+        saved: nodes of it.
+        forward_outputs: results of it that are forward's.
+        static: placeholders that lie at the same address in every call.
+    """
+    arguments: dict[str, Any] = {
+        "saved_sym_nodes": [],
+        "num_fwd_outputs": forward_outputs,
+        "static_lifetime_input_nodes": OrderedSet(static),
+    }
+    known = inspect.signature(partitioners._extract_fwd_bwd_modules).parameters
+    halves: tuple[fx.GraphModule, fx.GraphModule] = partitioners._extract_fwd_bwd_modules(
+        module, list(saved), **{name: value for name, value in arguments.items() if name in known}
     )
     return halves

@@ -23,3 +23,32 @@ def operator_name(target: Any) -> str:
 def overload_name(overload: Any) -> str:
     """What an overload is called among those of its operator, `Tensor` of `aten.add.Tensor`."""
     return str(overload._overloadname)
+
+
+def attention_function() -> Any:
+    """The function of C++ that `F.scaled_dot_product_attention` is, as graphs of Dynamo's call it."""
+    return torch._C._nn.scaled_dot_product_attention
+
+
+def convolution_library(
+    values: tuple[Any, Any, Any],
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: Any,
+) -> str:
+    """The library that torch would have run a convolution, by its name among torch's: `Mkldnn`, `Cudnn`, `Slow2d`.
+
+    Args:
+        values: the images, the weight and the bias or None: fake tensors will do.
+        stride, padding, dilation, transposed, output_padding, groups: of `aten.convolution`.
+    """
+    found: Any = torch._C._select_conv_backend(*values, stride, padding, dilation, transposed, output_padding, groups)
+    return str(found.name)
+
+
+def nnpack_enabled() -> bool:
+    """Whether NNPACK may run convolutions on a CPU."""
+    return bool(torch._C._get_nnpack_enabled())

@@ -48,3 +48,13 @@ def before_profilers(call: Callable[[], None]) -> Callable[[], None]:
                 setattr(profiling, name, before[name])
 
     return undo
+
+
+def is_running() -> bool:
+    """Whether a profiler is active in this thread; tried on 2.11 and 2.13."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+def is_of_cuda(event: Any) -> bool:
+    """Whether a recorded event is of a CUDA device; tried on 2.11 and 2.13."""
+    return bool(event.device_type() == torch._C._autograd.DeviceType.CUDA)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 
@@ -27,3 +30,14 @@ def version_of(tensor: torch.Tensor) -> int:
         RuntimeError: a tensor of inference mode has no count.
     """
     return int(tensor._version)
+
+
+def _one_by_one(values: list[Any], places: list[int], indices: list[int]) -> bool:
+    return all(values[index].data_ptr() == places[index] for index in indices)
+
+
+# `same_places(values, places, indices)`: whether the tensors among values with these indices lie at these addresses.
+# In three quarters of the time, where PyTorch is built with CUDA.
+same_places: Callable[[list[Any], list[int], list[int]], bool] = getattr(
+    torch._C, "_tensors_data_ptrs_at_indices_equal", _one_by_one
+)

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
+from torch.utils._sympy import functions
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -105,3 +107,13 @@ class Sized:
             raise UnknownSizeError(f"{found} depends on the values of tensors")
         kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
         return kind(found)
+
+
+def surely(claim: Any) -> bool:
+    """Whether a comparison of sizes holds whatever their symbols are, without a guard; or of plain sizes."""
+    return bool(statically_known_true(claim))
+
+
+def function_of_symbols(name: str) -> Any:
+    """The function by which torch writes an expression of symbols, `FloorDiv` say; None for an unknown name."""
+    return getattr(functions, name, None)

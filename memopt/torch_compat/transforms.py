@@ -39,3 +39,8 @@ def compiled_from(model: object) -> nn.Module | None:
     """The module that `torch.compile` made this one of; None if it made it of none."""
     inner = getattr(model, "_orig_mod", None)
     return inner if isinstance(model, torch._dynamo.OptimizedModule) and isinstance(inner, nn.Module) else None
+
+
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one of torch.func's, which stands for others while a transform is in force."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))

@@ -6,19 +6,19 @@ import functools
 import operator
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import fx
-from torch._decomp import decomposition_table
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from memopt.errors import first_line
 from memopt.program import is_random, source_line
 from memopt.propagation import fake_mode
 from memopt.torch_compat import pytree
+from memopt.torch_compat.decompositions import decomposition_of, is_written_out
 from memopt.torch_compat.fake_tensors import FakeTensor
+from memopt.torch_compat.fx_graphs import make_fx
 from memopt.torch_compat.operators import OpOverload
+from memopt.torch_compat.torchax_import import without_renaming
 from memopt.xla import (
     attention,
     convolution,
@@ -59,10 +59,7 @@ def _torchax() -> Any:
     own fast path of attention: neither is undone by anyone.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
-    with (
-        mock.patch.object(torch.utils, "rename_privateuse1_backend", lambda name: None),
-        mock.patch.object(torch, "_register_device_module", lambda name, module: None),
-    ):
+    with without_renaming():
         import torchax
         from torchax.ops import ops_registry
     torch.backends.mha.set_fastpath_enabled(fast)
@@ -153,21 +150,15 @@ def _has_lowering(node: fx.Node) -> bool:
         return True
     if not isinstance(node.target, OpOverload) or is_random(node):
         return False  # torchax draws from keys of its own, some of them constant
-    return not _decomposes(node.target) and torchax_lowering(node.target) is not None
-
-
-def _decomposes(target: OpOverload) -> bool:
-    return target in decomposition_table or target.has_kernel_for_dispatch_key(
-        torch._C.DispatchKey.CompositeImplicitAutograd
-    )
+    return not is_written_out(node.target) and torchax_lowering(node.target) is not None
 
 
 def _written_out(node: fx.Node) -> fx.GraphModule | None:
     """The operator as a graph of simpler ones, of its tensor operands in order."""
     target: Any = node.target
-    if not isinstance(target, OpOverload) or not _decomposes(target) or is_random(node):
+    if not isinstance(target, OpOverload) or not is_written_out(target) or is_random(node):
         return None
-    function = decomposition_table.get(target) or target.decompose
+    function = decomposition_of(target)
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     nodes = [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
 

@@ -11,7 +11,7 @@ import memopt
 from memopt.budget import BudgetError
 from memopt.cli import VERBS, main
 from memopt.cli.group import Group, one_line, set_up_logging, verbosity, verbosity_options
-from memopt.quiet import FAKE
+from memopt.torch_compat.logs import FAKE_TENSORS
 from tests.cli.conftest import assert_one_line
 
 
@@ -106,12 +106,12 @@ def test_what_torch_logs_beside_its_errors_is_heard_where_all_is_asked_for(flag,
     @click.command()
     @verbosity_options
     def fails():
-        logging.getLogger(FAKE).error("a traceback of many lines")
+        logging.getLogger(FAKE_TENSORS).error("a traceback of many lines")
 
     CliRunner().invoke(fails, [flag])
     assert bool(caplog.records) == heard
     caplog.clear()
-    logging.getLogger(FAKE).error("afterwards")
+    logging.getLogger(FAKE_TENSORS).error("afterwards")
     assert [record.message for record in caplog.records] == ["afterwards"]
 
 

@@ -149,7 +149,7 @@ def test_what_tracing_says_of_the_graph_is_said_again_and_a_list_that_grew_is_no
             fw_metadata.grown.append(1)
         return module, [], [], None
 
-    monkeypatch.setattr("memopt.inductor.trace.detect_fake_mode", lambda: mode)
+    monkeypatch.setattr("memopt.inductor.trace.fake_mode_here", lambda: mode)
     trace = Trace()
     call = trace._trace(plain)
     call("plain", fw_metadata=Metadata())

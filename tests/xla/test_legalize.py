@@ -15,6 +15,7 @@ pytest.importorskip("jax")
 if importlib.util.find_spec("torchax") is None:  # importing it would rename a device of PyTorch's
     pytest.skip("needs torchax", allow_module_level=True)
 
+from memopt.torch_compat import decompositions
 from memopt.xla import legalize as legalizing
 from memopt.xla.legalize import legalize, where
 from memopt.xla.table import LOWERINGS, LowerError
@@ -70,7 +71,7 @@ def test_a_decomposition_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch,
     def fails(*args: Any) -> Any:
         raise ValueError(message)
 
-    monkeypatch.setitem(legalizing.decomposition_table, aten.mish.default, fails)
+    monkeypatch.setitem(decompositions.decomposition_table, aten.mish.default, fails)
     monkeypatch.setattr(legalizing, "torchax_lowering", lambda target: None)
     with pytest.raises(LowerError) as caught:
         legalize(graph(aten.mish.default))

@@ -1,0 +1,20 @@
+"""AOTAutograd for a backend of one's own, and its settings; tried on torch 2.11 and 2.13."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from torch._dynamo.backends.common import aot_autograd as aot_autograd
+from torch._functorch import config
+
+
+def aot_settings(**settings: Any) -> contextlib.AbstractContextManager[Any]:
+    """Within: these settings of `torch._functorch.config`."""
+    patch: contextlib.AbstractContextManager[Any] = config.patch(**settings)
+    return patch
+
+
+def set_activation_budget(fraction: float) -> None:
+    """Have torch.compile save at most this fraction of what its min-cut would, from now on in this process."""
+    config.activation_memory_budget = fraction

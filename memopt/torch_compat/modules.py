@@ -1,0 +1,60 @@
+"""What a module keeps and what surrounds its forward, where `nn.Module` has no public name; tried on 2.11 and 2.13."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as rooms
+
+_CALL, _CALL_IMPL = nn.Module.__call__, nn.Module._call_impl
+
+
+def own_parameters(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
+    """The parameters that a module itself has, by name; None for one that it goes without, as a bias."""
+    return module._parameters
+
+
+def own_modules(module: nn.Module) -> Mapping[str, nn.Module | None]:
+    """The modules that a module itself has, by name; None for one that it goes without."""
+    return module._modules
+
+
+def change_tensors(module: nn.Module, change: Callable[[Any], Any], recurse: bool = True) -> None:
+    """Set the tensors of a module, and with `recurse` of its modules, to what `change` makes of each, as `to` does."""
+    module._apply(change, recurse)  # type: ignore[no-untyped-call]
+
+
+def goes_straight(model: nn.Module, owner: type[nn.Module], function: types.FunctionType) -> bool:
+    """Whether calling the model calls this function and nothing else: no hooks, nothing overridden."""
+    if type(model) is not owner or owner.forward is not function or "forward" in model.__dict__:
+        return False
+    if owner.__call__ is not _CALL or owner._call_impl is not _CALL_IMPL or model._compiled_call_impl is not None:
+        return False
+    own = model._forward_hooks or model._forward_pre_hooks or model._backward_hooks or model._backward_pre_hooks
+    return not (own or _has_global_hooks())
+
+
+def _has_global_hooks() -> bool:
+    forward = rooms._global_forward_hooks or rooms._global_forward_pre_hooks
+    return bool(forward or rooms._global_backward_hooks or rooms._global_backward_pre_hooks)
+
+
+def hooks_after_accumulation(parameter: torch.Tensor) -> dict[int, Callable[[torch.Tensor], None]] | None:
+    """The hooks that run as soon as a parameter's gradient is accumulated, to look at or to change; None for none."""
+    return getattr(parameter, "_post_accumulate_grad_hooks", None)
+
+
+def is_stepped_in_backward(parameter: torch.Tensor) -> bool:
+    """Whether torch.distributed steps an optimizer of the parameter's own within backward."""
+    return hasattr(parameter, "_in_backward_optimizers")
+
+
+def running_replica() -> Any:
+    """The `DistributedDataParallel` whose forward runs, if one does; torch.distributed must be there."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    return DistributedDataParallel._active_ddp_module
