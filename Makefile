@@ -24,10 +24,10 @@ examples: $(STAMP)
 	$(BIN)/python -m benchmarks.examples
 
 test: $(STAMP) lint
-	$(PYTEST) -n auto --maxprocesses 16 -m "not slow and not gpu"
+	$(PYTEST) -n auto --maxprocesses 16 -m "not slow and not long and not gpu"
 
 test-slow: $(STAMP)
-	$(PYTEST) -n auto --maxprocesses 16 -m "slow and not gpu" --timeout 7200
+	$(PYTEST) -n auto --maxprocesses 16 -m "(slow or long) and not gpu" --timeout 7200
 
 # TensorFlow, Keras and JAX: some 700 MB that the other tests do not need.
 test-tensorflow: $(STAMP)

@@ -1,5 +1,6 @@
 """One thread, one seed and an own cache: results must not depend on cores, the order of tests, or a user's files."""
 
+import fnmatch
 import gc
 import os
 import types
@@ -100,8 +101,34 @@ def _short_collections() -> None:
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the cases that `quick` does not name as `long`."""
+    quick = item.get_closest_marker("quick")
+    if quick is not None and not any(fnmatch.fnmatchcase(_case(item), name) for name in quick.args):
+        item.add_marker("long")
+
+
+def _case(item: pytest.Item) -> str:
+    """What stands between the brackets of the test's name."""
+    return item.name.partition("[")[2][:-1]
+
+
+def _known(items: list[pytest.Item]) -> None:
+    """Refuse names in `quick` that no case has: none of them would be quick."""
+    cases: dict[str, list[str]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(_case(item))
+    for item in items:
+        quick = item.get_closest_marker("quick")
+        for name in quick.args if quick is not None else ():
+            if not fnmatch.filter(cases[item.nodeid.partition("[")[0]], name):
+                raise pytest.UsageError(f"{item.nodeid}: no case is called {name!r}, which `quick` names")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what needs a CUDA device where there is none."""
+    if not any("::" in argument for argument in config.args):
+        _known(items)
     if torch.cuda.is_available():
         return
     for item in items:

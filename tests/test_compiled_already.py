@@ -67,6 +67,7 @@ HELD = {
 }
 
 
+@pytest.mark.quick("torch.compile", "in place", "DataParallel", "a part that is a stand-in")
 @pytest.mark.parametrize("how", HELD)
 def test_what_is_compiled_already_trains_within_a_budget(how):
     model = HELD[how]()
@@ -171,6 +172,7 @@ def works(run):
         assert each.report
 
 
+@pytest.mark.quick("vmap", "grad of parameters", "dispatch mode", "export", "checkpoint")
 @pytest.mark.parametrize("around", [*AROUND, *PLANNED])
 def test_without_a_budget_it_is_as_the_model_and_later_ones_are_compiled(around):
     use = {**AROUND, **PLANNED}[around]
@@ -180,6 +182,7 @@ def test_without_a_budget_it_is_as_the_model_and_later_ones_are_compiled(around)
     works(run)
 
 
+@pytest.mark.quick("make_fx", "hessian", "jit.trace")
 @pytest.mark.parametrize("around", AROUND)
 def test_within_a_budget_it_is_refused_in_one_line_and_later_ones_are_compiled(around):
     run = memopt.compile(net(), "1MB", backend="aten")
@@ -190,6 +193,7 @@ def test_within_a_budget_it_is_refused_in_one_line_and_later_ones_are_compiled(a
         works(run)
 
 
+@pytest.mark.quick("functional_call", "checkpoint")
 @pytest.mark.parametrize("around", PLANNED)
 def test_what_is_planned_through_keeps_its_budget(around):
     run = memopt.compile(net(), "1MB", backend="aten")

@@ -64,6 +64,7 @@ def budgets(model, x):
     return [None, low, (2 * low + high) // 3, (low + 2 * high) // 3]
 
 
+@pytest.mark.quick("mlp")
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_pass_a_finite_difference_check_at_every_budget(name):
     model, x = make(name)
@@ -86,6 +87,7 @@ def test_gradients_pass_a_finite_difference_check_at_every_budget(name):
             torch.testing.assert_close((gradient * direction).sum(), slope, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick("mlp")
 @pytest.mark.parametrize("name", MODELS)
 def test_masks_are_eager_s_and_repeat_under_a_seed(name):
     model, x = make(name)

@@ -88,11 +88,13 @@ def test_arguments_by_name(replays, early):
     assert early == [True] * 2
 
 
+@pytest.mark.long
 def test_weights_that_change_are_seen(replays, early):
     test_steady.test_weights_that_change_are_seen("inductor")
     assert True in early
 
 
+@pytest.mark.long
 def test_inputs_that_change_are_seen(replays):
     test_steady.test_inputs_that_change_are_seen("inductor")
 
@@ -203,6 +205,7 @@ def test_weights_elsewhere_are_not_read_where_they_were(replays, early):
     assert early == [True]
 
 
+@pytest.mark.long
 def test_inference_mode_and_default_devices(replays):
     model, x = Plain().eval(), torch.randn(2, 4)
     compiled = steady(model, x)

@@ -77,6 +77,7 @@ def stepped(run, model, training=True):
     return [y.detach(), torch.rand(2), *gradients, *(b.clone() for b in model.buffers())]
 
 
+@pytest.mark.quick("capture-True-False", "compiler-True-False", "planner-False-False", "pass-True-False")
 @pytest.mark.parametrize(("where", "training", "broken"), CASES)
 def test_without_a_budget_the_model_runs_as_it_is(where, training, broken, monkeypatch, caplog, tmp_path):
     model, twin = (Net(broken).train(training) for _ in range(2))
@@ -104,6 +105,7 @@ def test_without_a_budget_the_model_runs_as_it_is(where, training, broken, monke
     torch.testing.assert_close(stepped(other, other, training), stepped(twin, twin, training), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick("capture-True-False", "compiler-True-False", "engine-True-False", "pass-True-False")
 @pytest.mark.parametrize(("where", "training", "broken"), CASES)
 def test_with_a_budget_it_is_refused_in_one_line(where, training, broken, monkeypatch):
     model = Net(broken).train(training)
@@ -136,6 +138,7 @@ class Raises(Net):
         return y
 
 
+@pytest.mark.quick("True-1MB", "False-None")
 @pytest.mark.parametrize("budget", [None, "1MB"])
 @pytest.mark.parametrize("training", [True, False])
 def test_the_model_s_own_error_is_raised_as_it_raises_it(budget, training):
@@ -154,6 +157,7 @@ def test_the_model_s_own_error_is_raised_as_it_raises_it(budget, training):
     assert list(before) == list(model.state_dict()) and run.report.budget_bytes == (budget and 10**6)
 
 
+@pytest.mark.quick("KeyboardInterrupt", "MemoryError")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, memopt.CaptureError, memopt.PassError("x", [], "y")])
 def test_what_is_for_the_user_is_not_taken_for_a_failure(error, monkeypatch):
     def stop(*args, **kwargs):

@@ -98,6 +98,7 @@ def test_what_two_batch_norms_share_is_left_as_it_is(name):
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
+@pytest.mark.quick("aten")
 @pytest.mark.parametrize("backend", ["aten", "static"])
 def test_only_with_consent(backend):
     model, x = seasoned(layers(), 4, 3, 8, 8)

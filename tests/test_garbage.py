@@ -35,6 +35,7 @@ def nothing_frozen():
     gc.freeze()
 
 
+@pytest.mark.long
 def test_what_is_left_behind_between_two_looks_is_found_and_what_stays_is_left_aside(nothing_frozen):
     kept = [Cycle() for _ in range(100)]
     with looking_once():

@@ -44,6 +44,7 @@ def gradients_of(run):
     return [loss.detach(), *(p.grad.clone() for p in run.parameters())]
 
 
+@pytest.mark.quick("1MB")
 @pytest.mark.parametrize("budget", [None, "1MB"])
 def test_the_very_model_trains_within_the_budget_and_keeps_its_class_for_others(budget):
     model, twin = made(), made()

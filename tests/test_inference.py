@@ -41,6 +41,7 @@ def held_bytes():
     return sum(found.values())
 
 
+@pytest.mark.quick("unet", "gpt2", "hf_bert")
 @pytest.mark.parametrize("name", cases(("resnet18", "unet", "vit_b_16", "gpt2", "llama_tiny", "hf_bert", "hf_t5")))
 def test_outputs_equal_eager_s_and_the_peak_is_predicted(name):
     model, inputs = build(name, labels=False)
@@ -86,6 +87,7 @@ def test_folded_weights_are_counted_as_resident():
     assert compiled.report.breakdown.buffers - buffers == pytest.approx(grown, rel=0.02)
 
 
+@pytest.mark.quick("resnet18")
 @pytest.mark.parametrize("name", ["resnet18", "hf_gpt2"])
 def test_an_inference_budget_is_kept_or_refused(name):
     model, inputs = build(name, labels=False)

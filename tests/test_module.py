@@ -109,6 +109,7 @@ def result(run, model, x, training):
     return [y.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "training", "budget"),
     [("aten", True, None), ("aten", True, "1MB"), ("aten", False, "1MB"), ("static", False, None)],
@@ -163,6 +164,7 @@ def test_what_moves_nothing_keeps_plans_and_report(move, monkeypatch):
     assert run.report is report
 
 
+@pytest.mark.quick("model-there_and_back0", "stand-in-there_and_back1")
 @pytest.mark.parametrize("there_and_back", [(torch.float64, torch.float32), (torch.bfloat16, torch.float32)])
 @pytest.mark.parametrize("by", ["stand-in", "model"])
 def test_what_is_cast_is_planned_anew_and_the_report_stays_until_then(there_and_back, by):

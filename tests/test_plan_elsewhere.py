@@ -80,6 +80,7 @@ def test_a_model_that_is_too_large_to_build_here():
     assert 0.005 < report.curve[0].seconds < 0.05
 
 
+@pytest.mark.quick("unet")
 @pytest.mark.parametrize("name", ["gpt2", "unet", pytest.param("resnet18", marks=pytest.mark.slow)])
 def test_rewrites_that_lower_the_floor_work_there_too(name):
     model = build(name, tiny=True).bfloat16()

@@ -57,6 +57,7 @@ class LooksAtItsCount(nn.Module):
         return torch.tanh(y) if self.square else y.sin()
 
 
+@pytest.mark.long
 def test_what_a_call_wrote_to_before_it_began_anew_is_written_to_once():
     torch._dynamo.reset()
     model = LooksAtItsCount()

@@ -173,11 +173,13 @@ def training_matches(recipe: Recipe) -> None:
     check_step(recipe, step_results(recipe, compile_step(recipe, pipeline)))
 
 
+@pytest.mark.quick("1-50", "2-50")
 @chunks("passes")
 def test_each_pass_and_the_pipeline_compute_what_eager_does(chunk: int, examples: int) -> None:
     explore(inference_matches, chunk, examples)
 
 
+@pytest.mark.quick("0-25")
 @chunks("training")
 def test_training_steps_compute_what_eager_does(chunk: int, examples: int) -> None:
     explore(training_matches, chunk, examples, training=True)
@@ -218,6 +220,7 @@ def assume_all_is_drawn(recipe: Recipe) -> None:
         assume(not draws_in_vain(recipe, leaves_of(recipe)))
 
 
+@pytest.mark.quick("0-15")
 @chunks("export")
 def test_exported_modules_compute_what_eager_does(chunk: int, examples: int) -> None:
     def check(recipe: Recipe) -> None:
@@ -243,6 +246,7 @@ def exported_arguments(program: Program, module: RecipeModule) -> list[Any]:
     ]
 
 
+@pytest.mark.quick("1-10")
 @chunks("compile")
 def test_compiled_modules_compute_what_eager_does(chunk: int, examples: int) -> None:
     """Half of the examples train, half infer: each through Dynamo, planning and the aten backend."""

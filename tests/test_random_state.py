@@ -56,6 +56,7 @@ WAYS = {
 }
 
 
+@pytest.mark.quick("0.3-a budget", "0.3-no proof", "0.0-no budget", "0.3-the whole proof")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_planning_leaves_the_stream_as_eager_does(way, p) -> None:

@@ -92,6 +92,17 @@ def steps(model, call, training):
     return found, [g for g in gradients if g is not None], drawn()
 
 
+@pytest.mark.quick(
+    "array-None-training",
+    "array-1MB-inference",
+    "chosen-1MB-inference",
+    "branch-1MB-inference",
+    "number-None-inference",
+    "python-None-training",
+    "python-1MB-training",
+    "python-None-inference",
+    "python-1MB-inference",
+)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("budget", [None, "1MB"])
 @pytest.mark.parametrize("draw", [array, number, chosen, python, branch], ids=lambda draw: draw.__name__)

@@ -96,6 +96,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.quick("dtype", "inputs", "optimizer")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_refusal_is_remembered_until_something_is_different(change, traced):
     model, x, optimizer = made()

@@ -94,6 +94,7 @@ def steady(model, *args, backend="aten", **options):
     return compiled
 
 
+@pytest.mark.quick("aten")
 @pytest.mark.parametrize("backend", ENGINES)
 def test_weights_that_change_are_seen(backend):
     model, x = net(), image()
@@ -121,6 +122,7 @@ def test_weights_that_change_are_seen(backend):
     same(compiled, model, x)
 
 
+@pytest.mark.quick("aten")
 @pytest.mark.parametrize("backend", ENGINES)
 def test_inputs_that_change_are_seen(backend):
     model = net()
@@ -222,6 +224,7 @@ def test_autocast_is_seen():
         assert compiled(x).dtype == torch.float32
 
 
+@pytest.mark.long
 def test_python_values_that_change_are_seen(monkeypatch):
     model, x = net(), image()
     compiled = steady(model, x)

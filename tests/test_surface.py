@@ -82,6 +82,7 @@ class Broken(Small):
         return self.second(self.dropout(y))
 
 
+@pytest.mark.quick("1MB")
 @pytest.mark.parametrize("budget", [None, "1MB", 1.0])
 def test_graph_breaks(budget, capsys):
     model = Broken()
@@ -270,6 +271,7 @@ class CustomError(Exception):
     pass
 
 
+@pytest.mark.quick("1MB")
 @pytest.mark.parametrize("budget", [None, "1MB"])
 def test_an_error_of_the_model_comes_through(budget):
     class Raises(Small):
@@ -385,6 +387,7 @@ def test_freezing_and_unfreezing_is_followed():
             assert a is b is None or torch.equal(a, b)
 
 
+@pytest.mark.long
 def test_accumulated_gradients_equal_eager_s_and_stay_inside():
     model, inputs = build("resnet18")
     model.eval()  # its running statistics stand still, so that one model serves both runs

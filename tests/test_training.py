@@ -51,6 +51,7 @@ def assert_equal_steps(model, inputs, compiled):
     restore()
 
 
+@pytest.mark.quick("resnet18-0.0", "gpt2-None", "unet-0.0", "vit_b_16-0.0")
 @pytest.mark.parametrize(("name", "share"), STEPS)
 def test_a_step_equals_eager_s_and_keeps_its_budget(name, share):
     budget = budget_of(name, share)
@@ -67,6 +68,7 @@ def test_a_step_equals_eager_s_and_keeps_its_budget(name, share):
         assert max(report.peak_bytes, report.measured_peak_bytes) <= budget
 
 
+@pytest.mark.quick("resnet18")
 @pytest.mark.parametrize(
     "name",
     [
@@ -81,6 +83,7 @@ def test_a_step_in_float64_equals_eager_s(name):
     assert_equal_steps(model, inputs, memopt.compile(model, budget, backend="aten"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["resnet18", pytest.param("hf_gpt2", marks=pytest.mark.slow)])
 def test_an_impossible_budget_changes_nothing(name):
     budget = int(planned(name).minimum_bytes * 0.9)
@@ -98,6 +101,7 @@ def test_an_impossible_budget_changes_nothing(name):
     torch.testing.assert_close(model.state_dict(), start, rtol=0, atol=0)
 
 
+@pytest.mark.long
 def test_several_steps_of_an_optimizer_equal_eager_s():
     def run(compile_it):
         model, inputs = build("gpt2")

@@ -61,6 +61,7 @@ def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("training", [True, False])
 def test_the_call_leaves_what_one_call_of_the_model_leaves(training):
     found = []
@@ -78,6 +79,7 @@ def test_the_call_leaves_what_one_call_of_the_model_leaves(training):
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.quick("integers", "gradients_that_cancel", "views")
 @pytest.mark.parametrize(
     "model",
     [
@@ -195,6 +197,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize("name", FAULTS)
 def test_code_is_named_as_the_stage(name):
     change, message = FAULTS[name]
@@ -213,6 +216,7 @@ METADATA = {
 }
 
 
+@pytest.mark.quick("gradient", "strides")
 @pytest.mark.parametrize("name", METADATA)
 def test_by_default_what_outputs_are_is_compared(name):
     change, message = METADATA[name]

@@ -210,6 +210,7 @@ def test_a_piece_writes_to_its_last_inputs():
         assert len(code._calls[0].run(given)) == 0 and given == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_compiler")
 def test_a_budget_that_only_chunks_keep_is_kept_by_inductor_code():
     class Wide(nn.Module):

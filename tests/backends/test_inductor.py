@@ -13,6 +13,7 @@ def close(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_compiler")
 @pytest.mark.parametrize("name", [pytest.param("resnet18", marks=pytest.mark.slow), "gpt2"])
 def test_a_step_is_close_to_eager_s(name):

@@ -116,6 +116,7 @@ def test_minima_of_several_graphs_are_those_of_their_code():
     assert keeps(model, inputs, expected, int(min(least, report.minimum_bytes) * 1.02))
 
 
+@pytest.mark.long
 def test_with_enough_memory_the_code_is_torch_compile_s_and_its_peak_is_known():
     model, inputs = without_dropout("gpt2")
     peak = measured(torch.compile(model), model, inputs)
@@ -195,6 +196,7 @@ class Broken(nn.Module):
         return self.second(x).square().mean()
 
 
+@pytest.mark.long
 def test_a_refusal_names_the_least_of_the_code_where_that_is_less_than_operator_by_operator():
     torch.manual_seed(0)
     model = memopt.models.build("gpt2", tiny=True, layers=1, vocabulary=4096, width=64, dropout=0.0).to(torch.bfloat16)
@@ -219,6 +221,7 @@ def test_several_graphs_share_the_budget():
     assert len(report.programs) == 2
 
 
+@pytest.mark.long
 def test_what_no_code_keeps_runs_operator_by_operator_and_says_so(monkeypatch):
     peaks = Halves.peaks
 

@@ -31,6 +31,7 @@ def assert_enough(engine, name, least):
     assert report.measured_peak_bytes is None or report.measured_peak_bytes <= budget
 
 
+@pytest.mark.quick("aten-unet")
 @pytest.mark.usefixtures("_compiler")
 @pytest.mark.filterwarnings("ignore:FX graph cache copying of a large constant:UserWarning")
 @pytest.mark.parametrize(("engine", "name"), CASES)

@@ -30,6 +30,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.quick("1GB")
 @pytest.mark.parametrize("budget", [None, "1GB"])
 @torch.no_grad()
 def test_equal_to_eager_for_new_shapes_and_new_weights(budget: str | None) -> None:
@@ -49,6 +50,7 @@ def test_results_of_many_kinds() -> None:
     check_results("onnxruntime")
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_attention_of_a_hugging_face_model() -> None:
     transformers = pytest.importorskip("transformers")
@@ -121,6 +123,7 @@ class Wide(nn.Module):
         return torch.sin(x @ self.table).amax(0)
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_the_least_budget_is_what_a_run_took() -> None:
     model, x = Wide().eval(), torch.randn(2**12, 64)
@@ -153,6 +156,7 @@ def test_where_a_run_cannot_be_measured_the_prediction_decides(monkeypatch: pyte
         memopt.compile(model, "20MB", backend="onnxruntime")(x)
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_where_runs_take_more_than_their_plans_less_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans for less than a third of the budget take what they should, all others more than the budget."""
@@ -181,6 +185,7 @@ def test_where_runs_take_more_than_their_plans_less_is_planned_for(monkeypatch: 
     close(least(x), model(x))
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_many_shapes() -> None:
     model = network()

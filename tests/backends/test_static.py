@@ -27,6 +27,7 @@ def bytes_of(tensors):
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+@pytest.mark.quick("resnet18", "gpt2", "vit_b_16")
 @pytest.mark.parametrize(
     "name",
     cases(
@@ -124,6 +125,7 @@ class Small(nn.Module):
         return self.second(self.first(x).relu()).softmax(-1)
 
 
+@pytest.mark.long
 def test_the_report_counts_the_arena():
     model, inputs = build("resnet18", labels=False)
     program = capture(model.eval(), **inputs)

@@ -246,6 +246,7 @@ def test_the_report_says_what_the_compiler_says() -> None:
     )
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_inference_over_the_budget_is_refused() -> None:
     compiled = memopt.compile(network().eval(), 30_000, backend="xla")

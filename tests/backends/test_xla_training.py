@@ -49,6 +49,7 @@ def test_the_gradients_are_equal_and_the_memory_falls_with_the_budget() -> None:
     assert peaks[0] > peaks[1] >= peaks[2]
 
 
+@pytest.mark.long
 def test_what_no_plan_keeps_is_refused() -> None:
     compiled = memopt.compile(deep(), 400_000, backend="xla", verify=False)
     with pytest.raises(memopt.BudgetError) as found:
@@ -96,6 +97,7 @@ def test_an_optimizer_step_is_seen() -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.quick("layout0-False", "layout1-True")
 @pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_nothing_is_copied_between_pytorch_and_xla(

@@ -28,6 +28,7 @@ def table(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.long
 def test_rows_have_their_figures_in_the_order_given(table):
     rows = ("--rows", "eager,memopt/aten,memopt-freeze/static,memopt/static:1B", "--jobs", "3")
     result, said = table("--models", "resnet50,bert_base", *rows)
@@ -45,6 +46,7 @@ def test_rows_have_their_figures_in_the_order_given(table):
     assert len({line.count("|") for line in shown[2:]}) == 1
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_keeps_what_was_timed(tmp_path):
     path = tmp_path / "inference.json"
     rows = ("--models", "bert_base", "--rows", "eager,memopt/aten,compile,freezing", "--jobs", "2")

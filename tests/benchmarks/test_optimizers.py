@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 
+import pytest
+
 from benchmarks import optimizers, render
 
 
+@pytest.mark.long
 def test_a_row_predicts_what_three_steps_take(tmp_path, monkeypatch):
     monkeypatch.setattr(optimizers, "ENGINES", {"aten": ("SGD, momentum",)})
     out = tmp_path / "optimizers_cpu.json"

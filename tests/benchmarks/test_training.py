@@ -33,6 +33,7 @@ def test_each_model_has_a_file_and_each_row_its_figures(table):
             assert f"{row['peak_bytes'] / 1e6:,.2f}" in said
 
 
+@pytest.mark.long
 def test_what_cannot_be_kept_is_refused_and_the_least_is(table):
     rows = ("--rows", "memopt:1.0,memopt:0.01,memopt:least", "--jobs", "3", "--shared-caches")
     ((result,), _) = table("--model", "unet", "--reference-bytes", "3e6", *rows)
@@ -75,6 +76,7 @@ def test_references_are_for_all_models_or_by_name():
     assert training.references("", ["a"]) == {}
 
 
+@pytest.mark.long
 def test_rows_of_one_model_may_be_named_alone_and_looked_into(table):
     only = ("--only", "unet:eager,unet:memopt:0.9", "--profile", "unet:eager")
     (bert, unet), said = table("--model", "unet,bert_large", "--rows", "eager", "--reference-bytes", "unet=3e6", *only)

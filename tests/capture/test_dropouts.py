@@ -34,6 +34,9 @@ class Model(nn.Module):
         return y, self.dropout(self, z), y * z
 
 
+@pytest.mark.quick(
+    "module-True", "in place-True", "twice-False", "by name-False", "torch-False", "function-False", "probability-False"
+)
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("name", DROPOUTS)
 def test_what_an_idle_dropout_returns_is_what_it_was_given(name, gradients):

@@ -42,6 +42,7 @@ def pairs(out):
     )
 
 
+@pytest.mark.quick("*-True")
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", RETURNED)
 def test_outputs_are_one_object_where_they_are_in_the_model(name, training):

@@ -203,6 +203,7 @@ class Record(Pass):
         return PassResult(program)
 
 
+@pytest.mark.quick("gpt2")
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_causal_models_train_without_a_mask(family):
     hf = pytest.importorskip("transformers")

@@ -116,6 +116,12 @@ def check(run, place, operations):
         assert place in told(run) and (operations or "") in told(run)
 
 
+@pytest.mark.quick(
+    "Told-None-None-aten",
+    "Part-None-None-aten",
+    "LockedFirst-forward, test_outside.py:-None-aten",
+    "Part-None-None-inductor",
+)
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 @pytest.mark.parametrize(("kind", "place", "operations"), CASES)
 def test_a_step_says_what_of_it_was_not_captured(kind, place, operations, backend):

@@ -49,6 +49,7 @@ class Written(nn.Module):
         return [*found, self.unused(x)]
 
 
+@pytest.mark.quick("aten")
 @pytest.mark.parametrize("engine", ["aten", pytest.param("inductor", marks=needs_compiler)])
 def test_what_is_overwritten_has_gradients_of_zeros(engine):
     torch._dynamo.reset()

@@ -141,6 +141,7 @@ def outcome(compiled, model, inputs_have_gradients):
     return values, gradients, facts, [[a == b for a in keys] for b in keys]
 
 
+@pytest.mark.quick("*-True")
 @pytest.mark.parametrize("inputs_have_gradients", [False, True])
 @pytest.mark.parametrize("name", RETURNED)
 def test_outputs_are_those_of_eager(name, inputs_have_gradients):

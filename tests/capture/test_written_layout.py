@@ -73,6 +73,7 @@ class Model(nn.Module):
         return self.write(self.linear(x) * 1)
 
 
+@pytest.mark.quick("*-aten-None-True", "*-aten-1.0-False", "*-static-*")
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("backend", "budget"), [("aten", None), ("aten", 1.0), ("static", None)])
 @pytest.mark.parametrize("name", WRITES)

@@ -77,6 +77,7 @@ def test_exit_codes_come_after_the_table(run, asked):
     assert "the table says why" in result.stderr
 
 
+@pytest.mark.long
 def test_a_whole_run(run, folder):
     words = ("--backends", "aten", "--peers", "eager", "--repeats", 2, "--jobs", 2, "-o", "out.html")
     result = run("compare", "factories:pair", *words)

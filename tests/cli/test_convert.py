@@ -124,6 +124,7 @@ def test_passes_are_chosen_and_refusals_explained(run, folder):
     assert len(explained) > len(plain)
 
 
+@pytest.mark.quick("words1")
 @pytest.mark.parametrize("words", [("--dtype", "fp16"), ("--dtype", "bf16"), ("--quantize", "int8")])
 def test_lower_precision_by_request(run, folder, words):
     saved(folder, sound())

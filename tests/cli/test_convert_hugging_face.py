@@ -40,6 +40,7 @@ def make(kind, layers=1):
     return transformers.T5ForConditionalGeneration(config)
 
 
+@pytest.mark.quick("bert-inputs0-outputs0", "vit-inputs3-outputs3")
 @pytest.mark.parametrize(
     ("kind", "inputs", "outputs"),
     [
@@ -95,6 +96,7 @@ def test_missing_weights_are_named_not_made_up(run, folder):
     assert not (folder / "m.onnx").exists()
 
 
+@pytest.mark.long
 def test_sharded_weights(run, folder):
     model = make("llama").eval()
     model.save_pretrained(folder / "checkpoint", max_shard_size="20KB")
@@ -102,6 +104,7 @@ def test_sharded_weights(run, folder):
     assert run("convert", "checkpoint", "-o", "m.onnx").exit_code == 0
 
 
+@pytest.mark.quick("vit-bfloat16")
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     [
@@ -123,6 +126,7 @@ def test_checkpoints_in_lower_precision_stay_in_it(run, folder, kind, dtype):
     assert getattr(onnx.TensorProto, dtype.upper()) in kinds and onnx.TensorProto.FLOAT not in kinds
 
 
+@pytest.mark.quick("words1")
 @pytest.mark.parametrize(
     "words", [pytest.param(("--dtype", "fp32"), marks=pytest.mark.slow), ("--dtype", "fp16"), ("--quantize", "int8")]
 )
@@ -140,6 +144,7 @@ def test_a_checkpoint_in_bfloat16_becomes_a_file_that_every_cpu_runs(run, folder
     assert found.dtype == np.float32 and np.abs(found - expected).max() <= allowed * np.abs(expected).max()
 
 
+@pytest.mark.long
 def test_a_folder_called_like_a_built_in_model_is_not_passed_over(run, folder):
     make("bert").eval().save_pretrained(folder / "gpt2")
     assert_one_line(run("convert", "gpt2", "-o", "m.onnx"), 2, "write ./gpt2 for the folder")

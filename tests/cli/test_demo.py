@@ -17,6 +17,7 @@ def _one_tiny_case(monkeypatch):
     monkeypatch.setattr(importlib.import_module("memopt.cli.demo"), "CASES", (TINY,))
 
 
+@pytest.mark.long
 def test_demo_passes_and_says_where_the_reports_are(run, folder):
     result = run("demo", "--report-dir", "out")
     assert result.exit_code == 0, result.stdout + result.stderr

@@ -14,6 +14,7 @@ def _fresh_dynamo():
     torch._dynamo.reset()
 
 
+@pytest.mark.long
 def test_two_models(run):
     result = run("diff", "resnet18:tiny", "resnet18:tiny", "--exit-code")
     assert (result.exit_code, result.stderr) == (0, "") and "the same nodes" in result.stdout

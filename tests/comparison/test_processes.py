@@ -111,6 +111,7 @@ def alive(process):
         return False
 
 
+@pytest.mark.long
 def test_the_time_in_which_one_is_stopped_is_not_its_own(start):
     worker = start("""
 import json, time

@@ -63,6 +63,7 @@ def test_inference(factories):
     assert found.mode == "inference" and found.versions["torch"] == torch.__version__ and not found.notes
 
 
+@pytest.mark.long
 def test_a_training_step_that_draws_random_numbers():
     model = memopt.models.build("gpt2:tiny", layers=1).train()
     found = compare(
@@ -85,6 +86,7 @@ def test_a_training_step_that_draws_random_numbers():
     assert rows["aten"].allocated_bytes <= rows["aten"].predicted_bytes * 1.01
 
 
+@pytest.mark.long
 def test_a_crash_a_hang_and_a_wrong_factory_are_rows(factories):
     dead = compare("compared:dies", backends=("aten",), peers=("eager",), jobs=2)
     assert [row.reason.partition(":")[0] for row in dead.rows] == ["killed by SIGSEGV"] * 2
@@ -179,12 +181,14 @@ def crowd(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.long
 def test_who_finds_no_memory_beside_others_is_run_again_alone(crowd):
     found, _ = crowd("greedy", ("eager", "compile"))
     assert [row.reason for row in found.rows] == ["", ""] and not found.notes
     assert all(row.error is not None for row in found.rows)
 
 
+@pytest.mark.long
 def test_others_are_stopped_while_one_is_timed(crowd):
     found, place = crowd("stamped", ("eager", "compile"))
     assert all(len(row.seconds) == 5 and row.first_seconds > 0 for row in found.rows)

@@ -33,6 +33,7 @@ def shifted(name):
     return model
 
 
+@pytest.mark.quick("resnet18")
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_large"])
 def test_batch_norms_are_folded_into_the_same_weights_bit_by_bit(tmp_path, name):
     model = shifted(name)

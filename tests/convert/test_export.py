@@ -55,6 +55,7 @@ def test_an_onnx_file(tmp_path):
     assert record.runs
 
 
+@pytest.mark.long
 def test_the_engine_s_own_operators(tmp_path):
     model = memopt.models.build("gpt2:tiny").eval()
     plain = memopt.export(model, model.example_inputs(2), tmp_path / "plain.onnx")

@@ -48,6 +48,7 @@ def test_large_weights_are_not_measured(monkeypatch):
     assert as_file(ir.from_proto(sound())) is None
 
 
+@pytest.mark.quick("False")
 @pytest.mark.parametrize("measure", [True, False])
 def test_records_say_what_a_run_takes(tmp_path, measure):
     record = memopt.export(torch.nn.Linear(64, 64), torch.ones(3, 64), tmp_path / "m.onnx", measure=measure)

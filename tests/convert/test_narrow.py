@@ -28,6 +28,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.quick("unet-bf16")
 @pytest.mark.parametrize(("name", "dtype"), MODELS)
 def test_models(tmp_path, name, dtype):
     torch.manual_seed(0)

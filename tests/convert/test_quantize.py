@@ -11,6 +11,7 @@ from memopt.convert.lower import ALLOWED
 from tests.convert.onnx_models import saved, sound
 
 
+@pytest.mark.quick("resnet18")
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("bert_base", marks=pytest.mark.slow), "resnet18"])
 def test_models(tmp_path, name):
     torch.manual_seed(0)

@@ -22,6 +22,7 @@ def recorded(name: str, training: bool = False):
     return found
 
 
+@pytest.mark.quick("names nothing-gpt2:tiny", "names its changes-gpt2:tiny")
 @pytest.mark.parametrize("name", ["resnet50:tiny", "gpt2:tiny"])
 @pytest.mark.parametrize("passes", [planted.TWELVE, planted.SILENT], ids=["names its changes", "names nothing"])
 def test_a_planted_pass_is_found_by_name_and_node(name, passes):
@@ -51,6 +52,7 @@ def test_nothing_to_find_in_memopts_own_pipelines(name, training):
         bisect(item.program, pipeline(passes), NumbersCheck(item.program, item.values))
 
 
+@pytest.mark.quick("vit_b_16:tiny-False")
 @pytest.mark.parametrize(
     ("name", "training"),
     [
@@ -121,6 +123,7 @@ def test_annotations_and_values_are_parts_too():
     assert found.name == "wrong_weight" and len(found.rewrite.before) == 1
 
 
+@pytest.mark.quick("False")
 @pytest.mark.parametrize("training", [False, True])
 def test_saved_stages_run_as_the_program_does(tmp_path, training):
     item = recorded("resnet18:tiny", training)

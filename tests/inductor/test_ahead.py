@@ -133,6 +133,7 @@ def sleeps(_half):
         time.sleep(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [Net, Convolutions])
 def test_the_code_is_found_that_a_copy_of_the_process_generated(monkeypatch, kind):
     """Convolutions on a CPU save channels last what was traced as contiguous: the copy begins once that is known."""
@@ -165,6 +166,7 @@ def is_killed(_half):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.quick("raises")
 @pytest.mark.parametrize("fault", [raises, is_killed])
 def test_where_the_copy_fails_the_code_is_generated_here(monkeypatch, fault):
     in_the_copy(monkeypatch, fault)
@@ -247,6 +249,7 @@ def test_code_of_another_backward_is_not_taken(monkeypatch):
     torch.testing.assert_close(gradients, plain())
 
 
+@pytest.mark.long
 def test_there_is_no_copy_without_a_cache_a_second_core_or_leave(monkeypatch):
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
     for setting in ({"fx_graph_cache": False}, {"compile_threads": 1}):

@@ -58,6 +58,7 @@ def test_backward_has_what_was_saved_and_what_the_caller_holds():
     assert expected_bytes(made, tangent, 1) == 1200
 
 
+@pytest.mark.long
 @needs_compiler
 @pytest.mark.parametrize(
     ("model", "shape", "most"),

@@ -175,6 +175,7 @@ def test_what_is_put_around_a_half_is_around_every_call(tmp_path, monkeypatch):
     assert module.call([1, 2]) == ["before", 3, "after"]
 
 
+@pytest.mark.long
 @needs_compiler
 def test_what_is_predicted_of_convolutions_and_batch_norms_is_what_a_step_takes():
     torch.manual_seed(0)

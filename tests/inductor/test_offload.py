@@ -80,6 +80,7 @@ def assert_same(found, expected):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_compiler", "_linked")
 def test_a_step_recomputes_less_and_computes_the_same(codes):
     model, x = Net(), torch.randn(256, 32)
@@ -119,6 +120,7 @@ def test_nothing_reads_a_value_before_it_is_back_or_lets_go_of_it_before_it_has_
             assert calls[0] < line < calls[2]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_compiler", "_linked")
 def test_backward_may_run_twice_or_never_and_without_gradients_nothing_changes():
     model, x = Net(), torch.randn(256, 32)
@@ -155,6 +157,7 @@ def test_backward_may_run_twice_or_never_and_without_gradients_nothing_changes()
         model.zero_grad()
 
 
+@pytest.mark.quick("0.5-passes0", "None-passes1")
 @pytest.mark.usefixtures("_compiler", "_linked")
 @pytest.mark.parametrize(
     ("budget", "passes"), [(0.5, WITHOUT), (None, WITH), (1.0, WITH), (0.5, (*WITHOUT, Offload(share=0.0)))]
@@ -174,6 +177,7 @@ def test_a_cpu_has_no_other_memory():
     assert not any("wait" in note for note in run.report.notes)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_compiler", "_linked")
 def test_what_settled_the_step_is_followed_in_another_process(monkeypatch):
     model, x = Net(), torch.randn(256, 32)

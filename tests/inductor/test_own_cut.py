@@ -53,6 +53,7 @@ def test_rewrites_are_tried_one_set_after_the_other_and_again_for_another_limit(
     assert cut.next_lowering() and cut.session.lowering == "first"
 
 
+@pytest.mark.quick("2.0")
 @needs_compiler
 @pytest.mark.parametrize("times", [0.5, 2.0])
 def test_code_that_took_more_than_expected_lets_other_cuts_be_given_up(monkeypatch, times):
@@ -103,6 +104,7 @@ def test_where_a_plan_must_compute_products_again_torch_s_own_cut_is_not_made(mo
     torch.testing.assert_close([weight.grad for weight in model.parameters()], wanted)
 
 
+@pytest.mark.long
 @needs_compiler
 def test_a_cut_that_is_expected_to_be_too_much_is_not_made(monkeypatch):
     torch._dynamo.reset()

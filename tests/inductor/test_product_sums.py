@@ -72,6 +72,7 @@ def test_one_storage_holds_all_sums():
     assert timeline(Inplace().run(program).program).peak_bytes <= plain
 
 
+@pytest.mark.long
 def test_the_code_writes_over_the_sum(monkeypatch):
     written = []
     monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(written.append))

@@ -77,6 +77,7 @@ class ViewsThenBreak(nn.Module):
         return self.layer(rows.transpose(0, 1)).tanh()
 
 
+@pytest.mark.quick("None-full")
 @pytest.mark.parametrize(("budget", "verify"), [(None, "full"), ("1MB", True)])
 def test_a_graph_of_views_before_a_break_is_no_step_of_its_own(budget, verify, caplog):
     model = ViewsThenBreak()
@@ -105,6 +106,7 @@ class Taught(nn.Module):
         return self.student(y), y
 
 
+@pytest.mark.quick("None")
 @pytest.mark.parametrize("budget", [None, "1MB", "30kB"])
 def test_a_graph_of_a_step_that_has_nothing_to_differentiate_is_code_all_the_same(budget):
     torch._dynamo.reset()

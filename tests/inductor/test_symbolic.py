@@ -69,6 +69,7 @@ def model():
     return Layers()
 
 
+@pytest.mark.long
 def test_one_compilation_serves_all_sizes_and_the_report_is_of_the_largest(model):
     twin = copy.deepcopy(model)
     run, peaks = memopt.compile(model, "10MB", dynamic=True), []
@@ -91,6 +92,7 @@ def test_what_a_step_takes_is_what_was_counted_at_each_size(model):
         assert run.report.peak_bytes == pytest.approx(peak, rel=0.02)
 
 
+@pytest.mark.long
 def test_a_size_that_has_no_room_is_planned_by_itself_and_others_go_on(model, caplog):
     free = memopt.compile(copy.deepcopy(model), dynamic=True)
     free(tokens(8, 64)).backward()
@@ -126,6 +128,7 @@ class Images(nn.Module):
         return self.head(x).square().mean()
 
 
+@pytest.mark.long
 def test_buffers_are_written_and_heads_without_a_loss_get_no_gradient():
     torch.manual_seed(0)
     model = Images()
@@ -199,6 +202,7 @@ class Broken(nn.Module):
         return self.last(x).square().mean()
 
 
+@pytest.mark.long
 def test_a_model_of_several_graphs_is_planned_size_by_size_and_says_so(caplog):
     torch.manual_seed(0)
     model = Broken()
@@ -229,6 +233,7 @@ def test_a_graph_may_be_kept_and_gradients_add_up(model):
         torch.testing.assert_close(a.grad, b.grad)
 
 
+@pytest.mark.long
 def test_evaluation_between_steps_and_a_whole_loop_with_an_optimizer(model):
     twin = copy.deepcopy(model)
     steps = {each: torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model, twin)}

@@ -38,6 +38,7 @@ class Written(nn.Module):
         return (y * before * self.one + self.turned).sum()
 
 
+@pytest.mark.quick("torch's own-cpu")
 @needs_compiler
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("cut", ["as planned", "torch's own"])

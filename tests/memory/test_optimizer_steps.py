@@ -44,6 +44,7 @@ class Net(nn.Module):
         return self.second(self.norm(self.first(x))) @ self.second.weight.t().softmax(0).t()
 
 
+@pytest.mark.quick("AdamW-aten-1MB", "SGD-static-None", "raw-aten-1MB", "Adagrad-static-None")
 @pytest.mark.parametrize(
     ("name", "backend", "budget"),
     [(name, "aten", "1MB") for name in OPTIMIZERS]

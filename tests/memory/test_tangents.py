@@ -32,6 +32,7 @@ def test_outputs_of_earlier_nodes_have_gradients_beside_later_ones() -> None:
     assert tangents_of([late.sum()]) == Tangents() == tangents_of([])
 
 
+@pytest.mark.quick("squares")
 @pytest.mark.parametrize("loss", ["squares", "entropy"])
 def test_a_loss_outside_of_several_graphs_is_inside_the_budget(loss: str) -> None:
     torch.manual_seed(0)

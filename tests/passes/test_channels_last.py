@@ -208,6 +208,7 @@ def budget_between(model, inputs, share):
     return int(report.minimum_bytes + share * (report.unconstrained_bytes - report.minimum_bytes))
 
 
+@pytest.mark.quick("aten-unet")
 @pytest.mark.parametrize(
     "name",
     [

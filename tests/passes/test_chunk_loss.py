@@ -205,6 +205,7 @@ def test_products_with_padded_columns(name, form):
     assert_as_exact(result, before, tensors, exact)
 
 
+@pytest.mark.quick("*True-*-decomposed", "*False-*-fused")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("turned", [True, False])
@@ -511,6 +512,7 @@ OTHERS = (
 
 
 # Inductor's code generator imports modules of torch that still use it.
+@pytest.mark.quick("gpt2-aten", "hf_llama, whole output-aten")
 @pytest.mark.parametrize(
     ("name", "backend"),
     [*((name, "aten") for name in QUICK), ("hf_llama", "inductor")]

@@ -151,6 +151,7 @@ def without_floor():
     return tuple(item for item in memopt.TRAINING if item.name != "checkpoint" and not item.lowers_floor)
 
 
+@pytest.mark.quick("unet")
 @pytest.mark.parametrize("name", ["gpt2", "bert_base", "unet", pytest.param("hf_t5", marks=pytest.mark.slow)])
 def test_real_models_train_as_eager_does(name):
     torch._dynamo.reset()

@@ -538,6 +538,7 @@ QUICK = ("bert", "gpt2", "t5", "llama", "deberta")
 SLOW = ("vit", "mistral", "opt", "swin", "bart", "gemma2")
 
 
+@pytest.mark.quick("llama", "deberta")
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_hugging_face_models(name):
     torch._dynamo.reset()

@@ -149,6 +149,7 @@ def test_pools_without_a_backward_are_left_alone():
     assert check(ShrinkIndices(), program, x, w).program is program
 
 
+@pytest.mark.quick("unet")
 @pytest.mark.parametrize("name", ["unet", "resnet18", "densenet121"])
 def test_real_models_train_as_eager_does(name):
     torch._dynamo.reset()

@@ -290,6 +290,7 @@ def distance(found, true):
 WITHOUT = tuple(item for item in memopt.TRAINING if item.name != "sum_lookups")
 
 
+@pytest.mark.quick("tied-aten", "apart-aten")
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 @pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
 def test_a_step(backend, tied):
@@ -326,6 +327,7 @@ def test_a_step_on_a_gpu(tied):
     assert any(record.changes for record in compiled.report.passes if record.name == "sum_lookups")
 
 
+@pytest.mark.quick("aten")
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 def test_a_step_with_a_table_that_is_indexed(backend):
     if backend == "inductor" and missing_compiler(torch.device("cpu")) is not None:

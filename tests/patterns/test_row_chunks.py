@@ -51,6 +51,7 @@ def test_shares_in_a_gradient_that_wait_for_each_other_are_rounded_once(chunks, 
     assert [n.meta["val"].dtype for n in sums] == [torch.float32] * (len(sums) - 1) + [torch.bfloat16]
 
 
+@pytest.mark.long
 @needs_compiler
 def test_one_kernel_of_inductor_s_is_for_all_chunks_but_the_first_and_the_last(monkeypatch):
     class Classifier(nn.Module):

@@ -112,6 +112,7 @@ def test_one_that_was_not_is_planned_anew_where_it_is(tape, monkeypatch):  # noq
     assert not is_found(second) and losses == same
 
 
+@pytest.mark.long
 def test_a_share_of_what_a_step_takes_is_that_of_its_first_process(monkeypatch):
     """Libraries may be seen to keep more than was known when the limit was set."""
     monkeypatch.setattr(measured, "take_step", lambda *args, held=False: Taken(1, 1, 0, kept_bytes=5 * 10**5))

@@ -99,6 +99,7 @@ def twice(act, begun, kind=Net):
     return what
 
 
+@pytest.mark.quick("Net")
 @pytest.mark.parametrize("kind", [Net, Norms])
 def test_steps_begin_early_and_have_the_same_numbers(tape, begun, kind):  # noqa: F811
     def act(model, run, step):
@@ -108,6 +109,7 @@ def test_steps_begin_early_and_have_the_same_numbers(tape, begun, kind):  # noqa
     assert twice(act, begun, kind) == ["taken"] * 3
 
 
+@pytest.mark.quick("few")
 @pytest.mark.parametrize("size", [8, 2 * _MOST], ids=["few", "many"])
 def test_a_step_that_writes_more_than_a_little_never_does(tape, begun, size):  # noqa: F811
     twice(lambda model, run, step: [step(batch(n)) for n in range(3)], begun, lambda: Filling(size // 4))
@@ -141,6 +143,7 @@ def frozen(model):
     model.last.bias.grad = None
 
 
+@pytest.mark.quick("new_weight-Net", "weight_elsewhere-Norms", "frozen-Norms")
 @pytest.mark.parametrize("kind", [Net, Norms])
 @pytest.mark.parametrize("change", [new_weight, weight_elsewhere, another_factor, frozen])
 def test_what_was_begun_in_vain_leaves_nothing(tape, begun, change, kind):  # noqa: F811
@@ -181,6 +184,7 @@ def test_while_a_backward_is_to_come_nothing_begins(tape, begun):  # noqa: F811
     assert twice(act, begun) == ["taken", False]
 
 
+@pytest.mark.long
 def test_other_sizes_and_other_kinds_of_calls_come_between(tape, begun):  # noqa: F811
     def act(model, run, step):
         with torch.no_grad():

@@ -49,6 +49,7 @@ def test_a_plan_leaves_room_for_a_recording_where_there_is_some(planned):
     assert planned(budget).peak_bytes <= budget - budget // 64
 
 
+@pytest.mark.long
 def test_all_of_a_budget_is_planned_with_where_it_is_short(planned):
     with pytest.raises(memopt.BudgetError) as refusal:
         planned(1, recorded=False)

@@ -161,6 +161,7 @@ def test_gradients_that_add_up(tape):
     assert_same(both(tape, train))
 
 
+@pytest.mark.long
 def test_batches_of_two_sizes_in_turn(tape):
     def train(run, model, inputs):
         losses = []
@@ -174,6 +175,7 @@ def test_batches_of_two_sizes_in_turn(tape):
     assert_same(both(tape, train))
 
 
+@pytest.mark.long
 def test_two_losses_at_a_time_and_one_that_is_dropped(tape):
     def train(run, model, inputs):
         for number in range(3):
@@ -240,6 +242,7 @@ def asked(monkeypatch):
     return found
 
 
+@pytest.mark.quick("tried-fits then", "known beforehand-does not")
 @pytest.mark.parametrize("again", [False, True], ids=["fits then", "does not"])
 @pytest.mark.parametrize("known", [False, True], ids=["tried", "known beforehand"])
 def test_a_recording_that_lacks_memory_is_planned_for_less(tape, monkeypatch, asked, again, known):

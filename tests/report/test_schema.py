@@ -67,6 +67,7 @@ def report(request):
     return memopt.plan(model, model.example_inputs(2, labels=train), 0.8 if train else None, backend=backend)
 
 
+@pytest.mark.quick("inference", "static")
 def test_real_reports_are_read_back_equal(report, tmp_path):
     report.save(tmp_path / "report.json")
     assert load(tmp_path / "report.json") == report

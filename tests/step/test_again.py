@@ -95,6 +95,7 @@ def _equal(first, second):
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.quick("0.3")
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_settled_step_is_found_again_with_its_numbers_and_its_report(dropout):
     first, second = (_step(_model(dropout)) for _ in range(2))
@@ -116,6 +117,7 @@ def test_nothing_is_traced_for_it(monkeypatch):
     assert _step(_model()).found
 
 
+@pytest.mark.long
 def test_later_steps_go_on_as_if_it_had_been_planned_here():
     first, second = (_step(_model(), "2.5MB") for _ in range(2))
     assert second.found
@@ -137,6 +139,7 @@ def test_an_optimizer_that_is_learned_of_later_counts_in_a_warm_start():
     assert second.run.report.peak_bytes <= second.run.report.budget_bytes
 
 
+@pytest.mark.long
 def test_each_size_of_input_is_found_again():
     first = _step(_model(), "2.5MB")
     _results(first.model, first.run, 96)
@@ -157,6 +160,7 @@ def test_gradients_that_exist_already_are_another_step():
         assert torch.equal(a.grad, b.grad)
 
 
+@pytest.mark.quick("budget", "source", "name")
 @pytest.mark.parametrize("what", ["budget", "optimizer", "passes", "model", "name", "source", "size"])
 def test_what_a_step_depends_on_is_told_apart(what, monkeypatch):
     _step(_model())
@@ -185,6 +189,7 @@ def test_without_a_budget_nothing_is_kept(tmp_path):
     assert not (tmp_path / "memopt" / "steps").exists()
 
 
+@pytest.mark.quick("MEMOPT_CACHE")
 @pytest.mark.parametrize("name", ["MEMOPT_CACHE", "fx_graph_cache"])
 def test_who_wants_no_cache_has_none(name, monkeypatch, tmp_path):
     monkeypatch.setenv("MEMOPT_CACHE", "0" if name == "MEMOPT_CACHE" else "1")
@@ -193,6 +198,7 @@ def test_who_wants_no_cache_has_none(name, monkeypatch, tmp_path):
     assert not (tmp_path / "inductor" / "aotautograd").exists()
 
 
+@pytest.mark.quick("steps")
 @pytest.mark.parametrize("lost", ["steps", "aotautograd", "fxgraph"])
 def test_where_a_part_of_it_is_lost_the_step_is_lowered(lost, tmp_path):
     first = _step(_model())
@@ -203,6 +209,7 @@ def test_where_a_part_of_it_is_lost_the_step_is_lowered(lost, tmp_path):
     assert _step(_model()).found
 
 
+@pytest.mark.quick("steps")
 @pytest.mark.parametrize("damaged", ["steps", "aotautograd"])
 def test_what_is_damaged_is_ignored(damaged, tmp_path):
     first = _step(_model())
@@ -224,6 +231,7 @@ def test_a_step_that_does_not_keep_the_budget_now_is_planned_anew(monkeypatch):
     assert second.run.report.peak_bytes == first.run.report.peak_bytes
 
 
+@pytest.mark.long
 def test_a_model_with_graph_breaks_is_planned_as_a_whole_each_time():
     class Broken(nn.Module):
         def __init__(self):
@@ -245,6 +253,7 @@ def test_a_model_with_graph_breaks_is_planned_as_a_whole_each_time():
     assert _equal(first.results, second.results)
 
 
+@pytest.mark.long
 def test_its_backward_runs_within_what_is_put_around_backward(monkeypatch):
     seen, plain = [], Hooks.backward
 
@@ -336,6 +345,7 @@ class Heads(nn.Module):
         return self.first(h), self.second(h)
 
 
+@pytest.mark.long
 def test_a_step_that_is_found_leaves_unused_heads_alone_and_may_keep_its_graph():
     torch.manual_seed(0)
     plain, batch = Heads(), _batch()

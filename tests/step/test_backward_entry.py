@@ -153,6 +153,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.quick("1MB-inductor", "None-aten")
 @pytest.mark.parametrize("backend", ["aten", INDUCTOR])
 @pytest.mark.parametrize("budget", [None, "1MB"])
 def test_a_head_that_the_loss_does_not_use_has_no_gradient(backend, budget) -> None:
@@ -182,6 +183,7 @@ def test_gradients_that_are_asked_for_and_not_there_are_unused() -> None:
     assert torch.autograd.grad(first.sum(), model.second.weight, allow_unused=True) == (None,)
 
 
+@pytest.mark.quick("aten")
 @pytest.mark.parametrize("backend", ["aten", INDUCTOR])
 def test_a_graph_may_be_kept_for_another_backward_after_one_that_was_not(backend) -> None:
     torch.manual_seed(0)

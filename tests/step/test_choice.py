@@ -61,6 +61,7 @@ def chunked(report):
     return sum(len(r.changes) for r in records), [refusal.reason for r in records for refusal in r.refusals]
 
 
+@pytest.mark.quick("False")
 @pytest.mark.parametrize("broken", [False, True])
 def test_the_minimum_is_that_with_the_rewrites_and_can_be_had(broken):
     low, high = minimum(broken=broken), minimum(without(), broken=broken)

@@ -95,6 +95,7 @@ def test_a_step_that_reserves_more_is_planned_for_less(monkeypatch, steps):
     assert not run.report.notes
 
 
+@pytest.mark.long
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
 def test_a_step_that_is_planned_for_less_is_not_searched_again(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
@@ -135,6 +136,7 @@ def test_a_step_that_would_reserve_more_and_runs_within_the_limit_is_taken(monke
     assert run._memopt.sessions[Kind(True, False).plan].beyond == budget - 50
 
 
+@pytest.mark.quick("no more-runs out", "more-hands back")
 @pytest.mark.parametrize("held", [Taken(100, 100, 0, retries=1), Short()], ids=["hands back", "runs out"])
 @pytest.mark.parametrize("over", [20_000, -1], ids=["more", "no more"])
 def test_a_step_that_is_slow_within_the_limit_or_runs_out_is_planned_for_less(monkeypatch, steps, over, held):
@@ -166,6 +168,7 @@ def test_a_step_that_runs_out_of_memory_however_little_is_planned_is_refused(mon
     assert all(torch.equal(value, start[key]) for key, value in model.state_dict().items())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
 def test_code_that_runs_out_of_memory_however_little_is_planned_gives_way_to_operators(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
@@ -185,6 +188,7 @@ def test_code_that_runs_out_of_memory_however_little_is_planned_gives_way_to_ope
     assert run._memopt.sessions[Kind(True, False).plan].margin == 0
 
 
+@pytest.mark.quick("more")
 @pytest.mark.parametrize("least", [1.01, 9.0], ids=["less than code", "more"])
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
 def test_where_operators_do_not_keep_the_budget_either_the_lesser_need_is_named(monkeypatch, steps, least):
@@ -352,6 +356,7 @@ def test_after_some_rounds_the_last_plan_stays_measured_and_says_so(monkeypatch,
     assert "held to the budget" in note
 
 
+@pytest.mark.quick("fits")
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
 @pytest.mark.parametrize("over", [0, 5000], ids=["fits", "does not"])
 def test_of_code_that_lacks_only_what_the_allocator_may_lose_the_step_decides(monkeypatch, steps, over):

@@ -95,6 +95,7 @@ def masked():
     return Masked(), torch.randn(256, 32)
 
 
+@pytest.mark.long
 @needs_compiler
 @pytest.mark.parametrize("made", [make, masked])
 def test_what_is_named_was_kept_and_is_kept_by_whoever_asks_for_it(lossy, attempts, made):

@@ -294,6 +294,7 @@ print(json.dumps([len(made), report.peak_bytes]))
 """
 
 
+@pytest.mark.long
 def test_another_process_finds_the_plan_again():
     rows = []
     for _ in range(2):

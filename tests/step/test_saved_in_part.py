@@ -56,6 +56,7 @@ def _gradients(called: Any, model: nn.Module, write: Callable[[nn.Module, Any, A
     return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
+@pytest.mark.quick("whole-inductor", "whole-aten")
 @pytest.mark.parametrize("backend", ENGINES)
 @pytest.mark.parametrize("breaks", [False, True], ids=["whole", "broken"])
 def test_what_the_loss_does_not_need_may_be_written_to(backend: str, breaks: bool) -> None:
@@ -85,6 +86,7 @@ def test_what_the_loss_needs_may_not(backend: str) -> None:
             loss.backward()
 
 
+@pytest.mark.quick("whole")
 @pytest.mark.parametrize("breaks", [False, True], ids=["whole", "broken"])
 def test_what_is_looked_at_lives_no_longer_than_the_call_s_outputs(breaks: bool) -> None:
     model = Heads(breaks=breaks)

@@ -65,6 +65,7 @@ def test_models_keep_every_limit_that_the_search_promises_with_the_same_numbers(
     assert tried or least == whole
 
 
+@pytest.mark.quick("unet-aten")
 @pytest.mark.parametrize(
     ("name", "backend"),
     [

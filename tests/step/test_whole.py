@@ -59,6 +59,7 @@ def kept(made, budget):
     return compiled.report
 
 
+@pytest.mark.long
 def test_where_no_code_does_all_graphs_run_operator_by_operator_together(made, monkeypatch):
     peaks = Halves.peaks
 
@@ -83,6 +84,7 @@ def test_code_that_cannot_be_judged_is_not_run_under_a_budget(made, monkeypatch)
     assert any("keep the budget together" in note for note in report.notes)
 
 
+@pytest.mark.long
 def test_a_refused_step_has_run_nothing_and_names_what_keeps_the_budget(made):
     model, inputs, *_ = made
     with pytest.raises(memopt.BudgetError) as refused:
@@ -93,6 +95,7 @@ def test_a_refused_step_has_run_nothing_and_names_what_keeps_the_budget(made):
     assert not report.notes
 
 
+@pytest.mark.long
 def test_autocast_s_casts_are_planned_once(made):
     model, inputs, *_ = made
     compiled = memopt.compile(model, made[3][1], backend="inductor")

@@ -52,6 +52,7 @@ def passed_on(run, model, twin, values, x, training=True):
             torch.testing.assert_close(model.layer.weight.grad, twin.layer.weight.grad, rtol=0, atol=0)
 
 
+@pytest.mark.quick("product-True", "bfloat16-False", "comparison-False")
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("use", USES)
 def test_a_schedule_is_compiled_for_twice_at_most(use, training, monkeypatch):
@@ -66,6 +67,7 @@ def test_a_schedule_is_compiled_for_twice_at_most(use, training, monkeypatch):
     assert (len(run._memopt.sessions[Kind(True, False).plan]._schedules), run.report) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("use", ["exponent", "slope", "full", "integer"])
 def test_what_is_compiled_anew_for_each_value_is_said_once(use, caplog):
     torch.manual_seed(0)

@@ -46,6 +46,7 @@ def stream(call: nn.Module, x: Tensor, backward: bool) -> list[Tensor]:
     return [*found, torch.rand(1)]
 
 
+@pytest.mark.quick("1.0-two", "None-noise in place", "1.0-a mask", "None-a dropout of what was computed")
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 @pytest.mark.parametrize("budget", [None, 1.0])
 def test_training_draws_in_vain_as_eager_does(draw: Callable[[Tensor], Tensor], budget: float | None) -> None:
@@ -57,6 +58,7 @@ def test_training_draws_in_vain_as_eager_does(draw: Callable[[Tensor], Tensor], 
         assert all(map(torch.equal, stream(compiled, x, True), expected))
 
 
+@pytest.mark.quick("static-two", "static-noise in place", "aten-a mask", "aten-for another draw")
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 @pytest.mark.parametrize("backend", ["aten", "static"])
 def test_inference_draws_in_vain_as_eager_does(draw: Callable[[Tensor], Tensor], backend: str) -> None:

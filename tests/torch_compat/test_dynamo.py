@@ -144,6 +144,7 @@ def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.quick("grad", "vjp", "functional_call", "without_vmap", "without_a_function", "own_rule", "vmap")
 @pytest.mark.parametrize("name", CALLS)
 def test_gradients_are_those_of_eager(name):
     found = []

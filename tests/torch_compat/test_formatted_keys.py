@@ -26,6 +26,7 @@ class Chooses(nn.Module):
         return self.linear(x) * LOOKS[self.look](f"part{index}")
 
 
+@pytest.mark.quick("get")
 @pytest.mark.parametrize("look", LOOKS)
 def test_what_is_found_is_what_eager_finds(look):
     torch._dynamo.reset()

@@ -96,6 +96,7 @@ def test_elsewhere_tracing_is_as_ever():
     assert torch._dynamo.explain(model)(torch.randn(4, 8)).graph_count == 2
 
 
+@pytest.mark.quick("1GB-True", "None-False")
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("budget", [None, 1.0, "1GB"])
 def test_a_model_that_talks_is_one_graph_and_says_nothing_in_a_rehearsal(budget, train, capsys, caplog):

@@ -58,6 +58,16 @@ def _run(model: Any, parameters: list[Tensor], write: Callable[[Tensor], Any], x
     return [value.detach().clone() for value in (*out, *(p.grad for p in parameters))]
 
 
+@pytest.mark.quick(
+    "None-alone-masked",
+    "None-flat-multiplied",
+    "None-with its base-within no_grad",
+    "None-two views-masked",
+    "None-beside a piece-multiplied",
+    "None-a diagonal-multiplied",
+    "None-transposed-masked",
+    "*1MB-*-multiplied",
+)
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("budget", [None, "1MB"])
@@ -70,6 +80,7 @@ def test_outputs_are_written_to_as_in_eager(way: str, write: str, budget: str | 
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.quick("flat")
 @pytest.mark.parametrize("way", ["two views", "flat", "beside a piece"])
 def test_code_of_inductor_returns_what_may_be_written_to(way: str) -> None:
     torch.manual_seed(0)
@@ -80,6 +91,7 @@ def test_code_of_inductor_returns_what_may_be_written_to(way: str) -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.quick("view-inductor", "mT-aten")
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 @pytest.mark.parametrize("way", ["mT", "T", "view"])
 def test_a_write_to_a_view_of_what_is_saved_spoils_no_gradient(backend: str, way: str) -> None:

@@ -73,6 +73,7 @@ def same(found, wanted):
     assert torch.equal(found[2], wanted[2])
 
 
+@pytest.mark.quick("1MB-layers-False", "None-layers-True", "0.9-layers-False")
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("make", [layers, broken], ids=["layers", "broken"])
 @pytest.mark.parametrize("budget", [None, "1MB", 0.9])

@@ -7,6 +7,7 @@ from torch import nn
 import memopt
 
 
+@pytest.mark.quick("1GB-True-mark_dynamic", "None-False-maybe_mark_dynamic")
 @pytest.mark.parametrize("mark", [torch._dynamo.mark_dynamic, torch._dynamo.maybe_mark_dynamic])
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("budget", [None, "1GB"])

@@ -57,6 +57,7 @@ def _same(model, budget, calls):
     assert not [note for note in compiled.report.notes if "outside" in note]
 
 
+@pytest.mark.quick("1GB-False", "None-True")
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("budget", [None, "1GB"])
 def test_a_mask_is_applied_whether_it_is_causal_or_not(budget, train):

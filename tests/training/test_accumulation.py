@@ -31,6 +31,7 @@ def accumulating_budget(model, x, share):
     return budget_for(model, (x,), share, more=bytes_of(list(model.parameters())))
 
 
+@pytest.mark.quick("0.5")
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_every_micro_batch_stays_inside(share):
     model, x = make(dropout=0.2)
@@ -81,6 +82,7 @@ def test_a_budget_without_room_for_two_sets_of_gradients_is_refused_at_the_secon
     assert peak_of(lambda: run(x).sum().backward(), model, x) <= budget
 
 
+@pytest.mark.long
 def test_evaluation_in_between_changes_nothing():
     model, x = make(dropout=0.2)
     batches = parts(x)

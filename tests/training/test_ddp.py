@@ -82,6 +82,7 @@ def run_two(folder: Path, *words: str) -> list[dict]:
     return [json.loads((folder / f"store.{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.quick("memopt-view")
 @pytest.mark.parametrize(
     ("around", "view"),
     [
@@ -98,6 +99,7 @@ def test_gradients_equal_and_the_buckets_are_inside(around, view, tmp_path):
         assert found["predicted"] == pytest.approx(found["peak"], rel=0.03)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("around", ["ddp", pytest.param("memopt", marks=pytest.mark.slow)])
 def test_several_buckets_are_several_graphs_in_one_budget(around, tmp_path):
     for found in run_two(tmp_path, around, "own", "320"):

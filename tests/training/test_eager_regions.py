@@ -82,6 +82,7 @@ def _peak(call, model, x):
     return memopt.measure(lambda: call(x).backward()).peak_bytes + held
 
 
+@pytest.mark.quick("0.8-lstm", "0.4-keeps", "0.8-gru", "1.1-lstm", "0.4-disabled")
 @pytest.mark.parametrize(("make", "shape", "place"), CASES)
 @pytest.mark.parametrize("share", [1.1, 0.8, 0.4])
 def test_kept_or_refused_with_the_part(make, shape, place, share):
@@ -104,6 +105,7 @@ def test_kept_or_refused_with_the_part(make, shape, place, share):
     assert any(place in note and "which is counted" in note for note in compiled.report.notes)
 
 
+@pytest.mark.quick("lstm")
 @pytest.mark.parametrize(("make", "shape", "place"), CASES)
 def test_a_fraction_is_of_the_whole_step(make, shape, place):
     torch.manual_seed(0)

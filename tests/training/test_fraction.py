@@ -57,6 +57,7 @@ def _total(call, model, x):
     return memopt.measure(lambda: call(x).backward()).peak_bytes + held
 
 
+@pytest.mark.quick("None-reentrant", "1.0-plain", "0.9-sequential")
 @pytest.mark.parametrize(
     "make", [Checkpointed, lambda: Checkpointed(True), Sequential], ids=["plain", "reentrant", "sequential"]
 )
@@ -80,6 +81,7 @@ def test_never_more_than_the_users_own_checkpoints(make, budget):
     assert (compiled.report.budget_bytes is None) == (budget is None)
 
 
+@pytest.mark.long
 def test_checkpoints_are_a_start_for_inductor_too():
     x, model = torch.randn(8, 32, 32), Checkpointed()
     eager = _total(model, model, x)
@@ -100,6 +102,7 @@ def _net():
     return nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())])
 
 
+@pytest.mark.long
 def test_one_fraction_for_later_shapes_and_modes():
     model = _net()
     compiled = memopt.compile(model, 0.7, backend="aten")

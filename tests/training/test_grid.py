@@ -64,10 +64,12 @@ def off(monkeypatch, seed):
     monkeypatch.setattr(recompute, "EFFORT", 20_000)
 
 
+@pytest.mark.long
 def test_a_model_at_two_budgets():
     assert len(check(QUICK, (0.8, 0.6))) == 2
 
 
+@pytest.mark.quick("1-False")
 @pytest.mark.parametrize(("seed", "rounds"), [(0, True), (1, False)])
 def test_whatever_the_clock_says_a_model_keeps_its_budget_and_its_numbers(monkeypatch, seed, rounds):
     """By the first costs a rewrite that rounds otherwise takes less than to recompute, by the second it does not."""
@@ -76,6 +78,7 @@ def test_whatever_the_clock_says_a_model_keeps_its_budget_and_its_numbers(monkey
     assert any(record.name == "chunk_loss" and record.changes for record in report.passes) == rounds
 
 
+@pytest.mark.long
 def test_whatever_the_clock_says_a_small_step_keeps_its_budget_and_its_numbers(monkeypatch):
     model, x = make()
     budget = budget_for(model, x, 0.3)

@@ -207,6 +207,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.quick("*sgd-net *", "adamw-net once")
 @pytest.mark.parametrize(("make", "step"), STEPS, ids=[f"{make.__name__} {step.__name__}" for make, step in STEPS])
 @pytest.mark.parametrize("adam", [False, True], ids=["sgd", "adamw"])
 def test_hooks_see_what_eager_gives_them(make, step, adam):

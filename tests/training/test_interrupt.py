@@ -27,6 +27,7 @@ def step(run, x):
     return loss.detach()
 
 
+@pytest.mark.quick("search-False")
 @pytest.mark.parametrize(
     ("where", "planned_ahead"), [("search", False), ("search", True), ("trial", False), ("proof", False)]
 )

@@ -111,12 +111,14 @@ def _same(make, budget, train=True, steps=2):
     return other
 
 
+@pytest.mark.quick("_check_ids", "_written", "_check_inputs")
 @pytest.mark.parametrize("look", LOOKS)
 def test_what_is_looked_at_is_known_in_the_rehearsal(look):
     # Eager's own peak is some bytes less than what a value between two graphs takes beside them.
     _same(lambda: Looking(look), "11kB" if look in (_check_middle, _unlikely) else 1.0)
 
 
+@pytest.mark.quick("1GB-True-_check_ids", "None-False-_likely")
 @pytest.mark.parametrize("look", [_check_ids, _likely])
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("budget", [None, "1GB"])
@@ -175,6 +177,7 @@ INNER = {
 }
 
 
+@pytest.mark.quick("slots", "weight_norm")
 @pytest.mark.parametrize("name", INNER)
 def test_modules_of_all_kinds_stand_beside_a_check(name):
     _same(lambda: Looking(_check_ids, INNER[name]()), 1.0)
@@ -197,6 +200,7 @@ class Counting(nn.Module):
         return y
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("budget", [None, "1GB"])
 def test_a_call_that_begins_anew_changes_nothing_twice(budget):
     assert _same(Counting, budget, steps=3).calls == 3
@@ -213,6 +217,7 @@ class Nothing(nn.Module):
         return self.net(x) * count
 
 
+@pytest.mark.quick("1.0-True", "None-False")
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("budget", [None, 1.0, "1GB"])
 def test_a_graph_may_compute_nothing(budget, train):

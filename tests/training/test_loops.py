@@ -85,6 +85,7 @@ def eager_peak(*how):
     return loop.peak()
 
 
+@pytest.mark.quick("entropy-0.7", "several-0.85", "double-0.7")
 @pytest.mark.parametrize("share", [0.85, 0.7])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_loss_outside_is_inside_the_budget(loss, share):

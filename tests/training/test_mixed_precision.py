@@ -23,6 +23,7 @@ def step(run, x, seed=1):
     return loss.detach()
 
 
+@pytest.mark.quick("0.4")
 @pytest.mark.parametrize("share", [0.0, 0.4])
 def test_autocast_around_the_call(share):
     model, x = make(dropout=0.2)
@@ -122,6 +123,7 @@ def train(run, model, x, optimizer, scaler, *, overflow=()):
     return losses, scales
 
 
+@pytest.mark.quick("overflow1")
 @pytest.mark.parametrize("overflow", [(), (1,)])
 def test_a_gradient_scaler_scales_clips_and_skips(overflow):
     def whole(budget=None):

@@ -27,6 +27,7 @@ def cases(quick):
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS]
 
 
+@pytest.mark.quick("adamw_fused", "sgd_momentum")
 @pytest.mark.parametrize("name", cases(QUICK))
 def test_a_training_loop_stays_inside_and_equals_eager_s(name):
     model, x = make(dropout=0.1)
@@ -57,6 +58,7 @@ class Wide(torch.nn.Module):
         return x.sum()
 
 
+@pytest.mark.quick("adamw_foreach")
 @pytest.mark.parametrize("name", cases(("adamw_foreach", "adafactor")))
 def test_a_peak_in_the_optimizer_s_step_is_predicted_and_refused(name):
     torch.manual_seed(0)

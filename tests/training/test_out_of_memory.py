@@ -36,6 +36,7 @@ def step(run, x):
     return loss.detach()
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("times", [1, 1000])
 def test_a_trial_that_runs_out_leaves_the_state_alone_and_training_goes_on(starve, times):
     model, x = make(dropout=0.2)

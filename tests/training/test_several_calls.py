@@ -53,6 +53,7 @@ def _steps(call, model, inputs, count, step=_siamese):
     return refused
 
 
+@pytest.mark.quick("0.8-2")
 @pytest.mark.parametrize("calls", [2, 3])
 @pytest.mark.parametrize("share", [0.8, 0.6])
 def test_kept_or_refused_by_name_and_kept_from_the_next_step_on(calls, share):
@@ -106,6 +107,7 @@ class _Broken(nn.Module):
         return self.second(x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make, backend, share", [(_Broken, "aten", 0.7), (_net, "inductor", 0.6)])
 def test_the_next_run_plans_all_calls_together(make, backend, share):
     inputs = [torch.randn(256, 64) for _ in range(2)]
@@ -122,6 +124,7 @@ def test_the_next_run_plans_all_calls_together(make, backend, share):
     assert refused == [1, 0]
 
 
+@pytest.mark.long
 def test_what_an_earlier_run_has_met_is_not_needed():
     def step(call, inputs):
         sum(call(x).mean() for x in inputs).backward()
@@ -138,6 +141,7 @@ def test_what_an_earlier_run_has_met_is_not_needed():
     assert compiled._memopt.sessions.last.calls == 1
 
 
+@pytest.mark.long
 def test_other_shapes_in_one_step():
     inputs = [torch.randn(256, 64), torch.randn(128, 64)]
     model = _net()
@@ -166,6 +170,7 @@ def test_a_fraction_is_of_the_whole_step():
     assert 0.7 * eager < compiled.report.budget_bytes <= 0.76 * eager
 
 
+@pytest.mark.long
 def test_inference_between_two_calls_counts_what_the_first_holds():
     x, model = torch.randn(256, 64), _net()
 
@@ -211,6 +216,7 @@ def test_a_graph_that_is_retained_still_holds():
     assert not compiled._memopt.earlier.alive()
 
 
+@pytest.mark.long
 def test_a_cell_that_runs_many_times_is_compiled_once():
     torch.manual_seed(0)
     cell, x = nn.Sequential(nn.Linear(16, 16), nn.Tanh()), torch.randn(8, 16)

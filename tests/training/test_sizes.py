@@ -81,6 +81,7 @@ def assert_close(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_gpt_at_random_batches_and_lengths_is_searched_for_once(searches):
     model = tiny("gpt2", layers=1)
     draw = random.Random(0)
@@ -89,6 +90,7 @@ def test_a_gpt_at_random_batches_and_lengths_is_searched_for_once(searches):
     assert check_sizes(model, budget_between(model, batches[0], 0.5), batches, searches) == 0
 
 
+@pytest.mark.long
 def test_a_resnet_at_random_batches_and_resolutions_is_searched_for_once(searches):
     model = tiny("resnet18")
     draw = random.Random(1)
@@ -129,6 +131,7 @@ def test_accumulation_is_planned_without_another_search(searches):
     assert run.report.peak_bytes <= budget
 
 
+@pytest.mark.long
 def test_a_storm_of_searches_is_impossible_and_advice_is_given_once(searches, monkeypatch, caplog):
     monkeypatch.setattr(carry, "SEARCHES", 2)
     model, x = make(layers=2)
@@ -167,6 +170,7 @@ class Broken(nn.Module):
         return self.second(x).square().mean()
 
 
+@pytest.mark.long
 def test_several_graphs_share_the_budget_at_every_size(searches):
     torch.manual_seed(0)
     model, x = Broken(), torch.randn(512, 16)
@@ -185,6 +189,7 @@ def test_several_graphs_share_the_budget_at_every_size(searches):
     assert made[0] == made[-1] > 0
 
 
+@pytest.mark.long
 def test_a_step_of_another_form_is_searched_for(searches):
     class Either(nn.Module):
         def __init__(self):

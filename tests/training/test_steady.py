@@ -46,6 +46,7 @@ def steady(model, *args, budget="1GB", backend="aten", **options):
     return run
 
 
+@pytest.mark.quick("aten")
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 def test_steps_are_those_of_the_model(backend):
     dropout = 0.2 if backend == "aten" else 0.0  # which Inductor draws otherwise
@@ -88,6 +89,7 @@ def test_a_steady_step_looks_for_gradients_once_and_sets_nothing(monkeypatch):
     assert looked == ["gradients", "guards"]  # of the plan that adds to those that exist
 
 
+@pytest.mark.long
 def test_gradients_that_exist_are_noticed_at_every_step():
     model, x = make(dropout=0.2)
     weights = bytes_of(list(model.parameters()))
@@ -147,6 +149,7 @@ def test_gradients_of_what_was_replaced_or_added_are_noticed():
     assert run._memopt.last is first and taken == ["short"]
 
 
+@pytest.mark.long
 def test_evaluation_and_other_shapes_in_between():
     model, x = make(dropout=0.3)
     run = steady(model, x)
@@ -184,6 +187,7 @@ def test_what_a_model_writes_to_itself_is_written():
     assert taken == ["long", *["short"] * 3] and model.norm.num_batches_tracked == 4
 
 
+@pytest.mark.long
 def test_parameters_that_are_frozen_replaced_or_of_another_dtype_are_seen():
     model, x = make()
     run = steady(model, x)
@@ -259,6 +263,7 @@ def test_hooks_for_saved_tensors_are_called():
     assert not packed
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_model_that_is_computed_again_in_backward(reentrant):
     model, x = make(dropout=0.2)

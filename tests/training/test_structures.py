@@ -188,6 +188,7 @@ def start(name):
     return factory(), make_inputs()
 
 
+@pytest.mark.quick("tied-0.1", "shared-0.1", "results-0.1")
 @pytest.mark.parametrize("share", [SHARES[2], *(pytest.param(share, marks=pytest.mark.slow) for share in SHARES[:2])])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_equal_eager_s_within_the_budget(name, share):
@@ -223,6 +224,7 @@ class Once(Part):
         return self.b(self.a(x))
 
 
+@pytest.mark.long
 def test_a_break_at_the_first_call_only_leaves_no_graphs_that_were_not_planned():
     torch.manual_seed(0)
     model, inputs = nn.Sequential(Once(), Part(), Last()), {"input": torch.randn(ROWS)}
@@ -250,6 +252,7 @@ class ByValue(nn.Module):
         return self.last(x[x[:, 0, 0] > 0])
 
 
+@pytest.mark.quick("None")
 @pytest.mark.parametrize("budget", [None, "1GB"])
 def test_graphs_that_depend_on_values_are_planned_together(budget):
     torch.manual_seed(0)
@@ -320,6 +323,7 @@ def test_a_dict_of_results_may_be_used_in_any_way():
         assert out["count"] == 8 and out["hidden"][1] is None
 
 
+@pytest.mark.long
 def test_equal_blocks_keep_ever_smaller_budgets():
     check_budgets(8, 16, (0.8, 0.6))
 

@@ -53,6 +53,7 @@ def test_a_loss_by_class(shape: tuple[int, ...], weighted: bool, reduction: int)
     torch.testing.assert_close(on("cpu", function, *given), function(*given))
 
 
+@pytest.mark.quick("*-cpu")
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "dilation", "ceil"),

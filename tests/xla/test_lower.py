@@ -55,6 +55,7 @@ def of(function: Callable[..., Any], *args: torch.Tensor) -> list[torch.Tensor]:
     return run(from_module(Function(function), args), args)
 
 
+@pytest.mark.quick("gpt2", "densenet121")
 @pytest.mark.parametrize("name", ["mobilenet_v3_large", "densenet121", "gpt2", "bert_base"])
 def test_models(name: str) -> None:
     model, inputs = build(name, labels=False)
