@@ -27,15 +27,14 @@ from memopt.pass_manager import PassError
 from memopt.propagation import ProgramError
 from memopt.torch_compat.dynamo_errors import TorchDynamoException
 from memopt.torch_compat.saved_tensors import is_from_hooks
+from memopt.torch_compat.source_files import AROUND_CALLS, COMPILER
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 # Files whose frames lie around every call, or around the model's own code.
 _CALLS = ("calls.py", "plan_ahead.py", "planned_calls.py", "residents.py", "sessions.py", "several_calls.py")
 _AROUND = {_HERE + name for name in (*_CALLS, "module.py", "one_piece.py", "tracing.py", "steady.py", "early.py")}
-_AROUND |= {os.path.join(_TORCH, "_dynamo", name) for name in ("eval_frame.py", "external_utils.py")}
-_COMPILER = tuple(os.path.join(_TORCH, name) + os.sep for name in ("_dynamo", "_functorch", "_inductor"))
+_AROUND |= AROUND_CALLS
 
 # What autograd says of writes as a whole step is traced, though the model's loss may not use what they are to, and what
 # to write instead.
@@ -142,4 +141,4 @@ def _files(trace: TracebackType | None) -> Iterator[str]:
 
 
 def _is_inside(file: str) -> bool:
-    return file not in _AROUND and (file.startswith(_HERE) or file.startswith(_COMPILER))
+    return file not in _AROUND and (file.startswith(_HERE) or file.startswith(COMPILER))

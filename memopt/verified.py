@@ -19,6 +19,7 @@ from memopt.evidence import EvidenceError
 from memopt.facts import Facts, facts_of, other_fact, other_sharing, shared_memory
 from memopt.random_streams import host_state, set_host_state
 from memopt.torch_compat import pytree
+from memopt.torch_compat.storages import is_tracked_view
 
 # The float64 error of a compiled call may be so many times that of the model's own.
 _TIMES = 16
@@ -111,7 +112,7 @@ class _History:
     def restore(self) -> None:
         if not self.written:
             return
-        if not self._tensor._is_view():
+        if not is_tracked_view(self._tensor):
             self._tensor.detach_()
             self._tensor.requires_grad_(self._trained and self._copy is None)
         if self._copy is not None:  # a copy of what has the history has it, too
@@ -230,7 +231,7 @@ def _gradients(outputs: Sequence[torch.Tensor], sources: Mapping[str, GradientEd
         tangent = torch.randn(end.shape, generator=generator, dtype=torch.float64)
         tangents.append(tangent.to(end.device, end.dtype))
     # What wrote to a view stays in the history of its base, through which later gradients go.
-    retain = any(tensor._is_view() for tensor in outputs)
+    retain = any(is_tracked_view(tensor) for tensor in outputs)
     wanted = list(sources.values())
     try:
         found = torch.autograd.grad(ends, wanted, tangents, retain_graph=retain, allow_unused=True)

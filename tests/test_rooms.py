@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.private_torch import own_names, private_uses
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {"passes": ROOT / "passes", "backends": ROOT / "backends", "models": ROOT / "models"}
 FOLDERS |= {
@@ -66,6 +68,49 @@ def test_nothing_but_the_command_line_knows_the_command_line() -> None:
 
 def test_what_a_process_of_its_own_runs_goes_without_memopt() -> None:
     assert list(imports(FOLDERS["tensorflow"] / "tasks")) == []
+
+
+def test_private_torch_and_unittest_are_named_in_torch_compat_alone() -> None:
+    paths = [path for folder in FOLDERS.values() for path in folder.rglob("*.py")]
+    paths += (ROOT / "memopt").glob("*.py")
+    own = own_names(paths)
+    outside = [path for path in paths if path.parent.name != "torch_compat"]
+    found = {(str(path.relative_to(ROOT)), use) for path in outside for use in private_uses(path, own)}
+    assert found == set()
+
+
+def test_torch_compat_has_no_unittest_either() -> None:
+    paths = list(FOLDERS["torch_compat"].rglob("*.py"))
+    own = own_names(paths)
+    assert {path.name for path in paths if any(use.startswith("unittest") for use in private_uses(path, own))} == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("import torch._dynamo", "torch._dynamo"),
+        ("from torch.utils import _pytree as pytree", "torch.utils._pytree"),
+        ("from torch.fx.experimental.proxy_tensor import make_fx", "torch.fx.experimental.proxy_tensor.make_fx"),
+        ("import torch\ntorch._C._cuda_clearCublasWorkspaces()", "torch._C._cuda_clearCublasWorkspaces"),
+        ("from torch.nn import functional as F\nF._canonical_mask()", "torch.nn.functional._canonical_mask"),
+        ("def f(tensor):\n    return tensor._base", "tensor._base"),
+        ("class A:\n    def f(self, x):\n        self._version = 1\n        return x._version", "x._version"),
+        ("def f(p):\n    return getattr(p, '_post_accumulate_grad_hooks', None)", "getattr"),
+        ("import logging\nlogging.getLogger('torch._dynamo.utils')", "torch._dynamo.utils"),
+        ("from unittest import mock", "unittest.mock"),
+        ("import torch\naten = torch.ops.aten\naten._softmax.default", None),
+        ("import torch\ntorch.ops.aten._to_copy.default", None),
+        ("import torch\ntorch._check(True)", None),
+        ("class A:\n    def f(self, other):\n        self._mine = 1\n        return other._mine", None),
+        ("class A:\n    def f(self):\n        self._version = 1\n        return self._version", None),
+        ("def f(pair):\n    return pair._replace(a=1)", None),
+    ],
+)
+def test_what_is_private_of_torch(tmp_path: Path, line: str, found: str | None) -> None:
+    path = tmp_path / "file.py"
+    path.write_text(line)
+    uses = list(private_uses(path, own_names([path])))
+    assert (uses == []) if found is None else (len(uses) == 1 and found in uses[0])
 
 
 def test_every_folder_has_its_row() -> None:

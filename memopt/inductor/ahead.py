@@ -16,25 +16,24 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
-from unittest.mock import patch
 
 import torch
 from torch import fx
-from torch._dynamo.device_interface import CudaInterface
-from torch._inductor import config as inductor_config
-from torch._inductor.codecache import CacheBase
-from torch._inductor.graph import GraphLowering
-from torch._inductor.ir import IRNode
-from torch._inductor.runtime.hints import DeviceProperties
-from torch._subclasses import fake_tensor
-from torch.utils._triton import has_triton, triton_hash_with_backend
 
 from memopt.cores import cores
 from memopt.errors import first_line
 from memopt.fake_calls import library_settings
 from memopt.inductor.kernel_sources import KernelSources
+from memopt.torch_compat.forked import (
+    before_code,
+    known_beforehand,
+    libraries_asked_through,
+    result_strides,
+    stand_alone,
+)
+from memopt.torch_compat.inductor_settings import compiles_alone, finds_code_again
 
 log = logging.getLogger("memopt")
 
@@ -43,8 +42,6 @@ _FEW = 80
 # A copy is given up when it takes so many times what forward took, and so many seconds.
 _PATIENCE, _START = 4.0, 10.0
 _LOOK = 0.01  # seconds between two looks at it
-# What fake convolutions ask the libraries of a GPU.
-_ASKED = ("_select_conv_backend", "_conv_determine_backend_memory_format")
 
 
 class BegunError(BaseException):
@@ -82,9 +79,7 @@ class Ahead:
         """What may begin a copy: it never leaves this block, and does not outlive it."""
         self._may = True
         try:
-            with contextlib.ExitStack() as stack:
-                for name in _ASKED:
-                    stack.enter_context(patch.object(torch._C, name, self._remembering(name)))
+            with libraries_asked_through(self._remembering):
                 yield
         except Exception as error:
             if self.inside:
@@ -107,7 +102,7 @@ class Ahead:
         if not self._may or self._missed or Ahead._fails or not _is_worth(half):
             return False
         devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
-        known = _learned(devices)
+        known = known_beforehand(devices)
         self._began = time.monotonic()
         try:
             self._kernels = KernelSources()
@@ -122,7 +117,7 @@ class Ahead:
             return False
         self.inside = True
         gc.disable()  # garbage may hold what only the first process can let go of
-        _stand_alone(known)
+        stand_alone(known)
         self._kernels.tell()
         return True
 
@@ -133,14 +128,12 @@ class Ahead:
         Raises:
             BegunError: this process is the copy.
         """
-        plain = GraphLowering.compile_to_module
 
-        def compile_to_module(graph: GraphLowering) -> Any:
-            if not graph.is_backward and self.begin(half, inputs):
-                raise BegunError(_strides(graph))
-            return plain(graph)
+        def begin(is_backward: bool, graph: Any) -> None:
+            if not is_backward and self.begin(half, inputs):
+                raise BegunError(result_strides(graph))
 
-        with patch.object(GraphLowering, "compile_to_module", compile_to_module):
+        with before_code(begin):
             yield
 
     @property
@@ -183,9 +176,8 @@ class Ahead:
         """Learn that the copy's code was not found: it was made for another backward."""
         self._missed = True
 
-    def _remembering(self, name: str) -> Callable[..., Any]:
+    def _remembering(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         """A function of torch's, whose answers are remembered: tracing the joint graph asks all that the copy will."""
-        plain = getattr(torch._C, name)
 
         def answer(*args: Any, **options: Any) -> Any:
             asked = name, library_settings(), _frozen(args), _frozen(tuple(options.items()))
@@ -214,12 +206,6 @@ def lays_out(half: fx.GraphModule) -> bool:
     return bool(half.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default))
 
 
-def _strides(graph: GraphLowering) -> list[tuple[int, ...] | None]:
-    results: Any = graph.graph_outputs or []
-    tensors = [out if isinstance(out, IRNode) and out.has_tensor_output() else None for out in results]
-    return [None if out is None else tuple(map(int, out.get_stride())) for out in tensors]
-
-
 def _frozen(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return tuple(value.shape), value.stride(), value.dtype, value.device
@@ -229,58 +215,6 @@ def _frozen(value: Any) -> Any:
 def _is_worth(half: fx.GraphModule) -> bool:
     if sys.platform != "linux" or cores() < 2:
         return False
-    if inductor_config.compile_threads == 1:  # as who sets TORCHINDUCTOR_COMPILE_THREADS=1 wants a single process
-        return False
-    if inductor_config.force_disable_caches or not inductor_config.fx_graph_cache:
+    if compiles_alone() or not finds_code_again():  # who sets TORCHINDUCTOR_COMPILE_THREADS=1 wants a single process
         return False
     return len(half.graph.nodes) >= _FEW
-
-
-def _learned(devices: Set[torch.device]) -> dict[int, Any]:
-    """What Inductor asks of these devices and remembers, asked here; properties of the GPUs among them by index."""
-    CacheBase.get_system()
-    gpus = [device for device in devices if device.type == "cuda"]
-    for device in gpus:
-        DeviceProperties.create(device)
-    if gpus and has_triton():
-        triton_hash_with_backend()  # Triton's driver keeps functions of CUDA of its own, and may be there already
-    return {device.index: torch.cuda.get_device_properties(device) for device in gpus}
-
-
-def _stand_alone(gpus: Mapping[int, Any]) -> None:
-    """Make this process, a copy, do without the GPUs, which belong to the first.
-
-    A copy of a process cannot call CUDA. Generating code asks it for nothing but what its devices are.
-
-    Args:
-        gpus: properties by index; empty where there are none.
-    """
-    if not gpus:
-        return
-    here: int = next(iter(gpus))
-
-    def properties(device: Any = None) -> Any:
-        index = device if isinstance(device, int) else None if device is None else torch.device(device).index
-        return gpus[here if index is None else index]
-
-    def stay(*_: Any) -> int:
-        return here
-
-    shared = {
-        "current_device": stay,
-        "_exchange_device": stay,
-        "_maybe_exchange_device": stay,
-        "set_device": stay,
-        "get_device_properties": properties,
-    }
-    alone: dict[str, Any] = {
-        "_lazy_init": stay,
-        "is_available": lambda: True,
-        "get_rng_state": lambda *_: torch.empty(0, dtype=torch.uint8),
-        "set_rng_state": stay,
-    }
-    for name, stand_in in {**shared, **alone}.items():
-        setattr(torch.cuda, name, stand_in)
-    for name, stand_in in shared.items():  # it holds functions of torch.cuda by names of its own
-        setattr(CudaInterface, name.removeprefix("_"), staticmethod(stand_in))
-    fake_tensor.init_gpu_context = lambda *_: None  # type: ignore[assignment]

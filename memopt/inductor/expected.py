@@ -8,13 +8,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
-from torch._inductor.graph import GraphLowering
 
 from memopt.inductor.fusion import stored_reads
 from memopt.inductor.least import larger_half, memory_of
 from memopt.patterns.overwrites import written_over
 from memopt.program import is_any_view
 from memopt.solve.overwrite import shared_bytes
+from memopt.torch_compat.inductor_compile import lays_out_channels_last
 
 # Of halves that were looked at before, by their forward: whoever chooses between two cuts asks, and who uses one.
 _known: WeakKeyDictionary[fx.GraphModule, tuple[fx.GraphModule, int, int]] = WeakKeyDictionary()
@@ -53,7 +53,7 @@ def expected_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: i
 def _relaid_bytes(forward: fx.GraphModule, outputs: int) -> int:
     """Bytes of inputs that Inductor saves for backward as copies, channels last, where it lays convolutions out so."""
     convolutions = forward.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
-    if not convolutions or not GraphLowering.decide_layout_opt(forward, is_inference=False):
+    if not convolutions or not lays_out_channels_last(forward):
         return 0
     results: Any = forward.graph.output_node().args[0]
     saved = {value for value in results[outputs:] if isinstance(value, fx.Node) and value.op == "placeholder"}

@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping
 
 import torch
 from torch import fx
-from torch._inductor import config
 
 from memopt.inductor.kinds import DRAWING, REDUCTIONS, SEED, is_generated, is_inlined, is_library_call
 from memopt.inductor.windows import arrange
@@ -22,6 +21,7 @@ from memopt.memory.cost.roofline import moving_seconds, result_bytes, touched_by
 from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.patterns.overwrites import written_over
 from memopt.program import Program, is_any_view, tensors_of
+from memopt.torch_compat.inductor_settings import most_reads_inside, threshold
 from memopt.torch_compat.operators import operator_name
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -63,7 +63,7 @@ class InductorFusion:
         `meta["stored"]` is on what Inductor would not store by itself, and should: see `realize`. `meta["inplace"]` is
         on sums that Inductor writes over the sum so far (see `_continues_a_sum`), and tables with rows added to them.
 
-        The rules are those of Inductor's lowering (`torch._inductor.ir.StorageBox`, `GraphLowering.run_node`): readers
+        The rules are those of Inductor's lowering (`StorageBox`, `GraphLowering.run_node`): readers
         that need memory, values that the caller gets, and the thresholds on reads and operations above which a value
         is stored. Marks of an earlier call are forgotten.
         """
@@ -275,7 +275,7 @@ class _Marker:
         on_cpu = tensors_of(node)[0].device.type == "cpu"
         work = self._work_of(node)
         if on_cpu not in self.limits:
-            self.limits[on_cpu] = _threshold("opcount", on_cpu), _threshold("acc_reads", on_cpu)
+            self.limits[on_cpu] = threshold("opcount", on_cpu), threshold("acc_reads", on_cpu)
         large, most = self.limits[on_cpu]
         size = len(work) + len(operands) + sum(_constants(item) for item in work)
         if len(operands) > most or size > large:
@@ -283,7 +283,7 @@ class _Marker:
         if len(node.users) < 2:
             return True
         dear = on_cpu and any(operator_name(item.target) in _DEAR_ON_CPU for item in work)
-        return not dear and len(operands) <= config.realize_reads_threshold
+        return not dear and len(operands) <= most_reads_inside()
 
     def _last_window(self, reader: fx.Node) -> int:
         inside = self.view[reader] or self._may_be_inside(reader)
@@ -392,14 +392,6 @@ def _passes_on(node: fx.Node) -> bool:
         and node.meta["val"].dtype is not torch.bool
         and (is_any_view(node) or is_inlined(node))
     )
-
-
-def _threshold(kind: str, on_cpu: bool) -> int:
-    """Inductor's setting; since torch 2.12 it has a default, and another one on CPU, where the user sets none."""
-    value = getattr(config, f"realize_{kind}_threshold")
-    if value is not None:
-        return int(value)
-    return int(getattr(config, f"realize_cpu_{kind}_threshold" if on_cpu else f"_realize_{kind}_threshold_default"))
 
 
 def _constants(node: fx.Node) -> int:

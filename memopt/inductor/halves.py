@@ -14,9 +14,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.utils import counters
-from torch._inductor import compile_fx as inductor
-from torch._inductor import config as inductor_config
 
 from memopt.capture.dependence import SavedFor, saved_in_part
 from memopt.inductor.ahead import Ahead, BegunError, lays_out
@@ -35,6 +32,8 @@ from memopt.step.planner import GraphPeaks, gradients_of
 from memopt.torch_compat import tracing_context
 from memopt.torch_compat.donated import donated_now
 from memopt.torch_compat.fake_tensors import FakeTensorMode
+from memopt.torch_compat.inductor_compile import found_again, lower_half
+from memopt.torch_compat.inductor_settings import partitioner_in_force
 from memopt.torch_compat.returned import writable
 from memopt.torch_compat.storages import storage_id
 
@@ -95,14 +94,14 @@ class Halves:
             self.forward, self._forward_graph = half, _copy(module)  # lowered, its values have other names
             self._in_inputs = _kept_in_inputs(module)
             half.around = functools.partial(writable, in_part=lambda: [item.place for item in self.in_part])
-        donated, partition = donated_now(), inductor_config.custom_partitioner_fn
+        donated, partition = donated_now(), partitioner_in_force()
         if half is self.backward:
             donated[:] = [place for place in donated if half.inputs[place][0] not in self._in_inputs]
         if half is self.backward and partition is not None:
-            partition.donated = tuple(donated)  # type: ignore[attr-defined]
+            partition.donated = tuple(donated)
         with phase("generating code"), loaded_by(half.taken):
             if self._ahead is None:
-                half.run = inductor.compile_fx_inner(module, example_inputs, **options)
+                half.run = lower_half(module, example_inputs, **options)
             else:
                 half.run = self._beside(self._ahead, half, module, example_inputs, options)
         if half is self.backward:
@@ -118,11 +117,11 @@ class Halves:
         if ahead.running and self._meanwhile is not None:
             ahead.listen()
             self._meanwhile(self)
-        made, before = ahead.wait(), counters["inductor"]["fxgraph_cache_hit"]
-        compiled = inductor.compile_fx_inner(module, inputs, **options)
+        made, before = ahead.wait(), found_again()
+        compiled = lower_half(module, inputs, **options)
         if ahead.inside:
             ahead.leave()
-        if made and counters["inductor"]["fxgraph_cache_hit"] == before:
+        if made and found_again() == before:
             ahead.missed()
         return compiled
 
@@ -236,10 +235,10 @@ def _followed(forward: Half, wrapper: Wrapper, workspace: Workspace) -> _Followe
 
 def _forward_beside(ahead: Ahead, module: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
     if not lays_out(module):
-        return _nowhere if ahead.begin(module, inputs) else inductor.compile_fx_inner(module, inputs, **options)
+        return _nowhere if ahead.begin(module, inputs) else lower_half(module, inputs, **options)
     try:
         with ahead.once_laid_out(module, inputs):
-            return inductor.compile_fx_inner(module, inputs, **options)
+            return lower_half(module, inputs, **options)
     except BegunError as begun:
         reported = tracing_context.context().output_strides
         if reported is not None:

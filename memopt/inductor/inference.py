@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch import config as functorch_config
-from torch._inductor import compile_fx as inductor
 
 from memopt.backends.aten import Boxed
 from memopt.backends.chunked import ChunkedCode, NotInPieces, is_chunked
@@ -27,8 +25,10 @@ from memopt.inductor.own_memory import note_memory
 from memopt.phases import phase
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.planned import fingerprint
+from memopt.torch_compat.aot_autograd import aot_settings
 from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.fake_tensors import no_fake_mode
+from memopt.torch_compat.inductor_compile import lower_half, lower_whole
 from memopt.torch_compat.inductor_errors import InductorError
 from memopt.torch_compat.tracing_context import out_of_trace
 
@@ -222,12 +222,12 @@ def _lowered_boxed(module: fx.GraphModule) -> Boxed:
     inner: list[tuple[fx.GraphModule, Boxed]] = []
 
     def compile_inner(traced: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-        compiled: Any = inductor.compile_fx_inner(traced, inputs, **options)
+        compiled: Any = lower_half(traced, inputs, **options)
         inner.append((traced, compiled))
         return compiled
 
     taken, returned = _ends(module)
-    with functorch_config.patch(enable_autograd_cache=False):  # a function that is found there comes as a whole
+    with aot_settings(enable_autograd_cache=False):  # a function that is found there comes as a whole
         whole = _lowered(module, inner_compile=compile_inner)
     if len(inner) == 1 and _ends(inner[0][0]) == (taken, returned):
         return inner[0][1]
@@ -243,11 +243,11 @@ def _ends(module: fx.GraphModule) -> tuple[int, int]:
 def _lowered(
     module: fx.GraphModule,
     settings: Mapping[str, Any] | None = None,
-    inner_compile: Callable[..., Any] = inductor.compile_fx_inner,
+    inner_compile: Callable[..., Any] = lower_half,
 ) -> Callable[..., Sequence[Any]]:
     module = as_operators_lie(module)
     inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     with out_of_trace(), torch.no_grad():
         patches = {**(settings or {}), **edits(note_memory)}
-        compiled: Any = inductor.compile_fx(module, inputs, inner_compile, config_patches=patches)
+        compiled: Any = lower_whole(module, inputs, inner_compile, patches)
     return compiled  # type: ignore[no-any-return]

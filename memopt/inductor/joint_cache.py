@@ -8,32 +8,20 @@ after many attempts. Found again, neither the joint graph is traced nor a half g
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 from torch import fx
-from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd import autograd_cache, graph_compile
-from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
-from torch._functorch._aot_autograd.schemas import AOTAutogradCacheInfo
 
 from memopt.errors import first_line
 from memopt.inductor.generated import GeneratedCode
 from memopt.inductor.loading import Loads, loaded_by
+from memopt.torch_compat import aot_cache
+from memopt.torch_compat.aot_cache import AbsentError as AbsentError
 
 log = logging.getLogger("memopt")
-
-# What AOTAutograd calls to make an entry of what it has compiled, and for the half in it.
-_CACHE, _SERIALIZE = "_cache_autograd_info", "serialize_graph_module"
-
-
-class AbsentError(Exception):
-    """Torch's cache holds nothing for the graph."""
 
 
 class JointCache:
@@ -59,54 +47,21 @@ class JointCache:
         Raises:
             AbsentError: it is not there.
         """
-        load, key_of = AOTAutogradCache.try_load, autograd_cache.autograd_cache_key
-
-        def remembered(*args: Any, **options: Any) -> Any:
-            found = key_of(*args, **options)
-            self.key = found[0]
-            return found
-
-        def only_load(*args: Any, **options: Any) -> Any:
-            found = load(*args, **options)
-            if (found[0] if isinstance(found, tuple) else found) is None:
-                raise AbsentError
-            return found
-
-        with (
-            functorch_config.patch(enable_autograd_cache=True),
-            patch.object(AOTAutogradCache, "try_load", only_load),
-            patch.object(autograd_cache, "autograd_cache_key", remembered),
-            loaded_by(_in_order(forward, backward)),
-        ):
-            if not autograd_cache.should_use_local_autograd_cache():
-                raise AbsentError
+        with aot_cache.only_found(self._remember), loaded_by(_in_order(forward, backward)):
             yield
 
     @contextlib.contextmanager
     def attempt(self) -> Iterator[None]:
         """Within: what is made of the graph that was looked for is remembered; nothing is read or written."""
         self._entry = None
-        with functorch_config.patch(enable_autograd_cache=False), contextlib.ExitStack() as stack:
-            # Torch 2.9 makes entries in another place; a bundled one would take the code apart that is to run.
-            if self.key and hasattr(graph_compile, _CACHE) and not autograd_cache.should_bundle_autograd_cache():
-                stack.enter_context(patch.object(graph_compile, _CACHE, self._cached(getattr(graph_compile, _CACHE))))
+        with aot_cache.entries_to(self.key, self._take, _with_metadata):
             yield
 
-    def _cached(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """What makes entries, where torch's cache is off but for that."""
+    def _remember(self, key: str) -> None:
+        self.key = key
 
-        def remember(_: str, entry: Any, remote: bool = False) -> None:
-            self._entry = entry
-
-        def cached(settings: Any, *args: Any, **options: Any) -> Any:
-            place = AOTAutogradCacheInfo(self.key, time.time_ns(), forward_symints=[])
-            with (
-                patch.object(AOTAutogradCache, "save", remember),
-                patch.object(graph_compile, _SERIALIZE, _with_metadata(getattr(graph_compile, _SERIALIZE))),
-            ):
-                return plain(dataclasses.replace(settings, cache_info=place), *args, **options)
-
-        return cached
+    def _take(self, entry: Any) -> None:
+        self._entry = entry
 
     def taken(self) -> Any:
         """What the latest attempt would write; None where nothing of it can be cached."""
@@ -115,7 +70,7 @@ class JointCache:
     def write(self, entry: Any) -> None:
         """Keep an entry under the key of the graph."""
         try:
-            AOTAutogradCache.save(self.key, entry, remote=False)
+            aot_cache.write(self.key, entry)
         except Exception as error:  # a step that runs does not fail for what cannot be kept of it
             log.info("torch keeps nothing of the step: %s: %s", type(error).__name__, first_line(error))
 

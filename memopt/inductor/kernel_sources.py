@@ -11,7 +11,7 @@ import pickle
 import tempfile
 from typing import Any
 
-from torch._inductor import async_compile
+from memopt.torch_compat.kernel_pool import compile_kernels, hand_over
 
 _LENGTH = 8  # bytes of the number that says how long a source is
 
@@ -28,12 +28,11 @@ class KernelSources:
     def tell(self) -> None:
         """Have this process, the copy, tell sources instead of compiling them."""
 
-        def triton(_: Any, *arguments: Any) -> None:
+        def tell(arguments: tuple[Any, ...]) -> None:
             told = pickle.dumps(arguments)
             os.write(self._file.fileno(), len(told).to_bytes(_LENGTH, "little") + told)
 
-        async_compile.AsyncCompile.use_process_pool = classmethod(lambda cls: True)  # type: ignore[method-assign,assignment]
-        async_compile.AsyncCompile.triton = triton  # type: ignore[method-assign,assignment]
+        hand_over(tell)
 
     def close(self) -> None:
         """Hear no more."""
@@ -49,8 +48,5 @@ class KernelSources:
                 break
             self._waiting.append(pickle.loads(text[_LENGTH:length]))
             self._heard, text = self._heard + length, text[length:]
-        if self._waiting and async_compile.AsyncCompile.use_process_pool():  # type: ignore[no-untyped-call]
-            compiler = async_compile.AsyncCompile()
-            for arguments in self._waiting:
-                compiler.triton(*arguments)
+        if self._waiting and compile_kernels(self._waiting):
             self._waiting.clear()

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor.utils import needs_fallback_due_to_atomic_add_limitations
 
 from memopt.memory.cost.roofline import is_light
 from memopt.program import is_any_view, is_effectful, is_random, tensors_of
+from memopt.torch_compat.inductor_compile import adds_one_by_one
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -72,7 +72,7 @@ def is_generated(node: fx.Node) -> bool:
     if getattr(node.target, "namespace", "") == "prims":
         return True
     found = tensors_of(node) if node.target in _SCATTERS else []
-    return bool(found) and not needs_fallback_due_to_atomic_add_limitations(found[0].dtype)
+    return bool(found) and not adds_one_by_one(found[0].dtype)
 
 
 def is_library_call(node: fx.Node) -> bool:

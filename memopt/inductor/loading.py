@@ -6,12 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
-from torch._inductor import codecache
-
-# Inductor loads every module that it generated under this name, those of kernels too.
-_LOADER = "load_by_key_path"
+from memopt.torch_compat.inductor_compile import modules_loaded_by
 
 Call = Callable[[list[Any]], Sequence[Any]]
 # Told what loads a half's module, the module's path, and the attributes that it is given.
@@ -21,16 +17,11 @@ Loads = Callable[[Callable[[], ModuleType], str, Mapping[str, Any]], Any]
 @contextlib.contextmanager
 def loaded_by(half: Loads) -> Iterator[None]:
     """While Inductor compiles, or finds what it compiled, the module of a half is what `half` returns."""
-    load = getattr(codecache.PyCodeCache, _LOADER)
 
-    def loading(key: str, path: str, linemap: Any = None, attrs: Any = None, **options: Any) -> Any:
-        def plain() -> ModuleType:
-            module: ModuleType = load(key, path, linemap, attrs, **options)
-            return module
+    def loading(plain: Callable[[], ModuleType], path: str, attributes: Mapping[str, Any] | None) -> Any:
+        return plain() if attributes is None else half(plain, path, attributes)  # a kernel's own module has none
 
-        return plain() if attrs is None else half(plain, path, attrs)  # a kernel's own module has none
-
-    with patch.object(codecache.PyCodeCache, _LOADER, staticmethod(loading)):
+    with modules_loaded_by(loading):
         yield
 
 

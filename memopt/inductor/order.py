@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
-from torch._inductor.choices import InductorChoices
-from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, Scheduler
-from torch._inductor.virtualized import V
+
+from memopt.torch_compat.inductor_fusion import (
+    BaseSchedulerNode,
+    ExternKernelSchedulerNode,
+    InductorChoices,
+    Scheduler,
+    nodes_being_lowered,
+)
 
 # In the meta of a node that a rewrite has put into the graph.
 ADDED = "memopt_added"
@@ -70,7 +75,7 @@ class _Order:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self._place: dict[fx.Node, int] = {node: index for index, node in enumerate(_nodes())}
+        self._place: dict[fx.Node, int] = {node: index for index, node in enumerate(nodes_being_lowered())}
         calls = [node for node in scheduler.nodes if isinstance(node, ExternKernelSchedulerNode)]  # no fusion moves one
         self._scheduled = sorted(int(node.min_order) for node in calls)
         self._written = sorted(place for node in calls for place in self._places(node))
@@ -93,11 +98,6 @@ class _Order:
                 return []
             found.append(max(places))  # the others are computed within
         return found
-
-
-def _nodes() -> Iterable[fx.Node]:
-    graph = V.graph.graph
-    return graph.nodes if isinstance(graph, fx.Graph) else ()
 
 
 def _between(calls: Sequence[int], places: Sequence[int]) -> bool:

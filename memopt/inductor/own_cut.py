@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import fx
-from torch._functorch import config as functorch_config
 from torch.utils.checkpoint import CheckpointPolicy
 
 from memopt.capture.dynamo import Hooks
@@ -22,6 +21,7 @@ from memopt.pass_manager import Pass
 from memopt.phases import phase
 from memopt.step.measured import step_decides
 from memopt.step.own_copies import is_copy_of_input, keep_small_inputs
+from memopt.torch_compat.aot_autograd import aot_settings, merges_equal_nodes
 from memopt.torch_compat.min_cut import min_cut
 
 # Code of torch's own cut takes no less than this share of what is expected of it: its order is Inductor's to choose.
@@ -146,8 +146,8 @@ class OwnCut:
         kept = program.forward_outputs
         early = return_early(module, kept, save_overwritten(module, program.mutated))
         # What a rewrite computes twice on purpose is not to be merged again.
-        plain = functorch_config.cse and not session.lowering
-        with functorch_config.patch(cse=plain), phase("cutting"):
+        plain = merges_equal_nodes() and not session.lowering
+        with aot_settings(cse=plain), phase("cutting"):
             forward, backward = min_cut(module, joint_inputs, num_fwd_outputs=kept + early, **options)
         if early:
             drop_outputs(forward, kept, kept + early)

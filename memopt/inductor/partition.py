@@ -7,11 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
-from torch._functorch import config as functorch_config
-from torch._inductor import compile_fx as inductor
-from torch._inductor import config as inductor_config
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
-from torch._inductor.virtualized import V
 
 from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import Halved
@@ -26,12 +21,16 @@ from memopt.inductor.product_sums import register_product_sums
 from memopt.inductor.strided_views import show_bases
 from memopt.inductor.together import together
 from memopt.inductor.trace import Trace
-from memopt.inductor.unread import unread
 from memopt.inductor.write_over import register_write_over
 from memopt.program import Program, copy_node, module_of
 from memopt.rewrite import storages
 from memopt.step.own_copies import keep_copies_of_inputs
+from memopt.torch_compat.aot_autograd import aot_settings
 from memopt.torch_compat.donated import may_donate
+from memopt.torch_compat.inductor_compile import CustomPartitionerFn, lower_whole
+from memopt.torch_compat.inductor_fusion import fused_by
+from memopt.torch_compat.inductor_settings import inductor_settings
+from memopt.torch_compat.log_suppression import unread_logs_suppressed
 
 # What tells code that is fused in the plan's order, or in a rewrite's, from other code of the same graph.
 IN_ORDER, ADDED_IN_ORDER, IN_ANY_ORDER = b"memopt, in either order", b"memopt, rewrites in either order", b"memopt"
@@ -78,13 +77,13 @@ class Partition(CustomPartitionerFn):
 def keep_order(policy: contextlib.ExitStack, partition: Partition, *, added_only: bool = False) -> None:
     """Until the policy is left, code is fused in the order of the graph, or in that of what rewrites have added."""
     partition.token = ADDED_IN_ORDER if added_only else IN_ORDER
-    policy.enter_context(V.set_choices_handler(KeepOrder(added_only=added_only)))
-    policy.enter_context(inductor_config.patch(_AS_PLANNED))
+    policy.enter_context(fused_by(KeepOrder(added_only=added_only)))
+    policy.enter_context(inductor_settings(_AS_PLANNED))
 
 
 def free_at_once(policy: contextlib.ExitStack) -> None:
     """Until the policy is left, code lets go of each buffer where it is read last, and keeps none for the next."""
-    policy.enter_context(inductor_config.patch(_FREED_AT_ONCE))
+    policy.enter_context(inductor_settings(_FREED_AT_ONCE))
 
 
 def planned_cut(hooks: Hooks, joint: fx.GraphModule, num_fwd_outputs: int, **options: Any) -> Any:
@@ -158,14 +157,14 @@ def compile_training(
     register_product_sums()
     register_write_over()
     # Both halves are lowered at once, since a peak is that of both.
-    settings = functorch_config.patch(force_non_lazy_backward_lowering=True)
-    with settings, may_donate(), unread(), cached or JointCache().attempt(), (trace or Trace()).kept():
-        return inductor.compile_fx(
+    settings = aot_settings(force_non_lazy_backward_lowering=True)
+    with settings, may_donate(), unread_logs_suppressed(), cached or JointCache().attempt(), (trace or Trace()).kept():
+        return lower_whole(
             fx.GraphModule(graph_module, graph_module.graph),
             example_inputs,
-            inner_compile=half,
+            half,
             # Parts of a graph are for Inductor's own CUDA graphs, which are not used: finding them takes time.
-            config_patches={
+            {
                 "custom_partitioner_fn": partition,
                 "graph_partition": False,
                 **edits(_edit_first),

@@ -5,11 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from torch._inductor import ir
-from torch._inductor.fx_passes.reinplace import InplaceableOp, inplaceable_ops
-from torch._inductor.lowering import fallback_handler, register_lowering
-
 from memopt.patterns.product_sums import ADD_PRODUCT, ADD_PRODUCT_INTO, ADD_PRODUCT_OVER, WIDE_PRODUCT
+from memopt.torch_compat.inductor_lowering import call, lower_as_call, lower_by, writes_over
 
 
 @functools.cache
@@ -18,13 +15,13 @@ def register_product_sums() -> None:
 
     Operators that it does not know are given copies of operands whose rows it has padded: these take them as they are.
     """
-    inplaceable_ops[ADD_PRODUCT] = InplaceableOp(ADD_PRODUCT_OVER, 0)
-    register_lowering(ADD_PRODUCT_OVER, type_promotion_kind=None)(_over)
+    writes_over(ADD_PRODUCT, ADD_PRODUCT_OVER, 0)
+    lower_by(ADD_PRODUCT_OVER, _over)
     for known in (WIDE_PRODUCT, ADD_PRODUCT):
-        register_lowering(known, type_promotion_kind=None)(fallback_handler(known, add_to_fallback_set=False))  # type: ignore[no-untyped-call]
+        lower_as_call(known)
 
 
 def _over(total: Any, left: Any, right: Any) -> Any:
     total.realize()
-    ir.FallbackKernel.create(ADD_PRODUCT_INTO, total, left, right)
+    call(ADD_PRODUCT_INTO, total, left, right)
     return total

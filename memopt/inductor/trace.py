@@ -9,18 +9,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest.mock import patch
 
 from torch import fx
-from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd import graph_compile
-from torch._inductor import compile_fx as inductor
 
+from memopt.torch_compat.aot_autograd import has_joint_pass
+from memopt.torch_compat.joint_graphs import joint_graphs_by
 from memopt.torch_compat.operators import HigherOrderOperator
 from memopt.torch_compat.tracing_context import fake_mode_here
-
-# What AOTAutograd calls to trace a joint graph, and Inductor to rewrite one.
-_TRACE, _REWRITE = "aot_dispatch_autograd_graph", "_recursive_joint_graph_passes"
 
 
 class Trace:
@@ -36,10 +31,7 @@ class Trace:
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """Within: a joint graph is traced and rewritten once, whatever is lowered of it."""
-        with (
-            patch.object(graph_compile, _TRACE, self._trace(getattr(graph_compile, _TRACE))),
-            patch.object(inductor, _REWRITE, self._rewrite(getattr(inductor, _REWRITE))),
-        ):
+        with joint_graphs_by(self._trace, self._rewrite):
             yield
 
     def _trace(self, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,6 +76,6 @@ def _looked_at(metadata: Any) -> dict[str, tuple[Any, int]]:
 def _can_be_kept(found: tuple[Any, ...]) -> bool:
     """Whether lowering leaves the graph as it is: subgraphs and tensor subclasses are taken apart in place."""
     module, subclasses = found[0], found[-1]
-    if subclasses is not None or getattr(functorch_config, "joint_custom_pass", None) is not None:
+    if subclasses is not None or has_joint_pass():
         return False
     return not any(isinstance(node.target, HigherOrderOperator) for node in module.graph.nodes)

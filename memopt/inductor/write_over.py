@@ -10,13 +10,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping
 from typing import Any
-from unittest import mock
 
 from torch import fx
-from torch._inductor import ir
-from torch._inductor.dependencies import extract_read_writes
-from torch._inductor.lowering import register_lowering
-from torch._inductor.virtualized import V
 
 from memopt.memory.cost.roofline import result_bytes
 from memopt.patterns.column_padding import made_like
@@ -24,6 +19,14 @@ from memopt.patterns.write_over import WRITE_OVER
 from memopt.program import Program, is_any_view, tensors_of
 from memopt.rewrite import ancestors
 from memopt.targets import is_pointwise
+from memopt.torch_compat.inductor_lowering import (
+    is_stored,
+    is_to_be_computed,
+    lower_by,
+    node_being_lowered,
+    reads_elsewhere,
+    write_into,
+)
 
 # What has at least such a part of the bytes of the largest value: the readers' kernel reads it once more.
 _PART = 2
@@ -117,30 +120,22 @@ def _in_one_half(node: fx.Node, others: Collection[fx.Node]) -> bool:
 @functools.cache
 def register_write_over() -> None:
     """Tell Inductor of the operator, once in a process."""
-    register_lowering(WRITE_OVER, type_promotion_kind=None)(_lowered)
+    lower_by(WRITE_OVER, _lowered)
 
 
 def _lowered(base: Any, value: Any, after: Any) -> Any:
     """The value in the place of the other; by itself where this graph reads that otherwise, or is given it."""
-    node = V.graph.current_node
-    if not _is_read_already(node.all_input_nodes[0], node) or not _is_to_be_computed(value):
+    node = node_being_lowered()
+    if not _is_read_already(node.all_input_nodes[0], node) or not is_to_be_computed(value):
         return value
     base.realize()
-    if not isinstance(base.data, ir.StorageBox) or not isinstance(base.data.data, (ir.ExternKernel, ir.ComputedBuffer)):
+    if not is_stored(base):
         return value
     base.freeze_layout()
-    with mock.patch.object(ir.FlexibleLayout, "allow_indexing", True):  # as Inductor has it where it asks this itself
-        read = extract_read_writes(value.make_loader(), value.get_size()).reads
-        own = extract_read_writes(base.make_loader(), base.get_size()).reads
-    if any(item.name == base.get_name() and item not in own for item in read):
+    if reads_elsewhere(value, base):
         return value
-    ir.MutationLayoutSHOULDREMOVE.realize_into(value, base, unsafe_alias=True)
+    write_into(value, base)
     return base
-
-
-def _is_to_be_computed(value: Any) -> bool:
-    """Whether no kernel for it is decided on: what is one already may stand before what still reads the other."""
-    return isinstance(value.data, ir.StorageBox) and isinstance(value.data.data, ir.Pointwise)
 
 
 def _is_read_already(base: fx.Node, at: fx.Node) -> bool:

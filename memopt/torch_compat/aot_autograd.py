@@ -18,3 +18,13 @@ def aot_settings(**settings: Any) -> contextlib.AbstractContextManager[Any]:
 def set_activation_budget(fraction: float) -> None:
     """Have torch.compile save at most this fraction of what its min-cut would, from now on in this process."""
     config.activation_memory_budget = fraction
+
+
+def merges_equal_nodes() -> bool:
+    """Whether AOTAutograd merges what a joint graph computes twice."""
+    return bool(config.cse)
+
+
+def has_joint_pass() -> bool:
+    """Whether a pass of the user's own rewrites joint graphs."""
+    return getattr(config, "joint_custom_pass", None) is not None

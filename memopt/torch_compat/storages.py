@@ -32,6 +32,11 @@ def version_of(tensor: torch.Tensor) -> int:
     return int(tensor._version)
 
 
+def is_tracked_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd takes a tensor for a view of another one, through whose history its gradients go."""
+    return bool(tensor._is_view())
+
+
 def _one_by_one(values: list[Any], places: list[int], indices: list[int]) -> bool:
     return all(values[index].data_ptr() == places[index] for index in indices)
 

@@ -11,12 +11,14 @@ import warnings
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor import compile_fx
 from torch._inductor.graph import GraphLowering
 
 import memopt
 from memopt.inductor import ahead as module
-from memopt.inductor import generated, halves, kernel_sources
+from memopt.inductor import generated
 from memopt.inductor.ahead import Ahead
+from memopt.torch_compat import kernel_pool
 from tests.inductor.test_least import needs_compiler
 
 pytestmark = needs_compiler
@@ -118,14 +120,14 @@ def lowered_here(monkeypatch):
 
 def in_the_copy(monkeypatch, act):
     """Have a copy of this process call `act` with each half that it is about to lower."""
-    inner, first = halves.inductor.compile_fx_inner, os.getpid()
+    inner, first = compile_fx.compile_fx_inner, os.getpid()
 
     def compile_fx_inner(half, inputs, **options):
         if os.getpid() != first:
             act(half)
         return inner(half, inputs, **options)
 
-    monkeypatch.setattr(halves.inductor, "compile_fx_inner", compile_fx_inner)
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", compile_fx_inner)
 
 
 def sleeps(_half):
@@ -205,7 +207,7 @@ def test_the_code_is_found_where_ended_processes_are_waited_for_by_others(monkey
 
 def test_kernels_of_the_copy_are_compiled_here(monkeypatch):
     begun = []
-    compiler = kernel_sources.async_compile.AsyncCompile
+    compiler = kernel_pool.async_compile.AsyncCompile
     monkeypatch.setattr(compiler, "use_process_pool", classmethod(lambda cls: True))
     monkeypatch.setattr(compiler, "triton", lambda self, *told: begun.append(told))
     in_the_copy(monkeypatch, lambda _: compiler().triton("name", "source"))

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from memopt.inductor import kernel_sources
 from memopt.inductor.kernel_sources import KernelSources
+from memopt.torch_compat import kernel_pool
 from tests.forks import fork
 
 
@@ -14,7 +14,7 @@ from tests.forks import fork
 def pool(monkeypatch):
     """Whether the pool's processes have started, and what they were given."""
     ready, given = [True], []
-    compiler = kernel_sources.async_compile.AsyncCompile
+    compiler = kernel_pool.async_compile.AsyncCompile
     monkeypatch.setattr(compiler, "use_process_pool", classmethod(lambda cls: ready[0]))
     monkeypatch.setattr(compiler, "triton", lambda self, *told: given.append(told))
     return ready, given
@@ -33,7 +33,7 @@ def _tell(kernels, sources, cut):
     if not copy:
         kernels.tell()
         for source in sources:
-            kernel_sources.async_compile.AsyncCompile().triton("name", source)
+            kernel_pool.async_compile.AsyncCompile().triton("name", source)
         number = kernels._file.fileno()
         os.ftruncate(number, os.fstat(number).st_size - cut)
         os._exit(0)
