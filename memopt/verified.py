@@ -102,7 +102,8 @@ class _History:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._node, self._trained = tensor, tensor.grad_fn, tensor.requires_grad
         self._copy = tensor.clone() if self._node is not None and torch.is_grad_enabled() else None
-        self.source = get_gradient_edge(tensor) if self._trained else None  # what gradients of it are asked of
+        # What gradients of it are asked of.
+        self.source = get_gradient_edge(tensor) if self._trained and torch.is_grad_enabled() else None
 
     @property
     def written(self) -> bool:

@@ -32,7 +32,7 @@ from memopt.step.backward_entry import BackwardFacts
 from memopt.step.keys import described, place_of, versions
 from memopt.step.measured import keeps, measurable
 from memopt.step.planned import fingerprint
-from memopt.step.planner import StepPlan
+from memopt.step.planner import GraphPeaks, StepPlan
 from memopt.step.standing import Step
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ class Settlement:
         gain: what it is recorded for; None where it is not.
         ends: of the halves that are recorded.
         backward: what is looked at when backward begins.
-        saved: bytes between the halves.
+        peaks: what the graph takes as it runs.
+        eager: the same as eager runs it.
     """
 
     report: Report
@@ -79,10 +80,11 @@ class Settlement:
     multiplies: bool
     written: tuple[int, ...] | None
     full_speed: bool
+    peaks: GraphPeaks
+    eager: GraphPeaks
     gain: Gain | None = None
     ends: Ends | None = None
     backward: BackwardFacts = dataclasses.field(default_factory=BackwardFacts)
-    saved: int = 0
 
 
 @looking_once()
@@ -126,6 +128,9 @@ def keep_for_others(session: Session, hooks: Hooks, run: Callable[..., Any]) -> 
         return
     if step is None or report is None or step.limit is None or not session.one_graph or session.exact:
         return
+    figures = session.figures(program)
+    if figures is None:
+        return
     written = measurable(session, hooks) if held_bytes(session.resident.device) is not None else None
     if session.resident.device.type != "cpu" and (written is None or not hooks.tried):
         return  # nothing was seen of it
@@ -142,7 +147,8 @@ def keep_for_others(session: Session, hooks: Hooks, run: Callable[..., Any]) -> 
         multiplies=session.multiplies,
         written=None if written is None else tuple(sorted(written)),
         full_speed=hooks.full_speed,
-        saved=sum(peaks.saved for peaks in session.code_peaks()),
+        peaks=figures.peaks,
+        eager=figures.eager,
         gain=hooks.recorded,
         ends=None if hooks.recorded is None else hooks.recordable[1].ends,
         backward=hooks.backward_facts(),
@@ -173,6 +179,7 @@ class Settlements:
         fields["gain"] = None if kept.gain is None else kept.gain.name
         fields["ends"] = None if kept.ends is None else _listed(kept.ends)
         fields["backward"] = kept.backward.listed()
+        fields["peaks"], fields["eager"] = (dataclasses.astuple(peaks) for peaks in (kept.peaks, kept.eager))
         return self._store.put(self._scope, key, fields)
 
 
@@ -182,6 +189,7 @@ def _decoded(record: dict[str, Any]) -> Settlement:
     if written is not None:
         written = tuple(int(place) for place in written)
     gain, ends, backward = record.pop("gain"), record.pop("ends"), record.pop("backward")
+    peaks, eager = (_peaks(*record.pop(name)) for name in ("peaks", "eager"))
     if (gain is None) != (ends is None):
         raise ValueError("what is recorded has ends, and nothing else")
     found = Settlement(
@@ -190,15 +198,25 @@ def _decoded(record: dict[str, Any]) -> Settlement:
         gain=None if gain is None else Gain[gain],
         ends=None if ends is None else _ends(*ends),
         backward=BackwardFacts.of_list(backward),
+        peaks=peaks,
+        eager=eager,
         **record,
     )
     sizes = (
-        found.plain, found.constants, found.whole, found.limit, found.margin, found.aside, found.libraries, found.saved
+        found.plain, found.constants, found.whole, found.limit, found.margin, found.aside, found.libraries
     )  # fmt: skip
     if not all(type(size) is int and abs(size) <= _MOST for size in sizes):
         raise ValueError("a size is none")
     if type(found.graph) is not str or not all(type(flag) is bool for flag in (found.multiplies, found.full_speed)):
         raise ValueError("a field is of another kind")
+    return found
+
+
+def _peaks(forward: Any, backward: Any, saved: Any, left: Any, gradients: Sequence[Any]) -> GraphPeaks:
+    sizes = tuple((str(name), int(size)) for name, size in gradients)
+    found = GraphPeaks(int(forward), int(backward), int(saved), int(left), sizes)
+    if not all(0 <= size <= _MOST for size in (*dataclasses.astuple(found)[:4], *(size for _, size in sizes))):
+        raise ValueError("a size is none")
     return found
 
 
@@ -240,7 +258,9 @@ def _taken_up(session: Session, known: Settlement) -> bool:
     limit = session.held_to(known.whole)
     least = known.report.minimum_bytes or 0
     plan = StepPlan((), known.report.peak_bytes - base, least - base, True)
-    session.step = Step((known.graph,), (), plan, known.plain, base, limit, known.whole, saved=known.saved)
+    session.step = Step(
+        (known.graph,), (), plan, known.plain, base, limit, known.whole, known=(known.peaks, known.eager)
+    )
     told = [text for text in known.report.notes if known.gain is None or text != known.gain.value]  # it may not be so
     session.report = dataclasses.replace(known.report, notes=tuple(told))
     for text in told:

@@ -208,11 +208,10 @@ class SharedStep(Told):
         if step is None:
             return None
         base = step.base - self.resident.outside
-        if program is None or not step.planned:  # it was loaded from disk, and what it saves is not known
-            peak = step.plan.peak_bytes
-            plain = GraphPeaks(step.plain, step.plain, step.plain, self.resident.trainable)
-            known = GraphPeaks(peak, peak, min(peak, step.saved), self.resident.trainable)
-            return Figures(known, plain, base, step.keys[0], None)
+        if step.known is not None:
+            return Figures(*step.known, base, step.keys[0], None)
+        if program is None:
+            return None
         key = fingerprint(program)
         if key not in step.keys:
             return None

@@ -37,7 +37,8 @@ class Step:
         whole: bytes of which a limit that is a share is one: with what libraries were known to keep then.
         lowering: the rewrites that lower the floor, as a plan uses them.
         search: what found the plan, as long as that is not proved.
-        saved: of a step that was loaded from disk, bytes between its halves; its graphs tell else.
+        known: of a step that was loaded from disk, what its graph takes as it runs, and as eager runs it; its graphs
+            tell else.
     """
 
     keys: tuple[str, ...]
@@ -49,7 +50,7 @@ class Step:
     whole: int = 0
     lowering: tuple[Pass, ...] = ()
     search: StepSearch | None = None
-    saved: int = 0
+    known: tuple[GraphPeaks, GraphPeaks] | None = None
 
 
 class Standing(Account):

@@ -23,6 +23,7 @@ from memopt.sessions import Sessions
 from memopt.step import again
 from memopt.step.again import Settlement, Settlements
 from memopt.step.backward_entry import BackwardFacts
+from memopt.step.planner import GraphPeaks
 from tests.report.samples import report
 
 pytestmark = pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
@@ -104,6 +105,18 @@ def test_a_settled_step_is_found_again_with_its_numbers_and_its_report(dropout):
     ours, theirs = (dataclasses.replace(item.run.report, seconds={}) for item in (first, second))
     assert ours == theirs
     assert theirs.budget_bytes is not None and theirs.peak_bytes <= theirs.budget_bytes
+
+
+def test_a_fraction_is_of_as_much_as_where_the_step_was_planned():
+    budgets = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        model = _model(blocks=1)
+        run = memopt.compile(model, "90%", backend="inductor", optimizer=torch.optim.AdamW(model.parameters()))
+        for _ in range(3):
+            _results(model, run)
+        budgets.append((run.report.budget_bytes, run.report.peak_bytes, run._memopt.sessions.reference.training))
+    assert budgets[0] == budgets[1]
 
 
 def test_nothing_is_traced_for_it(monkeypatch):
@@ -276,7 +289,8 @@ def test_its_backward_runs_within_what_is_put_around_backward(monkeypatch):
 def _settlement():
     return Settlement(
         report=report(), graph="f" * 8, plain=9, constants=1, whole=10, limit=7, margin=0, aside=0, libraries=0,
-        multiplies=True, written=(3, 5), full_speed=True, gain=Gain.TIME, ends=Ends(frozenset({1, 2}), 1, 3, (-1, 2)),
+        multiplies=True, written=(3, 5), full_speed=True, peaks=GraphPeaks(5, 6, 3, 2, (("a", 2),)),
+        eager=GraphPeaks(7, 9, 4, 2), gain=Gain.TIME, ends=Ends(frozenset({1, 2}), 1, 3, (-1, 2)),
         backward=BackwardFacts(2, ((0, 1), None), ((3, "parameter 'a'"),)),
     )  # fmt: skip
 
@@ -293,7 +307,7 @@ def test_what_is_put_is_got():
         {"report": "AAAA"}, {"report": 3}, {"limit": "7"}, {"limit": 1 << 60}, {"plain": True}, {"written": ["a"]},
         {"written": 3}, {"multiplies": 1}, {"graph": None}, {"more": 1}, {"whole": None}, {"gain": "PLEASURE"},
         {"full_speed": 1}, {"gain": None}, {"ends": None}, {"ends": [[1], 2, 3]}, {"ends": [[-1], 1, 3, []]},
-        {"ends": [["a"], 1, 3, []]},
+        {"ends": [["a"], 1, 3, []]}, {"peaks": [1, 2, 3]}, {"eager": [1, -2, 3, 4, []]}, {"peaks": [1, 2, 3, "a", []]},
     ],
 )  # fmt: skip
 def test_records_of_another_form_are_absent(change, tmp_path):
