@@ -41,6 +41,11 @@ _PYTHONS_OWN = 1000
 _once = False  # whether what was looked at once is left aside
 
 
+def _frozen_by_the_caller() -> bool:
+    """Counts what is frozen object by object: some milliseconds for each million."""
+    return gc.get_freeze_count() >= _PYTHONS_OWN
+
+
 @contextlib.contextmanager
 def looking_once() -> Iterator[None]:
     """While the block runs, `collect` looks at no object twice: what was there at one call is left aside by the next.
@@ -49,7 +54,7 @@ def looking_once() -> Iterator[None]:
     """
     global _once
     # What the caller has frozen stays so, and what is left aside could not be told from it.
-    before, _once = _once, _once or gc.get_freeze_count() < _PYTHONS_OWN
+    before, _once = _once, _once or not _frozen_by_the_caller()
     try:
         yield
     finally:

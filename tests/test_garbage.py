@@ -5,7 +5,10 @@ import weakref
 
 import pytest
 
+from memopt import garbage
 from memopt.garbage import collect, collecting_rarely, looking_once
+
+FROZEN_BY_THE_CALLER = garbage._frozen_by_the_caller
 
 
 def test_garbage_is_looked_for_less_often_within_and_as_before_after():
@@ -28,8 +31,9 @@ class Cycle:
 
 
 @pytest.fixture
-def nothing_frozen():
-    """The tests themselves leave aside what they begin with."""
+def nothing_frozen(monkeypatch):
+    """The tests leave aside what they begin with, and know it: see `_frozen_is_known` of tests/conftest.py."""
+    monkeypatch.setattr(garbage, "_frozen_by_the_caller", FROZEN_BY_THE_CALLER)
     gc.unfreeze()
     yield
     gc.freeze()
