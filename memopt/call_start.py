@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memopt.memory.attributes import objects_of
 from memopt.random_streams import RandomStreams
 from memopt.torch_compat import pytree
 from memopt.torch_compat.storages import id_of_storage, version_of
@@ -29,7 +30,9 @@ class CallStart:
     Memory that is small is copied. Of larger it is known whether it was written to since.
     """
 
-    def __init__(self, model: nn.Module, inputs: Any = (), *, state: bool, buffers: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: Any = (), *, state: bool, buffers: bool = False, objects: bool = False
+    ) -> None:
         """Remember it.
 
         Args:
@@ -37,6 +40,7 @@ class CallStart:
             inputs: what it is called with.
             state: whether more than the random numbers may have to be set back.
             buffers: whether the model's buffers are copied however large they are.
+            objects: whether attributes of plain objects that its modules hold (a cache, a counter) are set back, too.
         """
         self._random = RandomStreams(sorted({p.device.index for p in model.parameters() if p.is_cuda}) if state else ())
         self._copies: dict[int, _Copy] = {}
@@ -55,6 +59,8 @@ class CallStart:
             self._attributes.append((module.__dict__, {key: _kept(value) for key, value in _own(module)}))
             hooks = {name: _kept(module.__dict__[name]) for name in _HOOKS if name in module.__dict__}
             self._hooks.append((module, type(module), hooks))
+        for value in objects_of(model) if state and objects else ():
+            self._attributes.append((vars(value), {key: _kept(item) for key, item in vars(value).items()}))
 
     def restore(self) -> str:
         """Set back what has changed since; the name of a tensor that has and was not copied, or else empty."""

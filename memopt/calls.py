@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,20 +13,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from memopt.as_it_is import AsItIs, why_not
 from memopt.backends.aten import AtenBackend
 from memopt.budget import BudgetError
-from memopt.capture.export import CaptureError
+from memopt.capture.export import CaptureError, NotCapturedError
 from memopt.errors import ShortOfMemoryError
-from memopt.failures import failure_of
+from memopt.failures import Failure, failure_of
 from memopt.fallback import Fallback
-from memopt.garbage import collecting_rarely
+from memopt.garbage import collect, collecting_rarely
 from memopt.layout import LayoutNeeded
 from memopt.memory.addresses import addresses
 from memopt.memory.gradients import Gradients
+from memopt.memory.reach import shown_tensors
 from memopt.options import Options
 from memopt.pass_manager import Pass
 from memopt.plan_ahead import PlanAhead
-from memopt.planned_calls import PlannedCalls
+from memopt.planned_calls import PlannedCalls, set_back, was_planned
 from memopt.progress import planning
 from memopt.refusals import Refusals
 from memopt.report.record import Report
@@ -35,10 +38,12 @@ from memopt.session import Session
 from memopt.sessions import Sessions
 from memopt.several_calls import SeveralCalls
 from memopt.steady import Kind, SteadyGraph
+from memopt.step.around import Watch
 from memopt.step.earlier_calls import NoRoomBesideError, arguments_of
 from memopt.step.guard import StepGuard
 from memopt.step.optimizers import Optimizers
 from memopt.step.sizes_apart import SizesError
+from memopt.torch_compat.backward import backward_task
 from memopt.torch_compat.saved_tensors import hooks_in_force
 from memopt.torch_compat.transforms import in_force
 from memopt.tracing import note_outside
@@ -66,6 +71,7 @@ class ModelCalls:
         ahead: plans without running the model.
         gradients: whether the model's exist.
         fallback: calls that memopt failed at.
+        as_it_is: calls that cannot be captured, and run within a budget.
         refusals: calls whose budget was refused.
         inlined: whether the stand-in is a part of a model that memopt compiles: it is compiled with that.
     """
@@ -82,6 +88,7 @@ class ModelCalls:
         self.planned = PlannedCalls(model, self.sessions)
         self.gradients = Gradients(model)
         self.fallback, self.refusals = Fallback(model, options), Refusals(model)
+        self.as_it_is = AsItIs(model, options)
         self.ahead = PlanAhead(model, options, self.sessions, self.residents, self.fallback)
         self.inlined = False
         self._trained = model.training  # whether it was in training's mode when it was compiled
@@ -109,7 +116,8 @@ class ModelCalls:
 
         Raises:
             BudgetError: no plan keeps the budget. Nothing was run, and nothing of the model has changed.
-            CaptureError: the budget cannot be kept, as graphs depend on the values of tensors, or none can be captured.
+            CaptureError: nothing can be planned, as graphs depend on the values of tensors or none can be captured, and
+                what the model takes as it is cannot be counted.
             MemoryError: the device had less memory left than the step needs.
         """
         around = in_force()
@@ -155,35 +163,55 @@ class ModelCalls:
         called = self.fallback.kind(args, kwargs, kind)
         if self.fallback.has_failed(called):
             return self.model(*args, **kwargs)
-        before = self.fallback.before(called, args, kwargs)
-        self._refuse(called, kind, args, kwargs)
         session, gradients = self.sessions.of(kind), kind.gradients
         self.sessions.last = session
         trainable = any(parameter.requires_grad for parameter in self.model.parameters())
         session.trains, likely = gradients and trainable, self._trained or self.options.optimizer is not None
         session.to_be_trained = trainable and not gradients and likely
         self.residents.count_optimizers()
+        resident = functools.partial(self.residents.of, args, kwargs, kind)
+        with self.several.beside(session, args, kwargs), session.call(resident):
+            if self.as_it_is.admits(called, session, kind, args, kwargs):
+                return self._run_within(session, called, kind, args, kwargs)
+            try:
+                return self._run_planned(session, called, kind, args, kwargs)
+            except (NotCapturedError, BudgetError) as error:
+                why = why_not(session, error)
+            collect()
+            self.as_it_is.admit(called, session, kind, args, kwargs, why)
+            return self._run_within(session, called, kind, args, kwargs)
+
+    def _run_planned(self, session: Session, called: Any, kind: Kind, args: Any, kwargs: Any) -> Any:
+        """Run a call as it is planned.
+
+        Raises:
+            NotCapturedError: it cannot be planned, and all that it has changed was set back.
+        """
+        self._refuse(called, kind, args, kwargs)
+        before, gradients = self.fallback.before(called, args, kwargs), kind.gradients
         guard = self.guards.setdefault(session, StepGuard())
         beyond, allowance = session.beyond if gradients else None, guard.allowance
         mark = session.outside.mark((args, kwargs) if gradients else ())
         planned, began = session.report, time.perf_counter()
-        with self.several.beside(session, args, kwargs), session.call(lambda: self.residents.of(args, kwargs, kind)):
-            try:
-                with guard.forward(beyond), planning(session.model_name), collecting_rarely():
-                    outputs = self.planned.run(session, kind, args, kwargs)
-            except torch.OutOfMemoryError as error:
-                raise ShortOfMemoryError(session.short_of_memory(error)) from None
-            except (BudgetError, NoRoomBesideError) as error:  # what was named was tried within limits of its own
-                guard.allowance = allowance
-                if isinstance(error, BudgetError) and not error.beside:
-                    self.refusals.keep(called, self.residents.of(args, kwargs, kind), error)
+        failure: Failure | None = None
+        try:
+            with guard.forward(beyond), planning(session.model_name), collecting_rarely():
+                outputs = self.planned.run(session, kind, args, kwargs)
+        except torch.OutOfMemoryError as error:
+            raise ShortOfMemoryError(session.short_of_memory(error)) from None
+        except (BudgetError, NoRoomBesideError) as error:  # what was named was tried within limits of its own
+            guard.allowance = allowance
+            if isinstance(error, BudgetError) and not error.beside:
+                self.refusals.keep(called, self.residents.of(args, kwargs, kind), error)
+            raise
+        except NotCapturedError as error:
+            guard.allowance = allowance
+            set_back(before, error)
+            raise
+        except Exception as error:
+            failure = failure_of(error, self.options)
+            if failure is None:
                 raise
-            except Exception as error:
-                failure = failure_of(error, self.options)
-                if failure is None:
-                    raise
-            else:
-                failure = None
         if failure is not None:
             try:  # an error of the model's own comes through: what is planned serves the next call
                 outputs = self.fallback.answer(failure, called, before, args, kwargs)
@@ -192,17 +220,35 @@ class ModelCalls:
                 raise
             self.sessions.drop(kind.plan)
             return outputs
+        known = session.report is not planned or self.fallback.has_worked(called)
+        if not was_planned(self.model, session, shown_tensors(outputs), known):
+            told = session.outside.told_of_all(self.model, shown_tensors(outputs), mark)
+            del outputs, mark
+            refused = NotCapturedError(f"no graph could be captured of {session.model_name} ({told})")
+            set_back(before, refused)
+            raise refused
         self.fallback.works(called)
+        session.unplanned = False
         if session.report is not None and session.report is not planned:
             log.info("%s: %s", session.model_name, summary(session.report, time.perf_counter() - began))
-        if session.report is None and session.budget is not None and next(self.model.parameters(), None) is not None:
-            told = session.outside.told(self.model, outputs, mark)
-            line = f"no graph could be captured of {session.model_name}: it cannot be held to a budget"
-            raise CaptureError(f"{line} ({told})" if told else line)
-        note_outside(session, self.model, outputs, mark)
+        note_outside(session, self.model, shown_tensors(outputs), mark)
         if gradients:
             self._ends(session, guard, outputs, args, kwargs)
         self.steady.learn(kind, self.sessions.function(kind, symbolic=self.sessions.symbolic(kind)), args, kwargs)
+        return outputs
+
+    def _run_within(self, session: Session, called: Any, kind: Kind, args: Any, kwargs: Any) -> Any:
+        """Run the model as it is, within the limit of the budget."""
+        guard = self.guards.setdefault(session, StepGuard())
+        # Of a call within backward (a reentrant checkpoint) autograd would end a recording unseen.
+        look = not self._verifying and not self.sessions.around.blind and backward_task() == -1
+        try:
+            with guard.forward():
+                outputs, watch = self.as_it_is.run(called, session, kind, args, kwargs, look=look)
+        except torch.OutOfMemoryError as error:
+            raise ShortOfMemoryError(session.short_of_memory(error)) from None
+        if kind.gradients:
+            self._ends(session, guard, outputs, args, kwargs, watch)
         return outputs
 
     def _verified(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -266,8 +312,15 @@ class ModelCalls:
         return self.ahead.plan(Kind(torch.is_grad_enabled(), self._accumulating()), args, kwargs)
 
     def plan_ahead(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """As `plan`; a failure inside memopt is a warning if there is no budget, as the model then runs as it is."""
-        self.ahead.plan_if_possible(Kind(torch.is_grad_enabled(), self._accumulating()), args, kwargs)
+        """As `plan`; it is no error if the model is going to run as it is: without a budget, or within it."""
+        kind = Kind(torch.is_grad_enabled(), self._accumulating())
+        try:
+            self.ahead.plan_if_possible(kind, args, kwargs)
+            return
+        except (NotCapturedError, BudgetError) as error:
+            why = why_not(self.sessions.of(kind), error)
+        session, called = self.sessions.of(kind), self.fallback.kind(args, kwargs, kind)
+        self.as_it_is.admit(called, session, kind, args, kwargs, why)
 
     def set_optimizer(self, optimizer: Any) -> None:
         """Count this optimizer in place of what was given before; plans that do not keep the budget then are dropped.
@@ -334,12 +387,15 @@ class ModelCalls:
             self._ends(session, guard, outputs, args, kwargs)
         return outputs
 
-    def _ends(self, session: Session, guard: StepGuard, outputs: Any, args: Any, kwargs: Any) -> None:
+    def _ends(
+        self, session: Session, guard: StepGuard, outputs: Any, args: Any, kwargs: Any, watch: Watch = (None, None)
+    ) -> None:
         """A call with gradients has returned: what is counted, guarded and looked at until its backward."""
+        outputs = shown_tensors(outputs)
         self.several.note(session, outputs, args, kwargs)
         guard.backward(outputs)
         if not self._verifying:
-            self.sessions.ended(session, outputs, (args, kwargs))
+            self.sessions.ended(session, outputs, (args, kwargs), watch)
 
     def _accumulating(self) -> bool:
         """Whether gradients exist already, so that backward adds to them: that takes a plan of its own."""

@@ -49,7 +49,8 @@ class Fallback:
 
     def before(self, kind: Any, args: Any, kwargs: Any) -> CallStart:
         """What such a call changes, to be kept before it is made; copies only if none like it has worked."""
-        return CallStart(self._model, (args, kwargs), state=kind not in self._worked, buffers=True)
+        new, within = kind not in self._worked, self._options.budget is not None
+        return CallStart(self._model, (args, kwargs), state=new, buffers=True, objects=within)
 
     def works(self, kind: Any) -> None:
         """Such a call has worked."""

@@ -91,7 +91,8 @@ class CompiledModule(nn.Module):
 
         Raises:
             BudgetError: no plan keeps the budget. Nothing was run, and nothing of the model has changed.
-            CaptureError: the budget cannot be kept, as graphs depend on the values of tensors, or none can be captured.
+            CaptureError: nothing can be planned, as graphs depend on the values of tensors or none can be captured, and
+                what the model takes as it is cannot be counted.
             MemoryError: the device had less memory left than the step needs.
         """
         if torch.compiler.is_compiling():

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from memopt.budget import BudgetError
-from memopt.capture.export import CaptureError
+from memopt.capture.export import CaptureError, NotCapturedError
 from memopt.failures import failure_of
 from memopt.fallback import Fallback
 from memopt.garbage import collecting_rarely
@@ -48,7 +48,8 @@ class PlanAhead:
 
         Raises:
             BudgetError: no plan keeps the budget.
-            CaptureError: the model's control flow depends on the values of tensors, or no graph can be captured.
+            NotCapturedError: the model's control flow depends on values of tensors, or no graph can be captured.
+            PlanningFailed: memopt failed.
         """
         session = self._sessions.of(kind)
         self._residents.count_optimizers()
@@ -69,7 +70,7 @@ class PlanAhead:
             name, report = session.model_name, failure.save(session.model_name, self._options)
             raise PlanningFailed(f"{name} cannot be planned: {failure.said}; {report}")
         if session.report is None:
-            raise CaptureError(f"no graph could be captured of {session.model_name}: there is nothing to plan")
+            raise NotCapturedError(f"no graph could be captured of {session.model_name}: there is nothing to plan")
         return session.report
 
     def plan_if_possible(self, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

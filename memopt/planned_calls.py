@@ -11,7 +11,7 @@ from torch import nn
 
 from memopt.budget import BudgetError
 from memopt.call_start import CallStart
-from memopt.capture.export import CaptureError
+from memopt.capture.export import CaptureError, NotCapturedError
 from memopt.layout import LayoutNeeded, lay_out
 from memopt.one_piece import in_one_piece
 from memopt.program import Program
@@ -21,6 +21,7 @@ from memopt.sessions import Sessions
 from memopt.steady import Kind
 from memopt.step.sizes_apart import SizesError
 from memopt.step.whole import settled
+from memopt.torch_compat.autograd_nodes import first_nodes
 from memopt.tracing import collect, dynamo_settings
 
 
@@ -28,6 +29,33 @@ def programs_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     """All graphs of one call, in order: as `memopt.tracing.collect`, and said to who waits."""
     stage("tracing all graphs of the model")
     return collect(model, args, kwargs, session)
+
+
+def was_planned(model: nn.Module, session: Session, outputs: Any, known: bool) -> bool:
+    """Whether a graph of the call that has returned was planned; nothing is to be without a budget, or parameters.
+
+    Args:
+        model: that was called.
+        session: of the call.
+        outputs: what it returned.
+        known: whether anything was planned in this call, or such a call was planned before.
+    """
+    if session.budget is None or session.soft or next(model.parameters(), None) is None:
+        return True
+    if not first_nodes(outputs):
+        return session.report is not None and (known or not session.unplanned)
+    return bool(session.ran) or (session.step is not None and known)
+
+
+def set_back(before: CallStart, error: NotCapturedError) -> None:
+    """Set back what a call that cannot be planned has changed so far.
+
+    Raises:
+        CaptureError: something large was written to, so that the call cannot begin anew.
+    """
+    changed = before.restore()
+    if changed:
+        raise CaptureError(f"{error}; {changed} was written to before that, so that the model itself is not called")
 
 
 class PlannedCalls:

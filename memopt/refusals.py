@@ -10,6 +10,7 @@ from torch import nn
 
 from memopt.budget import BudgetError
 from memopt.memory.allocator import with_slack
+from memopt.memory.attributes import objects_of
 from memopt.memory.resident import Resident
 from memopt.step.account import Account
 
@@ -56,10 +57,16 @@ class Refusals:
         return bool(self._known)
 
     def _state(self, resident: Resident) -> Any:
-        tensors = [*self._model.parameters(), *self._model.buffers()]
         held = torch.cuda.memory_allocated(resident.device) // _MIB if resident.device.type == "cuda" else 0
-        kinds = [(tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad) for tensor in tensors]
-        return resident, held, kinds, [_attributes(module) for module in self._model.modules()]
+        return resident, held, state_of(self._model)
+
+
+def state_of(model: nn.Module) -> Any:
+    """What a model's memory goes by, beside its inputs: kinds of its tensors, and what its modules hold."""
+    tensors = [*model.parameters(), *model.buffers()]
+    kinds = [(tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad) for tensor in tensors]
+    objects = [{name: _seen(value) for name, value in vars(item).items()} for item in objects_of(model)]
+    return kinds, [_attributes(module) for module in model.modules()], objects
 
 
 def _attributes(module: nn.Module) -> Any:
@@ -71,7 +78,9 @@ def _attributes(module: nn.Module) -> Any:
 def _seen(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value
-    return str(value) if isinstance(value, _LISTS) and len(value) < 100 else id(value)
+    if isinstance(value, _LISTS):
+        return str(value) if len(value) < 100 else (id(value), len(value))
+    return id(value)
 
 
 def refuse_hopeless(account: Account, model: nn.Module) -> None:

@@ -24,9 +24,9 @@ from memopt.recording.pool import Pool
 from memopt.report.record import Report
 from memopt.session import Session
 from memopt.steady import Backend, Kind, Plan, SteadyCalls
-from memopt.step.around import Around, Ended
+from memopt.step.around import Around, Ended, Watch
 from memopt.step.carry import Sizes
-from memopt.step.earlier_calls import EarlierCalls, Ran
+from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Ran
 from memopt.step.guard import StepGuard, allowance_of
 from memopt.step.hooked import KEPT, Hooked
 from memopt.step.optimizers import Optimizers
@@ -197,14 +197,26 @@ class Sessions(Mapping[Plan, Session]):
                 self.forget(plan)
             self._short.clear()
 
-    def ended(self, session: Session, outputs: Any, given: Any) -> None:
-        """A call with gradients has returned these outputs of these arguments: look at what the loop does with them."""
-        if session.ran and not hooks_in_force():
+    def ended(self, session: Session, outputs: Any, given: Any, watch: Watch = (None, None)) -> None:
+        """A call with gradients has returned: look at what the loop does with its outputs.
+
+        Args:
+            session: of the call.
+            outputs: of it.
+            given: its arguments.
+            watch: a window that is open since before the call, and what is called with the whole that it has seen.
+        """
+        window, whole = watch
+        if window is not None and (not session.ran or hooks_in_force()):
+            window.close()
+        elif session.ran and not hooks_in_force():
             calls = self.earlier.alive() or [Ran(tuple(session.ran), {})]
             self._latest = session, calls
             look = functools.partial(_look, weakref.ref(self), weakref.ref(session), calls)
-            early, model = session.tangents.early, weakref.ref(self._model)
-            call = Ended(session.ran[0].key, session.resident.device, early, lambda: storage_bytes(_gradients(model)))
+            early = 0 if session.ran[0].key == AS_IT_IS else session.tangents.early
+            model = weakref.ref(self._model)
+            key, device = session.ran[0].key, session.resident.device
+            call = Ended(key, device, early, lambda: storage_bytes(_gradients(model)), window, whole)
             self.around.ended(call, outputs, given, look)
 
     def _look(self, session: Session, calls: Sequence[Ran]) -> None:

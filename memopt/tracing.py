@@ -15,15 +15,17 @@ from memopt.budget import BudgetError, format_bytes
 from memopt.capture.attention import attention_as_on
 from memopt.capture.boundary import at_boundary
 from memopt.capture.dynamo import Hooks
+from memopt.capture.eager_call import eager_call
 from memopt.capture.eager_step import eager_peaks, has_checkpoints, roots_of
-from memopt.capture.export import CaptureError
+from memopt.capture.export import NotCapturedError
 from memopt.capture.outside import OUTSIDE, Mark
-from memopt.capture.rehearsal import eager_step, ledger_for, run_backward
+from memopt.capture.rehearsal import ledger_for, run_backward
 from memopt.capture.shadow import Shadow
 from memopt.engine import ManySizes, Recalled
 from memopt.errors import first_line
 from memopt.failures import note_graph
 from memopt.memory.ledger import within_graph
+from memopt.memory.reach import shown_tensors
 from memopt.memory.tangents import Tangents, tangents_of
 from memopt.program import Program
 from memopt.progress import stage
@@ -32,6 +34,7 @@ from memopt.session import Session
 from memopt.step.again import found_again, keep_for_others
 from memopt.step.backward_entry import watched
 from memopt.step.measured import lower_within
+from memopt.step.planner import step_peak
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
 from memopt.torch_compat.dynamo import functions_keep_backward
@@ -61,7 +64,7 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
     """Capture all graphs of one call on fake tensors, in order; neither model nor inputs are touched.
 
     Raises:
-        CaptureError: the model cannot run without real data.
+        NotCapturedError: the model cannot run without real data.
     """
     shadow = Shadow(model)
     fake_args, fake_kwargs = shadow.inputs(args, kwargs)
@@ -73,12 +76,14 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
             mark = session.outside.mark((fake_args, fake_kwargs))
             _rehearsed(session, model, lambda: compiled(*fake_args, **fake_kwargs), mark)
         if session.asks_for_eager and session.trains:
-            session.eager_step = eager_step(model, args, kwargs)
+            # A fraction is of about what eager takes: values between graphs are beside all that the graphs hold.
+            eager = eager_call(model, args, kwargs, None, tangents_stay=True)
+            session.eager_step = None if eager is None else step_peak([eager.peaks])
         return session.collecting
     except (*UNKNOWN_VALUE, NotImplementedError, RuntimeError) as error:
         if not isinstance(error, NotImplementedError) and not is_unknown(error):
             raise
-        raise CaptureError(
+        raise NotCapturedError(
             f"{type(model).__name__} cannot be planned without running it: its control flow or its shapes depend "
             f"on the values of tensors{_place_of(error)}: move that line out of the model, or leave the budget out"
         ) from error
@@ -98,11 +103,11 @@ def _rehearsed(session: Session, model: nn.Module, call: Callable[[], Any], mark
     """Run one call on fake tensors, forward and backward, and count what runs outside of captured graphs.
 
     Raises:
-        CaptureError: what runs there has no backward on fake tensors, and there is a budget to be kept.
+        NotCapturedError: what runs there has no backward on fake tensors, and there is a budget to be kept.
     """
     session.ledger = ledger = None if session.rehearsing or session.budget is None else ledger_for(model)
     with contextlib.nullcontext() if ledger is None else ledger:
-        outputs = call()
+        outputs = shown_tensors(call())
         told, failed = session.outside.told(model, outputs, mark), ""
         tangents = tangents_of(roots_of(outputs)) if ledger is not None and torch.is_grad_enabled() else Tangents()
         if ledger is not None and told is not None and torch.is_grad_enabled():
@@ -115,7 +120,7 @@ def _rehearsed(session: Session, model: nn.Module, call: Callable[[], Any], mark
         session.count_outside(peak, beside, (told or "").removeprefix(OUTSIDE), tangents)
     _tell(session, told)
     if failed:
-        raise CaptureError(f"{told}: what they take is not known without running them: {failed}")
+        raise NotCapturedError(f"{told}: what they take is not known without running them: {failed}")
 
 
 def note_outside(session: Session, model: nn.Module, outputs: Any, mark: Mark) -> None:

@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 from memopt.capture.eager_step import roots_of
+from memopt.capture.export import NotCapturedError
 from memopt.capture.shadow import Shadow
 from memopt.errors import first_line
 from memopt.memory.attributes import held_tensors
 from memopt.memory.cost.table import CostTable
+from memopt.memory.reach import shown_tensors
 from memopt.memory.resident import storage_bytes
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.step_ledger import StepLedger
@@ -23,6 +25,7 @@ from memopt.quiet import quiet
 from memopt.random_streams import host_state, streams_kept
 from memopt.step.planner import GraphPeaks
 from memopt.torch_compat import pytree
+from memopt.torch_compat.packed_sequences import Unpacking
 from memopt.torch_compat.saved_tensors import saved_as_it_is
 
 log = logging.getLogger("memopt")
@@ -47,7 +50,13 @@ class EagerCall:
 
 
 def eager_call(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], table: CostTable | None, *, backward: bool = True
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    table: CostTable | None,
+    *,
+    backward: bool = True,
+    tangents_stay: bool = False,
 ) -> EagerCall | None:
     """What a call of the model makes as PyTorch itself runs it, with the user's checkpoints, on fake tensors.
 
@@ -59,29 +68,42 @@ def eager_call(
         args, kwargs: of the call.
         table: what operators need while they run, which may be more than they need; None leaves it out.
         backward: whether a backward from its outputs follows.
+        tangents_stay: whether the outputs' gradients are held all through that; else until autograd has used them.
 
     Returns:
         What it was seen to take; None where the model cannot run on fake tensors.
     """
-    shadow = Shadow(model)
-    fake_args, fake_kwargs = shadow.inputs(args, kwargs)
+    try:
+        shadow = Shadow(model)
+        fake_args, fake_kwargs = shadow.inputs(args, kwargs)
+    except (NotCapturedError, NotImplementedError) as error:
+        log.info("what eager takes is not known: %s", first_line(error))
+        return None
     tensors = [*shadow.model.parameters(), *pytree.tree_leaves((fake_args, fake_kwargs))]
     devices = [tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)]
     ledger = StepLedger(devices[0] if devices else torch.device("cpu"))
     try:
-        with quiet(), saved_as_it_is(), shadow.mode, ledger, streams_kept(), torch.set_grad_enabled(backward):
+        with (
+            quiet(),
+            saved_as_it_is(),
+            shadow.mode,
+            ledger,
+            Unpacking(),
+            streams_kept(),
+            torch.set_grad_enabled(backward),
+        ):
             drawn = host_state()
             for twin, parameter in zip(shadow.model.parameters(), model.parameters(), strict=True):
                 if parameter.grad is not None:
                     ledger.counting = False
                     twin.grad = torch.empty_like(twin)
                     ledger.counting = True
-            outputs = shadow.model(*fake_args, **fake_kwargs)
+            outputs = shown_tensors(shadow.model(*fake_args, **fake_kwargs))
             forward, saved = ledger.part(), ledger.live
             if shadow.mode.strays:  # a forward that was set by hand may be the model's own, not its twin's
                 return None
             if backward:
-                _run_backward(roots_of(outputs), ledger)
+                _run_backward(roots_of(outputs), ledger, tangents_stay)
             back, left = ledger.part(), ledger.live
             by_values = shadow.mode.answered or host_state() != drawn
         made = [
@@ -97,11 +119,11 @@ def eager_call(
         return None
 
 
-def _run_backward(roots: Sequence[torch.Tensor], ledger: StepLedger) -> None:
+def _run_backward(roots: Sequence[torch.Tensor], ledger: StepLedger, tangents_stay: bool) -> None:
     """Backward from these outputs; their own gradients live until autograd has used them, as those of a loss do."""
     if not roots:
         return
-    ledger.counting = all(root.numel() == 1 for root in roots)
+    ledger.counting = tangents_stay or all(root.numel() == 1 for root in roots)
     start = list(roots) if ledger.counting else [_Loss.apply(*roots)]  # type: ignore[no-untyped-call]
     tangents = [torch.ones_like(root) for root in start]
     ledger.counting = True

@@ -37,6 +37,10 @@ class CaptureError(RuntimeError):
     """The model cannot be captured as a program; the message says where and what to do."""
 
 
+class NotCapturedError(CaptureError):
+    """Nothing can be planned, as torch.compile takes no graph of the model; PyTorch itself runs it."""
+
+
 def from_module(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Program:
     """Capture `model(*args, **kwargs)` in its present mode, without gradients, at the given shapes.
 

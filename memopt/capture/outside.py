@@ -68,15 +68,35 @@ class Outside:
         latest, before = mark
         if _latest() is latest:
             return None
+        places, operations = self._found(model, outputs, latest, before)
+        return _line(places, operations) if places or operations else None
+
+    def told_of_all(self, model: nn.Module, outputs: Any, mark: Mark) -> str:
+        """As `told`, of a call of which nothing was captured, whether or not anything was compiled."""
+        places, operations = self._found(model, outputs, *mark)
+        code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+        if not places:
+            own = type(model).__name__
+            places = [own if code is None else _place(f"{own}.forward", code.co_filename, code.co_firstlineno)]
+        return _line(places, operations)
+
+    def _found(
+        self, model: nn.Module, outputs: Any, latest: Any, before: frozenset[Any]
+    ) -> tuple[list[str], list[str]]:
+        """Places, and operations."""
         places = list(dict.fromkeys([*_abandoned(model, latest), *_recurrent(model)]))
         operations = list(_eager(outputs, before))
         # Else what follows a break is captured too, or computes nothing, as a print.
         if operations or not torch.is_grad_enabled():
             places += [where + why for where, why in self._breaks.items()]
-        found = [_named(places)] if places else []
-        if operations:
-            found.append(f"operations {_named(operations)}")
-        return OUTSIDE + "; ".join(found) if found else None
+        return places, operations
+
+
+def _line(places: list[str], operations: list[str]) -> str:
+    found = [_named(places)] if places else []
+    if operations:
+        found.append(f"operations {_named(operations)}")
+    return OUTSIDE + "; ".join(found)
 
 
 def _eager(outputs: Any, before: frozenset[Any]) -> Iterator[str]:
@@ -105,7 +125,7 @@ def _recurrent(model: nn.Module) -> Iterator[str]:
     if not traces_recurrent_layers():
         for name, module in model.named_modules():
             if isinstance(module, nn.RNNBase):
-                yield f"{type(module).__name__} {name}"
+                yield f"{type(module).__name__} {name}".rstrip()
 
 
 def _abandoned(model: nn.Module, latest: Any) -> Iterator[str]:
@@ -119,7 +139,7 @@ def _abandoned(model: nn.Module, latest: Any) -> Iterator[str]:
             _given_up[key] = f"{_place(item.co_name or '', *key)} ({why})"
             yield _given_up[key]
     for kind in {type(module): None for module in model.modules()}:
-        code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+        code = getattr(inspect.unwrap(getattr(kind, "forward", kind)), "__code__", None)
         if code is not None and (code.co_filename, code.co_firstlineno) in _given_up:
             yield _given_up[code.co_filename, code.co_firstlineno]
 

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from memopt.capture.export import NotCapturedError
 from memopt.capture.graph_inputs import Names
 from memopt.program import InputKind
-from memopt.torch_compat import pytree
+from memopt.torch_compat.packed_sequences import turned
 from memopt.torch_compat.valued_fakes import ValuedFakeMode
 
 _PARTS = ("_parameters", "_buffers", "_modules")
@@ -35,6 +36,11 @@ class Shadow:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        """Make the twin.
+
+        Raises:
+            NotCapturedError: a part of the model is TorchScript's, which has no twin.
+        """
         self.mode = ValuedFakeMode()
         self._twins: dict[int, Any] = {}
         self._alive: list[Any] = []
@@ -46,7 +52,7 @@ class Shadow:
 
     def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Fake copies of the tensors in the arguments; everything else as it is."""
-        return pytree.tree_map_only(torch.Tensor, self._twin, (tuple(args), dict(kwargs)))  # type: ignore[no-any-return]
+        return turned(self._twin, (tuple(args), dict(kwargs)))  # type: ignore[no-any-return]
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in self._twins:
@@ -70,6 +76,11 @@ class Shadow:
     def _twin_module(self, module: nn.Module) -> Any:
         if id(module) in self._twins:
             return self._twins[id(module)]
+        if isinstance(module, torch.jit.ScriptModule):
+            raise NotCapturedError(
+                f"{module.original_name} is TorchScript's, of which no step can be counted: hand over the module that "
+                "it was made of, or leave the budget out"
+            )
         twin = _bare(module)
         twin.__dict__.update(module.__dict__)
         self._twins[id(module)] = twin
@@ -120,8 +131,6 @@ class Shadow:
 
 def _bare(module: nn.Module) -> Any:
     """An object of the module's class without attributes, its slots apart: what pickling asks of it is not asked."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return copy.copy(module)
     bare = object.__new__(type(module))
     for kind in type(module).__mro__:
         slots = kind.__dict__.get("__slots__", ())

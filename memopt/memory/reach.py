@@ -1,4 +1,4 @@
-"""What an optimizer holds: the tensors and the other optimizers that can be reached from it."""
+"""What an object leads to: an optimizer's tensors and optimizers, what a model returns; a tensor's parts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,33 @@ from typing import Any
 import torch
 from torch import nn
 
+from memopt.torch_compat import pytree
+
 # What an optimizer is given, and what it calls: neither is its state.
 _GIVEN = frozenset({"param_groups", "defaults"})
+_NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 _MOST = 1_000_000  # values looked at
+
+_ROWS, _COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
+_SPARSE = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: _ROWS,
+    torch.sparse_bsr: _ROWS,
+    torch.sparse_csc: _COLUMNS,
+    torch.sparse_bsc: _COLUMNS,
+}
+
+
+def is_sparse(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no storage of its own, but indices and values that have."""
+    return tensor.layout in _SPARSE
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """What a tensor is made of: the tensors that a subclass wraps (8-bit state, a shard of a whole), else itself."""
+    """What a tensor is made of: what a subclass wraps (8-bit state, a shard), indices and values, else itself."""
+    if is_sparse(tensor):
+        yield from (part for name in _SPARSE[tensor.layout] for part in plain_tensors(getattr(tensor, name)()))
+        return
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None or type(tensor) is torch.Tensor:
         yield tensor
@@ -36,6 +56,17 @@ def optimizers_in(root: Any) -> list[torch.optim.Optimizer]:
 def held_tensors(root: Any) -> list[torch.Tensor]:
     """The tensors that can be reached so, without the parameters and settings that the optimizers were given."""
     return [value for value in _reached(root) if isinstance(value, torch.Tensor)]
+
+
+def shown_tensors(outputs: Any) -> list[torch.Tensor]:
+    """The tensors that a model returns, in order, in plain objects too: a namespace, a dataclass unknown to torch."""
+    if isinstance(outputs, torch.Tensor):  # nearly always
+        return [outputs]
+    found: dict[int, torch.Tensor] = {}
+    for leaf in pytree.tree_leaves(outputs):
+        shown = held_tensors(leaf) if not isinstance(leaf, (torch.Tensor, *_NUMBERS)) else [leaf]
+        found.update((id(tensor), tensor) for tensor in shown if isinstance(tensor, torch.Tensor))
+    return list(found.values())
 
 
 def parts(value: Any) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from memopt.memory.allocator import library_bytes
 from memopt.memory.distributed import buckets_of
 from memopt.memory.optimizer import OptimizerFootprint
+from memopt.memory.reach import is_sparse, plain_tensors
 from memopt.memory.rounding import allocated_bytes
 from memopt.torch_compat import pytree
 from memopt.torch_compat.storages import id_of_storage
@@ -68,10 +69,14 @@ def storage_bytes(tensors: Sequence[Any], device: torch.device | None = None) ->
     """Bytes that the distinct storages of the tensors take of their allocators, or would take on `device`."""
     found: dict[int, int] = {}
     for tensor in tensors:
-        if isinstance(tensor, torch.Tensor):
-            storage = tensor.untyped_storage()
+        for plain in _dense(tensor) if isinstance(tensor, torch.Tensor) else ():
+            storage = plain.untyped_storage()
             found[id_of_storage(storage)] = allocated_bytes(storage.nbytes(), device or storage.device)
     return sum(found.values())
+
+
+def _dense(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
+    return plain_tensors(tensor) if is_sparse(tensor) else (tensor,)
 
 
 def resident_of(

@@ -61,10 +61,8 @@ class Part:
             return self.peak
         with FakeTensorMode():
             nodes = [_node(call) for _, call in self.calls]
-        table.learn(nodes)
-        return max(
-            [self.peak, *(live + table.measure(node) for (live, _), node in zip(self.calls, nodes, strict=True))]
-        )
+        scratch = table.workspaces(nodes)
+        return max([self.peak, *(live + size for (live, _), size in zip(self.calls, scratch, strict=True))])
 
 
 @dataclasses.dataclass(frozen=True)

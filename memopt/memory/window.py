@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 from collections.abc import Mapping
@@ -15,15 +16,17 @@ from memopt.torch_compat.profilers import mark
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """Bytes beyond what was allocated when a window was opened.
+    """Bytes beyond what was allocated when a window was opened, or when forward ended where that is within it.
 
     Attributes:
         peak: the most at once.
         live: when it was closed.
+        whole: the most at once from when it was opened until backward was over; None where that was not seen.
     """
 
     peak: int = 0
     live: int = 0
+    whole: int | None = None
 
 
 class Window:
@@ -47,18 +50,36 @@ class Window:
         self.backward = False  # whether backward has begun
         self.within = False  # whether a region of the profiler's that began meanwhile was open when it was closed
         if device.type == "cuda":
-            self._before = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+            self._before = self._start = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
         elif not has_group() and not is_profiled():
             self._recording = Recording(device, known, yields=True)
             self._recording.begin()
 
+    def forward_ends(self) -> None:
+        """What is held now is what later figures are beyond, but for that of the whole."""
+        if self._device.type == "cuda":
+            device = self._device
+            self._before = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+        self._mark(_FORWARD)
+
     def backward_begins(self) -> None:
-        """What comes now is not looked at."""
+        """What comes now is only a part of the whole."""
         self.backward = True
         if self._device.type == "cuda":
             self.close()
-        elif self._recording is not None and not self._recording.ended:
-            mark(_MARK)
+        self._mark(_MARK)
+
+    def backward_ends(self) -> None:
+        """What comes now is not looked at."""
+        if self._device.type == "cuda" and self._held is not None:
+            allocated, most = self._start
+            peak = torch.cuda.max_memory_allocated(self._device)
+            self._held = dataclasses.replace(self._held, whole=peak - allocated if peak > most else None)
+        self._mark(_OVER)
+
+    def _mark(self, name: str) -> None:
+        if self._recording is not None and not self._recording.ended:
+            mark(name)
 
     def close(self) -> Held | None:
         """What was held until backward began, or by now; None where that cannot be said. It may be asked again."""
@@ -74,10 +95,16 @@ class Window:
         return self._held
 
 
-_MARK = "backward begins"
+_FORWARD, _MARK, _OVER = "forward ends", "backward begins", "backward ends"
 
 
 def _of(recording: Recording) -> Held:
-    until = recording.marks[_MARK][0] if _MARK in recording.marks else None
-    sums = list(itertools.accumulate(size for when, size in recording.changes if until is None or when < until))
-    return Held(max((0, *sums)), sums[-1] if sums else 0)
+    begin, until, over = (
+        recording.marks[name][0] if name in recording.marks else None for name in (_FORWARD, _MARK, _OVER)
+    )
+    times = [when for when, _ in recording.changes]
+    sums = [0, *itertools.accumulate(size for _, size in recording.changes)]
+    first = 0 if begin is None else bisect.bisect_left(times, begin)
+    last = len(times) if until is None else bisect.bisect_left(times, until)
+    whole = None if over is None else max(sums[: bisect.bisect_left(times, over) + 1])
+    return Held(max(sums[first : last + 1]) - sums[first], sums[last] - sums[first], whole)

@@ -18,9 +18,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from memopt.budget import format_bytes
 from memopt.garbage import collect
-from memopt.memory.window import Window
+from memopt.memory.window import Held, Window
 from memopt.torch_compat import pytree
-from memopt.torch_compat.autograd_nodes import compiled_nodes
+from memopt.torch_compat.autograd_nodes import at_end_of_backward, compiled_nodes, first_nodes
 from memopt.torch_compat.backward import backward_task, keeps_graph
 from memopt.torch_compat.storages import id_of_storage
 
@@ -30,6 +30,10 @@ _FIRST = 4
 _SCALARS = 256
 # What grows from step to step is planned for with a margin: one part in so many.
 _GROWTH = 8
+
+
+# A window that is open since before a call, and what is called with the whole that it has seen.
+Watch = tuple[Window | None, Callable[[int], None] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +79,16 @@ class Ended:
         device: where it ran.
         early: bytes of gradients of outputs that are counted beside backward already.
         gradients: bytes of the parameters' gradients that there are now.
+        window: on the allocator, if it is open since before the call.
+        whole: called with what that has seen once backward is over: the most bytes at once beyond the call's beginning.
     """
 
     key: str
     device: torch.device
     early: int
     gradients: Callable[[], int]
+    window: Window | None = None
+    whole: Callable[[int], None] | None = None
 
 
 class Around:
@@ -94,7 +102,7 @@ class Around:
         self._step = 0
         # Whether a region of the profiler's spans calls (`record_function` around them, as DDP has it): what one
         # recording saw begin must not end in another one, which writes to memory that is others' by then.
-        self._blind = False
+        self.blind = False
         self._left = 0  # bytes that earlier calls of the step have left
         self._older = 0  # bytes of outputs of earlier steps that were there when backward began last
         self._open: _Open | None = None
@@ -136,10 +144,14 @@ class Around:
         self._outputs += [(self._step, weakref.ref(storage), storage.nbytes()) for storage in fresh]
         count = self._steps[key] = self._steps.get(key, 0) + 1
         # Of a call within backward (a reentrant checkpoint) autograd would end the recording unseen.
-        due = not self._blind and backward_task() == -1 and (count <= _FIRST or count & (count - 1) == 0)
-        nodes = compiled_nodes(outputs) if due else []
+        may = not self.blind and backward_task() == -1
+        looks = may and (count <= _FIRST or count & (count - 1) == 0 or call.window is not None)
+        nodes = (compiled_nodes(outputs) or first_nodes(outputs)) if looks else []
+        if call.window is not None and not nodes:
+            call.window.close()
         if nodes:
-            window = Window(device, {storage.data_ptr(): storage.nbytes() for storage in fresh})
+            window = call.window or Window(device, {storage.data_ptr(): storage.nbytes() for storage in fresh})
+            window.forward_ends()
             self._open = _Open(window, call, [weakref.ref(leaf) for leaf in leaves], look, self._left)
             for node in nodes:
                 node.register_prehook(functools.partial(_reached, weakref.ref(self), weakref.ref(self._open)))
@@ -155,7 +167,7 @@ class Around:
             return 0
         held = current.window.close()
         _waiting.discard(self)
-        self._blind |= current.window.within and not stepping
+        self.blind |= current.window.within and not stepping
         if held is None:
             return 0
         if not current.window.backward:
@@ -166,6 +178,7 @@ class Around:
             found = dataclasses.replace(found, held=2 * found.held - self.seen.held)
         self.seen = self.seen.joined(found)
         current.look()
+        current.told(held)
         return 0
 
     def _reached(self, current: _Open, gradients: Sequence[torch.Tensor | None]) -> None:
@@ -180,6 +193,8 @@ class Around:
         self._older = self._old()
         current.stays = self._older + current.retained()
         current.window.backward_begins()
+        if current.call.whole is not None:
+            at_end_of_backward(functools.partial(_over, weakref.ref(current)))
         if current.window.close() is None:  # where backward has to be over first
             _close_at_a_step(self)
         else:
@@ -226,6 +241,20 @@ class _Open:
         self.gradients = self.stays = self.kept = 0
         self.task: object = None
         self._outputs = list(outputs)
+        self._told = False
+
+    def over(self) -> None:
+        """Backward is over."""
+        self.window.backward_ends()
+        held = self.window.close()
+        if held is not None:
+            self.told(held)
+
+    def told(self, held: Held) -> None:
+        """Say what the whole step has held, where that was asked for and is known, once."""
+        if self.call.whole is not None and held.whole is not None and not self._told:
+            self._told = True
+            self.call.whole(held.whole)
 
     def retained(self) -> int:
         """Bytes of the outputs' gradients that stay: those of `retain_grad`."""
@@ -254,6 +283,13 @@ def _reached(around: weakref.ref[Around], window: weakref.ref[_Open], gradients:
     here, current = around(), window()
     if here is not None and current is not None:
         here._reached(current, gradients)
+
+
+def _over(window: weakref.ref[_Open]) -> None:
+    """A backward is over."""
+    current = window()
+    if current is not None:
+        current.over()
 
 
 def _close_at_a_step(around: Around) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import sys
@@ -14,15 +13,20 @@ from typing import Any
 import torch
 
 from memopt.memory.cost.disk import Store
+from memopt.memory.reach import is_sparse, plain_tensors
 from memopt.program import Program
 from memopt.step.keys import versions
 from memopt.step.planner import GraphPeaks
 from memopt.torch_compat import pytree
-from memopt.torch_compat.autograd_nodes import compiled_nodes, when_released
+from memopt.torch_compat.autograd_nodes import compiled_nodes, first_nodes, when_released
 from memopt.torch_compat.storages import id_of_storage
 
 # More calls than this are not believed of a record.
 _MOST = 1 << 16
+
+
+# In place of a graph's fingerprint: of a call that runs as it is.
+AS_IT_IS = "as it is"
 
 
 class NoRoomBesideError(Exception):
@@ -66,6 +70,21 @@ class Ran:
         return sum(graph.peaks.saved for graph in self.graphs)
 
 
+class _Mark:
+    """Lives as long as nodes of autograd's graph, which have it; whether a backward has run through one of them."""
+
+    over = False
+
+    def put(self) -> None:
+        """Backward has run through the node."""
+        self.over = True
+
+
+def _is_alive(reference: weakref.ref[_Mark]) -> bool:
+    mark = reference()
+    return mark is not None and not mark.over
+
+
 class EarlierCalls:
     """The calls of a step so far.
 
@@ -84,22 +103,18 @@ class EarlierCalls:
         self.most = 1
         self.programs: list[tuple[Program, ...]] = []
         self.inputs = 0
-        self._calls: list[tuple[Ran, list[weakref.ref[Any]], list[bool]]] = []
+        self._calls: list[tuple[Ran, list[weakref.ref[_Mark]]]] = []
 
     def alive(self) -> list[Ran]:
         """The earlier calls whose backward has not run, and may."""
         if self._calls:
-            self._calls = [
-                (ran, nodes, done)
-                for ran, nodes, done in self._calls
-                if any(node() is not None and not over for node, over in zip(nodes, done, strict=True))
-            ]
-        return [ran for ran, _, _ in self._calls]
+            self._calls = [(ran, marks) for ran, marks in self._calls if any(map(_is_alive, marks))]
+        return [ran for ran, _ in self._calls]
 
     def expect(self, calls: int, arguments: Mapping[int, int]) -> None:
         """There are steps of so many calls; the latest has these arguments: bytes by storage."""
         self.most = max(self.most, calls)
-        together = {key: size for known, _, _ in self._calls for key, size in known.inputs.items()}
+        together = {key: size for known, _ in self._calls for key, size in known.inputs.items()}
         self.inputs = max(self.inputs, sum({**together, **arguments}.values()))
 
     def note(self, ran: Ran, outputs: Any, position: int) -> None:
@@ -110,13 +125,18 @@ class EarlierCalls:
             outputs: what it returned.
             position: how many earlier calls were alive when it began.
         """
-        nodes = compiled_nodes(outputs)
-        if not nodes:
+        nodes, marks = [[node] for node in compiled_nodes(outputs)], []
+        if not nodes and (first := first_nodes(outputs)):
+            nodes = [first]  # a backward from one output releases what it shares with the others
+        for group in nodes:
+            mark = _Mark()
+            for node in group:
+                when_released(node, mark.put)
+            marks.append(weakref.ref(mark))
+            del mark
+        if not marks:
             return
-        done = [False] * len(nodes)
-        for index, node in enumerate(nodes):
-            when_released(node, functools.partial(done.__setitem__, index, True))
-        self._calls.append((ran, [weakref.ref(node) for node in nodes], done))
+        self._calls.append((ran, marks))
         programs = tuple(graph.program for graph in ran.graphs if graph.program is not None)
         if position <= len(self.programs) and len(programs) == len(ran.graphs):
             self.programs[position : position + 1] = [programs]
@@ -161,7 +181,10 @@ class KnownCalls:
 
 def arguments_of(args: Any, kwargs: Any) -> dict[int, int]:
     """Bytes of a call's arguments, by storage."""
-    storages = (leaf.untyped_storage() for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+    leaves = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+    storages = (
+        part.untyped_storage() for leaf in leaves for part in (plain_tensors(leaf) if is_sparse(leaf) else [leaf])
+    )
     return {id_of_storage(storage): storage.nbytes() for storage in storages}
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-# What a loop keeps from one step to the next is there from the second step on.
-_LOOKS = 2
+# What a loop keeps from one step to the next is there from the second step on; there is a look as that begins, too.
+_LOOKS = 3
 
 
 class Reference:
@@ -62,12 +62,16 @@ class Reference:
             self._held, self._most = max(self._held, held_bytes), max(self._most, most_bytes)
             self.training = max(self.training, self._own + self._held, self._most)
 
-    def adds(self, size: int) -> None:
-        """So many bytes more are known of to be resident in all steps and calls."""
+    def takes_more(self, size: int) -> None:
+        """The first training step was seen to take so many bytes more than was counted."""
         if self.training is not None:
             self.training += size
             self._own += size
             self._most += size if self._most else 0
+
+    def adds(self, size: int) -> None:
+        """So many bytes more are known of to be resident in all steps and calls."""
+        self.takes_more(size)
         self.inference += size if self.inference else 0
 
     def infers(self, unconstrained_bytes: int) -> None:

@@ -14,7 +14,7 @@ from memopt.memory.resident import Resident
 from memopt.memory.tangents import Tangents, tangents_of_graph
 from memopt.program import Program
 from memopt.step.around import Seen
-from memopt.step.earlier_calls import EarlierCalls, Figures, KnownCalls, NoRoomBesideError, Ran
+from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Figures, KnownCalls, NoRoomBesideError, Ran
 from memopt.step.planned import Planned, fingerprint
 from memopt.step.planner import GraphPeaks, between_graphs, peaks_of, step_peak
 from memopt.step.told import Told
@@ -103,9 +103,11 @@ class SharedStep(Told):
         graphs = [graph for ran in calls for graph in ran.graphs]
         if not graphs or self.soft:
             return 0, 0
-        base = max(graph.base for graph in graphs) + self.inputs_beside + self.outside_beside + self.seen.held
+        as_it_is = all(graph.key == AS_IT_IS for graph in graphs)  # then nothing runs outside of others
+        outside = 0 if as_it_is else self.outside_beside
+        base = max(graph.base for graph in graphs) + self.inputs_beside + outside + self.seen.held
         forward = [dataclasses.replace(graph.eager, backward=0) for graph in graphs]
-        with self.around_graphs():
+        with between_graphs(self.seen.between, self.seen.forward) if as_it_is else self.around_graphs():
             peak, most = step_peak([graph.peaks for graph in graphs]), step_peak(forward)
         if self.seen.between or self.seen.held or self.seen.forward:
             self.reference.loops(self.seen.held, base + most)

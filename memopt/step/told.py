@@ -25,6 +25,7 @@ class Told(Standing):
         notes: lines for the user, each once.
         clock: of planning and compiling.
         executables: what the engine's own compiler made.
+        unplanned: whether there is a report, and nothing was planned: all calls so far have run as they are.
     """
 
     def __init__(self, budget: Budget | None, resident: Resident) -> None:
@@ -35,6 +36,7 @@ class Told(Standing):
         self.clock = Clock()
         self._optimizer_notes: list[str] = []
         self._host_note = ""  # of what waits on the host, in the notes
+        self.unplanned = False
         self.executables: tuple[ExecutableReport, ...] = ()
 
     @contextlib.contextmanager

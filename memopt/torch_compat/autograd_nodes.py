@@ -33,6 +33,12 @@ def compiled_nodes(outputs: Any, most: int = 10_000) -> list[Any]:
     return found
 
 
+def first_nodes(outputs: Any) -> list[Any]:
+    """The nodes from which a backward of these tensors begins, each once."""
+    leaves = (leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor))
+    return list(dict.fromkeys(leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None))
+
+
 def when_released(node: Any, call: Callable[[], None]) -> None:
     """Call `call` when backward has run through the node and has not kept the graph (`retain_graph`)."""
 

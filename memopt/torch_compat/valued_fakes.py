@@ -28,7 +28,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 UNKNOWN_VALUE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 _NO_DATA = "its data is not allocated yet"  # of an error where C++ reads a fake tensor's memory
-_SMALL = 2**14  # elements of a result that is kept for the next question
+_SMALL = 2**10  # elements of a result that is kept for the next question: what is counted meanwhile has the budget
 
 
 def is_unknown(error: BaseException | None) -> bool:
@@ -170,15 +170,23 @@ class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 self._remember(leaf, _Value(call, index))
 
     def _remember(self, fake: torch.Tensor, value: _Value) -> None:
+        if not _has_storage(fake):  # what shares its memory is not known
+            return
         self._known[fake] = value
         key = fake.untyped_storage()._cdata
         self._sharing[key] = [weakref.ref(tensor) for tensor in (*self._alive(fake), fake)]
 
     def _alive(self, fake: torch.Tensor) -> list[torch.Tensor]:
+        if not _has_storage(fake):
+            return []
         key = fake.untyped_storage()._cdata
         alive = [tensor for tensor in (ref() for ref in self._sharing.get(key, ())) if tensor is not None]
         self._sharing[key] = [weakref.ref(tensor) for tensor in alive]
         return [tensor for tensor in alive if tensor.untyped_storage()._cdata == key]
+
+
+def _has_storage(fake: torch.Tensor) -> bool:
+    return fake.layout is torch.strided
 
 
 @functools.cache

@@ -42,6 +42,22 @@ def test_what_comes_after_backward_begins_is_left_out():
     assert not is_profiled()
 
 
+def test_a_window_that_is_open_since_before_forward_says_what_the_whole_has_held():
+    x = torch.ones(KILO // 4, requires_grad=True)
+    window = Window(CPU, {})
+    more = torch.empty(KILO)
+    product = x * 2
+    del more
+    window.forward_ends()
+    loss = (product + 1).sum()
+    product.grad_fn.register_prehook(lambda _: window.backward_begins())
+    torch.autograd.backward(loss)
+    window.backward_ends()
+    after = torch.empty(10 * KILO)
+    held = window.close()
+    assert 5 * KILO <= held.whole < 6 * KILO and KILO <= held.peak < 2 * KILO and held.live < 64 and len(after)
+
+
 def test_it_ends_where_somebody_measures():
     window = Window(CPU, {})
     kept = kilobyte()

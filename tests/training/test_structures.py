@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 from typing import ClassVar
 
@@ -273,7 +274,7 @@ def test_values_that_nothing_is_known_of_are_refused_with_the_line_that_asks_for
         memopt.plan(model, (x,), "1GB", backend="aten")
 
 
-def test_a_padded_sequence_that_cannot_be_rehearsed_is_refused_in_one_line_and_not_by_an_error_of_fake_tensors():
+def test_a_padded_sequence_is_refused_in_one_line_where_it_cannot_be_planned_and_runs_as_it_is():
     class Padded(nn.Module):
         def __init__(self):
             super().__init__()
@@ -285,19 +286,25 @@ def test_a_padded_sequence_that_cannot_be_rehearsed_is_refused_in_one_line_and_n
             padded, _ = nn.utils.rnn.pad_packed_sequence(packed)
             return self.last(padded).tanh()
 
-    x, lengths = torch.randn(3, 2, 4), torch.tensor([3, 2])
+    model, x, lengths = Padded(), torch.randn(3, 2, 4), torch.tensor([3, 2])
     with pytest.raises(
         memopt.CaptureError, match=r"depend on the values of tensors at test_structures\.py:\d+"
     ) as refused:
-        memopt.compile(Padded(), "1GB", backend="aten")(x, lengths)
+        memopt.plan(model, (x, lengths), "1GB", backend="aten")
     assert "\n" not in str(refused.value)
+    run = memopt.compile(model, "1GB", backend="aten")
+    assert torch.equal(run(x, lengths), model(x, lengths))
+    assert "runs as it is" in run.report.notes[-1] and "test_structures.py:" in run.report.notes[-1]
 
 
-def test_what_cannot_be_captured_is_not_held_to_a_budget():
+def test_what_cannot_be_captured_runs_as_it_is_where_its_count_keeps_the_budget():
     model, x = nn.LSTM(4, 4), torch.randn(3, 2, 4)
-    line = r"no graph could be captured of LSTM: .*\(parts run outside of captured graphs: .*LSTM"
-    with pytest.raises(memopt.CaptureError, match=line):
-        memopt.compile(model, "1GB", backend="aten")(x)
+    run = memopt.compile(model, "1GB", backend="aten")
+    assert torch.equal(run(x)[0], model(x)[0])
+    line = r"no graph could be captured of LSTM \(parts run outside of captured graphs: .*LSTM"
+    assert re.search(f"runs as it is: .* of a budget of 1.00 GB; no plan was made: {line}", run.report.notes[-1])
+    with pytest.raises(memopt.BudgetError, match=line):
+        memopt.compile(model, "10kB", backend="aten")(x)
     with pytest.raises(memopt.CaptureError, match="no graph could be captured of LSTM"):
         memopt.estimate(model, x)
     run = memopt.compile(model, backend="aten")

@@ -107,6 +107,17 @@ class CostTable:
         """
         self._look_up(nodes)
 
+    def workspaces(self, nodes: Sequence[fx.Node]) -> list[int]:
+        """The workspace in bytes of each of these call nodes; an estimate where a profiler keeps it from being run."""
+        if is_profiled():
+            return [self._for_now(node) for node in nodes]
+        self.learn(nodes)
+        return [self.measure(node) for node in nodes]
+
+    def _for_now(self, node: fx.Node) -> int:
+        known = self.known(node) or self._estimate(node, self._place(_device_of(node)))
+        return known.workspace_bytes
+
     def measure_all(self, program: Program) -> dict[str, OperatorCost]:
         """Return what every call node takes, by name. Operators not yet known are run in one profiler session.
 

@@ -1,0 +1,36 @@
+"""What is reached from what a model returns, and what a tensor is made of."""
+
+import collections
+import dataclasses
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from memopt.memory.reach import is_sparse, plain_tensors, shown_tensors
+from memopt.memory.resident import storage_bytes
+
+
+@dataclasses.dataclass
+class Holder:
+    value: object
+
+
+def test_tensors_of_objects_are_shown_in_order_and_once():
+    a, b, c = torch.ones(1), torch.ones(2), torch.ones(3)
+    holder = Holder([b, types.SimpleNamespace(own=c, model=nn.Linear(1, 1))])
+    holder.itself = holder
+    outputs = (a, {"more": holder, "number": 3, "name": "x"}, a, None, collections.deque([b]))
+    assert [id(tensor) for tensor in shown_tensors(outputs)] == [id(tensor) for tensor in (a, b, c)]
+    assert shown_tensors(a) == [a] and shown_tensors(None) == []
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_sparse_tensors_are_their_indices_and_values(layout):
+    dense = torch.eye(6)
+    sparse = dense.to_sparse(layout=layout)
+    parts = list(plain_tensors(sparse))
+    assert is_sparse(sparse) and not is_sparse(dense)
+    assert storage_bytes([sparse, sparse]) == sum(part.untyped_storage().nbytes() for part in parts) > 0
