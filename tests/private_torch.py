@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ def own_names(paths: Iterable[Path]) -> set[str]:
     """Names with an underscore that these files give to something of their own: functions, classes, attributes."""
     found = set()
     for path in paths:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in _nodes(path):
             if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
                 found.add(node.name)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _root(node) in ("self", "cls"):
@@ -47,14 +48,14 @@ def private_uses(path: Path, own: set[str]) -> Iterator[str]:
         path: a file of Python.
         own: `own_names` of all files.
     """
-    tree = ast.parse(path.read_text())
+    nodes = _nodes(path)
     here = own_names([path])
-    names = dict(_imported(tree))
-    for name, value in _assigned(tree):
+    names = dict(_imported(nodes))
+    for name, value in _assigned(nodes):
         if _dotted(value, names).startswith("torch.ops"):
             names[name] = _dotted(value, names)
-    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    for node in ast.walk(tree):
+    inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    for node in nodes:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             of = "" if isinstance(node, ast.Import) else f"{node.module}."
             for name in (of + item.name for item in node.names):
@@ -73,13 +74,18 @@ def private_uses(path: Path, own: set[str]) -> Iterator[str]:
                 ops = _dotted(node.args[0], names).startswith("torch.ops")
                 if not ops and not _is_own(str(asked.value), ast.unparse(node.args[0]) == "self", own, here):
                     yield ast.unparse(node)
-    for text in _strings(tree):
+    for text in _strings(nodes):
         if _NAMED.search(text):
             yield repr(text)
 
 
-def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(tree):
+@functools.lru_cache(maxsize=1)
+def _nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+def _imported(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             for item in node.names:
                 if item.name.split(".")[0] == "torch":
@@ -92,9 +98,9 @@ def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
                     yield item.name, f"torch.ops.{item.name}"
 
 
-def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
     """Names, each with what it is set to."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assign):
             target, value = node.targets[0], node.value
             if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
@@ -106,10 +112,10 @@ def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             yield node.target.id, node.value
 
 
-def _strings(tree: ast.AST) -> Iterator[str]:
+def _strings(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Strings that are no docstrings."""
-    words = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    words = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in words:
             yield node.value
 

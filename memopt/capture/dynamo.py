@@ -46,7 +46,7 @@ from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.dispatch import no_autocast
 from memopt.torch_compat.dynamo import own_frames
 from memopt.torch_compat.fake_tensors import no_fake_mode
-from memopt.torch_compat.min_cut import halves_of
+from memopt.torch_compat.min_cut import partition_at
 from memopt.torch_compat.storages import version_of
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -136,7 +136,7 @@ class Hooks:
 
         def extract(module: fx.GraphModule, saved: list[fx.Node]) -> Halved:
             static = _static_nodes(module, options.get("static_lifetime_input_indices"))
-            return halves_of(module, saved, program.forward_outputs, static)
+            return partition_at(module, saved, program.forward_outputs, static)
 
         if self.handed:
             by_position = placeholder_by_position(program.graph_module)

@@ -33,7 +33,7 @@ from memopt.torch_compat.forked import (
     result_strides,
     stand_alone,
 )
-from memopt.torch_compat.inductor_settings import compiles_alone, finds_code_again
+from memopt.torch_compat.inductor_settings import caches_code, compiles_alone
 
 log = logging.getLogger("memopt")
 
@@ -215,6 +215,6 @@ def _frozen(value: Any) -> Any:
 def _is_worth(half: fx.GraphModule) -> bool:
     if sys.platform != "linux" or cores() < 2:
         return False
-    if compiles_alone() or not finds_code_again():  # who sets TORCHINDUCTOR_COMPILE_THREADS=1 wants a single process
+    if compiles_alone() or not caches_code():  # who sets TORCHINDUCTOR_COMPILE_THREADS=1 wants a single process
         return False
     return len(half.graph.nodes) >= _FEW

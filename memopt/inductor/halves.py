@@ -32,7 +32,7 @@ from memopt.step.planner import GraphPeaks, gradients_of
 from memopt.torch_compat import tracing_context
 from memopt.torch_compat.donated import donated_now
 from memopt.torch_compat.fake_tensors import FakeTensorMode
-from memopt.torch_compat.inductor_compile import found_again, lower_half
+from memopt.torch_compat.inductor_compile import code_cache_hits, compile_traced
 from memopt.torch_compat.inductor_settings import partitioner_in_force
 from memopt.torch_compat.returned import writable
 from memopt.torch_compat.storages import storage_id
@@ -101,7 +101,7 @@ class Halves:
             partition.donated = tuple(donated)
         with phase("generating code"), loaded_by(half.taken):
             if self._ahead is None:
-                half.run = lower_half(module, example_inputs, **options)
+                half.run = compile_traced(module, example_inputs, **options)
             else:
                 half.run = self._beside(self._ahead, half, module, example_inputs, options)
         if half is self.backward:
@@ -117,11 +117,11 @@ class Halves:
         if ahead.running and self._meanwhile is not None:
             ahead.listen()
             self._meanwhile(self)
-        made, before = ahead.wait(), found_again()
-        compiled = lower_half(module, inputs, **options)
+        made, before = ahead.wait(), code_cache_hits()
+        compiled = compile_traced(module, inputs, **options)
         if ahead.inside:
             ahead.leave()
-        if made and found_again() == before:
+        if made and code_cache_hits() == before:
             ahead.missed()
         return compiled
 
@@ -235,10 +235,10 @@ def _followed(forward: Half, wrapper: Wrapper, workspace: Workspace) -> _Followe
 
 def _forward_beside(ahead: Ahead, module: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
     if not lays_out(module):
-        return _nowhere if ahead.begin(module, inputs) else lower_half(module, inputs, **options)
+        return _nowhere if ahead.begin(module, inputs) else compile_traced(module, inputs, **options)
     try:
         with ahead.once_laid_out(module, inputs):
-            return lower_half(module, inputs, **options)
+            return compile_traced(module, inputs, **options)
     except BegunError as begun:
         reported = tracing_context.context().output_strides
         if reported is not None:

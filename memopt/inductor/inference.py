@@ -28,7 +28,7 @@ from memopt.step.planned import fingerprint
 from memopt.torch_compat.aot_autograd import aot_settings
 from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.fake_tensors import no_fake_mode
-from memopt.torch_compat.inductor_compile import lower_half, lower_whole
+from memopt.torch_compat.inductor_compile import compile_graph, compile_traced
 from memopt.torch_compat.inductor_errors import InductorError
 from memopt.torch_compat.tracing_context import out_of_trace
 
@@ -222,7 +222,7 @@ def _lowered_boxed(module: fx.GraphModule) -> Boxed:
     inner: list[tuple[fx.GraphModule, Boxed]] = []
 
     def compile_inner(traced: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-        compiled: Any = lower_half(traced, inputs, **options)
+        compiled: Any = compile_traced(traced, inputs, **options)
         inner.append((traced, compiled))
         return compiled
 
@@ -243,11 +243,11 @@ def _ends(module: fx.GraphModule) -> tuple[int, int]:
 def _lowered(
     module: fx.GraphModule,
     settings: Mapping[str, Any] | None = None,
-    inner_compile: Callable[..., Any] = lower_half,
+    inner_compile: Callable[..., Any] = compile_traced,
 ) -> Callable[..., Sequence[Any]]:
     module = as_operators_lie(module)
     inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     with out_of_trace(), torch.no_grad():
         patches = {**(settings or {}), **edits(note_memory)}
-        compiled: Any = lower_whole(module, inputs, inner_compile, patches)
+        compiled: Any = compile_graph(module, inputs, inner_compile, patches)
     return compiled  # type: ignore[no-any-return]

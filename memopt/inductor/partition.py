@@ -27,7 +27,7 @@ from memopt.rewrite import storages
 from memopt.step.own_copies import keep_copies_of_inputs
 from memopt.torch_compat.aot_autograd import aot_settings
 from memopt.torch_compat.donated import may_donate
-from memopt.torch_compat.inductor_compile import CustomPartitionerFn, lower_whole
+from memopt.torch_compat.inductor_compile import CustomPartitionerFn, compile_graph
 from memopt.torch_compat.inductor_fusion import fused_by
 from memopt.torch_compat.inductor_settings import inductor_settings
 from memopt.torch_compat.log_suppression import unread_logs_suppressed
@@ -159,7 +159,7 @@ def compile_training(
     # Both halves are lowered at once, since a peak is that of both.
     settings = aot_settings(force_non_lazy_backward_lowering=True)
     with settings, may_donate(), unread_logs_suppressed(), cached or JointCache().attempt(), (trace or Trace()).kept():
-        return lower_whole(
+        return compile_graph(
             fx.GraphModule(graph_module, graph_module.graph),
             example_inputs,
             half,

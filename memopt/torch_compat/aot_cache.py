@@ -31,10 +31,10 @@ class AbsentError(Exception):
 
 @contextlib.contextmanager
 def only_found(say: Callable[[str], None]) -> Iterator[None]:
-    """Within: a graph that is lowered is found in the cache.
+    """Within: a graph that is lowered comes from the cache.
 
     Args:
-        say: is called with the graph's key, found or not.
+        say: is called with the graph's key, whether or not the cache has it.
 
     Raises:
         AbsentError: it is not there, or the cache is off.

@@ -12,7 +12,7 @@ from torch._dynamo import eval_frame
 from memopt.torch_compat.tracing_context import in_trace
 
 # What `torch.compiler.set_stance` makes of a backend: the same where nothing was set.
-_told: Any = eval_frame._callback_from_stance
+_with_stance: Any = eval_frame._callback_from_stance
 _ANY = object()
 
 
@@ -33,7 +33,7 @@ def nothing_in_force() -> bool:
     """Whether nothing is in force that `torch.compile`'s wrapper, or one around it, would act upon."""
     if torch.compiler.is_compiling() or get_eval_frame_callback() is not None:
         return False
-    if _told(_ANY) is not _ANY or torch._C._get_tracing_state() is not None:
+    if _with_stance(_ANY) is not _ANY or torch._C._get_tracing_state() is not None:
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.get_dynamic_layer_stack_depth():
         return False

@@ -1,4 +1,4 @@
-"""Inductor's pipeline: a graph becomes a function, each of its halves code; tried on torch 2.11 and 2.13."""
+"""Inductor's pipeline, from a graph to a function, and the code of its forward and backward; 2.11 and 2.13."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from memopt.torch_compat.patched import replaced
 _LOADER = "load_by_key_path"  # loads every module that Inductor generated, those of kernels too
 
 
-def lower_whole(
+def compile_graph(
     module: fx.GraphModule, inputs: Sequence[Any], lower: Callable[..., Any], settings: Mapping[str, Any]
 ) -> Any:
-    """A graph compiled as torch.compile does: through AOTAutograd, each half by `lower` and under these settings.
+    """A graph compiled as torch.compile does; `lower` compiles what AOTAutograd traces of it, under these settings.
 
     Args:
         module: a graph of Dynamo's, or a functional one; it is edited.
         inputs: its arguments, fake ones or real ones.
-        lower: takes what `lower_half` takes, and returns such a function.
+        lower: takes what `compile_traced` takes, and returns what it returns.
         settings: of Inductor.
     """
     return compile_fx.compile_fx(module, inputs, inner_compile=lower, config_patches=dict(settings))
 
 
-def lower_half(module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-    """The function of one half that AOTAutograd has traced, which takes its arguments in a list, and empties it."""
+def compile_traced(module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+    """The function of a graph that AOTAutograd has traced: it takes its arguments in a list, and empties it."""
     return compile_fx.compile_fx_inner(module, inputs, **options)
 
 
-def found_again() -> int:
-    """How often Inductor has found the code of a graph on disk, in this process."""
+def code_cache_hits() -> int:
+    """How often Inductor has loaded the code of a graph from disk in this process."""
     return int(counters["inductor"]["fxgraph_cache_hit"])
 
 

@@ -61,6 +61,6 @@ def compiles_alone() -> bool:
     return config.compile_threads == 1
 
 
-def finds_code_again() -> bool:
-    """Whether Inductor keeps the code of graphs on disk, and finds it there."""
+def caches_code() -> bool:
+    """Whether Inductor keeps the code of graphs on disk, and loads it from there."""
     return bool(config.fx_graph_cache and not config.force_disable_caches)

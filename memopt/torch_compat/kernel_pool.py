@@ -9,7 +9,7 @@ from torch._inductor import async_compile
 
 
 def hand_over(tell: Callable[[tuple[Any, ...]], None]) -> None:
-    """From now on in this process: kernels are not compiled, but told, as what `compile_kernels` takes."""
+    """From now on in this process, kernels are not compiled: `tell` gets each, as `compile_kernels` takes it."""
 
     def triton(_: Any, *arguments: Any) -> None:
         tell(arguments)
@@ -19,7 +19,7 @@ def hand_over(tell: Callable[[tuple[Any, ...]], None]) -> None:
 
 
 def compile_kernels(kernels: list[tuple[Any, ...]]) -> bool:
-    """Have the pool begin with these kernels, where Inductor finds them later; False: it is not ready for any."""
+    """Have the pool begin with these kernels, where Inductor finds them later; False if it has not started yet."""
     if not async_compile.AsyncCompile.use_process_pool():  # type: ignore[no-untyped-call]
         return False
     compiler = async_compile.AsyncCompile()

@@ -1,4 +1,4 @@
-"""Joint graphs parted by torch, at its own cut or at a given one; tried on 2.11 and 2.13."""
+"""Joint graphs partitioned by torch, by its min-cut or at given saved values; tried on 2.11 and 2.13."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def min_cut(
     return halves
 
 
-def halves_of(
+def partition_at(
     module: fx.GraphModule, saved: Sequence[fx.Node], forward_outputs: int, static: Sequence[fx.Node]
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward and the backward graph of a joint graph where forward saves these values.
