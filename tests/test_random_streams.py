@@ -93,15 +93,7 @@ def steps(model, call, training):
 
 
 @pytest.mark.quick(
-    "array-None-training",
-    "array-1MB-inference",
-    "chosen-1MB-inference",
-    "branch-1MB-inference",
-    "number-None-inference",
-    "python-None-training",
-    "python-1MB-training",
-    "python-None-inference",
-    "python-1MB-inference",
+    "array-None-training", "array-1MB-inference", "chosen-1MB-inference", "branch-1MB-inference", "python-*"
 )
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("budget", [None, "1MB"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import pytest
@@ -18,8 +19,22 @@ def _fresh_dynamo():
     torch._dynamo.reset()
 
 
+class Small(torch.nn.Module):
+    """Two layers, whose code is soon compiled."""
+
+    def __init__(self):
+        super().__init__()
+        block = [torch.nn.Linear(32, 128), torch.nn.GELU(), torch.nn.Dropout(0.3), torch.nn.Linear(128, 32)]
+        self.layers = torch.nn.Sequential(*block, *copy.deepcopy(block))
+
+    def forward(self, x):
+        return self.layers(x).square().mean()
+
+
 def build(device):
     torch.manual_seed(0)
+    if device == "small":
+        return Small().double(), {"x": torch.randn(256, 32, dtype=torch.float64)}
     model = memopt.models.build("gpt2", tiny=True, layers=3, vocabulary=1024, dropout=0.3).double().to(device)
     batch = 32 if device == "cpu" else 2048  # a GPU's memory is taken in blocks of megabytes
     return model, {name: value.to(device) for name, value in model.example_inputs(batch, labels=True).items()}
@@ -48,7 +63,8 @@ def unconstrained(device):
 
 
 CASES = [
-    ("cpu", 0.6),
+    ("small", 0.7),
+    pytest.param("cpu", 0.6, marks=pytest.mark.long),
     *(pytest.param("cpu", share, marks=pytest.mark.slow) for share in (0.9, 0.8, 0.7, 0.5, 0.4, 0.3)),
     *(pytest.param("cuda", share, marks=pytest.mark.gpu) for share in (0.9, 0.7, 0.5)),
 ]

@@ -141,6 +141,7 @@ def test_the_least_budget_is_what_a_run_took() -> None:
     close(enough(x), model(x))
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_a_share_of_the_own_peak_is_a_budget_too() -> None:
     model, x = Wide().eval(), torch.randn(2**12, 64)

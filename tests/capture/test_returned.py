@@ -178,6 +178,18 @@ def test_within_a_budget_and_by_torch_compile():
         assert list(found[2:]) == facts
 
 
+@pytest.mark.quick(
+    "same_twice",
+    "inputs",
+    "buffers",
+    "no_grad_view",
+    "copy",
+    "slices",
+    "transposed",
+    "written_through",
+    "parameters",
+    "attributes",
+)
 @pytest.mark.parametrize("name", RETURNED)
 def test_without_gradients_too(name):
     without_gradients(name, "aten")

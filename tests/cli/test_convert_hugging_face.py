@@ -126,7 +126,7 @@ def test_checkpoints_in_lower_precision_stay_in_it(run, folder, kind, dtype):
     assert getattr(onnx.TensorProto, dtype.upper()) in kinds and onnx.TensorProto.FLOAT not in kinds
 
 
-@pytest.mark.quick("words1")
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words", [pytest.param(("--dtype", "fp32"), marks=pytest.mark.slow), ("--dtype", "fp16"), ("--quantize", "int8")]
 )

@@ -201,6 +201,7 @@ def test_others_are_stopped_while_one_is_timed(crowd):
     assert all(step[2] <= after[1] for step, after in itertools.pairwise(timed) if step[0] != after[0])
 
 
+@pytest.mark.long
 def test_what_has_not_ended_in_time_is_a_row_and_the_rest_is_kept(crowd):
     seen = []
     found, _ = crowd("pair", ("eager", "aten"), arguments=False, watch=seen.append)

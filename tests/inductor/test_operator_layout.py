@@ -28,7 +28,7 @@ class Laid(nn.Module):
         }
 
 
-@pytest.mark.quick("evaluation", "statistics")
+@pytest.mark.quick("evaluation")
 @needs_compiler
 @pytest.mark.parametrize("mode", ["training", "evaluation", "statistics"])
 def test_strides_and_numbers_are_the_models(mode):

@@ -77,7 +77,7 @@ class ViewsThenBreak(nn.Module):
         return self.layer(rows.transpose(0, 1)).tanh()
 
 
-@pytest.mark.quick("None-full")
+@pytest.mark.long
 @pytest.mark.parametrize(("budget", "verify"), [(None, "full"), ("1MB", True)])
 def test_a_graph_of_views_before_a_break_is_no_step_of_its_own(budget, verify, caplog):
     model = ViewsThenBreak()

@@ -221,6 +221,7 @@ def test_other_engines_plan_size_by_size_and_say_so(model, caplog):
     assert "'aten' makes no code for many sizes" in caplog.text
 
 
+@pytest.mark.long
 def test_a_graph_may_be_kept_and_gradients_add_up(model):
     twin = copy.deepcopy(model)
     run = memopt.compile(model, "10MB", dynamic=True)
@@ -246,6 +247,7 @@ def test_evaluation_between_steps_and_a_whole_loop_with_an_optimizer(model):
             torch.testing.assert_close(run(tokens(4, 12)), twin(tokens(4, 12)))
 
 
+@pytest.mark.long
 def test_verified_fully_it_is_the_model(model):
     run = memopt.compile(model, "30MB", dynamic=True, verify="full")
     for length in (10, 20):

@@ -43,6 +43,7 @@ def planned(monkeypatch):
     return plan
 
 
+@pytest.mark.long
 def test_a_plan_leaves_room_for_a_recording_where_there_is_some(planned):
     budget = planned(planned(None, recorded=False).peak_bytes, recorded=False).peak_bytes
     assert planned(budget, recorded=False).peak_bytes == budget

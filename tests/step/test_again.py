@@ -140,6 +140,7 @@ def test_later_steps_go_on_as_if_it_had_been_planned_here():
         assert torch.equal(first.run.eval()(_batch()), second.run.eval()(_batch()))
 
 
+@pytest.mark.long
 def test_an_optimizer_that_is_learned_of_later_counts_in_a_warm_start():
     _step(_model(), "4MB")
     second = _step(_model(), "4MB")
@@ -162,6 +163,7 @@ def test_each_size_of_input_is_found_again():
     assert counters["aot_autograd"]["autograd_cache_hit"] == 1
 
 
+@pytest.mark.long
 def test_gradients_that_exist_already_are_another_step():
     first = _step(_model(), "2.5MB")
     first.run(_batch()).square().mean().backward()  # adds to them
@@ -173,7 +175,7 @@ def test_gradients_that_exist_already_are_another_step():
         assert torch.equal(a.grad, b.grad)
 
 
-@pytest.mark.quick("budget", "source", "name")
+@pytest.mark.quick("budget", "source")
 @pytest.mark.parametrize("what", ["budget", "optimizer", "passes", "model", "name", "source", "size"])
 def test_what_a_step_depends_on_is_told_apart(what, monkeypatch):
     _step(_model())

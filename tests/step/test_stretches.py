@@ -101,6 +101,7 @@ def test_a_budget_that_only_chunks_keep_is_kept(name, backend):
         torch.testing.assert_close(value, exact, rtol=1e-10, atol=1e-10 * float(exact.abs().max()))
 
 
+@pytest.mark.long
 def test_resnet50_on_an_h100_runs_its_first_layers_in_chunks_and_the_rest_whole():
     model = memopt.models.build("resnet50").eval().half()
     inputs = in_dtype(model.example_inputs(batch=32, resolution=224), torch.float16)

@@ -60,12 +60,9 @@ def _run(model: Any, parameters: list[Tensor], write: Callable[[Tensor], Any], x
 
 @pytest.mark.quick(
     "None-alone-masked",
-    "None-flat-multiplied",
     "None-with its base-within no_grad",
     "None-two views-masked",
-    "None-beside a piece-multiplied",
     "None-a diagonal-multiplied",
-    "None-transposed-masked",
     "*1MB-*-multiplied",
 )
 @pytest.mark.parametrize("write", WRITES)

@@ -114,6 +114,7 @@ def test_evaluation_in_between_changes_nothing():
     assert peak_of(lambda: interrupted(run, True), model, batches) <= budget + bytes_of(batches[1:])
 
 
+@pytest.mark.long
 def test_the_budget_of_evaluation_is_that_of_inference():
     model, x = make()
     budget = budget_for(model, (x,), 0.1)
@@ -127,6 +128,7 @@ def test_the_budget_of_evaluation_is_that_of_inference():
     assert measured <= run.report.peak_bytes <= budget
 
 
+@pytest.mark.long
 def test_optimizer_steps_in_between_many_micro_batches():
     batches = parts(make()[1], 2)
 

@@ -123,6 +123,7 @@ def test_one_fraction_for_later_shapes_and_modes():
     assert raised.value.budget_bytes == budget
 
 
+@pytest.mark.long
 def test_evaluation_first_leaves_the_fraction_to_training():
     model = _net()
     compiled = memopt.compile(model, 0.9, backend="aten")

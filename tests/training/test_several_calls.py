@@ -89,6 +89,7 @@ def _refused_runs(folder):
     return refused
 
 
+@pytest.mark.long
 def test_what_was_found_serves_the_next_run_of_the_script(tmp_path):
     # In a process of its own: what other tests measured would plan another step.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:

@@ -99,6 +99,7 @@ def test_a_resnet_at_random_batches_and_resolutions_is_searched_for_once(searche
     assert check_sizes(model, budget_between(model, batches[0], 0.5), batches, searches) == 0
 
 
+@pytest.mark.long
 def test_a_larger_step_is_searched_for_and_then_serves(searches):
     model, x = make()
     budget = budget_between(model, (x,), 0.5)

@@ -126,6 +126,7 @@ def given_gradient(parameter):
     return parameter
 
 
+@pytest.mark.long
 def test_gradients_of_what_was_replaced_or_added_are_noticed():
     model, x = make()
     run = steady(model, x)
