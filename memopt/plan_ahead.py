@@ -16,6 +16,7 @@ from memopt.garbage import collecting_rarely
 from memopt.one_piece import in_one_piece
 from memopt.options import Options
 from memopt.planned_calls import programs_of
+from memopt.program import Program
 from memopt.progress import planning
 from memopt.report.record import Report
 from memopt.residents import Residents
@@ -91,12 +92,21 @@ class PlanAhead:
             with no_autocast():  # the casts are in the programs
                 training = [program for program in programs if program.training]
                 if training:
-                    try:
-                        session.plan_training(training)
-                    except BudgetError:
-                        if not session.one_call():
-                            raise
-                        session.plan_training(training)
+                    self._plan_training(session, training, args, kwargs)
                 else:
                     for program in dict.fromkeys(programs):
                         plan_inference(session, program)
+
+    def _plan_training(self, session: Session, training: list[Program], args: Any, kwargs: Any) -> None:
+        try:
+            session.plan_training(training)
+            return
+        except BudgetError as error:
+            refused = error
+        if session.one_call():
+            session.plan_training(training)
+        elif session.by_loss_alone(refused):
+            programs = programs_of(self._model, args, kwargs, session)
+            session.plan_training([program for program in programs if program.training])
+        else:
+            raise refused

@@ -78,8 +78,14 @@ class PlannedCalls:
         start = CallStart(self._model, (args, kwargs), state=state)
         try:
             return self._run(session, start, kind, args, kwargs)
-        except BudgetError:
-            if not session.one_call():
+        except BudgetError as error:
+            if not session.one_call() and not session.by_loss_alone(error):
+                raise
+        start.restore()
+        try:
+            return self._run(session, start, kind, args, kwargs)
+        except BudgetError as error:
+            if not session.by_loss_alone(error):
                 raise
         start.restore()
         return self._run(session, start, kind, args, kwargs)

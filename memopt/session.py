@@ -8,7 +8,7 @@ import logging
 import weakref
 from collections.abc import Iterator, Sequence
 
-from memopt.budget import Budget
+from memopt.budget import Budget, BudgetError, format_bytes
 from memopt.capture.dynamo import Watched
 from memopt.capture.graph_inputs import Names
 from memopt.capture.outside import Outside
@@ -116,6 +116,8 @@ class Session(SharedStep):
         self.recordings: Pool | None = None  # where training steps may be recorded
         self.leaves_room = True  # whether something is left of the budget for that: not where it is short
         self.code_fails = False  # whether memory ran out in a step of the engine's own code that should keep the budget
+        self.others = False  # whether a graph returns a loss, and beside it what has gradients, too
+        self.loss_alone = ""  # where gradients of the loss alone are planned for: what all of them take, in words
         self.naming = False  # whether the budget is a least that is to be named, and is tried
 
     # -- the front door's protocol -------------------------------------------------------------------------------
@@ -278,6 +280,24 @@ class Session(SharedStep):
             self._schedules.clear()
             self.step = None
         return before
+
+    def by_loss_alone(self, refused: BudgetError) -> bool:
+        """Plan for the gradients of the loss alone from now on, where that may keep what was refused; whether it may.
+
+        Where the engine or the user compares all gradients, or calls share a step, all of them are planned for.
+        """
+        allowed = self.others and not (self.loss_alone or self.broken or self.soft or self.verify == "full")
+        if not allowed or self.calls > 1 or self.earlier:
+            return False
+        self.loss_alone = f"{format_bytes(refused.minimum_bytes, short=True)} or more"
+        self._schedules.clear()
+        self.step = None
+        self.forget_plan()
+        self.note(
+            "planned for gradients of the loss alone: with those of the model's other outputs the step takes "
+            f"{self.loss_alone}"
+        )
+        return True
 
     def aim_at_eager(self) -> None:
         """Without a budget, aim at eager's own peak from now on: the user's checkpoints lower that."""

@@ -18,6 +18,7 @@ from memopt.capture.dynamo import Hooks
 from memopt.capture.eager_call import eager_call
 from memopt.capture.eager_step import eager_peaks, has_checkpoints, roots_of
 from memopt.capture.export import NotCapturedError
+from memopt.capture.loss_alone import attached, detach_outputs, others_than_the_loss
 from memopt.capture.outside import OUTSIDE, Mark
 from memopt.capture.rehearsal import ledger_for, run_backward
 from memopt.capture.shadow import Shadow
@@ -147,8 +148,12 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         if not session.dry:
             stage(f"a graph of {len(graph_module.graph.nodes)} nodes is captured")
         session.outside.saw(graph_module)
+        others = others_than_the_loss(graph_module) if torch.is_grad_enabled() else ()
+        if session.loss_alone:
+            detach_outputs(graph_module, others)
         hooks = Hooks(session, graph_module, example_inputs)
         session.broken |= hooks.graph_break
+        session.others |= bool(others)
         session.multiplies |= hooks.graph_break  # what runs beside this graph may
         if hooks.graph_break and not hooks.needs_gradients:
             session.see_whole_step()
@@ -196,7 +201,8 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
                 run = _noted(run, session, hooks)
                 if not hooks.needs_gradients:
                     return run
-                return watched(run, hooks.backward_facts(), lambda error: session.short_of_memory(error))
+                run = watched(run, hooks.backward_facts(), lambda error: session.short_of_memory(error))
+                return attached(run, others, session.loss_alone) if session.loss_alone else run
             except Exception as error:
                 note_graph(error, graph_module)
                 raise

@@ -29,7 +29,7 @@ Mark = tuple[Any, frozenset[Any]]
 _NOTHING = re.compile(
     "Alias|AsStrided|CopyBackwards|CopySlices|Detach|Diagonal|Expand|Permute|ReshapeAlias|Select|Slice|Split|"
     "SplitWithSizes|Squeeze|T|Transpose|Unbind|Unfold|UnsafeSplit|UnsafeSplitWithSizes|UnsafeView|Unsqueeze|View|"
-    "ViewAsComplex|ViewAsReal|_DDPSink|CompiledFunction|_Relay|torch::autograd::.*"
+    "ViewAsComplex|ViewAsReal|_DDPSink|CompiledFunction|_Relay|_Refusal|torch::autograd::.*"
 )
 
 # By file and first line: functions that Dynamo gave up, and why. It says so once in a process.

@@ -10,6 +10,7 @@ from torch import fx
 from memopt.inductor.own_memory import keep_memory
 from memopt.inductor.strided_views import as_it_lies
 from memopt.step.keys import versions
+from memopt.torch_compat.cat_layout import keep_cat_layout
 from memopt.torch_compat.joint_pass import after_joint_passes, before_joint_passes, before_lowering
 from memopt.torch_compat.renamed_reads import keep_renamed_reads
 
@@ -21,6 +22,7 @@ def edits(first: Callable[[fx.Graph], None]) -> dict[str, Any]:
         first: a module's function, which edits a graph before Inductor's own passes and notes its outputs' memory.
     """
     keep_renamed_reads()
+    keep_cat_layout()
     made_by = versions()
     return {
         **before_joint_passes(first, made_by),

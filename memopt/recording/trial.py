@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memopt.garbage import collect
 from memopt.memory.allocator import settled_bytes, slack_bytes
 from memopt.memory.allocator_limit import held_bytes, lifted
 from memopt.memory.requests import Requests
@@ -208,6 +209,8 @@ def _led_bytes(step: RecordedStep, device: torch.device) -> int:
 def _given_up(step: RecordedStep, pool: Pool, reason: str) -> Tried:
     step.stop(reason)
     pool.release()
+    collect()  # of what a recording leaves in cycles, its memory is held by the allocator
+    torch.cuda.empty_cache()
     log.info("the step is not recorded: %s", reason)
     return Tried(reason)
 

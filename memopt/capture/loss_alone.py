@@ -1,0 +1,101 @@
+"""Steps planned for the gradients of a loss alone, where no plan keeps the budget with those of all outputs.
+
+Models of libraries return logits and caches beside their loss, whose gradients nobody asks for: AOTAutograd's backward
+begins with zeros for them all the same, as large as they are. Without them a step takes less, and may keep a budget
+that is refused else. What has no gradient so still requires one, as in eager: a backward that reaches it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from memopt.capture.dynamo_graph import value_of
+
+
+def others_than_the_loss(graph_module: fx.GraphModule) -> tuple[int, ...]:
+    """Positions of a graph's outputs that have gradients beside its loss; none where it has no loss, or several.
+
+    A loss is the one output of a single number that requires a gradient.
+    """
+    returned = _returned(graph_module)
+    trained = [place for place, node in enumerate(returned) if _requires_gradient(node)]
+    losses = {returned[place] for place in trained if _value(returned[place]).numel() == 1}
+    if len(losses) != 1:
+        return ()
+    return tuple(place for place in trained if returned[place] not in losses)
+
+
+def detach_outputs(graph_module: fx.GraphModule, places: Sequence[int]) -> None:
+    """Have a graph of Dynamo's return what is at these positions without gradients."""
+    graph, output = graph_module.graph, graph_module.graph.output_node()
+    returned, detached = list(_returned(graph_module)), dict[fx.Node, fx.Node]()
+    for place in places:
+        node = returned[place]
+        if node not in detached:
+            with graph.inserting_before(output):
+                detached[node] = graph.call_method("detach", (node,))
+            detached[node].meta.update(node.meta, example_value=_value(node).detach())
+        returned[place] = detached[node]
+    output.args = (tuple(returned),)
+    graph_module.recompile()
+
+
+def attached(run: Callable[..., Any], places: Sequence[int], needed: str) -> Callable[..., Any]:
+    """A compiled graph that `detach_outputs` has edited, whose outputs require gradients as before.
+
+    Args:
+        run: returns the outputs.
+        places: of those that were detached.
+        needed: the budget that gradients of all outputs need, in words.
+    """
+
+    def call(*args: Any) -> Any:
+        results = run(*args)
+        if not torch.is_grad_enabled():
+            return results
+        found, known = list(results), dict[int, Any]()
+        refuse: Any = _Refusal.apply
+        for place in places:
+            value = found[place]
+            if id(value) not in known:
+                anchor = torch.empty(0, requires_grad=True)
+                known[id(value)] = refuse(anchor, value, f"output {place}", needed)
+            found[place] = known[id(value)]
+        return type(results)(found)
+
+    return call
+
+
+class _Refusal(torch.autograd.Function):
+    """Passes a value on; a gradient of it is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor, name: str, needed: str) -> torch.Tensor:
+        ctx.output, ctx.needed = name, needed
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError(
+            f"within its budget memopt has planned this step for gradients of the loss alone, and {ctx.output} of the "
+            f"model's graph has one, too: that takes a budget of {ctx.needed}, or detach() it"
+        )
+
+
+def _returned(graph_module: fx.GraphModule) -> Sequence[Any]:
+    returned: Any = graph_module.graph.output_node().args[0]
+    return returned if isinstance(returned, (tuple, list)) else ()
+
+
+def _value(node: fx.Node) -> torch.Tensor:
+    value: torch.Tensor = value_of(node)
+    return value
+
+
+def _requires_gradient(node: Any) -> bool:
+    value = value_of(node) if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.requires_grad and node.op != "placeholder"

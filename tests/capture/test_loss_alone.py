@@ -1,0 +1,123 @@
+"""Steps planned for the gradients of a loss alone: only where nothing else keeps the budget, and never silently."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import memopt
+from memopt.capture.loss_alone import attached
+
+X, LABELS = torch.linspace(-1, 1, 64 * 16).reshape(64, 16), torch.arange(64) % 11
+WORDS = "gradients of the loss alone"
+
+
+@dataclasses.dataclass
+class Output:
+    loss: torch.Tensor
+    logits: torch.Tensor
+    cache: tuple[torch.Tensor, ...]
+
+
+class Model(nn.Module):
+    """Returns, beside its loss, its logits and what a cache is made of, as models of transformers do."""
+
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.first, self.head = kind, nn.Linear(16, 16), nn.Linear(16, 400)
+
+    def forward(self, x, labels):
+        hidden = self.first(x).tanh()
+        logits = self.head(hidden)
+        loss = F.cross_entropy(logits, labels)
+        if self.kind == "two losses":
+            return loss, logits.square().mean(), logits
+        if self.kind == "no loss":
+            return logits, hidden
+        return Output(loss, logits, (hidden, hidden))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def least(model, **options) -> int:
+    """The minimum that a refusal names."""
+    with pytest.raises(memopt.BudgetError) as refused:
+        memopt.compile(model, "1kB", backend="aten", **options)(X, LABELS)
+    return refused.value.minimum_bytes
+
+
+def steps(called, model, optimizer):
+    found = []
+    for _ in range(3):
+        out = called(X, LABELS)
+        found.append((out.loss.detach(), out.logits.requires_grad, out.cache[0] is out.cache[1]))
+        out.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return found, [parameter.detach() for parameter in model.parameters()]
+
+
+def test_a_budget_that_is_refused_else_is_kept_with_the_same_numbers():
+    model = Model()
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (model, twin)]
+    all_of_them = least(Model(), verify="full")  # which compares the gradients of all outputs
+    budget = least(Model())
+    assert budget < 0.9 * all_of_them
+    run = memopt.compile(model, f"{budget}B", backend="aten", optimizer=optimizers[0])
+    torch.testing.assert_close(steps(run, model, optimizers[0]), steps(twin, twin, optimizers[1]))
+    assert run.report.peak_bytes <= budget
+    assert any(WORDS in note for note in run.report.notes)
+    assert memopt.plan(Model(), (X, LABELS), budget, backend="aten").peak_bytes <= budget
+
+
+def test_a_gradient_of_something_else_is_refused_in_one_line():
+    model = Model()
+    run = memopt.compile(model, f"{least(Model())}B", backend="aten")
+    out = run(X, LABELS)
+    with pytest.raises(RuntimeError, match=rf"{WORDS}, and output \d of the model's graph has one, too: .* budget of"):
+        (out.loss + out.logits.sum()).backward()
+    out = run(X, LABELS)
+    out.logits.mul_(2)  # what comes after may be written to, as in eager
+    out.loss.backward()
+    with torch.no_grad():
+        assert not run(X, LABELS).logits.requires_grad
+
+
+def test_all_gradients_are_planned_for_where_there_is_room():
+    model = Model()
+    run = memopt.compile(model, "10MB", backend="aten")
+    found = run(X, LABELS)
+    (found.loss + found.logits.square().mean()).backward()
+    assert not any(WORDS in note for note in run.report.notes)
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    expected = model(X, LABELS)
+    (expected.loss + expected.logits.square().mean()).backward()
+    torch.testing.assert_close(gradients, [parameter.grad for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("kind", ["two losses", "no loss"])
+def test_it_is_not_done_where_it_is_not_known_what_the_loss_is(kind):
+    run = memopt.compile(Model(kind), "1kB", backend="aten")
+    with pytest.raises(memopt.BudgetError):
+        run(X, LABELS)
+    assert not any(run._memopt.sessions[plan].loss_alone for plan in run._memopt.sessions)
+
+
+def test_an_output_that_is_returned_twice_is_one():
+    value = torch.ones(3)
+    found = attached(lambda: [torch.zeros(()), value, value], (1, 2), "1 MB")()
+    assert found[1] is found[2] and found[1].requires_grad and found[1].data_ptr() == value.data_ptr()
