@@ -33,6 +33,7 @@ from memopt.step.found import Found
 from memopt.step.graphs import StepGraphs
 from memopt.step.hooked import Hooked
 from memopt.step.inference import Inferred, plan_inference
+from memopt.step.known_refusals import KnownRefusals
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
 from memopt.step.planner import GraphPeaks, StepPlan
 from memopt.step.reference import Reference
@@ -117,6 +118,7 @@ class Session(SharedStep):
         self.leaves_room = True  # whether something is left of the budget for that: not where it is short
         self.code_fails = False  # whether memory ran out in a step of the engine's own code that should keep the budget
         self.others = False  # whether a graph returns a loss, and beside it what has gradients, too
+        self.graph_key = ""  # of that graph
         self.loss_alone = ""  # where gradients of the loss alone are planned for: what all of them take, in words
         self.naming = False  # whether the budget is a least that is to be named, and is tried
 
@@ -289,15 +291,34 @@ class Session(SharedStep):
         allowed = self.others and not (self.loss_alone or self.broken or self.soft or self.verify == "full")
         if not allowed or self.calls > 1 or self.earlier:
             return False
-        self.loss_alone = f"{format_bytes(refused.minimum_bytes, short=True)} or more"
+        needed = f"{format_bytes(refused.minimum_bytes, short=True)} or more"
+        if self.budget is not None:
+            KnownRefusals().put(self.model_name, self.budget.text, self.graph_key, needed)
+        self._goes_by_loss_alone(needed)
+        return True
+
+    def plans_for_loss_alone(self, graph: str) -> bool:
+        """Whether gradients of the loss alone are planned for: now, or in an earlier run of the script.
+
+        Args:
+            graph: key of a graph that returns a loss, and beside it what has gradients, too.
+        """
+        self.others, self.graph_key = True, graph
+        may = self.budget is not None and self.verify != "full" and not (self.soft or self.calls > 1 or self.earlier)
+        if self.budget is not None and may and not self.loss_alone:
+            needed = KnownRefusals().get(self.model_name, self.budget.text, graph)
+            if needed:
+                self._goes_by_loss_alone(needed)
+        return bool(self.loss_alone)
+
+    def _goes_by_loss_alone(self, needed: str) -> None:
+        self.loss_alone = needed
         self._schedules.clear()
         self.step = None
         self.forget_plan()
         self.note(
-            "planned for gradients of the loss alone: with those of the model's other outputs the step takes "
-            f"{self.loss_alone}"
+            f"planned for gradients of the loss alone: with those of the model's other outputs the step takes {needed}"
         )
-        return True
 
     def aim_at_eager(self) -> None:
         """Without a budget, aim at eager's own peak from now on: the user's checkpoints lower that."""

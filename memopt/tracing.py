@@ -34,6 +34,7 @@ from memopt.random_streams import streams_kept
 from memopt.session import Session
 from memopt.step.again import found_again, keep_for_others
 from memopt.step.backward_entry import watched
+from memopt.step.known_refusals import graph_key
 from memopt.step.measured import lower_within
 from memopt.step.planner import step_peak
 from memopt.torch_compat.changing_numbers import ChangingNumbers
@@ -149,11 +150,11 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
             stage(f"a graph of {len(graph_module.graph.nodes)} nodes is captured")
         session.outside.saw(graph_module)
         others = others_than_the_loss(graph_module) if torch.is_grad_enabled() else ()
-        if session.loss_alone:
+        by_loss_alone = bool(others) and session.plans_for_loss_alone(graph_key(graph_module, example_inputs))
+        if by_loss_alone:
             detach_outputs(graph_module, others)
         hooks = Hooks(session, graph_module, example_inputs)
         session.broken |= hooks.graph_break
-        session.others |= bool(others)
         session.multiplies |= hooks.graph_break  # what runs beside this graph may
         if hooks.graph_break and not hooks.needs_gradients:
             session.see_whole_step()
@@ -202,7 +203,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
                 if not hooks.needs_gradients:
                     return run
                 run = watched(run, hooks.backward_facts(), lambda error: session.short_of_memory(error))
-                return attached(run, others, session.loss_alone) if session.loss_alone else run
+                return attached(run, others, session.loss_alone) if by_loss_alone else run
             except Exception as error:
                 note_graph(error, graph_module)
                 raise

@@ -13,6 +13,7 @@ from torch import nn
 
 import memopt
 from memopt.capture.loss_alone import attached
+from memopt.session import Session
 
 X, LABELS = torch.linspace(-1, 1, 64 * 16).reshape(64, 16), torch.arange(64) % 11
 WORDS = "gradients of the loss alone"
@@ -81,6 +82,19 @@ def test_a_budget_that_is_refused_else_is_kept_with_the_same_numbers():
     assert run.report.peak_bytes <= budget
     assert any(WORDS in note for note in run.report.notes)
     assert memopt.plan(Model(), (X, LABELS), budget, backend="aten").peak_bytes <= budget
+
+
+def test_a_later_run_of_the_script_plans_so_at_once(monkeypatch):
+    budget, planned = least(Model()), []
+    plain = Session.plan_training
+    monkeypatch.setattr(Session, "plan_training", lambda *args, **kwargs: planned.append(0) or plain(*args, **kwargs))
+    for times in (2, 1):
+        torch._dynamo.reset()
+        planned.clear()
+        run = memopt.compile(Model(), f"{budget}B", backend="aten")
+        run(X, LABELS).loss.backward()
+        assert len(planned) == times
+        assert any(WORDS in note for note in run.report.notes)
 
 
 def test_a_gradient_of_something_else_is_refused_in_one_line():
