@@ -67,6 +67,7 @@ def steps(called, model, optimizer):
         out.loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        del out  # else it is there beside the next step
     return found, [parameter.detach() for parameter in model.parameters()]
 
 
@@ -103,9 +104,16 @@ def test_a_gradient_of_something_else_is_refused_in_one_line():
     out = run(X, LABELS)
     with pytest.raises(RuntimeError, match=rf"{WORDS}, and output \d of the model's graph has one, too: .* budget of"):
         (out.loss + out.logits.sum()).backward()
+
+
+def test_outputs_may_be_written_to_and_have_no_gradients_in_inference():
+    run = memopt.compile(Model(), f"{least(Model())}B", backend="aten")
     out = run(X, LABELS)
-    out.logits.mul_(2)  # what comes after may be written to, as in eager
+    with torch.no_grad():
+        out.logits.mul_(2)
+    (out.logits + 1).mul_(2)
     out.loss.backward()
+    del out
     with torch.no_grad():
         assert not run(X, LABELS).logits.requires_grad
 
