@@ -33,6 +33,7 @@ from memopt.step.optimizers import Optimizers
 from memopt.step.reference import Reference
 from memopt.step.sizes_apart import SizesError
 from memopt.torch_compat.changing_numbers import ChangingNumbers
+from memopt.torch_compat.dynamo import with_own_entry
 from memopt.torch_compat.saved_tensors import hooks_in_force
 from memopt.tracing import dynamo_backend
 
@@ -162,7 +163,7 @@ class Sessions(Mapping[Plan, Session]):
         if kind.plan not in made:
             backend = dynamo_backend(self.of(kind), symbolic=symbolic)
             backend = self._counted(self.steady.noting(backend, kind.plan))
-            made[kind.plan] = torch.compile(self._model, backend=backend, dynamic=symbolic)
+            made[kind.plan] = with_own_entry(torch.compile(self._model, backend=backend, dynamic=symbolic))
         return made[kind.plan]
 
     def has_function(self, kind: Kind) -> bool:

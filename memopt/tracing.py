@@ -39,7 +39,7 @@ from memopt.step.measured import lower_within
 from memopt.step.planner import step_peak
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
-from memopt.torch_compat.dynamo import functions_keep_backward
+from memopt.torch_compat.dynamo import functions_keep_backward, with_own_entry
 from memopt.torch_compat.dynamo_errors import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
@@ -74,7 +74,7 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
     session.collecting = []
     try:
         with shadow.mode, dynamo_settings(session.numbers), silence(), streams_kept(), saved_as_it_is():
-            compiled = torch.compile(shadow.model, backend=dynamo_backend(session), dynamic=False)
+            compiled = with_own_entry(torch.compile(shadow.model, backend=dynamo_backend(session), dynamic=False))
             mark = session.outside.mark((fake_args, fake_kwargs))
             _rehearsed(session, model, lambda: compiled(*fake_args, **fake_kwargs), mark)
         if session.asks_for_eager and session.trains:

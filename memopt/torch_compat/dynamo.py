@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo import convert_frame, eval_frame, exc, utils
+from torch._dynamo import convert_frame, eval_frame, exc, external_utils, trace_rules, utils
 from torch._dynamo.variables.misc import AutogradFunctionVariable
 
 
@@ -19,6 +20,24 @@ def sets_grad_mode(node: fx.Node) -> bool | None:
     Tried on torch 2.11 and 2.13.
     """
     return bool(node.args[0]) if node.target is torch._C._set_grad_enabled else None
+
+
+def with_own_entry(compiled: Any) -> Any:
+    """A module that `torch.compile` has made of one of torch's own, with an entry that no other shares.
+
+    Dynamo looks at no frame of torch's files, and puts one of its own around such a module. All of them share that
+    frame's code: what is given up in one (an LSTM, say) is never captured of any other. Here it is a copy of the code.
+    Tried on torch 2.11 and 2.13.
+    """
+    model = compiled._orig_mod
+    lazy, forward = hasattr(model, "_initialize_hook"), model.forward
+    if lazy or not isinstance(forward, types.MethodType) or not trace_rules.check(forward):
+        return compiled
+    shared: Any = external_utils.wrap_inline(model)
+    code = shared.__code__.replace()
+    own = types.FunctionType(code, shared.__globals__, shared.__name__, shared.__defaults__, shared.__closure__)
+    compiled.forward = compiled.dynamo_ctx(own)
+    return compiled
 
 
 @contextlib.contextmanager

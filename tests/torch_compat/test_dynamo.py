@@ -177,3 +177,14 @@ def test_what_stands_before_dynamo_s_method_is_taken_away_again():
     with dynamo.functions_keep_backward():
         assert dynamo.AutogradFunctionVariable.call_apply is not before
     assert dynamo.AutogradFunctionVariable.call_apply is before
+
+
+def test_what_is_given_up_of_one_of_torchs_own_modules_is_captured_of_another():
+    given_up = memopt.compile(nn.GRU(4, 8), "1MB", backend="aten")
+    given_up(nn.utils.rnn.pack_sequence([X[:3], X[:1]]))
+    assert any("no graph could be captured of GRU" in note for note in given_up.report.notes)
+    for module in (nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 4), nn.ReLU())):
+        run = memopt.compile(module, "1MB", backend="aten")
+        run(X).sum().backward()
+        assert run.report.notes == ()
+        assert memopt.plan(module, (X,), "1MB", backend="aten").peak_bytes >= run.report.peak_bytes
