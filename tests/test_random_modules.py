@@ -15,7 +15,7 @@ from tests.modules.judging import FAILURES, judge
 from tests.modules.programs import program
 from tests.modules.settings import settings
 
-# Engine, whether the loops only infer, the first seed, chunks, and programs in each: with `MENDED` 1,000 in all.
+# Engine, whether the loops only infer, the first seed, chunks, and programs in each: with `MENDED` a thousand.
 REGULAR = (
     ("aten", False, 10_000_000, 36, 25),
     ("aten", True, 11_000_000, 3, 25),
