@@ -126,14 +126,14 @@ def keep_for_others(session: Session, hooks: Hooks, run: Callable[..., Any]) -> 
     made, keep = hooks.repeatable
     if not hooks.key or keep is None or made is not run or program is None or session.calls > 1:
         return
-    if step is None or report is None or step.limit is None or not session.one_graph or session.exact:
+    if step is None or report is None or step.limit is None or session.exact:
         return
-    figures = session.figures(program)
-    if figures is None:
+    if not session.one_graph or not step.planned:
         return
     written = measurable(session, hooks) if held_bytes(session.resident.device) is not None else None
     if session.resident.device.type != "cpu" and (written is None or not hooks.tried):
         return  # nothing was seen of it
+    peaks, eager = session.peaks_at(0)
     kept = Settlement(
         report=report,
         graph=fingerprint(program),
@@ -147,8 +147,8 @@ def keep_for_others(session: Session, hooks: Hooks, run: Callable[..., Any]) -> 
         multiplies=session.multiplies,
         written=None if written is None else tuple(sorted(written)),
         full_speed=hooks.full_speed,
-        peaks=figures.peaks,
-        eager=figures.eager,
+        peaks=peaks,
+        eager=eager,
         gain=hooks.recorded,
         ends=None if hooks.recorded is None else hooks.recordable[1].ends,
         backward=hooks.backward_facts(),

@@ -217,10 +217,14 @@ class SharedStep(Told):
         key = fingerprint(program)
         if key not in step.keys:
             return None
-        item = step.planned[step.keys.index(key)]
+        return Figures(*self.peaks_at(step.keys.index(key)), base, key, program)
+
+    def peaks_at(self, place: int) -> tuple[GraphPeaks, GraphPeaks]:
+        """What a graph of the step takes as it runs, and as eager runs it, by its place in the step."""
+        assert self.step is not None
+        key, item = self.step.keys[place], self.step.planned[place]
         eager = self._eager.get(key) or peaks_of(item.before, item.timeline_before)
-        peaks = self._emitted.get(key) or peaks_of(item.program, item.timeline)
-        return Figures(peaks, eager, base, key, program)
+        return self._emitted.get(key) or peaks_of(item.program, item.timeline), eager
 
     def runs(self, graph: Figures) -> None:
         """A graph of a training step is about to run.

@@ -31,6 +31,7 @@ def test_what_the_loop_holds_around_the_first_steps_belongs_to_them():
     reference.loops(0, 900)
     assert reference.of(10) == 1000
     reference.loops(300, 1100)
+    reference.loops(200, 1000)  # as the second step begins
     reference.loops(8000, 9000)  # a later one
     assert reference.of(10) == 1300
 
