@@ -98,15 +98,13 @@ class PlanAhead:
                         plan_inference(session, program)
 
     def _plan_training(self, session: Session, training: list[Program], args: Any, kwargs: Any) -> None:
-        try:
-            session.plan_training(training)
-            return
-        except BudgetError as error:
-            refused = error
-        if session.one_call():
-            session.plan_training(training)
-        elif session.by_loss_alone(refused):
-            programs = programs_of(self._model, args, kwargs, session)
-            session.plan_training([program for program in programs if program.training])
-        else:
-            raise refused
+        while True:
+            traced_for = session.by_loss_alone.needed
+            try:
+                session.plan_training(training)
+                return
+            except BudgetError as error:
+                if not session.plans_for_less(error):
+                    raise
+            if session.by_loss_alone.needed != traced_for:
+                training = [item for item in programs_of(self._model, args, kwargs, session) if item.training]

@@ -76,19 +76,13 @@ class PlannedCalls:
         """
         state = not self._sessions.has_function(kind) or session.broken or not session.one_graph
         start = CallStart(self._model, (args, kwargs), state=state)
-        try:
-            return self._run(session, start, kind, args, kwargs)
-        except BudgetError as error:
-            if not session.one_call() and not session.by_loss_alone(error):
-                raise
-        start.restore()
-        try:
-            return self._run(session, start, kind, args, kwargs)
-        except BudgetError as error:
-            if not session.by_loss_alone(error):
-                raise
-        start.restore()
-        return self._run(session, start, kind, args, kwargs)
+        while True:
+            try:
+                return self._run(session, start, kind, args, kwargs)
+            except BudgetError as error:
+                if not session.plans_for_less(error):
+                    raise
+            start.restore()
 
     def _run(self, session: Session, start: CallStart, kind: Kind, args: Any, kwargs: Any) -> Any:
         if self._sessions.symbolic(kind):

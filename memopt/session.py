@@ -7,8 +7,11 @@ import dataclasses
 import logging
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from memopt.budget import Budget, BudgetError, format_bytes
+from torch import fx
+
+from memopt.budget import Budget, BudgetError
 from memopt.capture.dynamo import Watched
 from memopt.capture.graph_inputs import Names
 from memopt.capture.outside import Outside
@@ -28,12 +31,12 @@ from memopt.recording.room import set_aside
 from memopt.report.build import build_report, put_on_record
 from memopt.report.record import Report
 from memopt.solve.schedule import Schedule
+from memopt.step.by_loss_alone import ByLossAlone
 from memopt.step.carry import SEARCHES, Sizes, carried_from
 from memopt.step.found import Found
 from memopt.step.graphs import StepGraphs
 from memopt.step.hooked import Hooked
 from memopt.step.inference import Inferred, plan_inference
-from memopt.step.known_refusals import KnownRefusals
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
 from memopt.step.planner import GraphPeaks, StepPlan
 from memopt.step.reference import Reference
@@ -117,9 +120,7 @@ class Session(SharedStep):
         self.recordings: Pool | None = None  # where training steps may be recorded
         self.leaves_room = True  # whether something is left of the budget for that: not where it is short
         self.code_fails = False  # whether memory ran out in a step of the engine's own code that should keep the budget
-        self.others = False  # whether a graph returns a loss, and beside it what has gradients, too
-        self.graph_key = ""  # of that graph
-        self.loss_alone = ""  # where gradients of the loss alone are planned for: what all of them take, in words
+        self.by_loss_alone = ByLossAlone(model_name, "" if budget is None else budget.text)
         self.naming = False  # whether the budget is a least that is to be named, and is tried
 
     # -- the front door's protocol -------------------------------------------------------------------------------
@@ -279,46 +280,43 @@ class Session(SharedStep):
         """As of a step of one call; what was planned is forgotten where it was planned together with others."""
         before = super().one_call()
         if before:
-            self._schedules.clear()
-            self.step = None
+            self._forget_step()
         return before
 
-    def by_loss_alone(self, refused: BudgetError) -> bool:
-        """Plan for the gradients of the loss alone from now on, where that may keep what was refused; whether it may.
-
-        Where the engine or the user compares all gradients, or calls share a step, all of them are planned for.
-        """
-        allowed = self.others and not (self.loss_alone or self.broken or self.soft or self.verify == "full")
-        if not allowed or self.calls > 1 or self.earlier:
+    def plans_for_less(self, refused: BudgetError) -> bool:
+        """Whether what was refused may be planned anew: a call by itself, or for the gradients of the loss alone."""
+        if self.one_call():
+            return True
+        if self.broken or not self._may_go_by_loss_alone() or not self.by_loss_alone.refused(refused.minimum_bytes):
             return False
-        needed = f"{format_bytes(refused.minimum_bytes, short=True)} or more"
-        if self.budget is not None:
-            KnownRefusals().put(self.model_name, self.budget.text, self.graph_key, needed)
-        self._goes_by_loss_alone(needed)
+        self._go_by_loss_alone()
         return True
 
-    def plans_for_loss_alone(self, graph: str) -> bool:
+    def plans_for_loss_alone(self, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
         """Whether gradients of the loss alone are planned for: now, or in an earlier run of the script.
 
         Args:
-            graph: key of a graph that returns a loss, and beside it what has gradients, too.
+            graph_module: a graph of Dynamo's that returns a loss, and beside it what has gradients, too.
+            inputs: of it.
         """
-        self.others, self.graph_key = True, graph
-        may = self.budget is not None and self.verify != "full" and not (self.soft or self.calls > 1 or self.earlier)
-        if self.budget is not None and may and not self.loss_alone:
-            needed = KnownRefusals().get(self.model_name, self.budget.text, graph)
-            if needed:
-                self._goes_by_loss_alone(needed)
-        return bool(self.loss_alone)
+        if self.budget is None:
+            return False
+        self.by_loss_alone.sees(graph_module, inputs)
+        if self._may_go_by_loss_alone() and self.by_loss_alone.remembers():
+            self._go_by_loss_alone()
+        return bool(self.by_loss_alone.needed)
 
-    def _goes_by_loss_alone(self, needed: str) -> None:
-        self.loss_alone = needed
+    def _may_go_by_loss_alone(self) -> bool:
+        """Not where the user has all gradients compared, or calls share a step."""
+        return self.budget is not None and self.verify != "full" and not (self.soft or self.calls > 1 or self.earlier)
+
+    def _go_by_loss_alone(self) -> None:
+        self._forget_step()
+        self.note(self.by_loss_alone.note)
+
+    def _forget_step(self) -> None:
         self._schedules.clear()
         self.step = None
-        self.forget_plan()
-        self.note(
-            f"planned for gradients of the loss alone: with those of the model's other outputs the step takes {needed}"
-        )
 
     def aim_at_eager(self) -> None:
         """Without a budget, aim at eager's own peak from now on: the user's checkpoints lower that."""

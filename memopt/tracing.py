@@ -34,7 +34,6 @@ from memopt.random_streams import streams_kept
 from memopt.session import Session
 from memopt.step.again import found_again, keep_for_others
 from memopt.step.backward_entry import watched
-from memopt.step.known_refusals import graph_key
 from memopt.step.measured import lower_within
 from memopt.step.planner import step_peak
 from memopt.torch_compat.changing_numbers import ChangingNumbers
@@ -150,7 +149,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
             stage(f"a graph of {len(graph_module.graph.nodes)} nodes is captured")
         session.outside.saw(graph_module)
         others = others_than_the_loss(graph_module) if torch.is_grad_enabled() else ()
-        by_loss_alone = bool(others) and session.plans_for_loss_alone(graph_key(graph_module, example_inputs))
+        by_loss_alone = bool(others) and session.plans_for_loss_alone(graph_module, example_inputs)
         if by_loss_alone:
             detach_outputs(graph_module, others)
         hooks = Hooks(session, graph_module, example_inputs)
@@ -179,10 +178,14 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
                     raise
             raise allowing  # it names what does with a loss outside of the graph
 
+        def looked_after(run: Callable[..., Any]) -> Callable[..., Any]:
+            run = watched(run, hooks.backward_facts(), lambda error: session.short_of_memory(error))
+            return attached(run, others, session.by_loss_alone.needed) if by_loss_alone else run
+
         def for_many_sizes() -> Callable[..., Any]:
             code = session.engine().compile_symbolic(graph_module, example_inputs, hooks)
             run = _noted_at_any_size(code, session, hooks)
-            return watched(run, hooks.backward_facts(), lambda error: session.short_of_memory(error))
+            return looked_after(run)
 
         def recall(facts: bytes) -> Recalled:
             return session.engine().recall(graph_module, example_inputs, hooks, facts)
@@ -202,8 +205,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
                 run = _noted(run, session, hooks)
                 if not hooks.needs_gradients:
                     return run
-                run = watched(run, hooks.backward_facts(), lambda error: session.short_of_memory(error))
-                return attached(run, others, session.loss_alone) if by_loss_alone else run
+                return looked_after(run)
             except Exception as error:
                 note_graph(error, graph_module)
                 raise

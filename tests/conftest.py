@@ -17,7 +17,7 @@ from memopt.memory.cost.devices import CPU, typical
 from memopt.memory.cost.table import CostTable
 from memopt.solve import recompute, search
 from memopt.solve.rollout import Rollout
-from memopt.step import again, earlier_calls, known_refusals, side_by_side
+from memopt.step import again, script_store, side_by_side
 
 # No time limit for an example, as machines are busy, and the same examples every time: what fails is found again.
 hypothesis.settings.register_profile("memopt", deadline=None, derandomize=True)
@@ -54,8 +54,7 @@ def own_patch() -> Iterator[pytest.MonkeyPatch]:
 def _own_steps(request: pytest.FixtureRequest, own_patch: pytest.MonkeyPatch) -> None:
     """A step that another test has settled is not found again: what is asked is how it is made."""
     own_patch.setattr(again, "versions", lambda: request.node.nodeid)
-    own_patch.setattr(earlier_calls, "versions", lambda: request.node.nodeid)
-    own_patch.setattr(known_refusals, "versions", lambda: request.node.nodeid)
+    own_patch.setattr(script_store, "versions", lambda: request.node.nodeid)
 
 
 @pytest.fixture(autouse=True)

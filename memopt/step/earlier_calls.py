@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from memopt.memory.cost.disk import Store
 from memopt.memory.reach import is_sparse, plain_tensors
 from memopt.program import Program
-from memopt.step.keys import versions
 from memopt.step.planner import GraphPeaks
+from memopt.step.script_store import ScriptStore
 from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import compiled_nodes, first_nodes, when_released
 from memopt.torch_compat.storages import id_of_storage
@@ -145,38 +141,23 @@ class EarlierCalls:
 
 
 class KnownCalls:
-    """How many calls a step was found to have that had no room for them: for later runs of the same script.
-
-    A process without a script, a notebook's or one that another process began, goes by its working directory too.
-    Without a folder for caches nothing is known.
-    """
+    """How many calls a step was found to have that had no room for them: for later runs of the same script."""
 
     def __init__(self) -> None:
         """Nothing is read or made yet."""
-        self._store, script = Store("calls"), getattr(sys.modules.get("__main__"), "__file__", None)
-        self._script = [os.getcwd(), *sys.argv[:1]] if script is None else [os.path.abspath(script)]
+        self._store = ScriptStore("calls")
 
     def get(self, model: str, budget: str, graph: str) -> tuple[int, int]:
-        """The calls, and the bytes of all their arguments.
-
-        Args:
-            model: name of its class.
-            budget: as the user wrote it.
-            graph: fingerprint of the first graph of a call.
-        """
-        record = self._store.get(versions(), self._key(model, budget, graph))
-        calls, arguments = (record.get("calls"), record.get("arguments")) if record is not None else (1, 0)
+        """The calls, and the bytes of all their arguments; arguments as of `ScriptStore.get`."""
+        record = self._store.get(model, budget, graph)
+        calls, arguments = record.get("calls"), record.get("arguments")
         if type(calls) is not int or type(arguments) is not int or not 1 <= calls <= _MOST or arguments < 0:
             return 1, 0
         return calls, arguments
 
     def put(self, model: str, budget: str, graph: str, calls: int, arguments: int) -> None:
         """Keep how many there are; as `get`."""
-        record = {"calls": calls, "arguments": arguments}
-        self._store.put(versions(), self._key(model, budget, graph), record)
-
-    def _key(self, model: str, budget: str, graph: str) -> str:
-        return json.dumps([*self._script, model, budget, graph])
+        self._store.put(model, budget, graph, {"calls": calls, "arguments": arguments})
 
 
 def arguments_of(args: Any, kwargs: Any) -> dict[int, int]:

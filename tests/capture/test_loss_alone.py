@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import memopt
+from memopt.backends.inductor import missing_compiler
 from memopt.capture.loss_alone import attached
 from memopt.session import Session
+from memopt.step.by_loss_alone import ByLossAlone
 
 X, LABELS = torch.linspace(-1, 1, 64 * 16).reshape(64, 16), torch.arange(64) % 11
 WORDS = "gradients of the loss alone"
@@ -136,10 +138,20 @@ def test_it_is_not_done_where_it_is_not_known_what_the_loss_is(kind):
     run = memopt.compile(Model(kind), "1kB", backend="aten")
     with pytest.raises(memopt.BudgetError):
         run(X, LABELS)
-    assert not any(run._memopt.sessions[plan].loss_alone for plan in run._memopt.sessions)
+    assert not any(run._memopt.sessions[plan].by_loss_alone.needed for plan in run._memopt.sessions)
 
 
 def test_an_output_that_is_returned_twice_is_one():
     value = torch.ones(3)
     found = attached(lambda: [torch.zeros(()), value, value], (1, 2), "1 MB")()
     assert found[1] is found[2] and found[1].requires_grad and found[1].data_ptr() == value.data_ptr()
+
+
+@pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
+def test_code_for_many_sizes_refuses_such_a_gradient_too(monkeypatch):
+    monkeypatch.setattr(ByLossAlone, "remembers", lambda self: not self.needed and bool(self.refused(1_000_000)))
+    run = memopt.compile(Model(), "10MB", backend="inductor", dynamic=True)
+    out = run(X, LABELS)
+    assert out.logits.requires_grad
+    with pytest.raises(RuntimeError, match=WORDS):
+        out.logits.sum().backward()
