@@ -14,7 +14,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from memopt.call_start import contents_of, refill
-from memopt.capture.writes import may_overlap
+from memopt.capture.overlap import may_overlap
 from memopt.evidence import EvidenceError
 from memopt.facts import Facts, facts_of, other_fact, other_sharing, shared_memory
 from memopt.random_streams import host_state, set_host_state
@@ -69,9 +69,10 @@ class Before:
         """Copy what a call may write to."""
         self.model, self.args, self.kwargs = model, args, kwargs
         self.random = _random_states()
-        written = [_once_each(tensor.detach()) for tensor in _written(model, args, kwargs).values()]
-        self._tensors = [(tensor, tensor.clone()) for tensor in written]
-        self.histories = {name: _History(tensor) for name, tensor in _written(model, args, kwargs).items()}
+        written = _written(model, args, kwargs)
+        values = (_once_each(tensor.detach()) for tensor in written.values())
+        self._tensors = [(tensor, tensor.clone()) for tensor in values]
+        self.histories = {name: _History(tensor) for name, tensor in written.items()}
         self._attributes = [
             (module, {key: (value, contents_of(value)) for key, value in module.__dict__.items()})
             for module in model.modules()

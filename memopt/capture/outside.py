@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from memopt.torch_compat import pytree
+from memopt.torch_compat.autograd_nodes import first_nodes
 from memopt.torch_compat.dynamo import compilations, traces_recurrent_layers
 
 _MOST = 3  # places, and kinds of operations, that are named
@@ -55,7 +55,7 @@ class Outside:
 
     def mark(self, inputs: Any) -> Mark:
         """What `told` goes by: a call with these arguments begins."""
-        return _latest(), frozenset(_nodes(inputs))
+        return _latest(), frozenset(first_nodes(inputs))
 
     def told(self, model: nn.Module, outputs: Any, mark: Mark) -> str | None:
         """One line about the call that has ended; None where all was captured, or nothing compiled.
@@ -101,7 +101,7 @@ def _line(places: list[str], operations: list[str]) -> str:
 
 def _eager(outputs: Any, before: frozenset[Any]) -> Iterator[str]:
     """The kinds of operations with gradients behind these tensors that were not compiled, down to those nodes."""
-    seen, waiting = set(before), _nodes(outputs)
+    seen, waiting = set(before), first_nodes(outputs)
     told: set[str] = set()
     while waiting:
         node = waiting.pop()
@@ -113,11 +113,6 @@ def _eager(outputs: Any, before: frozenset[Any]) -> Iterator[str]:
             told.add(name)
             yield name
         waiting += [following for following, _ in node.next_functions if following is not None]
-
-
-def _nodes(tensors: Any) -> list[Any]:
-    leaves = (leaf for leaf in pytree.tree_leaves(tensors) if isinstance(leaf, torch.Tensor))
-    return [leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None]
 
 
 def _recurrent(model: nn.Module) -> Iterator[str]:

@@ -1,19 +1,33 @@
-"""Whether views of one memory show the same elements."""
+"""Whether views show an element twice, or the same elements as others of their memory."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import torch
 
 from memopt.torch_compat.storages import storage_id
+from memopt.torch_compat.symbols import surely
 
 # Places looked at before two views count as showing the same element though none was found.
 _PLACES = 10_000
 
 
-def same_places(one: torch.Tensor, other: torch.Tensor) -> bool:
+def may_overlap(view: torch.Tensor) -> bool:
+    """Whether two places of a view may be one element: a larger stride does not step over all smaller ones."""
+    reach: Any = 0
+    for stride, size in sorted(zip(view.stride(), view.shape, strict=True)):
+        if surely(size == 1):
+            continue
+        if not surely(stride > reach):
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def same_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors show the same elements of the same memory in the same order."""
     return bool(
         storage_id(one) == storage_id(other)

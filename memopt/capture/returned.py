@@ -19,7 +19,7 @@ from torch import fx
 
 from memopt.capture.dynamo_graph import name_of, storages_of, value_of, writes
 from memopt.capture.export import CaptureError
-from memopt.capture.writes import may_overlap
+from memopt.capture.overlap import may_overlap
 from memopt.program import source_line
 from memopt.torch_compat.dynamo import sets_grad_mode
 

@@ -17,7 +17,7 @@ from torch import fx
 
 from memopt.capture.dynamo_graph import name_of, storages_of, value_of, writes
 from memopt.capture.export import CaptureError
-from memopt.capture.overlap import same_places, share_elements
+from memopt.capture.overlap import may_overlap, same_elements, share_elements
 from memopt.capture.written_layout import as_tiles, keep_layout, other_layout
 from memopt.program import source_line
 from memopt.torch_compat import pytree
@@ -171,7 +171,7 @@ def _reads_written(func: Any, written: torch.Tensor, other: torch.Tensor) -> boo
     if not strided or not share_elements(written, other):
         return False
     name = schema_of(func).name.split("::")[-1]
-    return not (name.startswith(_OF_ONE_NUMBER) or (same_places(written, other) and not name.startswith(_ANY_ORDER)))
+    return not (name.startswith(_OF_ONE_NUMBER) or (same_elements(written, other) and not name.startswith(_ANY_ORDER)))
 
 
 def _called(func: Any) -> str:
@@ -195,15 +195,3 @@ def _fault(func: Any, source: torch.Tensor, view: torch.Tensor, args: Sequence[A
     if func is aten.as_strided.default and may_overlap(view):
         return "as_strided() with overlaps"
     return None
-
-
-def may_overlap(view: torch.Tensor) -> bool:
-    """Whether two places of a view may be one element: a larger stride does not step over all smaller ones."""
-    reach: Any = 0
-    for stride, size in sorted(zip(view.stride(), view.shape, strict=True)):
-        if surely(size == 1):
-            continue
-        if not surely(stride > reach):
-            return True
-        reach += stride * (size - 1)
-    return False
