@@ -60,15 +60,15 @@ class Step:
         """
         none, look = no_gradient(node), look_of(node)
 
-        def taken(pairs: Iterable[tuple[int, Any]]) -> list[Any]:
+        def existing(pairs: Iterable[tuple[int, Any]]) -> list[Any]:
             values = [None if place in none else value for place, value in pairs]
             look(values)
             return values
 
         def give(number: int, gradients: Sequence[Any]) -> None:
-            self._given[number] = taken(zip(outputs[number], gradients, strict=True))
+            self._given[number] = existing(zip(outputs[number], gradients, strict=True))
 
-        self._given, self._rest = {}, lambda gradients: taken(enumerate(gradients))
+        self._given, self._rest = {}, lambda gradients: existing(enumerate(gradients))
         self._pieces, self._advance = generate(args, give), advance
         at_end_of_backward(self._see)
         self._run_on()

@@ -3,7 +3,6 @@
 import contextlib
 import random
 import types
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -43,13 +42,6 @@ def total(call, model, x, step=stepped):
     taken = memopt.measure(lambda: step(call, x)).peak_bytes
     model.zero_grad()
     return taken + sum(p.nbytes for p in model.parameters()) + x.nbytes
-
-
-@pytest.fixture(autouse=True)
-def _capturable_afterwards() -> Iterator[None]:
-    """What torch.compile has given up it does not try again: for modules of torch's own the entry that all share."""
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("budget", [1.0, "1MB"])

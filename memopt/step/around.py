@@ -178,7 +178,7 @@ class Around:
             found = dataclasses.replace(found, held=2 * found.held - self.seen.held)
         self.seen = self.seen.joined(found)
         current.look()
-        current.told(held)
+        current.report_whole(held)
         return 0
 
     def _reached(self, current: _Open, gradients: Sequence[torch.Tensor | None]) -> None:
@@ -241,19 +241,19 @@ class _Open:
         self.gradients = self.stays = self.kept = 0
         self.task: object = None
         self._outputs = list(outputs)
-        self._told = False
+        self._reported = False
 
     def over(self) -> None:
         """Backward is over."""
         self.window.backward_ends()
         held = self.window.close()
         if held is not None:
-            self.told(held)
+            self.report_whole(held)
 
-    def told(self, held: Held) -> None:
+    def report_whole(self, held: Held) -> None:
         """Say what the whole step has held, where that was asked for and is known, once."""
-        if self.call.whole is not None and held.whole is not None and not self._told:
-            self._told = True
+        if self.call.whole is not None and held.whole is not None and not self._reported:
+            self._reported = True
             self.call.whole(held.whole)
 
     def retained(self) -> int:
