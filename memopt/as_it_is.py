@@ -29,7 +29,7 @@ from memopt.refusals import state_of
 from memopt.report.eager import eager_report
 from memopt.session import Session
 from memopt.steady import Kind
-from memopt.step.around import Watch
+from memopt.step.around import SCALARS, Watch
 from memopt.step.earlier_calls import AS_IT_IS, Figures
 from memopt.step.planner import between_graphs, step_peak
 from memopt.torch_compat import pytree
@@ -41,11 +41,12 @@ RUNS = "runs as it is: "
 _WAY = "leave the budget out"
 
 _MOST = 256  # kinds of calls that are remembered
-_SCALARS = 256  # bytes of losses and counts: no more is no excess
 
 # Arguments that a run on fake tensors shows whole; others may hold tensors that are not counted, and be written to.
-_NUMBERS = (bool, int, float, complex, str, bytes, slice, enum.Enum, type(None))
-_SHOWN = (torch.Tensor, *_NUMBERS, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_SHOWN = (
+    torch.Tensor, bool, int, float, complex, str, bytes, slice, enum.Enum, type(None), torch.dtype, torch.device,
+    torch.layout, torch.memory_format,
+)  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -303,7 +304,7 @@ class AsItIs:
             return
         with between_graphs(session.seen.between, session.seen.forward):
             counted = step_peak([known.eager.peaks]) + session.seen.held
-        if self._decides == called and took - counted > _SCALARS:  # a fraction is of what the step really takes
+        if self._decides == called and took - counted > SCALARS:  # a fraction is of what the step really takes
             session.reference.takes_more(took - counted)
         self._compare(called, session, kind, took, counted)
 
@@ -316,7 +317,7 @@ class AsItIs:
             return  # there a peak that is no new one is not known
         known.real = needs.call + took - counted
         session.took(known.real)
-        if more <= _SCALARS:
+        if more <= SCALARS:
             return
         known.more = more
         size, real = format_bytes(more, short=True), format_bytes(known.real, short=True)

@@ -27,7 +27,7 @@ from memopt.torch_compat.storages import id_of_storage
 # The first steps of a graph that are looked at; after them ever fewer, as looking takes time.
 _FIRST = 4
 # Bytes of losses and counts that a loop keeps: below this nothing is planned for.
-_SCALARS = 256
+SCALARS = 256
 # What grows from step to step is planned for with a margin: one part in so many.
 _GROWTH = 8
 
@@ -118,10 +118,10 @@ class Around:
         self._left = left
         if new_step:
             self._step += 1
-            if self._old() > max(_SCALARS, self._older + self.seen.forward):
+            if self._old() > max(SCALARS, self._older + self.seen.forward):
                 collect()  # a call that is planned leaves garbage, which may show its outputs
             more = self._old() - self._older
-            if more > max(_SCALARS, self.seen.forward):
+            if more > max(SCALARS, self.seen.forward):
                 self.seen = self.seen.joined(Seen(forward=more + more // _GROWTH))
 
     def ended(self, call: Ended, outputs: Any, given: Any, look: Callable[[], None]) -> None:
@@ -275,7 +275,7 @@ def _storages(values: Iterable[Any]) -> dict[int, torch.UntypedStorage]:
 
 
 def _worth(size: int) -> int:
-    return size if size > _SCALARS else 0
+    return size if size > SCALARS else 0
 
 
 def _reached(around: weakref.ref[Around], window: weakref.ref[_Open], gradients: Sequence[torch.Tensor | None]) -> None:
