@@ -16,14 +16,14 @@ from memopt.backends.aten import Boxed, emit
 from memopt.backends.static import device_of
 from memopt.budget import BudgetError, format_bytes
 from memopt.capture.joint import constants_to_attributes
+from memopt.common.phases import phase
 from memopt.errors import first_line
+from memopt.graph.synthesis import same_random_state, synthesize
 from memopt.memory.allocator import slack_bytes
 from memopt.memory.allocator_limit import held_bytes, lifted
 from memopt.memory.measure import measure
-from memopt.phases import phase
 from memopt.program import InputKind, Program
 from memopt.step.inference import plan_for_less
-from memopt.synthesis import same_random_state, synthesize
 from memopt.torch_compat.cuda_memory import free_workspaces
 from memopt.torch_compat.fake_tensors import no_fake_mode
 from memopt.torch_compat.inductor_errors import InductorError

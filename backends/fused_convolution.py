@@ -17,10 +17,10 @@ import torch
 from torch import fx
 
 from memopt.backends.timing import made_like, seconds_of
+from memopt.graph.rewrite import add_constant, erase_unused, forget_inplace
+from memopt.graph.synthesis import same_random_state
 from memopt.patterns.batch_norm import scale_and_shift
 from memopt.program import InputKind, Program
-from memopt.rewrite import add_constant, erase_unused, forget_inplace
-from memopt.synthesis import same_random_state
 
 aten = torch.ops.aten
 

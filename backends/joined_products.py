@@ -1,7 +1,7 @@
 """Products of one matrix with several weights as one product, where the weights lie one after the other in memory.
 
 Query, key and value of attention are such products. Each alone is too small to fill a large device; together they take
-little more time than one. The weights are not copied for it: `memopt.layout` moved the parameters together.
+little more time than one. The weights are not copied for it: `memopt.compilation.layout` moved the parameters together.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import add_constant, erase_unused, forget_inplace
 from memopt.patterns.products import Product, adjacent, products_of_one
 from memopt.program import Program, ProgramError
-from memopt.rewrite import add_constant, erase_unused, forget_inplace
 
 aten = torch.ops.aten
 

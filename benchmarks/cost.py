@@ -23,6 +23,8 @@ import torch
 
 import memopt
 from memopt.api import make_options
+from memopt.calls.tracing import collect
+from memopt.compilation.session import Session
 from memopt.memory.cost.devices import find
 from memopt.memory.cost.key import processor_name
 from memopt.memory.cost.roofline import seconds as roofline_seconds
@@ -31,8 +33,6 @@ from memopt.memory.resident import Resident
 from memopt.pass_manager import Pass, PassManager
 from memopt.passes.checkpoint import Checkpoint
 from memopt.program import Program
-from memopt.session import Session
-from memopt.tracing import collect
 
 MODELS = (
     "resnet18", "resnet50", "mobilenet_v3_large", "densenet121", "unet", "vit_b_16", "bert_base", "gpt2", "llama_tiny"

@@ -19,14 +19,14 @@ import torch
 
 import memopt
 from memopt.api import make_options
+from memopt.calls.tracing import collect
+from memopt.compilation.session import Session
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
 from memopt.memory.timeline import timeline
 from memopt.passes.checkpoint import workspace
 from memopt.program import Program
-from memopt.session import Session
 from memopt.step.planner import plan_step
-from memopt.tracing import collect
 
 MODELS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("resnet50", {}, {"batch": 64}),

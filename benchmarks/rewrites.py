@@ -20,21 +20,21 @@ from torch import fx
 
 import memopt
 from memopt.api import make_options
+from memopt.calls.tracing import collect
+from memopt.compilation.layout import JudgedByCost
+from memopt.compilation.session import Session
 from memopt.inductor.fusion import InductorFusion
-from memopt.layout import JudgedByCost
 from memopt.memory.cost.devices import find
 from memopt.memory.cost.roofline import seconds as roofline_seconds
 from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.memory.resident import Resident
 from memopt.pass_manager import Pass
 from memopt.program import tensors_of
-from memopt.session import Session
 from memopt.step.choice import beside
 from memopt.step.graphs import StepGraphs
 from memopt.step.planned import Planned
 from memopt.step.search import StepSearch
 from memopt.step.stages import judged, stages_of
-from memopt.tracing import collect
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 

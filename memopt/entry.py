@@ -11,12 +11,12 @@ from torch import fx
 from memopt.api import make_options
 from memopt.capture.boundary import at_boundary
 from memopt.capture.dynamo import Hooks
-from memopt.garbage import collecting_rarely
+from memopt.common.garbage import collecting_rarely
+from memopt.common.one_piece import in_one_piece
+from memopt.compilation.session import Session
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident, storage_bytes
-from memopt.one_piece import in_one_piece
 from memopt.program import InputKind
-from memopt.session import Session
 from memopt.torch_compat.dynamo import keep_backward_of_functions
 
 _OPTIONS = ("budget", "backend", "passes", "verify", "optimizer", "allow")

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from memopt.difference.regions import Region, differing_regions
 from memopt.errors import first_line
+from memopt.graph.synthesis import same_random_state, synthesize
 from memopt.program import Program, is_random
-from memopt.regions import Region, differing_regions
-from memopt.synthesis import same_random_state, synthesize
 from memopt.torch_compat import pytree
 
 Verification = bool | Literal["full"]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from memopt.budget import BudgetError, OutOfBudgetError
-from memopt.calls import ModelCalls
+from memopt.calls.model_calls import ModelCalls
 from memopt.options import Options
 from memopt.report.record import Report
 from memopt.torch_compat.modules import change_tensors

@@ -10,12 +10,12 @@ from typing import ClassVar
 
 from torch import fx
 
+from memopt.common.phases import phase
 from memopt.evidence import Evidence, EvidenceError, Verification, prove
-from memopt.graph_record import GraphRecord
-from memopt.phases import phase
+from memopt.graph.record import GraphRecord
+from memopt.graph.rewrite import Refused
+from memopt.graph.snapshot import snapshot
 from memopt.program import InputKind, Program, ProgramError
-from memopt.rewrite import Refused
-from memopt.snapshot import snapshot
 from memopt.torch_compat.fx_graphs import is_erased
 from memopt.torch_compat.storages import version_of
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt import fake_calls, targets
-from memopt.propagation import ProgramError as ProgramError
-from memopt.propagation import propagate, run_fake
+from memopt.graph import fake_calls, targets
+from memopt.graph.propagation import ProgramError as ProgramError
+from memopt.graph.propagation import propagate, run_fake
 from memopt.torch_compat import pytree
 from memopt.torch_compat.fx_graphs import lazy_module, set_operands
 from memopt.torch_compat.operators import HigherOrderOperator, OpOverload, schema_of

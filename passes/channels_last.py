@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import fx
 
-from memopt import fake_calls
-from memopt.fake_calls import CHANNELS_LAST
+from memopt.graph import fake_calls
+from memopt.graph.fake_calls import CHANNELS_LAST
+from memopt.graph.propagation import fake_mode
+from memopt.graph.rewrite import Refused, erase_unused, forget_inplace
 from memopt.memory.cost.roofline import is_light
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.program import Program, is_any_view, is_effectful, is_random
-from memopt.propagation import fake_mode
-from memopt.rewrite import Refused, erase_unused, forget_inplace
 from memopt.torch_compat.inductor_prims import prims
 
 aten = torch.ops.aten
@@ -79,7 +79,7 @@ class ChannelsLast(Pass):
     Numbers: other kernels for the same sums: hence the tolerance.
 
     Refusals: the judge's reason, for the first convolution; views and operators of case 3, by name. Inference programs
-    are returned as they are (`memopt.layout` lays out their weights).
+    are returned as they are (`memopt.compilation.layout` lays out their weights).
     """
 
     name: ClassVar[str] = "channels_last"

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import Refused, forget_inplace, storages
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.patterns.batch import Batch, Batched, NotBatched, find_batch
 from memopt.patterns.batch_views import same_entries
 from memopt.patterns.chunks import Chunk, chunk_of, mark
 from memopt.program import Program, ProgramError, tensors_of
-from memopt.rewrite import Refused, forget_inplace, storages
 from memopt.solve.chunks import Stretch
 
 aten = torch.ops.aten

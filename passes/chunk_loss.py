@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import fx
 
+from memopt.graph.rewrite import Refused, forget_inplace
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.patterns.ahead import find_ahead
 from memopt.patterns.column_padding import Aligned, turn_after_padding
@@ -15,7 +16,6 @@ from memopt.patterns.product_sums import in_float32
 from memopt.patterns.row_chunks import run_in_chunks
 from memopt.patterns.rows import HALVES, PRODUCTS, RowRefused, RowRegion, find_rows, products_before_losses
 from memopt.program import Phase, Program
-from memopt.rewrite import Refused, forget_inplace
 
 _LEAST_CHUNKS, _MOST_CHUNKS = 4, 16
 _ALIGNED_BYTES = 16  # rows of matrices begin at multiples of this where tensor cores are to read them

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import erase_unused, forget_inplace, returned_storages, storages
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.program import InputKind, Phase, Program, is_random
-from memopt.rewrite import erase_unused, forget_inplace, returned_storages, storages
 
 aten = torch.ops.aten
 prims = torch.ops.prims

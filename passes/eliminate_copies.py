@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from memopt.graph.propagation import fake_mode
+from memopt.graph.rewrite import erase_unused, forget_inplace
 from memopt.memory.sharing import Sharing
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.program import Program
-from memopt.propagation import fake_mode
-from memopt.rewrite import erase_unused, forget_inplace
 from memopt.torch_compat.fake_tensors import no_fake_mode
 
 aten = torch.ops.aten

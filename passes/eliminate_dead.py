@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from torch import fx
 
+from memopt.graph.rewrite import drop_unused_constants
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.program import InputKind, Program, is_effectful, is_random
-from memopt.rewrite import drop_unused_constants
 
 
 class EliminateDead(Pass):

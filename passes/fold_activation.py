@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import VIEWS, Refused, erase_unused, fake_value, forget_inplace
 from memopt.pass_manager import Change, Pass, PassResult, Refusal, attempt_each
 from memopt.patterns.activations import spelling_of
 from memopt.patterns.clamps import bounds_of, changes_nothing
 from memopt.patterns.fused_ops import LAYERS, Activation, activation_of, fused_op
 from memopt.program import Program, is_any_view, is_view
-from memopt.rewrite import VIEWS, Refused, erase_unused, fake_value, forget_inplace
 from memopt.torch_compat.operators import schema_of
 
 aten = torch.ops.aten

@@ -9,6 +9,16 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import (
+    ALLOWANCE,
+    add_constant,
+    ancestors,
+    drop_unused_constants,
+    erase_unused,
+    forget_inplace,
+    returned_storages,
+    storages,
+)
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.program import (
     InputKind,
@@ -18,16 +28,6 @@ from memopt.program import (
     is_effectful,
     is_random,
     tensors_of,
-)
-from memopt.rewrite import (
-    ALLOWANCE,
-    add_constant,
-    ancestors,
-    drop_unused_constants,
-    erase_unused,
-    forget_inplace,
-    returned_storages,
-    storages,
 )
 from memopt.torch_compat.dispatch import no_modes
 from memopt.torch_compat.fake_tensors import FakeTensor

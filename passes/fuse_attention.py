@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import fx
 
 from memopt.errors import first_line
+from memopt.graph.propagation import fake_mode
+from memopt.graph.relayout import layout_is_unseen, replace_relaid
+from memopt.graph.rewrite import Refused, drop_unused_constants, erase_unused, fake_value, forget_inplace
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.patterns.attention import Attention, Operand, attention_of
 from memopt.patterns.attention_mask import Mask, Masks
 from memopt.patterns.elements import drop_metadata_checks, keeps_order, permutation, shape
 from memopt.program import Program
-from memopt.propagation import fake_mode
-from memopt.relayout import layout_is_unseen, replace_relaid
-from memopt.rewrite import Refused, drop_unused_constants, erase_unused, fake_value, forget_inplace
 from memopt.torch_compat.fx_graphs import is_erased, make_fx
 
 aten = torch.ops.aten

@@ -10,10 +10,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from memopt.pass_manager import Change, Pass, PassResult, attempt_each
-from memopt.patterns.batch_norm import scale_and_shift
-from memopt.program import InputKind, Program
-from memopt.rewrite import (
+from memopt.graph.rewrite import (
     VIEWS,
     Refused,
     add_constant,
@@ -22,6 +19,9 @@ from memopt.rewrite import (
     fake_value,
     forget_inplace,
 )
+from memopt.pass_manager import Change, Pass, PassResult, attempt_each
+from memopt.patterns.batch_norm import scale_and_shift
+from memopt.program import InputKind, Program
 from memopt.torch_compat.fake_tensors import FakeTensor
 from memopt.torch_compat.storages import storage_id
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import VIEWS, Refused, erase_unused, fake_value, forget_inplace, storages
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.program import Program
-from memopt.rewrite import VIEWS, Refused, erase_unused, fake_value, forget_inplace, storages
 
 aten = torch.ops.aten
 _FUSED = {aten.mm.default: aten.addmm.default, aten.bmm.default: aten.baddbmm.default}

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from memopt.graph.relayout import layout_is_unseen, replace_relaid
+from memopt.graph.rewrite import Refused, erase_unused, fake_value, forget_inplace
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.patterns.elements import drop_metadata_checks, shape
 from memopt.patterns.norms import Norm, norm_of
 from memopt.program import Program
-from memopt.relayout import layout_is_unseen, replace_relaid
-from memopt.rewrite import Refused, erase_unused, fake_value, forget_inplace
 from memopt.torch_compat.dispatch import has_kernel
 
 aten = torch.ops.aten

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import forget_inplace
 from memopt.memory.aliasing import Aliasing, analyse
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.patterns.product_sums import ADD_PRODUCT
 from memopt.program import Phase, Program, tensors_of
-from memopt.rewrite import forget_inplace
 from memopt.torch_compat.operators import OpOverload, operator_name, schema_of
 
 _MOST_REFUSALS = 50

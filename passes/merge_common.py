@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import ALLOWANCE, forget_inplace, returned_storages, storages
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.program import Phase, Program, is_effectful, is_random
-from memopt.rewrite import ALLOWANCE, forget_inplace, returned_storages, storages
 
 
 class MergeCommon(Pass):

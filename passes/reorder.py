@@ -9,11 +9,11 @@ from typing import ClassVar
 
 from torch import fx
 
+from memopt.graph.rewrite import forget_inplace
 from memopt.memory.aliasing import Aliasing, analyse, owner
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.passes.inplace import may_overwrite
 from memopt.program import Program, is_effectful, is_random
-from memopt.rewrite import forget_inplace
 from memopt.solve.order import Order, OrderProblem, live_bytes, smallest_peak
 
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import VIEWS, Builder, Refused, erase_unused, forget_inplace
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.program import Phase, Program
-from memopt.rewrite import VIEWS, Builder, Refused, erase_unused, forget_inplace
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import Refused, forget_inplace, storages
 from memopt.memory.cost.scratch import workspace_bytes
 from memopt.memory.timeline import timeline
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
@@ -17,7 +18,6 @@ from memopt.patterns.batch import NO_BATCH, Batched, State, Summed, batch_of
 from memopt.patterns.batch_stretches import CONVOLUTIONS, FILLED, Span, Spans, find_spans
 from memopt.patterns.elements import shape
 from memopt.program import Phase, Program, ProgramError, is_any_view, tensors_of
-from memopt.rewrite import Refused, forget_inplace, storages
 
 aten = torch.ops.aten
 _CONVERT = torch.ops.prims.convert_element_type.default

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import Builder, Refused, erase_unused, forget_inplace
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.program import Program
-from memopt.rewrite import Builder, Refused, erase_unused, forget_inplace
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import erase_unused, fake_value, forget_inplace
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.patterns.column_padding import pads_of
 from memopt.patterns.rows import PRODUCTS
 from memopt.program import Program
-from memopt.rewrite import erase_unused, fake_value, forget_inplace
 
 aten = torch.ops.aten
 _PAD, _SLICE = aten.constant_pad_nd.default, aten.slice.Tensor

@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 import torch
 
-from memopt import garbage
+from memopt.common import garbage
 from memopt.memory.cost import measure, roofline
 from memopt.memory.cost.devices import CPU, typical
 from memopt.memory.cost.table import CostTable

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from memopt import evidence
+from memopt.difference.regions import differing_regions
 from memopt.evidence import Evidence, EvidenceError, prove
 from memopt.program import InputKind, Program
-from memopt.regions import differing_regions
 from tests.passes.build import trace
 
 aten = torch.ops.aten

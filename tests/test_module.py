@@ -159,7 +159,7 @@ def test_what_moves_nothing_keeps_plans_and_report(move, monkeypatch):
     run.zero_grad()
     report = run.report
     assert move(run) is run and run.report is report
-    monkeypatch.delattr("memopt.session.Session.plan_training")
+    monkeypatch.delattr("memopt.compilation.session.Session.plan_training")
     run(x).sum().backward()
     assert run.report is report
 

@@ -164,8 +164,10 @@ def test_neither_the_package_nor_its_help_imports_torch():
     assert done.stdout.strip() == "0 False compile True"
 
 
-@pytest.mark.quick("memopt.layout")
-@pytest.mark.parametrize("first", ["memopt.passes.offload", "memopt.patterns.batch_gradients", "memopt.layout"])
+@pytest.mark.quick("memopt.compilation.layout")
+@pytest.mark.parametrize(
+    "first", ["memopt.passes.offload", "memopt.patterns.batch_gradients", "memopt.compilation.layout"]
+)
 def test_a_module_may_be_the_first_that_is_imported(first):
     subprocess.run([sys.executable, "-c", f"import {first}"], capture_output=True, check=True)
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from memopt.graph.rewrite import Refused
 from memopt.pass_manager import Change, Pass, PassError, PassManager, PassResult, Refusal, attempt_each
 from memopt.program import InputKind, Program
-from memopt.rewrite import Refused
 from tests.passes.build import trace
 
 aten = torch.ops.aten

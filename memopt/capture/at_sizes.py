@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.graph.propagation import propagate
 from memopt.program import copy_node, module_of
-from memopt.propagation import propagate
 from memopt.torch_compat.operators import HigherOrderOperator
 from memopt.torch_compat.symbols import SYMBOLIC, Sized, Sizes, UnknownSizeError
 

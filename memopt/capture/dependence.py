@@ -17,8 +17,8 @@ from torch import fx
 
 from memopt.capture.joint import is_tangent
 from memopt.capture.reached import Reached
+from memopt.graph.rewrite import ancestors
 from memopt.program import InputKind, Program, is_any_view
-from memopt.rewrite import ancestors
 from memopt.step.own_copies import recomputes
 from memopt.torch_compat.backward import input_of_gradient, role_of, shown_by_role, tangent_places
 

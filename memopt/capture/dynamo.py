@@ -53,7 +53,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 class Session(Protocol):
-    """Decides what becomes of each captured program; `memopt.session.Session` is the one that compiles."""
+    """Decides what becomes of each captured program; `memopt.compilation.session.Session` is the one that compiles."""
 
     hooked: Hooked | None  # the parameters whose gradients hooks use and drop, where the model is known
 

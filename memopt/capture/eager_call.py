@@ -14,6 +14,8 @@ from torch import nn
 from memopt.capture.eager_step import roots_of
 from memopt.capture.export import NotCapturedError
 from memopt.capture.shadow import Shadow
+from memopt.common.quiet import quiet
+from memopt.common.random_streams import host_state, streams_kept
 from memopt.errors import first_line
 from memopt.memory.attributes import held_tensors
 from memopt.memory.cost.table import CostTable
@@ -21,8 +23,6 @@ from memopt.memory.reach import shown_tensors
 from memopt.memory.resident import storage_bytes
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.step_ledger import StepLedger
-from memopt.quiet import quiet
-from memopt.random_streams import host_state, streams_kept
 from memopt.step.planner import GraphPeaks
 from memopt.torch_compat import pytree
 from memopt.torch_compat.packed_sequences import Unpacking

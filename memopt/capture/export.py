@@ -12,9 +12,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind as ExportInputKind
 from torch.export.graph_signature import OutputKind as ExportOutputKind
 
+from memopt.common.quiet import quiet
 from memopt.errors import first_line
 from memopt.program import Input, InputKind, Output, OutputKind, Program, source_line
-from memopt.quiet import quiet
 from memopt.torch_compat import pytree
 from memopt.torch_compat.exporting import composites, written_out
 from memopt.torch_compat.fake_tensors import no_fake_mode

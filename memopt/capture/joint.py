@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.fake_calls import apart, forget
+from memopt.graph.fake_calls import apart, forget
+from memopt.graph.propagation import fake_mode
+from memopt.graph.rewrite import ancestors, storages
 from memopt.memory.aliasing import owner
 from memopt.program import (
     Input,
@@ -25,8 +27,6 @@ from memopt.program import (
     is_random,
     module_of,
 )
-from memopt.propagation import fake_mode
-from memopt.rewrite import ancestors, storages
 from memopt.torch_compat import roles
 
 # The forward half of a joint graph, and the backward half.

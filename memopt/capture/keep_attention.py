@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from memopt.rewrite import ancestors
+from memopt.graph.rewrite import ancestors
 from memopt.torch_compat.fake_tensors import no_fake_mode
 from memopt.torch_compat.operators import attention_function
 

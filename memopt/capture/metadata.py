@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from memopt.capture.dynamo_graph import value_of
-from memopt.facts import Facts, facts_of, other_fact, other_sharing, shared_memory
+from memopt.capture.facts import Facts, facts_of, other_fact, other_sharing, shared_memory
 from memopt.program import source_line
 from memopt.torch_compat.dispatch import is_wrapper
 from memopt.torch_compat.fake_tensors import FakeTensor

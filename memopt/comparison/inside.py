@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import memopt
-from memopt import phases
+from memopt.common import phases
 from memopt.comparison.job import Job
 
 # What memopt does on the device while it plans: measured, or it takes as much as a step does.

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from memopt.common.cores import cores as _cores
 from memopt.comparison.job import Job
 from memopt.comparison.processes import Worker, WorkerFailed, device_used
-from memopt.cores import cores as _cores
 from memopt.torch_compat.inductor_files import files_by_default
 
 # The same allocator for all rows, and the one that memopt's budgets are kept with.

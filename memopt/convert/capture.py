@@ -11,9 +11,9 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch.export import Dim, ExportedProgram
 
+from memopt.common.quiet import quiet
 from memopt.convert.errors import ConversionError
 from memopt.errors import first_line
-from memopt.quiet import quiet
 from memopt.torch_compat import pytree
 
 log = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from memopt.common.quiet import quiet
 from memopt.convert.capture import Captured
 from memopt.convert.errors import ConversionError
 from memopt.convert.translations import translations
 from memopt.errors import cause_line
 from memopt.onnx.origin import origin_of
-from memopt.quiet import quiet
 from memopt.torch_compat import pytree
 
 # What the exporter's own translations are written for: other opsets are reached by converting from it.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from memopt.budget import format_bytes
 from memopt.convert.record import PASSES_ON, Conversion, Signature
-from memopt.graph_record import GraphRecord
+from memopt.graph.record import GraphRecord
 from memopt.onnx.evidence import OnnxEvidence
 from memopt.report.curve_table import format_seconds
 from memopt.report.html_page import render_page

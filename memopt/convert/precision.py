@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from memopt.graph.rewrite import Refused
 from memopt.onnx.read import attribute, constant, has_subgraphs, opset, producer
-from memopt.rewrite import Refused
 
 NAMES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 # Sums of many terms, and functions whose result loses its digits or leaves float16's range where the operand does not.

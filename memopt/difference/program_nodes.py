@@ -11,8 +11,8 @@ from torch import fx
 
 from memopt.difference.digest import tensor_digest
 from memopt.difference.graph_diff import GraphNode
+from memopt.graph.rewrite import storages
 from memopt.program import InputKind, Program, source_line, tensors_of
-from memopt.rewrite import storages
 
 
 def graph_nodes(program: Program, *, values: bool = False) -> list[GraphNode]:

@@ -11,16 +11,16 @@ from torch import fx, nn
 
 from memopt.api import compile as compile_model
 from memopt.backends.aten import AtenBackend
+from memopt.calls.guard_fast_path import Kind
+from memopt.calls.tracing import collect, dynamo_settings
 from memopt.capture.dynamo import Hooks
 from memopt.capture.graph_inputs import Names
 from memopt.capture.shadow import model_names
+from memopt.graph.synthesis import synthesize
 from memopt.program import InputKind, Program
-from memopt.steady import Kind
 from memopt.step.guard import short_of_memory
 from memopt.step.hooked import Hooked
-from memopt.synthesis import synthesize
 from memopt.torch_compat.changing_numbers import ChangingNumbers
-from memopt.tracing import collect, dynamo_settings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """A rewrite in part: a program with some of the places changed in which two programs differ.
 
-What differs is cut into parts: the regions of `memopt.regions` (what lies outside of them is equal by construction),
-annotations of in-place results, and values of constants. Each part can be taken over by itself, whatever pass made it.
+What differs is cut into parts: the regions of `memopt.difference.regions` (what lies outside of them is equal by
+construction), annotations of in-place results, and values of constants. Each part can be taken over by itself, whatever
+pass made it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from torch import fx
 
 from memopt.difference.graph_diff import align
 from memopt.difference.program_nodes import graph_nodes
+from memopt.difference.regions import Region, differing_regions
+from memopt.graph.rewrite import forget_inplace
 from memopt.pass_manager import Change
 from memopt.program import InputKind, Phase, Program, ProgramError, describe, is_effectful, is_random, tensors_of
-from memopt.regions import Region, differing_regions
-from memopt.rewrite import forget_inplace
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import fx
 
+from memopt.graph.rewrite import ancestors
 from memopt.inductor.order import ADDED
 from memopt.program import Phase
-from memopt.rewrite import ancestors
 
 
 def return_early(module: fx.GraphModule, outputs: int, also: Container[fx.Node] = ()) -> int:

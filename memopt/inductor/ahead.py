@@ -22,9 +22,9 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from memopt.cores import cores
+from memopt.common.cores import cores
 from memopt.errors import first_line
-from memopt.fake_calls import library_settings
+from memopt.graph.fake_calls import library_settings
 from memopt.inductor.kernel_sources import KernelSources
 from memopt.torch_compat.forked import (
     before_code,

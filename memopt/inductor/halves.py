@@ -16,13 +16,13 @@ import torch
 from torch import fx
 
 from memopt.capture.dependence import SavedFor, saved_in_part
+from memopt.common.phases import phase
 from memopt.inductor.ahead import Ahead, BegunError, lays_out
 from memopt.inductor.generated import GeneratedCode, recordable
 from memopt.inductor.loading import Call, loaded_by
 from memopt.inductor.offload import waiting
 from memopt.inductor.replay import Meter, ReplayError, Workspace, Wrapper, replay
 from memopt.memory.timeline import is_of_a_loss
-from memopt.phases import phase
 from memopt.program import InputKind, OutputKind, Program, copy_node, module_of
 from memopt.recording.ends import ends_of
 from memopt.recording.pool import Pool

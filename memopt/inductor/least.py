@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import fx
 
+from memopt.graph.rewrite import storages
 from memopt.host.operators import TO_HOST
 from memopt.inductor.padding import padded_in_place
 from memopt.patterns.overwrites import sum_so_far
-from memopt.rewrite import storages
 from memopt.torch_compat.operators import operator_name
 
 # Never fused into a kernel that Inductor generates, nor done without memory for operands and results.

@@ -15,6 +15,8 @@ import torch
 from torch import fx
 
 from memopt.capture.joint import Halved
+from memopt.graph.propagation import fake_mode
+from memopt.graph.rewrite import storages
 from memopt.host.operators import ARRIVED, FETCH, LANDED, TO_HOST
 from memopt.host.room import available_bytes
 from memopt.inductor.expected import expected_bytes
@@ -23,14 +25,12 @@ from memopt.inductor.kinds import is_library_call
 from memopt.memory.cost.roofline import span
 from memopt.passes.offload import Offload
 from memopt.program import copy_node, module_of
-from memopt.propagation import fake_mode
 from memopt.recording.room import may_wait
-from memopt.rewrite import storages
 from memopt.solve.offload import Offload as Problem
 from memopt.solve.offload import Trip, Value, trips
 
 if TYPE_CHECKING:
-    from memopt.session import Session
+    from memopt.compilation.session import Session
 
 # What lowers the most bytes in use by less than one part in so many is not worth a copy.
 _WORTH = 100

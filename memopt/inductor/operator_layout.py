@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.fake_calls import apart
+from memopt.graph.fake_calls import apart
 from memopt.program import copy_node, module_of
 from memopt.torch_compat.decomposed import decomposed
 

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import Halved, constants_to_attributes, drop_outputs, mutations_in_place, shown_by
+from memopt.common.phases import phase
 from memopt.inductor.added import mark_added, return_early
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.kinds import is_library_call
@@ -18,7 +19,6 @@ from memopt.inductor.partition import saved_bytes
 from memopt.inductor.sinks import put_off_sinks
 from memopt.inductor.spared import spare_saved
 from memopt.pass_manager import Pass
-from memopt.phases import phase
 from memopt.step.measured import step_decides
 from memopt.step.own_copies import is_copy_of_input, keep_small_inputs
 from memopt.torch_compat.aot_autograd import aot_settings, merges_equal_nodes

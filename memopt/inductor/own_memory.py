@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.fake_calls import apart
+from memopt.graph.fake_calls import apart
 from memopt.inductor.strided_views import base_of
 from memopt.torch_compat.backward import input_of_gradient, role_of
 

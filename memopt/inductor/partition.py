@@ -10,6 +10,7 @@ from torch import fx
 
 from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import Halved
+from memopt.graph.rewrite import storages
 from memopt.inductor.edits import edits
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.fusion import realize
@@ -23,7 +24,6 @@ from memopt.inductor.together import together
 from memopt.inductor.trace import Trace
 from memopt.inductor.write_over import register_write_over
 from memopt.program import Program, copy_node, module_of
-from memopt.rewrite import storages
 from memopt.step.own_copies import keep_copies_of_inputs
 from memopt.torch_compat.aot_autograd import aot_settings
 from memopt.torch_compat.donated import may_donate

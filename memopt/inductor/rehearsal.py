@@ -10,12 +10,12 @@ from torch import fx
 
 from memopt.backends.aten import Boxed, emit
 from memopt.capture.dynamo import Hooks
+from memopt.common.phases import phase
 from memopt.errors import first_line
 from memopt.inductor.halves import Halves
 from memopt.inductor.partition import Partition, compile_training, keep_order, planned_cut
 from memopt.inductor.replay import ReplayError
 from memopt.inductor.workspace import MeasuredWorkspace
-from memopt.phases import phase
 from memopt.torch_compat.inductor_errors import InductorError
 
 

@@ -15,7 +15,7 @@ from memopt.program import Program
 from memopt.step.keys import step_facts, versions
 
 if TYPE_CHECKING:
-    from memopt.session import Session
+    from memopt.compilation.session import Session
 
 # A correction is a difference of bytes on one device.
 _MOST = 1 << 50

@@ -14,10 +14,10 @@ from typing import Any
 from torch import fx
 
 from memopt.capture.joint import Halved, drop_outputs
+from memopt.graph.rewrite import storages
 from memopt.inductor.kinds import DRAWING, SEED, is_inlined
 from memopt.inductor.partition import in_order
 from memopt.program import copy_node, is_any_view, is_effectful, is_random, module_of
-from memopt.rewrite import storages
 
 # A value is computed again of at most so many times its own bytes, by at most so many operations.
 _READ, _OPERATIONS = 3, 32

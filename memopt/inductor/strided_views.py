@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.fake_calls import apart
+from memopt.graph.fake_calls import apart
 from memopt.program import is_any_view
 from memopt.torch_compat.fake_tensors import is_dense
 

@@ -17,6 +17,7 @@ from torch import fx
 from memopt.capture.at_sizes import at_sizes
 from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import Halved
+from memopt.common.phases import phase
 from memopt.engine import ManySizes
 from memopt.errors import first_line
 from memopt.inductor.halves import Halves
@@ -25,7 +26,6 @@ from memopt.inductor.partition import Partition, compile_training
 from memopt.inductor.replay import ReplayError
 from memopt.inductor.workspace import MeasuredWorkspace
 from memopt.memory.distributed import has_group
-from memopt.phases import phase
 from memopt.program import Program, tensors_of
 from memopt.step.rewriting import Rewriting
 from memopt.step.sizes_apart import SizesError

@@ -14,9 +14,10 @@ from torch import fx
 from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks, outside_tracing
 from memopt.capture.joint import Halved
+from memopt.common.garbage import collect_early
+from memopt.common.phases import phase
 from memopt.engine import Recalled
 from memopt.errors import first_line
-from memopt.garbage import collect_early
 from memopt.host.buffers import keep_for
 from memopt.inductor.ahead import Ahead
 from memopt.inductor.generated import GeneratedCode, recordable
@@ -29,7 +30,6 @@ from memopt.inductor.replay import ReplayError
 from memopt.inductor.settled import Settled, SettledSteps, key_of
 from memopt.inductor.trace import Trace
 from memopt.inductor.workspace import MeasuredWorkspace
-from memopt.phases import phase
 from memopt.program import Program
 from memopt.step.corrections import corrected
 from memopt.step.hooked import HELD

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.fake_calls import apart
+from memopt.graph.fake_calls import apart
 from memopt.memory.cost.table import CostTable
 from memopt.patterns.product_sums import ADD_PRODUCT, ADD_PRODUCT_INTO
 from memopt.torch_compat import pytree

@@ -13,12 +13,12 @@ from typing import Any
 
 from torch import fx
 
+from memopt.graph.rewrite import ancestors
+from memopt.graph.targets import is_pointwise
 from memopt.memory.cost.roofline import result_bytes
 from memopt.patterns.column_padding import made_like
 from memopt.patterns.write_over import WRITE_OVER
 from memopt.program import Program, is_any_view, tensors_of
-from memopt.rewrite import ancestors
-from memopt.targets import is_pointwise
 from memopt.torch_compat.inductor_lowering import (
     is_stored,
     is_to_be_computed,

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.graph.propagation import run_fake
 from memopt.memory.rounding import allocated_bytes
 from memopt.program import Program
-from memopt.propagation import run_fake
 from memopt.torch_compat import pytree
 from memopt.torch_compat.storages import storage_id
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from memopt.garbage import collect
-from memopt.quiet import without_lines
+from memopt.common.garbage import collect
+from memopt.common.quiet import without_lines
 from memopt.torch_compat.cuda_memory import allocator_settings, free_workspaces
 from memopt.torch_compat.fake_tensors import no_fake_mode
 

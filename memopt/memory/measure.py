@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from memopt.quiet import without_lines
+from memopt.common.quiet import without_lines
 from memopt.torch_compat import profilers, pytree
 from memopt.torch_compat.backward import backward_task
 from memopt.torch_compat.profilers import before_profilers, mark, name_of_mark

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
+from memopt.graph.rewrite import returned_storages, storages
 from memopt.program import Phase, Program
-from memopt.rewrite import returned_storages, storages
 from memopt.torch_compat.operators import HigherOrderOperator
 
 

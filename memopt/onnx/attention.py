@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from memopt.graph.rewrite import Refused
 from memopt.onnx.edit import Edit
 from memopt.onnx.match import Match, find
 from memopt.onnx.read import argument, attribute, constant, dims, is_standard, label, opset, producer, scalar
 from memopt.onnx.symbolic import Symbols
-from memopt.rewrite import Refused
 
 _GUARD = (("Where", ("IsNaN", "p"), 0.0, "p"),)
 TYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16}

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from memopt.graph.rewrite import Refused
 from memopt.onnx.evaluate import evaluate
 from memopt.onnx.read import argument, attribute, constant, dims, graphs, has_subgraphs, is_random, is_standard, opset
-from memopt.rewrite import Refused
 
 Array = np.ndarray[Any, Any]
 _Refuse = Callable[[ir.Node, str], None]

@@ -10,9 +10,9 @@ import onnx
 import onnx_ir as ir
 
 from memopt.errors import first_line
+from memopt.graph.rewrite import Refused
 from memopt.onnx.engines import Engine, EngineError, OnnxRuntime, Reference
 from memopt.onnx.evidence import OnnxEvidenceError, difference, is_floating, ulp_of
-from memopt.rewrite import Refused
 
 Array = np.ndarray[Any, Any]
 

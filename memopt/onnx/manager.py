@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from memopt.graph_record import GraphRecord
+from memopt.graph.record import GraphRecord
 from memopt.onnx.evidence import OnnxEvidence, OnnxEvidenceError, Witness
 from memopt.onnx.graph_pass import OnnxPass, OnnxPassResult
 from memopt.onnx.infer import skeleton

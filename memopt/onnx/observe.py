@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 import onnx_ir as ir
 
-from memopt.scoped import scoped
+from memopt.common.scoped import scoped
 
 Observer = Callable[[str, ir.Model, ir.Model], None]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import onnx_ir as ir
 
 from memopt.difference.graph_diff import GraphNode
-from memopt.graph_record import GraphRecord, NodeRecord, StorageRecord, identities, origins
+from memopt.graph.record import GraphRecord, NodeRecord, StorageRecord, identities, origins
 from memopt.onnx.origin import module_of, source_of
 from memopt.onnx.read import label, subgraphs
 from memopt.onnx.sizes import Shapes, bytes_of_value

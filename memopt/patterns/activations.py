@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import Refused
 from memopt.patterns.clamps import bounds_of
 from memopt.program import InputKind, Program
-from memopt.rewrite import Refused
 from memopt.torch_compat.operators import schema_of
 
 aten = torch.ops.aten

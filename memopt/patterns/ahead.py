@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import descendants
 from memopt.patterns.rows import NLL_FORWARD, RowRegion, Rows
 from memopt.program import InputKind, Phase, Program, is_effectful, is_random, is_view, tensors_of
-from memopt.rewrite import descendants
 from memopt.torch_compat import pytree
 
 aten = torch.ops.aten

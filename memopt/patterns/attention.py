@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import Refused
 from memopt.patterns.elements import (
     DIVIDES,
     MULTIPLIES,
@@ -23,7 +24,6 @@ from memopt.patterns.elements import (
     widens,
 )
 from memopt.program import Program, is_random
-from memopt.rewrite import Refused
 from memopt.torch_compat.operators import OpOverload
 
 aten = torch.ops.aten

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import Refused
 from memopt.patterns.attention import Added, Attention, Hidden, Scaled
 from memopt.patterns.elements import shape
 from memopt.patterns.mask_values import bounds_of_values, known_value
 from memopt.program import Program
-from memopt.rewrite import Refused
 
 aten = torch.ops.aten
 

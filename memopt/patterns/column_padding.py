@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import erase_unused, fake_value
 from memopt.program import Program
-from memopt.rewrite import erase_unused, fake_value
 
 aten = torch.ops.aten
 TRANSPOSES = {aten.t.default: (), aten.permute.default: ([1, 0],), aten.transpose.int: (0, 1)}

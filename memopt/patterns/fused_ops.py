@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.graph.propagation import fake_mode
 from memopt.patterns.clamps import bounds_of
 from memopt.program import Program
-from memopt.propagation import fake_mode
 from memopt.torch_compat.dispatch import has_kernel
 from memopt.torch_compat.operators import convolution_library
 

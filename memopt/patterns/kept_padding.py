@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import erase_unused
 from memopt.patterns.column_padding import cuts_columns, made_like, pads_columns
 from memopt.patterns.rows import RowRegion
 from memopt.program import Phase, Program, is_effectful, is_random, is_view
-from memopt.rewrite import erase_unused
 
 aten = torch.ops.aten
 prims = torch.ops.prims

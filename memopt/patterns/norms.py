@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import Refused
 from memopt.patterns.elements import keeps_order, number_of, readers, shape
 from memopt.program import Program
-from memopt.rewrite import Refused
 
 aten = torch.ops.aten
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import erase_unused
 from memopt.patterns.ahead import Ahead
 from memopt.patterns.product_sums import ADD_PRODUCT, WIDE_PRODUCT, in_float32
 from memopt.patterns.rows import HALVES, NLL_FORWARD, PRODUCTS, Count, RowRegion, Rows, lead_of
 from memopt.program import Phase, is_view
-from memopt.rewrite import erase_unused
 from memopt.torch_compat import pytree
 
 aten = torch.ops.aten

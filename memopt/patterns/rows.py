@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.graph.rewrite import Refused
 from memopt.patterns.column_padding import cuts_columns, pads_columns, pads_of, turns
 from memopt.program import InputKind, Phase, Program, is_effectful, is_random, tensors_of
-from memopt.rewrite import Refused
 from memopt.torch_compat import pytree
 
 aten = torch.ops.aten

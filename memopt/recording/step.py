@@ -9,9 +9,10 @@ where it is: autograd holds it between the halves, nothing else sees it.
 Whatever is not as it was when the halves were recorded runs as the generated code does: a weight that lies elsewhere, a
 second forward before the first one's backward, a backward that keeps its graph.
 
-Forward's recording may begin before the call is known to be one for it (see `memopt.early`): what it changes is memory
-that nobody needs then, the random numbers that come next, and what it writes to of the model, statistics of batch norms
-say. Numbers and statistics are put back where the call is another one; so it does not begin where much is written.
+Forward's recording may begin before the call is known to be one for it (see `memopt.recording.speculative`): what it
+changes is memory that nobody needs then, the random numbers that come next, and what it writes to of the model,
+statistics of batch norms say. Numbers and statistics are put back where the call is another one; so it does not begin
+where much is written.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from typing import Any, Protocol
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from memopt.early import meet
 from memopt.errors import first_line
 from memopt.memory.places import places_of, same_places
 from memopt.recording.copies import copies_of, copy, lying_as, unheld
@@ -34,6 +34,7 @@ from memopt.recording.ends import Ends
 from memopt.recording.lent import Loan, address_of, seen, view
 from memopt.recording.overwritten import Overwritten, can_be_put_back
 from memopt.recording.pool import Pool
+from memopt.recording.speculative import meet
 from memopt.torch_compat.backward import keeps_graph
 from memopt.torch_compat.storages import storage_id
 

@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memopt.garbage import collect
+from memopt.common.garbage import collect
+from memopt.common.phases import phase
+from memopt.common.progress import stage
+from memopt.graph.synthesis import same_random_state
 from memopt.memory.allocator import settled_bytes, slack_bytes
 from memopt.memory.allocator_limit import held_bytes, lifted
 from memopt.memory.requests import Requests
-from memopt.phases import phase
-from memopt.progress import stage
 from memopt.recording.pool import Pool
 from memopt.recording.step import RecordedStep
 from memopt.solve.placement import most_bytes
 from memopt.step.taken import results_of
-from memopt.synthesis import same_random_state
 from memopt.torch_compat.cuda_memory import free_workspaces
 from memopt.torch_compat.fake_tensors import no_fake_mode
 from memopt.torch_compat.tracing_context import out_of_trace
 
 if TYPE_CHECKING:
-    from memopt.session import Session
+    from memopt.compilation.session import Session
 
 log = logging.getLogger("memopt")
 

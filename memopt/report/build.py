@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
-from memopt.graph_record import GraphRecord
+from memopt.graph.record import GraphRecord
+from memopt.graph.snapshot import snapshot
 from memopt.memory.aliasing import analyse
 from memopt.memory.allocator import with_slack
 from memopt.memory.breakdown import MemoryBreakdown, TensorAtPeak
@@ -27,12 +28,11 @@ from memopt.report.record import (
     Report,
     TensorRow,
 )
-from memopt.snapshot import snapshot
 from memopt.step.curve import CurvePoint, monotone
 from memopt.step.planned import Planned, constant_bytes
 
 if TYPE_CHECKING:
-    from memopt.session import Session
+    from memopt.compilation.session import Session
 
 _LARGEST = 10
 

@@ -11,7 +11,7 @@ from memopt.memory.breakdown import MemoryBreakdown
 from memopt.report.record import Environment, Report
 
 if TYPE_CHECKING:
-    from memopt.session import Session
+    from memopt.compilation.session import Session
 
 
 def eager_report(session: Session, needed: int, limit: int, gradients: int, measured: int | None) -> Report:

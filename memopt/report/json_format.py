@@ -13,7 +13,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from memopt.graph_record import GraphRecord
+from memopt.graph.record import GraphRecord
 from memopt.report.record import Report
 from memopt.report.tables import TableReader, TableWriter
 

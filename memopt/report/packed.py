@@ -9,7 +9,7 @@ from typing import Any
 
 from memopt.difference.graph_diff import GraphNode
 from memopt.evidence import Evidence
-from memopt.graph_record import GraphRecord, NodeRecord, StorageRecord
+from memopt.graph.record import GraphRecord, NodeRecord, StorageRecord
 from memopt.memory.breakdown import MemoryBreakdown, TensorAtPeak
 from memopt.pass_manager import Change, PassRecord, Refusal
 from memopt.report.record import (

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from memopt.graph_record import GraphRecord
+from memopt.graph.record import GraphRecord
 from memopt.memory.breakdown import MemoryBreakdown
 from memopt.pass_manager import PassRecord
 from memopt.step.curve import CurvePoint

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from memopt.difference.graph_diff import align
-from memopt.graph_record import NO_STEP, GraphRecord, NodeRecord
+from memopt.graph.record import NO_STEP, GraphRecord, NodeRecord
 
 Kind = Literal["same", "moved", "changed", "replaced", "removed", "added"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from memopt.graph_record import GraphRecord, NodeRecord, StorageRecord
+from memopt.graph.record import GraphRecord, NodeRecord, StorageRecord
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memopt.budget import format_bytes
-from memopt.graph_record import GraphRecord
+from memopt.graph.record import GraphRecord
 from memopt.pass_manager import PassRecord
 from memopt.report.curve_table import format_seconds
 from memopt.report.record import ArenaReport, ExecutableReport, ProgramReport, Report, TensorRow

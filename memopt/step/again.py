@@ -15,11 +15,11 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memopt.cache_dir import cache_dir
 from memopt.capture.dynamo import Hooks
+from memopt.common.cache_dir import cache_dir
+from memopt.common.garbage import looking_once
 from memopt.engine import Recalled
-from memopt.fake_calls import library_settings
-from memopt.garbage import looking_once
+from memopt.graph.fake_calls import library_settings
 from memopt.memory.allocator import count_library_bytes, library_bytes
 from memopt.memory.allocator_limit import held_bytes
 from memopt.memory.cost.disk import Store
@@ -36,7 +36,7 @@ from memopt.step.planner import GraphPeaks, StepPlan
 from memopt.step.standing import Step
 
 if TYPE_CHECKING:
-    from memopt.session import Session
+    from memopt.compilation.session import Session
 
 log = logging.getLogger("memopt")
 

@@ -17,7 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memopt.budget import format_bytes
-from memopt.garbage import collect
+from memopt.common.garbage import collect
 from memopt.memory.window import Held, Window
 from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import at_end_of_backward, compiled_nodes, first_nodes

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from memopt.session import Session
+    from memopt.compilation.session import Session
 
 # How often a plan is corrected.
 _PLANS = 4

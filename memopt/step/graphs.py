@@ -6,13 +6,13 @@ import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
 
+from memopt.common.progress import stage
 from memopt.evidence import Verification
 from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.memory.timeline import Timeline, timeline
 from memopt.pass_manager import Pass, PassManager, PassRecord
 from memopt.passes.checkpoint import Checkpoint, workspace
 from memopt.program import Program
-from memopt.progress import stage
 from memopt.solve.schedule import Schedule
 from memopt.step.choice import unused
 from memopt.step.kept import KeptPasses

@@ -15,7 +15,7 @@ from memopt.step.inference_plan import HopelessError, plan_within
 from memopt.step.planned import Planned, constant_bytes
 
 if TYPE_CHECKING:
-    from memopt.session import Session
+    from memopt.compilation.session import Session
 
 # One part in so many of a budget is the least by which it is planned for less.
 _STEP = 20

@@ -19,7 +19,7 @@ from memopt.step.planned import Planned, constant_bytes
 from memopt.step.stretches import TOLD, Stretches, told
 
 if TYPE_CHECKING:
-    from memopt.session import Session
+    from memopt.compilation.session import Session
 
 # The search for less goes by one part in so many of a limit at least.
 _STEP = 20

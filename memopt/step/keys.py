@@ -17,7 +17,7 @@ from memopt.program import Program
 from memopt.step.planned import fingerprint
 
 if TYPE_CHECKING:
-    from memopt.session import Session
+    from memopt.compilation.session import Session
 
 
 def versions() -> str:

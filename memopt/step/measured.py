@@ -13,19 +13,19 @@ import torch
 
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks
-from memopt.garbage import looking_once
+from memopt.common.garbage import looking_once
+from memopt.common.phases import phase
+from memopt.common.progress import stage
 from memopt.memory.allocator import settled_bytes, slack_bytes, stuck_bytes
 from memopt.memory.allocator_limit import grow, held_bytes
-from memopt.phases import phase
-from memopt.progress import stage
 from memopt.recording.trial import IMPOSSIBLE, NO_NEED, Gain, Tried, try_recording
 from memopt.step.named import kept_least
 from memopt.step.patience import patiently
 from memopt.step.taken import Short, Taken, is_short, lacked, mutated, take_step
 
 if TYPE_CHECKING:
+    from memopt.compilation.session import Session
     from memopt.program import Program
-    from memopt.session import Session
 
 log = logging.getLogger("memopt")
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from memopt.budget import Budget, BudgetError, format_bytes
+from memopt.common.progress import stage
 from memopt.memory.cost.disk import Store
 from memopt.program import Program
-from memopt.progress import stage
 from memopt.step.keys import step_facts, versions
 
 if TYPE_CHECKING:
-    from memopt.session import Session
+    from memopt.compilation.session import Session
 
 log = logging.getLogger("memopt")
 

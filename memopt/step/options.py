@@ -6,9 +6,9 @@ import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 
+from memopt.common.phases import phase
+from memopt.common.progress import stage
 from memopt.pass_manager import Pass
-from memopt.phases import phase
-from memopt.progress import stage
 from memopt.solve.recompute import Curve
 from memopt.step.graphs import StepGraphs
 from memopt.step.planned import Planned, fingerprint, measured_peak

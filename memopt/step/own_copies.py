@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.fake_calls import apart
+from memopt.graph.fake_calls import apart
 from memopt.memory.cost.roofline import result_bytes
 from memopt.program import Phase, is_any_view, tensors_of
 

@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 
+from memopt.common.scoped import scoped
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline
 from memopt.program import InputKind, OutputKind, Program
-from memopt.scoped import scoped
 from memopt.solve.apart import Job, searched, with_peaks
 from memopt.solve.check import check
 from memopt.solve.half_peaks import HalfPeaks, half_peaks

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from memopt.memory.optimizer import OptimizerFootprint
 
 if TYPE_CHECKING:
-    from memopt.session import Session
+    from memopt.compilation.session import Session
 
 
 def recount(session: Session, footprint: OptimizerFootprint | None) -> bool:

@@ -6,8 +6,8 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+from memopt.compilation.layout import JudgedByCost
 from memopt.engine import Engine
-from memopt.layout import JudgedByCost
 from memopt.memory.cost.table import CostTable
 from memopt.pass_manager import Pass
 from memopt.program import Program

@@ -7,8 +7,8 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
+from memopt.common.progress import stage
 from memopt.pass_manager import Pass
-from memopt.progress import stage
 from memopt.solve.schedule import ScheduleError
 from memopt.step.carry import Carried, carried_curve
 from memopt.step.choice import WORTH_OF_CUT, WORTH_OF_OTHERS, acceptable, beside, cheapest, joined, otherwise

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from memopt.cores import cores as _cores
+from memopt.common.cores import cores as _cores
 from memopt.solve.apart import Job, searched
 from memopt.solve.recompute import Curve
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from memopt.capture.lending import position_of
-from memopt.garbage import collect
+from memopt.common.garbage import collect
+from memopt.graph.synthesis import same_random_state
 from memopt.host.buffers import release
 from memopt.memory.allocator import retries_of, settled_bytes
 from memopt.memory.allocator_limit import held_bytes, lifted
 from memopt.program import OutputKind, Program
-from memopt.synthesis import same_random_state
 from memopt.torch_compat.fake_tensors import no_fake_mode
 from memopt.torch_compat.tracing_context import out_of_trace
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from memopt.budget import Budget, format_bytes
+from memopt.common.phases import Clock, phase
 from memopt.memory.resident import Resident
-from memopt.phases import Clock, phase
 from memopt.report.record import ExecutableReport, Report
 from memopt.step.guard import short_of_memory
 from memopt.step.planned import Planned

@@ -13,15 +13,15 @@ from memopt.backends.aten import emit, emit_pieces
 from memopt.backends.hand_over import drained
 from memopt.capture.joint import constants_to_attributes
 from memopt.capture.lending import borrowed
+from memopt.common.phases import phase
+from memopt.graph.synthesis import is_cuda, same_random_state, synthesize
 from memopt.memory.aliasing import analyse
 from memopt.memory.allocator import slack_bytes
 from memopt.memory.allocator_limit import lifted
 from memopt.memory.hand_over import Handing, hand_overs
 from memopt.memory.measure import measure
-from memopt.phases import phase
 from memopt.program import InputKind, Phase, Program
 from memopt.step.planned import Planned
-from memopt.synthesis import is_cuda, same_random_state, synthesize
 from memopt.torch_compat import pytree
 
 

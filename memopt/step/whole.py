@@ -16,7 +16,7 @@ from memopt.step.corrections import corrected
 from memopt.torch_compat.dispatch import no_autocast
 
 if TYPE_CHECKING:
-    from memopt.session import Session
+    from memopt.compilation.session import Session
 
 
 @dataclasses.dataclass(frozen=True)

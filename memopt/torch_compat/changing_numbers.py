@@ -18,7 +18,7 @@ from typing import Any
 
 from torch._dynamo.variables import builder
 
-from memopt.scoped import scoped
+from memopt.common.scoped import scoped
 
 log = logging.getLogger("memopt")
 

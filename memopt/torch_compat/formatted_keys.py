@@ -14,7 +14,7 @@ from typing import Any
 from torch._dynamo import exc
 from torch._dynamo.variables import misc
 
-from memopt.scoped import scoped
+from memopt.common.scoped import scoped
 
 _in_force = contextvars.ContextVar("in_force", default=False)
 

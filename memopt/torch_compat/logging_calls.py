@@ -19,7 +19,7 @@ from typing import Any
 from torch._dynamo import disable, exc, source
 from torch._dynamo.variables import base, constant, dicts, lists, misc, tensor
 
-from memopt.scoped import scoped
+from memopt.common.scoped import scoped
 
 _deferring = contextvars.ContextVar("deferring", default=False)
 _silent = contextvars.ContextVar("silent", default=False)

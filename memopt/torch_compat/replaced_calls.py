@@ -14,7 +14,7 @@ from typing import Any
 from torch._dynamo.variables import functions
 from torch._dynamo.variables import torch as torch_variables
 
-from memopt.scoped import scoped
+from memopt.common.scoped import scoped
 
 Replacements = Mapping[Callable[..., Any], Callable[..., Any]]
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._dynamo.variables import builder
 
-from memopt.scoped import scoped
+from memopt.common.scoped import scoped
 
 _static = contextvars.ContextVar("static", default=False)
 

@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from memopt.errors import first_line
+from memopt.graph.propagation import fake_mode
 from memopt.program import is_random, source_line
-from memopt.propagation import fake_mode
 from memopt.torch_compat import pytree
 from memopt.torch_compat.decompositions import decomposition_of, is_written_out
 from memopt.torch_compat.fake_tensors import FakeTensor

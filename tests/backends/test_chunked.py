@@ -10,6 +10,7 @@ from memopt.backends.aten import emit
 from memopt.backends.chunked import ChunkedCode, NotInPieces, is_chunked
 from memopt.backends.inductor import InductorBackend
 from memopt.backends.static import StaticBackend, least_timeline
+from memopt.graph.rewrite import forget_inplace
 from memopt.inductor.inference import InductorInference, _lowered_boxed
 from memopt.memory.allocator import pooled_bytes
 from memopt.memory.measure import measure
@@ -19,7 +20,6 @@ from memopt.passes.chunk_batch import ChunkBatch
 from memopt.passes.inplace import Inplace
 from memopt.patterns.chunks import Chunk, chunk_of, mark
 from memopt.program import InputKind
-from memopt.rewrite import forget_inplace
 from memopt.solve.chunks import Stretch
 from tests.end_to_end import build, in_dtype
 from tests.passes.build import trace

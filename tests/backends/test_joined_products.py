@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import memopt
-from memopt import layout
 from memopt.backends.inductor import missing_compiler
 from memopt.backends.joined_products import join_products, read_by_products
+from memopt.compilation import layout
 from memopt.models.bert import Encoder
 from memopt.pass_manager import PassManager
 from memopt.passes import INFERENCE
@@ -123,9 +123,9 @@ def test_weights_are_moved_when_nothing_else_holds_them(monkeypatch):
             held.append(torch._C._storage_Use_Count(storage._cdata))
         layout.lay_out(model, names, groups)
 
-    monkeypatch.setattr("memopt.planned_calls.lay_out", moved)
+    monkeypatch.setattr("memopt.calls.planned.lay_out", moved)
     monkeypatch.setattr(
-        "memopt.layout.parameters_of_products",
+        "memopt.compilation.layout.parameters_of_products",
         lambda program, movable: NAMES if frozenset(movable).issuperset(NAMES[0]) else [],
     )
     with torch.no_grad():

@@ -6,14 +6,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from memopt.api import make_options
+from memopt.calls.tracing import collect
 from memopt.capture.attention import attention_as_on
+from memopt.compilation.session import Session
 from memopt.memory.cost.devices import find
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
 from memopt.memory.timeline import timeline
 from memopt.models import build
-from memopt.session import Session
-from memopt.tracing import collect
 
 
 def captured(model, inputs, target="h100"):

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import constants_to_attributes, crossing, split
+from memopt.graph.rewrite import storages
 from memopt.program import Input, InputKind, Output, OutputKind, Phase, Program, is_random
-from memopt.rewrite import storages
 from tests.joint import RewriteOnly
 from tests.passes.build import capture_joint
 from tests.support import assert_same

@@ -8,8 +8,8 @@ import weakref
 import torch
 
 from memopt.capture.lending import borrowed, lend, position_of
+from memopt.compilation.session import Session
 from memopt.program import InputKind
-from memopt.session import Session
 from tests.training.steps import make
 
 

@@ -14,7 +14,7 @@ from torch import nn
 import memopt
 from memopt.backends.inductor import missing_compiler
 from memopt.capture.loss_alone import attached
-from memopt.session import Session
+from memopt.compilation.session import Session
 from memopt.step.by_loss_alone import ByLossAlone
 
 X, LABELS = torch.linspace(-1, 1, 64 * 16).reshape(64, 16), torch.arange(64) % 11

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 import memopt
 from memopt.capture.export import CaptureError
-from memopt.facts import shared_memory
+from memopt.capture.facts import shared_memory
 
 X = torch.linspace(-1, 1, 2 * 4).reshape(2, 4)
 

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import memopt
-from memopt import layout
 from memopt.backends import tail
 from memopt.backends.inductor import InductorBackend
 from memopt.backends.tail import split_tail
+from memopt.compilation import layout
 from memopt.inductor.inference import InductorFunction, _compiled_module, compile_inference
 from tests.backends.programs import perceptron, program_and_arguments
 from tests.support import capture

@@ -12,6 +12,7 @@ from torch._inductor.graph import GraphLowering
 
 import memopt
 from memopt.budget import format_bytes
+from memopt.calls.sessions import Sessions
 from memopt.host.operators import ARRIVED, FETCH, LANDED, TO_HOST
 from memopt.inductor import offload as engine
 from memopt.inductor import partition
@@ -19,7 +20,6 @@ from memopt.inductor.expected import expected_bytes
 from memopt.inductor.offload import candidates, problem_of, sent, waiting
 from memopt.memory.cost.table import CostTable
 from memopt.passes.offload import Offload
-from memopt.sessions import Sessions
 from memopt.solve.check_offload import check
 from memopt.solve.offload import trips
 

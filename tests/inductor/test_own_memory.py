@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.facts import shared_memory
+from memopt.capture.facts import shared_memory
 from tests.inductor.test_least import needs_compiler
 
 

@@ -8,8 +8,8 @@ from torch import nn
 from torch._inductor.exc import InductorError
 
 import memopt
+from memopt.compilation.session import Session
 from memopt.inductor.halves import Half, Halves
-from memopt.session import Session
 from tests.support import assert_same
 
 pytestmark = pytest.mark.usefixtures("_compiler")

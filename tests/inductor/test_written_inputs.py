@@ -10,9 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import memopt
 from memopt.capture.joint import mutations_in_place
+from memopt.compilation.session import Session
 from memopt.inductor.own_cut import OwnCut
 from memopt.program import Output, OutputKind
-from memopt.session import Session
 from tests.inductor.test_least import needs_compiler
 
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import memopt
 from memopt.backends.inductor import missing_compiler
-from memopt.layout import JudgedByCost
+from memopt.compilation.layout import JudgedByCost
 from memopt.memory.cost.devices import DEVICES
 from memopt.memory.cost.table import CostTable
 from memopt.passes.channels_last import ChannelsLast

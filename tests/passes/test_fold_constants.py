@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from memopt.graph.rewrite import ALLOWANCE
 from memopt.pass_manager import PassResult
 from memopt.passes import fold_constants
 from memopt.passes.fold_constants import FoldConstants
 from memopt.program import InputKind, Program
-from memopt.rewrite import ALLOWANCE
 from tests.passes.build import capture_joint, check, reasons, trace
 from tests.support import assert_same, capture, run, targets
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from memopt.graph.rewrite import ALLOWANCE
 from memopt.pass_manager import PassResult
 from memopt.passes.merge_common import MergeCommon
 from memopt.program import InputKind, Phase, Program
-from memopt.rewrite import ALLOWANCE
 from tests.passes.build import capture_joint, check, reasons, trace
 from tests.support import capture, targets
 

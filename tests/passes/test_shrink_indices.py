@@ -8,12 +8,12 @@ from torch._inductor import lowering as lowering  # its decompositions of poolin
 from torch._inductor.decomposition import select_decomp_table
 
 import memopt
+from memopt.difference.regions import differing_regions
 from memopt.evidence import prove
 from memopt.memory.timeline import timeline
 from memopt.passes.eliminate_copies import EliminateCopies
 from memopt.passes.shrink_indices import ShrinkIndices
 from memopt.program import Phase
-from memopt.regions import differing_regions
 from tests.end_to_end import build, gradients, restorer, step
 from tests.passes.build import capture_joint, check, reasons
 from tests.support import targets

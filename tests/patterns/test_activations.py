@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memopt.graph.rewrite import Refused
 from memopt.patterns.activations import spelling_of
 from memopt.program import Program
-from memopt.rewrite import Refused
 from tests.passes.build import trace
 
 aten = torch.ops.aten

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import memopt
-from memopt import session
+from memopt.compilation import session
 from memopt.recording import trial as recording
 from memopt.recording.trial import Gain
 from memopt.step import again, measured

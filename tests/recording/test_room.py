@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import memopt
+from memopt.calls.sessions import Sessions
 from memopt.comparison.steps import call, loss_of
 from memopt.memory.cost.table import OperatorCost
 from memopt.recording import room
 from memopt.recording.pool import Pool
 from memopt.recording.room import set_aside
-from memopt.sessions import Sessions
 from tests.recording.tape import Tape
 
 

@@ -11,11 +11,11 @@ from torch import nn
 
 import memopt
 from memopt.backends.inductor import missing_compiler
+from memopt.calls.sessions import Sessions
+from memopt.compilation.session import Session
 from memopt.recording import trial as recording
 from memopt.recording.guide import Guide
 from memopt.recording.pool import Pool
-from memopt.session import Session
-from memopt.sessions import Sessions
 from memopt.step import measured
 from memopt.step.taken import Taken, mutated
 from tests.recording.tape import Tape

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import memopt
-from memopt import snapshot
+from memopt.graph import snapshot
 from memopt.report import build
 from tests.step.test_planned import planned, program
 

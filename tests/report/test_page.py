@@ -10,7 +10,7 @@ import torch
 
 import memopt
 from memopt import models
-from memopt.graph_record import GraphRecord
+from memopt.graph.record import GraphRecord
 from memopt.report import Report
 from tests.report.chromium import Browser, browser
 from tests.report.samples import NASTY

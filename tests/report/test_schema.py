@@ -11,7 +11,7 @@ import torch
 
 import memopt
 from memopt import models
-from memopt.graph_record import GraphRecord, NodeRecord, StorageRecord
+from memopt.graph.record import GraphRecord, NodeRecord, StorageRecord
 from memopt.report import Report, load
 from memopt.report.json_format import SCHEMA, VERSION, from_json, to_json
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import memopt
 from memopt import models
-from memopt.graph_record import GraphRecord, NodeRecord
+from memopt.graph.record import GraphRecord, NodeRecord
 from memopt.report.side_by_side import block_of, grouped, side_by_side
 
 

@@ -15,11 +15,11 @@ from torch._dynamo.utils import counters
 
 import memopt
 from memopt.backends.inductor import missing_compiler
+from memopt.calls.sessions import Sessions
 from memopt.capture.dynamo import Hooks
 from memopt.inductor.training import Training
 from memopt.recording.ends import Ends
 from memopt.recording.trial import Gain
-from memopt.sessions import Sessions
 from memopt.step import again
 from memopt.step.again import Settlement, Settlements
 from memopt.step.backward_entry import BackwardFacts

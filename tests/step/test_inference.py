@@ -6,10 +6,10 @@ from torch import nn
 
 from memopt.api import make_options
 from memopt.budget import BudgetError, parse_budget
+from memopt.compilation.session import Session
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
 from memopt.passes.chunk_batch import ChunkBatch
-from memopt.session import Session
 from memopt.step import inference_plan
 from memopt.step.inference import emitted_inference, plan_for_less, plan_inference, settling
 from tests.support import capture, run

@@ -10,8 +10,8 @@ from torch._functorch._aot_autograd import graph_compile
 
 import memopt
 from memopt.backends.inductor import missing_compiler
-from memopt.session import Session
-from memopt.steady import Kind
+from memopt.calls.guard_fast_path import Kind
+from memopt.compilation.session import Session
 from memopt.step import measured as measured_step
 from memopt.step.search import StepSearch
 from memopt.step.taken import Short, Taken, mutated
@@ -107,7 +107,7 @@ def test_a_step_that_is_planned_for_less_is_not_searched_again(monkeypatch, step
             searches.append(self)
             super().__init__(*args, **options)
 
-    monkeypatch.setattr("memopt.session.StepSearch", Counted)
+    monkeypatch.setattr("memopt.compilation.session.StepSearch", Counted)
     traces, plain = [], graph_compile.aot_dispatch_autograd_graph
 
     def traced(*args, **options):
@@ -237,10 +237,10 @@ def test_the_optimizer_s_state_that_is_to_come_has_its_place_in_the_step_that_is
 def test_what_a_step_leaves_to_libraries_is_theirs_and_counts(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
     counted, limits = [], []
-    monkeypatch.setattr("memopt.session.count_library_bytes", lambda device, size: counted.append(size))
+    monkeypatch.setattr("memopt.compilation.session.count_library_bytes", lambda device, size: counted.append(size))
     left = steps(Taken(budget // 2, budget // 2, 50, kept_bytes=640), Taken(budget // 2, budget // 2, 50))
     run = memopt.compile(model, budget, backend="aten")
-    monkeypatch.setattr("memopt.sessions.Sessions.allow", lambda self, session, size: limits.append(size))
+    monkeypatch.setattr("memopt.calls.sessions.Sessions.allow", lambda self, session, size: limits.append(size))
     trained(run, x)
     assert counted == [640] and len(left) == 1
     assert run._memopt.sessions[Kind(True, False).plan].resident.libraries == 640 and limits == [budget, budget]
@@ -249,7 +249,7 @@ def test_what_a_step_leaves_to_libraries_is_theirs_and_counts(monkeypatch, steps
 def test_what_is_counted_as_libraries_already_is_not_counted_twice(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
     counted = []
-    monkeypatch.setattr("memopt.session.count_library_bytes", lambda device, size: counted.append(size))
+    monkeypatch.setattr("memopt.compilation.session.count_library_bytes", lambda device, size: counted.append(size))
     monkeypatch.setattr("memopt.memory.resident.library_bytes", lambda device: 600)
     steps(Taken(budget // 2, budget // 2, 50, kept_bytes=640))
     trained(memopt.compile(model, budget, backend="aten"), x)
@@ -259,8 +259,8 @@ def test_what_is_counted_as_libraries_already_is_not_counted_twice(monkeypatch, 
 def test_buffers_that_were_left_out_are_known_all_the_same(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
     counted = []
-    monkeypatch.setattr("memopt.session.count_library_bytes", lambda device, size: counted.append(size))
-    monkeypatch.setattr("memopt.session.library_bytes", lambda device: 600)
+    monkeypatch.setattr("memopt.compilation.session.count_library_bytes", lambda device, size: counted.append(size))
+    monkeypatch.setattr("memopt.compilation.session.library_bytes", lambda device: 600)
     monkeypatch.setattr("memopt.step.account.may_multiply", lambda program: False)
     plain = memopt.compile(model, budget, backend="aten")
     steps(Taken(budget // 2, budget // 2, 50))

@@ -11,8 +11,8 @@ from torch import nn
 import memopt
 from memopt.backends.inductor import missing_compiler
 from memopt.budget import Budget, BudgetError
+from memopt.calls.guard_fast_path import Kind
 from memopt.inductor.training import Training
-from memopt.steady import Kind
 from memopt.step import measured as measured_step
 from memopt.step import named
 from memopt.step.named import NamedLeasts, kept_least
@@ -49,7 +49,7 @@ def lossy(monkeypatch):
         steps.append(session)
         return None if hooks.captured is None or session.exact else mutated(hooks.captured)
 
-    monkeypatch.setattr("memopt.sessions._allow", lambda owner, session, limit: limits.append(limit))
+    monkeypatch.setattr("memopt.calls.sessions._allow", lambda owner, session, limit: limits.append(limit))
     monkeypatch.setattr(measured_step, "held_bytes", held)
     monkeypatch.setattr(measured_step, "take_step", take)
     monkeypatch.setattr(measured_step, "measurable", measurable)

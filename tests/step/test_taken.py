@@ -60,7 +60,7 @@ def captured(model):
         return run
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("memopt.tracing.lower_within", remember)
+        patch.setattr("memopt.calls.tracing.lower_within", remember)
         memopt.compile(model, backend="aten", verify=False)(torch.randn(4, 8))
     return seen[0]
 

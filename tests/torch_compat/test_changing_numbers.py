@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import memopt
-from memopt.steady import Kind
+from memopt.calls.guard_fast_path import Kind
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 
 

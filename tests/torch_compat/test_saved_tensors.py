@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import memopt
-from memopt.several_calls import HOOKED
+from memopt.calls.several import HOOKED
 from memopt.torch_compat.saved_tensors import hooks_in_force, saved_as_it_is
 
 

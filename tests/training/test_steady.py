@@ -11,12 +11,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import memopt
-import memopt.calls
-import memopt.planned_calls
+import memopt.calls.model_calls
+import memopt.calls.planned
+from memopt.calls.guard_fast_path import Kind
 from memopt.memory.allocator_limit import Allowance
-from memopt.steady import Kind
 from memopt.step import guard as step_guard
-from tests.test_steady import image, net, ways
+from tests.calls.test_guard_fast_path import image, net, ways
 from tests.training.steps import assert_equal, budget_for, bytes_of, gradients, loop, make
 
 GPU = torch.device("cuda", 0)
@@ -77,9 +77,9 @@ def test_a_steady_step_looks_for_gradients_once_and_sets_nothing(monkeypatch):
         run._memopt.steady, "find", lambda *args, **options: looked.append("guards") or find(*args, **options)
     )
     with monkeypatch.context() as patch:
-        patch.delattr(memopt.planned_calls, "dynamo_settings")
+        patch.delattr(memopt.calls.planned, "dynamo_settings")
         for name in ("note_outside", "planning"):
-            patch.delattr(memopt.calls, name)
+            patch.delattr(memopt.calls.model_calls, name)
         for _ in range(3):
             same(run, model, x)
     assert looked == ["guards", "gradients"] * 3

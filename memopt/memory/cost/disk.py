@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memopt.cache_dir import cache_dir
+from memopt.common.cache_dir import cache_dir
 
 log = logging.getLogger("memopt")
 

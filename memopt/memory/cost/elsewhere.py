@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.graph.propagation import fake_mode
 from memopt.program import Program
-from memopt.propagation import fake_mode
 from memopt.torch_compat.storages import id_of_storage
 
 

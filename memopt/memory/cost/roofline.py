@@ -15,9 +15,9 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
+from memopt.graph.targets import is_pointwise
 from memopt.memory.cost.devices import Device
 from memopt.program import argument, is_view, tensors_of
-from memopt.targets import is_pointwise
 from memopt.torch_compat.operators import OpOverload
 from memopt.torch_compat.storages import storage_id
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from memopt.fake_calls import CHANNELS_LAST
+from memopt.graph.fake_calls import CHANNELS_LAST
 from memopt.memory.cost.roofline import makes_nothing, operands_of, span
 from memopt.memory.rounding import allocated_bytes
 from memopt.program import tensors_of

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.common.phases import phase
 from memopt.memory.cost.devices import Device, typical
 from memopt.memory.cost.disk import Record, Store
 from memopt.memory.cost.elsewhere import moved
@@ -26,7 +27,6 @@ from memopt.memory.cost.measure import (
 from memopt.memory.cost.roofline import is_light, makes_nothing, operands_of, seconds
 from memopt.memory.cost.scratch import output_bytes, workspace_bytes
 from memopt.memory.measure import is_profiled
-from memopt.phases import phase
 from memopt.program import Program, is_effectful, is_random, tensors_of
 from memopt.torch_compat.operators import OpOverload
 

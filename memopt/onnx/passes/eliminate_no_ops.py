@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from memopt.graph.rewrite import Refused
 from memopt.onnx.edit import Edit
 from memopt.onnx.graph_pass import OnnxPass
 from memopt.onnx.read import (
@@ -25,7 +26,6 @@ from memopt.onnx.read import (
     scalar,
     static_shape,
 )
-from memopt.rewrite import Refused
 
 # The most negative and largest ends that exporters write for "from the beginning" and "to the end".
 _END = 2**31 - 1

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from memopt.graph.rewrite import Refused
 from memopt.onnx.attention import Attention, check, fuse_each
 from memopt.onnx.edit import Edit
 from memopt.onnx.graph_pass import OnnxPass
 from memopt.onnx.read import attribute, label, opset, producer
 from memopt.onnx.symbolic import Symbols
-from memopt.rewrite import Refused
 
 
 class FuseAttention(OnnxPass):

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from memopt.graph.rewrite import Refused
 from memopt.onnx.constants import evaluated
 from memopt.onnx.edit import Edit
 from memopt.onnx.graph_pass import OnnxPass
 from memopt.onnx.read import argument, attribute, constant, dims, is_standard, label, only_user, opset, producer
-from memopt.rewrite import Refused
 
 Array = np.ndarray[Any, Any]
 Known = Mapping[ir.Value, Array]

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from memopt.graph.rewrite import Refused
 from memopt.onnx.edit import Edit
 from memopt.onnx.read import is_standard, label, only_user
 from memopt.onnx.runtime_pass import OnnxRuntimePass
-from memopt.rewrite import Refused
 
 
 class FuseConvRelu(OnnxRuntimePass):

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from memopt.graph.rewrite import Refused
 from memopt.onnx.edit import Edit
 from memopt.onnx.graph_pass import OnnxPass
 from memopt.onnx.read import argument, constant, dims, is_standard, label, only_user, opset, producer
-from memopt.rewrite import Refused
 
 _TYPES = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16}
 

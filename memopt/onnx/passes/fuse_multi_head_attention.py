@@ -8,12 +8,12 @@ import numpy as np
 import onnx_ir as ir
 import sympy  # type: ignore[import-untyped]
 
+from memopt.graph.rewrite import Refused
 from memopt.onnx.attention import Attention, check, fuse_each
 from memopt.onnx.edit import Edit
 from memopt.onnx.read import attribute, is_standard, label, only_user, producer
 from memopt.onnx.runtime_pass import OnnxRuntimePass
 from memopt.onnx.symbolic import Dim, Symbols
-from memopt.rewrite import Refused
 
 _HEADS_FIRST = (0, 2, 1, 3)
 

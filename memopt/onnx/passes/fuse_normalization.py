@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from memopt.graph.rewrite import Refused
 from memopt.onnx.edit import Edit
 from memopt.onnx.graph_pass import OnnxPass
 from memopt.onnx.match import Match, Pattern, find
 from memopt.onnx.read import argument, attribute, constant, dims, integers, is_standard, label, opset
-from memopt.rewrite import Refused
 
 _FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from memopt.graph.rewrite import Refused
 from memopt.onnx.edit import Edit
 from memopt.onnx.read import argument, attribute, constant, is_standard, label, only_user, producer
 from memopt.onnx.runtime_pass import OnnxRuntimePass
 from memopt.onnx.symbolic import Symbols
-from memopt.rewrite import Refused
 
 _TYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16}
 

@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from memopt.graph.rewrite import Refused
 from memopt.onnx.edit import Edit
 from memopt.onnx.match import Match, find
 from memopt.onnx.passes.fuse_normalization import RMS, read_parts
 from memopt.onnx.read import constant, is_standard, label, producer
 from memopt.onnx.runtime_pass import OnnxRuntimePass
 from memopt.onnx.symbolic import Symbols
-from memopt.rewrite import Refused
 
 _TYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16}
 

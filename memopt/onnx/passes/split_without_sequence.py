@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from memopt.graph.rewrite import Refused
 from memopt.onnx.edit import Edit
 from memopt.onnx.graph_pass import OnnxPass
 from memopt.onnx.read import argument, attribute, constant, dims, is_standard, label, opset
-from memopt.rewrite import Refused
 
 
 class SplitWithoutSequence(OnnxPass):

@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 from memopt.api import make_options
+from memopt.calls.tracing import collect
+from memopt.compilation.session import Session
 from memopt.memory.aliasing import analyse
 from memopt.memory.cost.devices import find
 from memopt.memory.cost.elsewhere import moved
@@ -13,8 +15,6 @@ from memopt.memory.resident import Resident
 from memopt.memory.timeline import timeline
 from memopt.models import build
 from memopt.program import tensors_of
-from memopt.session import Session
-from memopt.tracing import collect
 from tests.support import capture
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memopt.backends.aten import emit
-from memopt.cache_dir import cache_dir
+from memopt.common.cache_dir import cache_dir
 from memopt.memory.cost import table as table_module
 from memopt.memory.cost.devices import find
 from memopt.memory.cost.key import key_of

@@ -1,0 +1,329 @@
+"""Calls of a model that cannot be captured: they run as they are within a budget that their counted step keeps."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+import functools
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from memopt.budget import BudgetError, format_bytes
+from memopt.calls.guard_fast_path import Kind
+from memopt.calls.refusals import state_of
+from memopt.calls.start import CallStart
+from memopt.capture.eager_call import EagerCall, eager_call
+from memopt.capture.export import NotCapturedError
+from memopt.compilation.session import Session
+from memopt.memory.attributes import held_tensors
+from memopt.memory.cost.key import place_of
+from memopt.memory.distributed import has_group
+from memopt.memory.reach import plain_tensors
+from memopt.memory.resident import storage_bytes
+from memopt.memory.window import Window
+from memopt.options import Options
+from memopt.report.eager import eager_report
+from memopt.step.around import SCALARS, Watch
+from memopt.step.earlier_calls import AS_IT_IS, Figures
+from memopt.step.planner import between_graphs, step_peak
+from memopt.torch_compat import pytree
+from memopt.torch_compat.saved_tensors import hooks_in_force
+
+log = logging.getLogger("memopt")
+
+RUNS = "runs as it is: "
+_WAY = "leave the budget out"
+
+_MOST = 256  # kinds of calls that are remembered
+
+# Arguments that a run on fake tensors shows whole; others may hold tensors that are not counted, and be written to.
+_SHOWN = (
+    torch.Tensor, bool, int, float, complex, str, bytes, slice, enum.Enum, type(None), torch.dtype, torch.device,
+    torch.layout, torch.memory_format,
+)  # fmt: skip
+
+
+@dataclasses.dataclass
+class _Known:
+    """A kind of call that was counted.
+
+    Attributes:
+        eager: what it takes, as was seen on fake tensors.
+        state: of the model and of torch's settings then: in another state it may take something else.
+        reason: why there is no plan.
+        more: bytes that a real step took beyond what was counted.
+        real: bytes that a real step took, all that is resident included; None before one was seen.
+        looks: how often a real step may yet be looked at for that.
+    """
+
+    eager: EagerCall
+    state: Any
+    reason: str
+    more: int = 0
+    real: int | None = None
+    looks: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class _Needs:
+    """Bytes on the device.
+
+    Attributes:
+        base: that are there anyway, with the tensors that the model holds beside its parameters and buffers.
+        call: the most in a call as it is, beside the other calls of its step, with all that is resident.
+        most: the most in the step, the optimizer's included.
+    """
+
+    base: int
+    call: int
+    most: int
+
+
+def why_not(session: Session, error: NotCapturedError | BudgetError) -> NotCapturedError | BudgetError:
+    """Why there is no plan, without the frames that hold the call's tensors.
+
+    Raises:
+        BudgetError: the same, where nothing runs outside of captured graphs: a plan takes no more than the model then.
+    """
+    if isinstance(error, BudgetError) and not session.outside_bytes:
+        raise error
+    return copy.copy(error)
+
+
+class AsItIs:
+    """The calls of one model that cannot be captured, each counted on fake tensors before it runs."""
+
+    def __init__(self, model: nn.Module, options: Options) -> None:
+        """None is known yet."""
+        self._model, self._options = model, options
+        self._known: dict[Any, _Known] = {}
+        self._decides: Any = None  # the kind of call that a fraction is of
+        self._accumulated = False  # whether gradients were there in a call already
+        self._said: set[str] = set()  # reasons
+        self._limits: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()  # in force, in bytes
+
+    def admits(self, called: Any, session: Session, kind: Kind, args: Any, kwargs: Any) -> bool:
+        """Whether a call is one that is known to run as it is, and keeps the budget now, too; else it is captured anew.
+
+        Args:
+            called: the kind of the call, by its inputs.
+            session: of such calls, which knows the earlier ones of the step.
+            kind: of the call.
+            args, kwargs: of the call.
+
+        Raises:
+            BudgetError: its count is over the budget.
+        """
+        known = self._known.get(called)
+        if known is None or session.budget is None:
+            return False
+        state = self._state(session)
+        if known.eager.by_values or hooks_in_force() or known.state != state:
+            eager = self._counted(session, kind, args, kwargs)
+            if isinstance(eager, str):
+                del self._known[called]
+                return False
+            known.eager, known.state = eager, state
+        self._admit(called, session, kind, known)
+        return True
+
+    def admit(
+        self, called: Any, session: Session, kind: Kind, args: Any, kwargs: Any, error: NotCapturedError | BudgetError
+    ) -> None:
+        """Let a call that is not captured, or whose plan is over the budget, run as it is; arguments as of `admits`.
+
+        Args:
+            error: why there is no plan.
+
+        Raises:
+            BudgetError: its count is over the budget; of two refusals the one with the lower minimum.
+            NotCapturedError: what it takes cannot be counted, or passes of the user's own are for plans.
+        """
+        asked = self._options.target is not None or self._options.passes is not None
+        if session.budget is None or session.soft or asked:
+            raise error
+        eager = self._counted(session, kind, args, kwargs)
+        if isinstance(eager, str):
+            if isinstance(error, BudgetError):
+                raise error
+            way = "" if _WAY in str(error) else f": {_WAY}"
+            raise NotCapturedError(f"{error}; what it takes as it is cannot be counted, as {eager}{way}")
+        reason = str(error)
+        if isinstance(error, BudgetError):
+            reason = f"one takes at least {format_bytes(error.minimum_bytes, short=True)}, as {error.beside}"
+        known = _Known(eager, self._state(session), reason)
+        try:
+            self._admit(called, session, kind, known)
+        except BudgetError as own:
+            if isinstance(error, BudgetError) and own.minimum_bytes >= error.minimum_bytes:
+                raise error from None
+            self._remember(called, known)
+            raise
+        self._remember(called, known)
+
+    def _remember(self, called: Any, known: _Known) -> None:
+        if len(self._known) < _MOST:
+            self._known[called] = known
+
+    def _counted(self, session: Session, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> EagerCall | str:
+        """What the call takes; where that is not known, or is not what a real run takes, why."""
+        leaves = pytree.tree_leaves((args, dict(kwargs)))
+        unseen = next((leaf for leaf in leaves if not isinstance(leaf, _SHOWN)), None)
+        if unseen is not None:
+            return f"an argument is a {type(unseen).__name__}, which may hold tensors"
+        if hooks_in_force():
+            return "hooks on saved tensors are in force"
+        if has_group():  # its twin would share what talks to other ranks
+            return "processes work together"
+        start = CallStart(self._model, (args, kwargs), state=True, objects=True)  # a twin has the model's own objects
+        try:
+            found = eager_call(self._model, args, kwargs, session.table, backward=kind.gradients)
+        finally:
+            start.restore()
+        if found is None:
+            return "it does not run on fake tensors"
+        return "its way goes by random numbers that are not drawn yet" if found.by_chance else found
+
+    def _state(self, session: Session) -> Any:
+        """What a call goes by beside its inputs."""
+        gradients = [parameter.grad is None for parameter in self._model.parameters()]
+        casts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+        attention = torch.backends.cuda
+        settings = (
+            place_of(session.resident.device),
+            torch.is_autocast_cache_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(),
+            attention.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
+            attention.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
+            attention.math_sdp_enabled(),  # type: ignore[no-untyped-call]
+            attention.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
+        )
+        return state_of(self._model), gradients, casts, settings
+
+    def _admit(self, called: Any, session: Session, kind: Kind, known: _Known) -> None:
+        """Have the limit in force for a call that keeps it, and say so.
+
+        Raises:
+            BudgetError: it does not.
+        """
+        needs = self._needs(session, kind, known)
+        limit = self._limit(called, session, kind, needs)
+        if needs.most > session.usable(limit):
+            peak, most = format_bytes(needs.call - needs.base, short=True), session.least_budget(needs.most)
+            beside = f"{known.reason}; as it is, a call takes {peak}, which torch.utils.checkpoint around parts of it"
+            raise BudgetError(most, limit, beside=f"{beside} or a capture without that place may lower")
+        size, of = (format_bytes(number, short=True) for number in (needs.most, limit))
+        line = f"{RUNS}{size} were counted, of a budget of {of}; no plan was made: {known.reason}"
+        if line not in session.notes:
+            session.notes[:] = [text for text in session.notes if not text.startswith(RUNS)]
+            session.notes.append(line)
+        if known.reason not in self._said:
+            self._said.add(known.reason)
+            log.warning("memopt: %s %s", session.model_name, line)
+        peaks = known.eager.peaks
+        session.unplanned |= session.report is None
+        session.report = eager_report(session, needs.most, limit, sum(size for _, size in peaks.gradients), known.real)
+        if self._limits.get(session) != limit:
+            session.hold(limit)
+            self._limits[session] = limit
+        if kind.gradients:
+            session.ran = [Figures(peaks, peaks, needs.base, AS_IT_IS, None)]
+
+    def _limit(self, called: Any, session: Session, kind: Kind, needs: _Needs) -> int:
+        """The budget in bytes; a fraction is of the first step, or of one of more calls than it was thought to have."""
+        assert session.budget is not None
+        if kind.gradients:
+            if session.reference.training is None:
+                self._decides = called
+            session.reference.trains(needs.most, object(), max(kind.calls, len(session.earlier) + 1))
+            if kind.accumulating and not self._accumulated and self._decides is not None:
+                self._accumulated = True  # the first step has a backward that adds to gradients
+                session.reference.takes_more(max(0, needs.most - (session.reference.training or 0)))
+        elif not session.waits_for_training(needs.call):
+            session.reference.infers(needs.call)
+        return session.budget.resolve(session.reference.of(needs.call))
+
+    def _needs(self, session: Session, kind: Kind, known: _Known) -> _Needs:
+        peaks, resident, seen = known.eager.peaks, session.resident, session.seen
+        # As the next call finds them.
+        held = max(known.eager.kept, storage_bytes(list(held_tensors(self._model)), resident.device))
+        base = resident.total - resident.outside + held
+        if not kind.gradients:
+            beside = resident.outside - session.outside_beside
+            call = base + beside + peaks.forward
+        else:
+            earlier = [graph.peaks for ran in session.earlier for graph in ran.graphs]
+            coming = max(1, kind.calls - len(session.earlier))
+            others = resident.outside - session.outside_beside - seen.held if kind.calls > 1 else session.inputs_beside
+            with between_graphs(seen.between, seen.forward):
+                call = base + seen.held + max(0, others) + step_peak([*earlier, *[peaks] * coming])
+        call += known.more
+        return _Needs(base, call, max(call, session.optimizer_peak() + held))
+
+    # -- the real step beside the count -------------------------------------------------------------------------------
+
+    def run(
+        self, called: Any, session: Session, kind: Kind, args: Any, kwargs: Any, *, look: bool
+    ) -> tuple[Any, Watch]:
+        """Run the model; the first time, look at what the call takes of the allocator.
+
+        Returns:
+            Its outputs, and what has begun to look at a step; what a step of several calls takes is not compared.
+        """
+        known = self._known.get(called)
+        if not look or known is None or not known.looks or session.earlier or kind.calls > 1:
+            return self._model(*args, **kwargs), (None, None)
+        known.looks -= 1
+        parts = (part for tensor in held_tensors(self._model) for part in plain_tensors(tensor))
+        there = [part.untyped_storage() for part in parts]
+        window = Window(session.resident.device, {storage.data_ptr(): storage.nbytes() for storage in there})
+        del there, parts
+        try:
+            outputs = self._model(*args, **kwargs)
+        except BaseException:
+            window.close()
+            raise
+        if kind.gradients:
+            return outputs, (window, functools.partial(self._stepped, called, weakref.ref(session), kind))
+        held = window.close()
+        if held is not None:
+            self._compare(called, session, kind, held.peak, known.eager.peaks.forward)
+        return outputs, (None, None)
+
+    def _stepped(self, called: Any, here: weakref.ref[Session], kind: Kind, took: int) -> None:
+        """A backward is over: the allocator held so many bytes beyond what there was before the call."""
+        session, known = here(), self._known.get(called)
+        if session is None or known is None or known.real is not None:  # said by an earlier step
+            return
+        with between_graphs(session.seen.between, session.seen.forward):
+            counted = step_peak([known.eager.peaks]) + session.seen.held
+        if self._decides == called and took - counted > SCALARS:  # a fraction is of what the step really takes
+            session.reference.takes_more(took - counted)
+        self._compare(called, session, kind, took, counted)
+
+    def _compare(self, called: Any, session: Session, kind: Kind, took: int, counted: int) -> None:
+        """Say what a real call took beyond what was counted for it, and count it from now on."""
+        known = self._known[called]
+        needs, more = self._needs(session, kind, known), max(0, took - counted)
+        known.looks = 0
+        if not more and session.resident.device.type == "cuda":
+            return  # there a peak that is no new one is not known
+        known.real = needs.call + took - counted
+        session.took(known.real)
+        if more <= SCALARS:
+            return
+        known.more = more
+        size, real = format_bytes(more, short=True), format_bytes(known.real, short=True)
+        line = f"as it is, a step took {real}, {size} more than was counted before it, which is counted from now on"
+        limit = self._limit(called, session, kind, self._needs(session, kind, known))
+        if known.real > session.usable(limit):
+            line += f"; that was over the budget of {format_bytes(limit, short=True)}, and such calls are refused now"
+        session.note(line)
+        log.warning("memopt: %s: %s", session.model_name, line)

@@ -1,0 +1,147 @@
+"""What fails inside memopt, or inside torch's compiler for it: told from a model's own error, kept for a report.
+
+Nobody's training should end because a graph could not be rewritten: without a budget the model then runs as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import tempfile
+import traceback
+from collections.abc import Iterator
+from types import TracebackType
+
+import torch
+from torch import fx
+
+import memopt
+from memopt.budget import BudgetError
+from memopt.capture.export import CaptureError
+from memopt.common.cache_dir import cache_dir
+from memopt.errors import first_line
+from memopt.evidence import EvidenceError
+from memopt.graph.propagation import ProgramError
+from memopt.memory.measure import MeasuringError
+from memopt.options import Options
+from memopt.pass_manager import PassError
+from memopt.torch_compat.dynamo_errors import TorchDynamoException
+from memopt.torch_compat.saved_tensors import is_from_hooks
+from memopt.torch_compat.source_files import AROUND_CALLS, COMPILER
+
+_HERE = os.path.dirname(os.path.abspath(memopt.__file__)) + os.sep
+
+# Files whose frames lie around every call, or around the model's own code.
+_CALLS = ("model_calls", "plan_ahead", "planned", "residents", "sessions", "several", "tracing", "guard_fast_path")
+_AROUND = {os.path.join(_HERE, "calls", f"{name}.py") for name in _CALLS}
+_AROUND |= {os.path.join(_HERE, *name.split("/")) for name in ("module.py", "common/one_piece.py")}
+_AROUND |= {os.path.join(_HERE, "recording", "speculative.py")}
+_AROUND |= AROUND_CALLS
+
+# What autograd says of writes as a whole step is traced, though the model's loss may not use what they are to, and what
+# to write instead.
+_INSTEAD = {
+    "modified by an inplace operation": "clone() what backward needs before it is written to",
+    "has been modified inplace": "clone() the piece before it is written to",
+    "refers to a single memory location": "clone() the input that shows an element many times (expand) before the call",
+}
+
+# Engines that run part of what models do: what they raise themselves says what to do.
+_LIMITED = ("static", "onnxruntime", "xla", "tensorflow")
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """An error from inside memopt, as text: an exception would keep graphs and tensors.
+
+    Attributes:
+        line: what failed.
+        trace: the traceback.
+        graph: the graph that was compiled; empty where none was.
+        instead: what the user may write, where it is known that no graph can hold the model's code as it is.
+    """
+
+    line: str
+    trace: str
+    graph: str
+    instead: str = ""
+
+    @property
+    def said(self) -> str:
+        """What failed, in words for the user."""
+        return f"no graph can hold what it writes: {self.line}" if self.instead else f"memopt failed ({self.line})"
+
+    def save(self, model_name: str, options: Options) -> str:
+        """Write what a report of the failure needs; return where, how to have it written, or what to do instead."""
+        if self.instead:
+            return self.instead
+        folder = cache_dir()
+        if folder is None:
+            return "set MEMOPT_CACHE_DIR to have its traceback and graph written"
+        engine, budget = type(options.engine).__name__, "none" if options.budget is None else options.budget.text
+        text = (
+            f"{self.line}\nmodel {model_name}, engine {engine}, budget {budget}, torch {torch.__version__}, "
+            f"Python {platform.python_version()}, {platform.platform()}\n\n{self.trace}\n{self.graph}\n"
+        )
+        try:
+            (folder / "failures").mkdir(parents=True, exist_ok=True)
+            descriptor, path = tempfile.mkstemp(".txt", f"{model_name}-", folder / "failures")
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            return f"its traceback could not be written: {first_line(error)}"
+        return f"please report it with {path}"
+
+
+def failure_of(error: Exception, options: Options) -> Failure | None:
+    """What failed inside memopt; None if the error is for the user: of the model's own, or a refusal in a line.
+
+    Args:
+        error: raised by a call that was captured, planned, lowered or run.
+        options: of the compilation.
+    """
+    if isinstance(error, CaptureError | BudgetError | MemoryError | EvidenceError | MeasuringError):
+        return None
+    if is_from_hooks(error):
+        return None
+    if isinstance(error, PassError) and (options.passes is not None or not _is_crash(error)):
+        return None
+    home = type(options.engine).__module__
+    if not home.startswith("memopt."):
+        return None  # a user's own engine
+    files = list(_files(error.__traceback__))
+    limited = home.rpartition(".")[2] in _LIMITED
+    if limited and isinstance(error, RuntimeError | ValueError) and files and files[-1].startswith(_HERE):
+        return None
+    if not isinstance(error.__cause__, TorchDynamoException) and not any(map(_is_inside, files)):
+        return None
+    trace = "".join(traceback.format_exception(error))
+    instead = next((way for words, way in _INSTEAD.items() if words in str(error)), "")
+    line = first_line(error).partition(". ")[0].partition(" Hint:")[0]  # of autograd's, without its advice
+    line = line if instead else f"{type(error).__name__}: {first_line(error)}"
+    return Failure(line, trace, getattr(error, _GRAPH, ""), instead)
+
+
+_GRAPH = "_memopt_graph"
+
+
+def note_graph(error: Exception, graph_module: fx.GraphModule) -> None:
+    """Keep with an error the graph that was compiled when it was raised."""
+    if not hasattr(error, _GRAPH):
+        setattr(error, _GRAPH, graph_module.print_readable(print_output=False))
+
+
+def _is_crash(error: PassError) -> bool:
+    """Whether the pass itself failed, and not its result the specification or its proof."""
+    return error.__cause__ is not None and not isinstance(error.__cause__, ProgramError | EvidenceError)
+
+
+def _files(trace: TracebackType | None) -> Iterator[str]:
+    while trace is not None:
+        yield os.path.abspath(trace.tb_frame.f_code.co_filename)
+        trace = trace.tb_next
+
+
+def _is_inside(file: str) -> bool:
+    return file not in _AROUND and (file.startswith(_HERE) or file.startswith(COMPILER))

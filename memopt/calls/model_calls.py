@@ -1,0 +1,405 @@
+"""ModelCalls: the calls of one model: planned where they are new, and run as planned afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from memopt.backends.aten import AtenBackend
+from memopt.budget import BudgetError
+from memopt.calls.as_it_is import AsItIs, why_not
+from memopt.calls.failures import Failure, failure_of
+from memopt.calls.fallback import Fallback
+from memopt.calls.guard_fast_path import Kind, SteadyGraph
+from memopt.calls.plan_ahead import PlanAhead
+from memopt.calls.planned import PlannedCalls, set_back, was_planned
+from memopt.calls.refusals import Refusals
+from memopt.calls.residents import Residents
+from memopt.calls.sessions import Sessions
+from memopt.calls.several import SeveralCalls
+from memopt.calls.tracing import note_outside
+from memopt.calls.verified import verified
+from memopt.capture.export import CaptureError, NotCapturedError
+from memopt.common.garbage import collect, collecting_rarely
+from memopt.common.progress import planning
+from memopt.compilation.layout import LayoutNeeded
+from memopt.compilation.session import Session
+from memopt.errors import ShortOfMemoryError
+from memopt.memory.addresses import addresses
+from memopt.memory.gradients import Gradients
+from memopt.memory.reach import shown_tensors
+from memopt.options import Options
+from memopt.pass_manager import Pass
+from memopt.report.record import Report
+from memopt.report.summary import summary
+from memopt.step.around import Watch
+from memopt.step.earlier_calls import NoRoomBesideError, arguments_of
+from memopt.step.guard import StepGuard
+from memopt.step.optimizers import Optimizers
+from memopt.step.sizes_apart import SizesError
+from memopt.torch_compat.backward import backward_task
+from memopt.torch_compat.saved_tensors import hooks_in_force
+from memopt.torch_compat.transforms import in_force
+
+log = logging.getLogger("memopt")
+
+
+class ModelCalls:
+    """The calls of one model, by mode and shapes: what was planned for them, and how they run.
+
+    It lies apart from the stand-in, whose attributes are the model's.
+
+    Attributes:
+        model: as the user gave it.
+        options: what was asked for.
+        optimizers: that step the model.
+        sessions: its compilations, by what plans go by: `Kind.plan`.
+        guards: of the memory of the sessions' steps.
+        steady: calls that go the guard fast path.
+        earlier: the calls of the present step so far.
+        several: plans the calls of a step together.
+        residents: what the device holds in a call.
+        planned: calls that go the long way.
+        ahead: plans without running the model.
+        gradients: whether the model's exist.
+        fallback: calls that memopt failed at.
+        as_it_is: calls that cannot be captured, and run within a budget.
+        refusals: calls whose budget was refused.
+        inlined: whether the stand-in is a part of a model that memopt compiles: it is compiled with that.
+    """
+
+    def __init__(self, model: nn.Module, options: Options) -> None:
+        """Nothing is compiled yet."""
+        self.model, self.options = model, options
+        watch = options.budget is not None and options.target is None
+        self.optimizers = Optimizers(model, options.optimizer, options.place, watch=watch)
+        self.sessions = Sessions(model, options, self.optimizers)
+        self.guards, self.steady, self.earlier = self.sessions.guards, self.sessions.steady, self.sessions.earlier
+        self.several = SeveralCalls(model, options.budget, self.sessions)
+        self.residents = Residents(model, options, self.optimizers, self.sessions)
+        self.planned = PlannedCalls(model, self.sessions)
+        self.gradients = Gradients(model)
+        self.fallback, self.refusals = Fallback(model, options), Refusals(model)
+        self.as_it_is = AsItIs(model, options)
+        self.ahead = PlanAhead(model, options, self.sessions, self.residents, self.fallback)
+        self.inlined = False
+        self._trained = model.training  # whether it was in training's mode when it was compiled
+        self._kind: Kind | None = None  # of the latest call
+        self._said: set[str] = set()  # what runs as it is, told once
+        self._verifying = False  # whether a call is run to be compared with the model's own
+
+    @property
+    def last(self) -> Session | None:
+        """The session of the latest call."""
+        return self.sessions.last
+
+    @property
+    def report(self) -> Report:
+        """What the latest compilation did.
+
+        Raises:
+            RuntimeError: nothing was compiled yet.
+        """
+        self.sessions.around.close()
+        return self.sessions.report(self.fallback.notes)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model as planned; plan first where these shapes and this mode are new.
+
+        Raises:
+            BudgetError: no plan keeps the budget. Nothing was run, and nothing of the model has changed.
+            CaptureError: nothing can be planned, as graphs depend on the values of tensors or none can be captured, and
+                what the model takes as it is cannot be counted.
+            MemoryError: the device had less memory left than the step needs.
+        """
+        around = in_force()
+        if around:
+            return self._run_as_it_is(around, args, kwargs)
+        if self.sessions.hooked.changed(self.model) and self.sessions:
+            self.sessions.forget_all()
+        if self.options.budget is not None:
+            self.sessions.begins()
+        if self.optimizers.due():
+            self.residents.recount()
+        kind, steady = self._find_steady(args, kwargs)
+        try:
+            return self._run(kind, steady, args, kwargs)
+        except NoRoomBesideError:
+            kind = kind._replace(calls=1, beside=True)
+            self.several.expect(arguments_of(args, kwargs))
+        if kind.plan in self.sessions:
+            with contextlib.suppress(NoRoomBesideError):
+                return self._run(kind, None, args, kwargs)
+            self.sessions.forget(kind.plan)
+        self.sessions.of(kind).last_word = True
+        try:
+            return self._run(kind, None, args, kwargs)
+        finally:
+            self.sessions.of(kind).last_word = False
+
+    def _run(self, kind: Kind, steady: SteadyGraph | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.sessions.recordings is not None:
+            if kind != self._kind:
+                self.sessions.recordings.release()  # a call of another kind needs the memory
+            self.sessions.recordings.settle()
+        self._kind = kind
+        if steady is not None:
+            try:
+                return self._steady_call(steady.run, kind, args, kwargs)
+            except (LayoutNeeded, SizesError):  # weights folded anew are laid out by the long way, and sizes planned
+                pass
+            finally:
+                steady.end()
+        if self.options.verify == "full" and not self._verifying:
+            return self._verified(kind, args, kwargs)
+        called = self.fallback.kind(args, kwargs, kind)
+        if self.fallback.has_failed(called):
+            return self.model(*args, **kwargs)
+        session, gradients = self.sessions.of(kind), kind.gradients
+        self.sessions.last = session
+        trainable = any(parameter.requires_grad for parameter in self.model.parameters())
+        session.trains, likely = gradients and trainable, self._trained or self.options.optimizer is not None
+        session.to_be_trained = trainable and not gradients and likely
+        self.residents.count_optimizers()
+        resident = functools.partial(self.residents.of, args, kwargs, kind)
+        with self.several.beside(session, args, kwargs), session.call(resident):
+            if self.as_it_is.admits(called, session, kind, args, kwargs):
+                return self._run_within(session, called, kind, args, kwargs)
+            try:
+                return self._run_planned(session, called, kind, args, kwargs)
+            except (NotCapturedError, BudgetError) as error:
+                why = why_not(session, error)
+            collect()
+            self.as_it_is.admit(called, session, kind, args, kwargs, why)
+            return self._run_within(session, called, kind, args, kwargs)
+
+    def _run_planned(self, session: Session, called: Any, kind: Kind, args: Any, kwargs: Any) -> Any:
+        """Run a call as it is planned.
+
+        Raises:
+            NotCapturedError: it cannot be planned, and all that it has changed was set back.
+        """
+        self._refuse(called, kind, args, kwargs)
+        before, gradients = self.fallback.before(called, args, kwargs), kind.gradients
+        guard = self.guards.setdefault(session, StepGuard())
+        beyond, allowance = session.beyond if gradients else None, guard.allowance
+        mark = session.outside.mark((args, kwargs) if gradients else ())
+        planned, began = session.report, time.perf_counter()
+        failure: Failure | None = None
+        try:
+            with guard.forward(beyond), planning(session.model_name), collecting_rarely():
+                outputs = self.planned.run(session, kind, args, kwargs)
+        except torch.OutOfMemoryError as error:
+            raise ShortOfMemoryError(session.short_of_memory(error)) from None
+        except (BudgetError, NoRoomBesideError) as error:  # what was named was tried within limits of its own
+            guard.allowance = allowance
+            if isinstance(error, BudgetError) and not error.beside:
+                self.refusals.keep(called, self.residents.of(args, kwargs, kind), error)
+            raise
+        except NotCapturedError as error:
+            guard.allowance = allowance
+            set_back(before, error)
+            raise
+        except Exception as error:
+            failure = failure_of(error, self.options)
+            if failure is None:
+                raise
+        if failure is not None:
+            try:  # an error of the model's own comes through: what is planned serves the next call
+                outputs = self.fallback.answer(failure, called, before, args, kwargs)
+            except CaptureError:
+                self.sessions.drop(kind.plan)
+                raise
+            self.sessions.drop(kind.plan)
+            return outputs
+        known = session.report is not planned or self.fallback.has_worked(called)
+        if not was_planned(self.model, session, shown_tensors(outputs), known):
+            told = session.outside.told_of_all(self.model, shown_tensors(outputs), mark)
+            del outputs, mark
+            refused = NotCapturedError(f"no graph could be captured of {session.model_name} ({told})")
+            set_back(before, refused)
+            raise refused
+        self.fallback.works(called)
+        session.unplanned = False
+        if session.report is not None and session.report is not planned:
+            log.info("%s: %s", session.model_name, summary(session.report, time.perf_counter() - began))
+        note_outside(session, self.model, shown_tensors(outputs), mark)
+        if gradients:
+            self._ends(session, guard, outputs, args, kwargs)
+        self.steady.learn(kind, self.sessions.function(kind, symbolic=self.sessions.symbolic(kind)), args, kwargs)
+        return outputs
+
+    def _run_within(self, session: Session, called: Any, kind: Kind, args: Any, kwargs: Any) -> Any:
+        """Run the model as it is, within the limit of the budget."""
+        guard = self.guards.setdefault(session, StepGuard())
+        # Of a call within backward (a reentrant checkpoint) autograd would end a recording unseen.
+        look = not self._verifying and not self.sessions.around.blind and backward_task() == -1
+        try:
+            with guard.forward():
+                outputs, watch = self.as_it_is.run(called, session, kind, args, kwargs, look=look)
+        except torch.OutOfMemoryError as error:
+            raise ShortOfMemoryError(session.short_of_memory(error)) from None
+        if kind.gradients:
+            self._ends(session, guard, outputs, args, kwargs, watch)
+        return outputs
+
+    def _verified(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model through Dynamo, and where that compiles anything, beside the model itself."""
+        self._verifying = True
+        try:
+            return verified(
+                self.model,
+                args,
+                kwargs,
+                lambda: self._run(kind, None, args, kwargs),
+                lambda: self.sessions.graphs,
+                self._stages,
+                draws_alike=self.options.engine.exact,
+            )
+        finally:
+            self._verifying = False
+
+    def _stages(self) -> list[tuple[str, Callable[..., Any]]]:
+        """Calls of the model, operator by operator, with less than all that is done to it, the least first."""
+
+        def stage(passes: tuple[Pass, ...] | None) -> Callable[..., Any]:
+            plain = dataclasses.replace(self.options, budget=None, optimizer=None, verify=False, allow=())
+            calls = ModelCalls(self.model, dataclasses.replace(plain, engine=AtenBackend(), passes=passes))
+            return lambda *args, **kwargs: calls.run(args, kwargs)
+
+        return [("captured program", stage(())), ("passes", stage(self.options.passes))]
+
+    def _refuse(self, called: Any, kind: Kind, args: Any, kwargs: Any) -> None:
+        """Refuse at once what was refused before, and what cannot be planned.
+
+        Raises:
+            BudgetError: nothing of the call has changed since, or the budget does not hold what is there anyway.
+        """
+        if self.options.budget is None or self.fallback.has_worked(called):
+            return
+        self.residents.count_optimizers()
+        resident = self.residents.of(args, kwargs, kind)
+        self.refusals.raise_known(called, resident)
+        self.residents.refuse_hopeless(resident)
+
+    def _run_as_it_is(self, around: str, args: Any, kwargs: Any) -> Any:
+        """Call the model within something that nothing is compiled through."""
+        name = type(self.model).__name__
+        if self.options.budget is not None:
+            raise CaptureError(
+                f"{around} is not planned through, so that {name} keeps no budget there: call the original model"
+            )
+        if around not in self._said:
+            self._said.add(around)
+            log.info("memopt: within %s %s runs as it is", around, name)
+        return self.model(*args, **kwargs)
+
+    def plan(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:
+        """Plan for these inputs without running the model.
+
+        Raises:
+            BudgetError: no plan keeps the budget.
+            CaptureError: the model's control flow depends on the values of tensors, or no graph can be captured.
+        """
+        return self.ahead.plan(Kind(torch.is_grad_enabled(), self._accumulating()), args, kwargs)
+
+    def plan_ahead(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """As `plan`; it is no error if the model is going to run as it is: without a budget, or within it."""
+        kind = Kind(torch.is_grad_enabled(), self._accumulating())
+        try:
+            self.ahead.plan_if_possible(kind, args, kwargs)
+            return
+        except (NotCapturedError, BudgetError) as error:
+            why = why_not(self.sessions.of(kind), error)
+        session, called = self.sessions.of(kind), self.fallback.kind(args, kwargs, kind)
+        self.as_it_is.admit(called, session, kind, args, kwargs, why)
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Count this optimizer in place of what was given before; plans that do not keep the budget then are dropped.
+
+        Raises:
+            TypeError: it is neither an optimizer, nor several, nor what makes one.
+            ValueError: it holds none of the model's parameters that are trained.
+        """
+        before = self.options.optimizer
+        self.optimizers.replace(optimizer)
+        self.options = dataclasses.replace(self.options, optimizer=optimizer)
+        try:
+            self.residents.recount()
+        except ValueError:
+            self.set_optimizer(before)
+            raise
+
+    @contextlib.contextmanager
+    def moving(self) -> Iterator[None]:
+        """Within: the model's tensors may be moved or cast. If any was, all plans are made anew; the report stays."""
+        before = addresses(self.model)
+        try:
+            yield
+        finally:
+            if addresses(self.model) != before:
+                self.sessions.forget_model()
+
+    def _find_steady(self, args: Any, kwargs: Any) -> tuple[Kind, SteadyGraph | None]:
+        """The kind of a call, and the graph that it would run; None where it must go the long way.
+
+        Gradients are looked for after the guards were asked, where there are hardly any: those read the same memory
+        in less time.
+        """
+        likely = torch.is_grad_enabled() and (self.gradients.likely() or hooks_in_force())
+        kind = self.several.kind(torch.is_grad_enabled(), likely and self._accumulating())
+        # What is recorded for other kinds of calls is to be given back first.
+        steady = self.steady.find(kind, args, kwargs, early=not kind.gradients or kind == self._kind)
+        if not likely and self._accumulating():
+            if steady is not None:
+                steady.end()
+            kind = kind._replace(accumulating=True)
+            steady = self.steady.find(kind, args, kwargs, early=kind == self._kind)
+        return kind, steady
+
+    def _steady_call(self, run: Callable[..., Any], kind: Kind, args: Any, kwargs: Any) -> Any:
+        """Run what was compiled for such a call; without gradients it plans anew where it folds weights anew."""
+        gradients, session = kind.gradients, self.sessions[kind.plan]
+        if self.sessions.last is not session:
+            self.sessions.last = session
+        guard = self.guards[session]
+        try:
+            with (
+                self.several.beside(session, args, kwargs),
+                session.call(lambda: self.residents.of(args, kwargs, kind)),
+            ):
+                if guard.allowance is None:
+                    outputs = run(*args, **kwargs)
+                else:
+                    with guard.forward(session.beyond if gradients else None):
+                        outputs = run(*args, **kwargs)
+        except torch.OutOfMemoryError as error:
+            raise ShortOfMemoryError(session.short_of_memory(error)) from None
+        if gradients:
+            self._ends(session, guard, outputs, args, kwargs)
+        return outputs
+
+    def _ends(
+        self, session: Session, guard: StepGuard, outputs: Any, args: Any, kwargs: Any, watch: Watch = (None, None)
+    ) -> None:
+        """A call with gradients has returned: what is counted, guarded and looked at until its backward."""
+        outputs = shown_tensors(outputs)
+        self.several.note(session, outputs, args, kwargs)
+        guard.backward(outputs)
+        if not self._verifying:
+            self.sessions.ended(session, outputs, (args, kwargs), watch)
+
+    def _accumulating(self) -> bool:
+        """Whether gradients exist already, so that backward adds to them: that takes a plan of its own."""
+        if self.options.budget is None or not torch.is_grad_enabled():
+            return False
+        # A checkpoint around the model runs the call again within backward: by the same plan, whatever exists by then.
+        return hooks_in_force() or self.gradients.exist()

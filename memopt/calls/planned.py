@@ -1,0 +1,143 @@
+"""Running calls through Dynamo as they are planned, and anew where a whole step or other layouts are needed first."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from memopt.budget import BudgetError
+from memopt.calls.guard_fast_path import Kind
+from memopt.calls.sessions import Sessions
+from memopt.calls.start import CallStart
+from memopt.calls.tracing import collect, dynamo_settings
+from memopt.capture.export import CaptureError, NotCapturedError
+from memopt.common.one_piece import in_one_piece
+from memopt.common.progress import stage
+from memopt.compilation.layout import LayoutNeeded, lay_out
+from memopt.compilation.session import Session, WholeStepNeeded
+from memopt.program import Program
+from memopt.step.sizes_apart import SizesError
+from memopt.step.whole import settled
+from memopt.torch_compat.autograd_nodes import first_nodes
+
+
+def programs_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], session: Session) -> list[Program]:
+    """All graphs of one call, in order: as `memopt.calls.tracing.collect`, and said to who waits."""
+    stage("tracing all graphs of the model")
+    return collect(model, args, kwargs, session)
+
+
+def was_planned(model: nn.Module, session: Session, outputs: Any, known: bool) -> bool:
+    """Whether a graph of the call that has returned was planned; nothing is to be without a budget, or parameters.
+
+    Args:
+        model: that was called.
+        session: of the call.
+        outputs: what it returned.
+        known: whether anything was planned in this call, or such a call was planned before.
+    """
+    if session.budget is None or session.soft or next(model.parameters(), None) is None:
+        return True
+    if not first_nodes(outputs):
+        return session.report is not None and (known or not session.unplanned)
+    return bool(session.ran) or (session.step is not None and known)
+
+
+def set_back(before: CallStart, error: NotCapturedError) -> None:
+    """Set back what a call that cannot be planned has changed so far.
+
+    Raises:
+        CaptureError: something large was written to, so that the call cannot begin anew.
+    """
+    changed = before.restore()
+    if changed:
+        raise CaptureError(f"{error}; {changed} was written to before that, so that the model itself is not called")
+
+
+class PlannedCalls:
+    """The calls of a model that go the long way, through `torch.compile`."""
+
+    def __init__(self, model: nn.Module, sessions: Sessions) -> None:
+        """Of a model with these compilations."""
+        self._model, self._sessions = model, sessions
+
+    @in_one_piece
+    def run(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Any:
+        """Run a call of the model.
+
+        Raises:
+            BudgetError: no plan keeps the budget. Nothing was run.
+            CaptureError: the budget is to be shared by graphs that cannot be seen without running them,
+                or the call has to begin anew and has written to large tensors.
+        """
+        state = not self._sessions.has_function(kind) or session.broken or not session.one_graph
+        start = CallStart(self._model, (args, kwargs), state=state)
+        while True:
+            try:
+                return self._run(session, start, kind, args, kwargs)
+            except BudgetError as error:
+                if not session.plans_for_less(error):
+                    raise
+            start.restore()
+
+    def _run(self, session: Session, start: CallStart, kind: Kind, args: Any, kwargs: Any) -> Any:
+        if self._sessions.symbolic(kind):
+            try:
+                with dynamo_settings(session.numbers, symbolic=True):
+                    return self._sessions.function(kind, symbolic=True)(*args, **kwargs)
+            except SizesError as error:
+                self._begin_anew(start)
+                self._sessions.outgrown(kind, error)
+        try:
+            return self._call(session, kind, args, kwargs)
+        except WholeStepNeeded:
+            self._begin_anew(start)
+            session.whole_step = False
+            try:
+                with contextlib.ExitStack() as stack:
+                    try:
+                        stack.enter_context(settled(session, lambda: programs_of(self._model, args, kwargs, session)))
+                    except CaptureError as error:
+                        if session.budget is not None and not session.soft:
+                            raise
+                        session.note(f"without a budget to be shared, each graph is planned by itself: {error}")
+                        return self._call(session, kind, args, kwargs)
+                    return self._call_as_foreseen(session, start, kind, args, kwargs)
+            finally:
+                session.whole_step = True  # another size is another step
+        except LayoutNeeded as needed:
+            names, groups, session.contiguous = needed.names, needed.groups, needed.contiguous
+            session.movable = frozenset()
+        gc.collect()  # the error held the graph, and that the weights: what is moved would leave its place taken
+        lay_out(self._model, names, groups)
+        return self.run(session, kind, args, kwargs)
+
+    def _call(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Any:
+        function = self._sessions.function(kind)
+        with dynamo_settings(session.numbers):
+            return function(*args, **kwargs)
+
+    def _call_as_foreseen(self, session: Session, start: CallStart, kind: Kind, args: Any, kwargs: Any) -> Any:
+        session.foreseen = True
+        try:
+            return self._call(session, kind, args, kwargs)
+        except WholeStepNeeded:  # where Dynamo gave up, it goes on; anew it gets further, as in the collection
+            self._begin_anew(start)
+            session.foreseen = False
+            del self._sessions.compiled[kind.plan]
+            return self._call(session, kind, args, kwargs)
+        finally:
+            session.foreseen = False
+
+    def _begin_anew(self, start: CallStart) -> None:
+        """Set back what the part of a call that has run has changed."""
+        changed = start.restore()
+        if changed:
+            raise CaptureError(
+                f"{changed} of {type(self._model).__name__} was written to before all graphs of the call were known, "
+                "and is too large to be copied each time: write to it after the model was called, or to a copy"
+            )

@@ -1,0 +1,329 @@
+"""The sessions of one model, by kind of call: each with its compiled function and the guard of its steps' memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from memopt.backends.recorder import CudaRecorder
+from memopt.budget import format_bytes
+from memopt.calls.guard_fast_path import Backend, Kind, Plan, SteadyCalls
+from memopt.calls.tracing import dynamo_backend
+from memopt.capture.shadow import model_names
+from memopt.compilation.layout import movable_parameters
+from memopt.compilation.session import Session
+from memopt.memory.cost.table import CostTable
+from memopt.memory.distributed import has_group
+from memopt.memory.resident import Resident, storage_bytes
+from memopt.options import Options
+from memopt.recording.pool import Pool
+from memopt.report.record import Report
+from memopt.step.around import Around, Ended, Watch
+from memopt.step.carry import Sizes
+from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Ran
+from memopt.step.guard import StepGuard, allowance_of
+from memopt.step.hooked import KEPT, Hooked
+from memopt.step.optimizers import Optimizers
+from memopt.step.reference import Reference
+from memopt.step.sizes_apart import SizesError
+from memopt.torch_compat.changing_numbers import ChangingNumbers
+from memopt.torch_compat.dynamo import with_own_entry
+from memopt.torch_compat.saved_tensors import hooks_in_force
+
+log = logging.getLogger("memopt")
+
+
+class NotPlanned(RuntimeError, AttributeError):
+    """There is no report yet: an attribute that is not there, for who looks through a module's attributes."""
+
+
+class Sessions(Mapping[Plan, Session]):
+    """The compilations of one model, by what plans go by: `Kind.plan`.
+
+    Attributes:
+        compiled: what `torch.compile` made of the model, by the same.
+        guards: of the memory of the sessions' steps.
+        steady: calls that go the guard fast path.
+        earlier: the calls of the present step so far.
+        reference: what a budget is a fraction of.
+        around: what the loop holds around the model's graphs.
+        hooked: the model's parameters whose gradients hooks hand over within backward.
+        last: the session of the latest call.
+        recordings: where training steps are recorded; None where they are not.
+        graphs: how many graphs were compiled.
+    """
+
+    def __init__(self, model: nn.Module, options: Options, optimizers: Optimizers) -> None:
+        """Nothing is compiled yet."""
+        self._model, self._options, self._optimizers = model, options, optimizers
+        ceiling = None if options.budget is None else options.budget.bytes
+        self._table = CostTable(ceiling_bytes=ceiling, target=options.target, estimates=options.budget is None)
+        self.numbers = ChangingNumbers(type(model).__name__)
+        self._sizes = Sizes()
+        self._sessions: dict[Plan, Session] = {}
+        self._report: Report | None = None  # of before the model was moved
+        self._said: list[str] = []  # of steps that were over the budget
+        self._latest: tuple[Session, Sequence[Ran]] | None = None  # what has run last, with gradients
+        self._short: weakref.WeakSet[Session] = weakref.WeakSet()  # of such steps
+        self.compiled: dict[Plan, Callable[..., Any]] = {}
+        self._symbolic: dict[Plan, Callable[..., Any]] = {}  # the same of calls with symbolic sizes
+        self._said_of_sizes: set[str] = set()
+        self._sizes_apart = not options.dynamic
+        self.guards: dict[Session, StepGuard] = {}
+        self.steady = SteadyCalls(model)
+        self.earlier = EarlierCalls()
+        self.reference = Reference()
+        self.around = Around()
+        self.hooked = Hooked(model)
+        self.last: Session | None = None
+        self.recordings: Pool | None = None
+        self.graphs = 0
+        weakref.finalize(self, _release, self._sessions).atexit = False
+
+    def __getitem__(self, plan: Plan) -> Session:
+        return self._sessions[plan]
+
+    def __iter__(self) -> Iterator[Plan]:
+        return iter(self._sessions)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def report(self, notes: Sequence[str]) -> Report:
+        """What the latest compilation did, with these notes beside its own.
+
+        Raises:
+            RuntimeError: nothing was compiled yet.
+        """
+        session = self.last
+        if session is None or (session.report is None and self._report is not None):
+            if self._report is not None:
+                return dataclasses.replace(self._report, notes=(*self._report.notes, *notes)) if notes else self._report
+            if notes:
+                raise NotPlanned(f"nothing is planned: {notes[-1]}")
+            raise NotPlanned("nothing is planned yet: call the model once, or pass example_inputs to memopt.compile")
+        if session.report is None:
+            raise NotPlanned(
+                f"nothing is planned: no graph could be captured of {session.model_name}, it runs as it is"
+            )
+        report = session.report
+        return dataclasses.replace(report, notes=(*report.notes, *notes)) if notes else report
+
+    def of(self, kind: Kind) -> Session:
+        """The session of a kind of call, made where there is none yet."""
+        if kind.plan not in self._sessions:
+            self._sessions[kind.plan] = self._made(kind)
+        return self._sessions[kind.plan]
+
+    def _made(self, kind: Kind) -> Session:
+        options = self._options
+        session = Session(
+            budget=options.budget,
+            backend=options.engine,
+            passes=options.passes,
+            verify=options.verify,
+            names=model_names(self._model),
+            resident=Resident(),
+            table=self._table,
+            model_name=type(self._model).__name__,
+            sizes=self._sizes,
+            reference=self.reference,
+            numbers=self.numbers,
+            frozen="freeze" in options.allow,
+            hooked=self.hooked if kind.alone else None,
+        )
+        if self.hooked.kept:
+            session.note(KEPT)
+        session.notes.extend(options.notes)
+        session.notes.extend(self._said)
+        session.seen = self.around.seen
+        session.whole_step = True
+        session.calls, session.known_calls = kind.calls, self.earlier
+        session.recordings = self._recordings_here()
+        session.hold = functools.partial(_allow, weakref.ref(self), weakref.ref(session))
+        if options.engine.lays_out:
+            session.movable = movable_parameters(self._model)
+        return session
+
+    def function(self, kind: Kind, *, symbolic: bool = False) -> Callable[..., Any]:
+        """What `torch.compile` makes of the model for a kind of call; its graphs go to the session of that kind.
+
+        Args:
+            kind: of call.
+            symbolic: whether its sizes are symbols.
+        """
+        made = self._symbolic if symbolic else self.compiled
+        if kind.plan not in made:
+            backend = dynamo_backend(self.of(kind), symbolic=symbolic)
+            backend = self._counted(self.steady.noting(backend, kind.plan))
+            made[kind.plan] = with_own_entry(torch.compile(self._model, backend=backend, dynamic=symbolic))
+        return made[kind.plan]
+
+    def has_function(self, kind: Kind) -> bool:
+        """Whether there is already what `torch.compile` makes of the model for a kind of call."""
+        return kind.plan in (self._symbolic if self.symbolic(kind) else self.compiled)
+
+    def symbolic(self, kind: Kind) -> bool:
+        """Whether sizes are symbols in a kind of call."""
+        return kind.gradients and not self._sizes_apart
+
+    def outgrown(self, kind: Kind, error: SizesError) -> None:
+        """Code for many sizes does not serve a call, or none is to be had: the call is planned by itself."""
+        if not error.others:
+            self._symbolic.pop(kind.plan, None)
+            self._sizes_apart = True
+        line = f"sizes are planned each by itself: {error}"
+        if line not in self._said_of_sizes:
+            self._said_of_sizes.add(line)
+            log.warning("memopt: %s: %s", self.of(kind).model_name, line)
+            self.of(kind).note(line)
+
+    def begins(self) -> None:
+        """A call begins: what the loop held around the last one is known, and steps that were over are planned anew."""
+        new_step = not self.earlier.alive()
+        left, before = self.around.close(), self.around.seen
+        self.around.begins(0 if new_step else left, new_step=new_step)
+        if self.around.seen != before and self._latest is not None:
+            self._look(*self._latest)
+        alone = not has_group()  # ranks plan the same
+        if self._short and new_step and alone:
+            for plan in [plan for plan, session in self._sessions.items() if session in self._short]:
+                self.forget(plan)
+            self._short.clear()
+
+    def ended(self, session: Session, outputs: Any, given: Any, watch: Watch = (None, None)) -> None:
+        """A call with gradients has returned: look at what the loop does with its outputs.
+
+        Args:
+            session: of the call.
+            outputs: of it.
+            given: its arguments.
+            watch: a window that is open since before the call, and what is called with the whole that it has seen.
+        """
+        window, whole = watch
+        if window is not None and (not session.ran or hooks_in_force()):
+            window.close()
+        elif session.ran and not hooks_in_force():
+            calls = self.earlier.alive() or [Ran(tuple(session.ran), {})]
+            self._latest = session, calls
+            look = functools.partial(_look, weakref.ref(self), weakref.ref(session), calls)
+            early = 0 if session.ran[0].key == AS_IT_IS else session.tangents.early
+            model = weakref.ref(self._model)
+            key, device = session.ran[0].key, session.resident.device
+            call = Ended(key, device, early, lambda: storage_bytes(_gradients(model)), window, whole)
+            self.around.ended(call, outputs, given, look)
+
+    def _look(self, session: Session, calls: Sequence[Ran]) -> None:
+        """Say that a step of these calls is over its budget, if it is with what the loop holds around them."""
+        session.seen = self.around.seen
+        excess, limit = session.excess_around(calls)
+        if excess:
+            budget, more = format_bytes(limit, short=True), format_bytes(excess, short=True)
+            line = f"a step was over its budget of {budget} by {more}: the loop around the model holds {session.seen}"
+            line += "; the next step is planned with that"
+            log.warning("memopt: %s: %s", session.model_name, line)
+            self._said[:] = [line]
+            session.note(line)
+            self._short.add(session)
+
+    def drop(self, plan: Plan) -> None:
+        """Drop a session that failed in the middle of its work, with all that it compiled; its last report stays."""
+        session = self._sessions[plan]
+        self.forget(plan)
+        self.steady.clear()
+        if self.last is session:
+            self._report, self.last = session.report or self._report, None
+
+    def forget(self, plan: Plan) -> None:
+        """Plan calls of these kinds anew."""
+        session = self._sessions.pop(plan, None)
+        if session is not None:
+            _release({plan: session})
+            self.guards.pop(session, None)
+        self.compiled.pop(plan, None)
+        self._symbolic.pop(plan, None)
+        self.steady.forget(plan)
+
+    def forget_all(self) -> None:
+        """Forget all plans: of the same model, whose fraction stays one of the same bytes."""
+        _release(self._sessions)
+        self._sessions.clear()
+        self.compiled.clear()
+        self._symbolic.clear()
+        self.guards.clear()
+        self.earlier.clear()
+        self.steady.clear()
+        self._latest = None
+        self._short.clear()
+        self._sizes = Sizes()
+        if self.last is not None and self.last.report is not None:
+            self._report, self.last = self.last.report, None
+
+    def forget_model(self) -> None:
+        """Forget all plans, and what fractions are of: the model lies elsewhere now, or is of another dtype."""
+        self.forget_all()
+        self.reference = Reference()
+
+    def _recordings_here(self) -> Pool | None:
+        """Where training steps are recorded, the same for all of them; None where they cannot be."""
+        if self.recordings is None and any(parameter.is_cuda for parameter in self._model.parameters()):
+            self.recordings = Pool(CudaRecorder(), functools.partial(_gradients, weakref.ref(self._model)))
+        return self.recordings
+
+    def _counted(self, backend: Backend) -> Backend:
+        """The same backend; the graphs that it is given are counted."""
+        here = weakref.ref(self)
+
+        @functools.wraps(backend)
+        def counted(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            sessions = here()
+            if sessions is not None:
+                sessions.graphs += 1
+            return backend(graph_module, example_inputs)
+
+        return counted
+
+    def allow(self, session: Session, limit_bytes: int) -> None:
+        """Make the budget the limit of the device's allocator in the steps of this session."""
+        device = session.resident.device
+        if device.type != "cuda":
+            return
+        guard = self.guards.setdefault(session, StepGuard())
+        state = self._optimizers.state_bytes()
+        guard.allow(allowance_of(self._model, state, session.resident, limit_bytes, guard.allowance))
+        for optimizer in self._optimizers.instances():
+            guard.during(optimizer)
+
+
+def _release(sessions: Mapping[Plan, Session]) -> None:
+    """Give back what a model's compiled functions hold between calls: Dynamo keeps them as long as the model itself."""
+    for session in sessions.values():
+        for function in list(session.functions):
+            function.release()
+        if session.recordings is not None:
+            session.recordings.release()
+
+
+def _look(owner: weakref.ref[Sessions], session: weakref.ref[Session], calls: Sequence[Ran]) -> None:
+    sessions, known = owner(), session()
+    if sessions is not None and known is not None:
+        sessions._look(known, calls)
+
+
+def _gradients(model: weakref.ref[nn.Module]) -> list[torch.Tensor]:
+    here = model()
+    return [] if here is None else [p.grad for p in here.parameters() if p.grad is not None]
+
+
+def _allow(owner: weakref.ref[Sessions], session: weakref.ref[Session], limit_bytes: int) -> None:
+    """Tell a compiled model, where it still lives, the budget in bytes of a step that is about to run."""
+    sessions, known = owner(), session()
+    if sessions is not None and known is not None:
+        sessions.allow(known, limit_bytes)

@@ -1,0 +1,87 @@
+"""The calls of a step before its backward: what they hold for each other, and how many are planned together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from memopt.budget import Budget
+from memopt.calls.guard_fast_path import Kind, Plan
+from memopt.calls.sessions import Sessions
+from memopt.compilation.session import Session
+from memopt.step.earlier_calls import KnownCalls, Ran, arguments_beside, arguments_of
+from memopt.torch_compat.saved_tensors import hooks_in_force
+
+HOOKED = (
+    "what is saved for backward passes through hooks around the model (torch.utils.checkpoint's, save_on_cpu's): "
+    "what they keep beyond the call is not counted"
+)
+
+
+class SeveralCalls:
+    """How many calls of a model there are in a step, as far as is known, and what the earlier ones hold."""
+
+    def __init__(self, model: nn.Module, budget: Budget | None, sessions: Sessions) -> None:
+        """Nothing was called yet.
+
+        Args:
+            model: that is called.
+            budget: of its steps.
+            sessions: its compilations, which know the calls of the present step.
+        """
+        self._name, self._budget, self._sessions = type(model).__name__, budget, sessions
+        self._together = 1  # calls of the present step that are planned together
+
+    def kind(self, gradients: bool, accumulating: bool) -> Kind:
+        """The kind of a call: of a step of several calls all are planned together, once it is known how many."""
+        if self._budget is None:
+            return Kind(gradients, accumulating)
+        earlier = self._sessions.earlier.alive()
+        if not gradients:
+            if earlier:
+                self._make_room(Kind(gradients, accumulating, beside=True).plan, earlier)
+            return Kind(gradients, accumulating, beside=bool(earlier))
+        if not earlier:
+            self._together = self._sessions.earlier.most
+        return Kind(gradients, accumulating, self._together)
+
+    def expect(self, arguments: Mapping[int, int]) -> None:
+        """A step turns out to have one more call than was planned for: the next ones are planned with it."""
+        step = self._sessions.earlier
+        earlier = step.alive()
+        step.expect(len(earlier) + 1, arguments)
+        if earlier and self._budget is not None:
+            KnownCalls().put(self._name, self._budget.text, earlier[0].graphs[0].key, step.most, step.inputs)
+
+    def _make_room(self, plan: Plan, earlier: Sequence[Ran]) -> None:
+        """Plan inference anew where earlier calls of a training step hold more beside it than it was planned for."""
+        known = self._sessions.get(plan)
+        if known is not None and known.planned_beside < sum(ran.saved for ran in earlier):
+            self._sessions.forget(plan)
+
+    @contextlib.contextmanager
+    def beside(self, session: Session, args: Any, kwargs: Any) -> Iterator[None]:
+        """Within: the session knows what earlier calls of the step hold beside this one."""
+        session.earlier, session.ran, session.inputs_beside = self._sessions.earlier.alive(), [], 0
+        if session.earlier:
+            session.inputs_beside = arguments_beside(session.earlier, arguments_of(args, kwargs))
+        try:
+            yield
+        finally:
+            session.earlier = []
+
+    def note(self, session: Session, outputs: Any, args: Any, kwargs: Any) -> None:
+        """Remember what a call holds until its backward has run.
+
+        Where hooks take what it saves, a checkpoint around the model say, it holds nothing: backward runs such a call
+        again, which is no further call of the step, and must save the same.
+        """
+        if session.ran and hooks_in_force():
+            if session.budget is not None:
+                session.note(HOOKED)
+        elif session.ran:
+            ran = Ran(tuple(session.ran), arguments_of(args, kwargs))
+            self._sessions.earlier.note(ran, outputs, len(self._sessions.earlier.alive()))

@@ -1,0 +1,303 @@
+"""A model's call under torch.compile: the settings that it needs, and each of its graphs handed to a session."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+import memopt
+from memopt.budget import BudgetError, format_bytes
+from memopt.calls.failures import note_graph
+from memopt.capture.attention import attention_as_on
+from memopt.capture.boundary import at_boundary
+from memopt.capture.dynamo import Hooks
+from memopt.capture.eager_call import eager_call
+from memopt.capture.eager_step import eager_peaks, has_checkpoints, roots_of
+from memopt.capture.export import NotCapturedError
+from memopt.capture.loss_alone import attached, detach_outputs, others_than_the_loss
+from memopt.capture.outside import OUTSIDE, Mark
+from memopt.capture.rehearsal import ledger_for, run_backward
+from memopt.capture.shadow import Shadow
+from memopt.common.progress import stage
+from memopt.common.random_streams import streams_kept
+from memopt.compilation.session import Session
+from memopt.engine import ManySizes, Recalled
+from memopt.errors import first_line
+from memopt.memory.ledger import within_graph
+from memopt.memory.reach import shown_tensors
+from memopt.memory.tangents import Tangents, tangents_of
+from memopt.program import Program
+from memopt.step.again import found_again, keep_for_others
+from memopt.step.backward_entry import watched
+from memopt.step.measured import lower_within
+from memopt.step.planner import step_peak
+from memopt.torch_compat.changing_numbers import ChangingNumbers
+from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
+from memopt.torch_compat.dynamo import functions_keep_backward, with_own_entry
+from memopt.torch_compat.dynamo_errors import (
+    BackendCompilerFailed,
+    FailOnRecompileLimitHit,
+    TorchDynamoException,
+    TorchRuntimeError,
+)
+from memopt.torch_compat.formatted_keys import formatted_keys
+from memopt.torch_compat.logging_calls import deferred_logging, silence
+from memopt.torch_compat.replaced_calls import replaced_calls
+from memopt.torch_compat.saved_tensors import saved_as_it_is
+from memopt.torch_compat.static_shapes import static_shapes
+from memopt.torch_compat.symbols import is_symbolic
+from memopt.torch_compat.traceable import REPLACEMENTS
+from memopt.torch_compat.tracing_context import in_trace
+from memopt.torch_compat.valued_fakes import UNKNOWN_VALUE, is_unknown
+
+_TORCH, _HERE = (os.path.dirname(file) + os.sep for file in (torch.__file__, memopt.__file__))
+
+# How many shapes and modes of one model are compiled before a call is refused.
+_RECOMPILE_LIMIT = 256
+
+
+def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], session: Session) -> list[Program]:
+    """Capture all graphs of one call on fake tensors, in order; neither model nor inputs are touched.
+
+    Raises:
+        NotCapturedError: the model cannot run without real data.
+    """
+    shadow = Shadow(model)
+    fake_args, fake_kwargs = shadow.inputs(args, kwargs)
+    names, session._names = session._names, shadow.names
+    session.collecting = []
+    try:
+        with shadow.mode, dynamo_settings(session.numbers), silence(), streams_kept(), saved_as_it_is():
+            compiled = with_own_entry(torch.compile(shadow.model, backend=dynamo_backend(session), dynamic=False))
+            mark = session.outside.mark((fake_args, fake_kwargs))
+            _rehearsed(session, model, lambda: compiled(*fake_args, **fake_kwargs), mark)
+        if session.asks_for_eager and session.trains:
+            # A fraction is of about what eager takes: values between graphs are beside all that the graphs hold.
+            eager = eager_call(model, args, kwargs, None, tangents_stay=True)
+            session.eager_step = None if eager is None else step_peak([eager.peaks])
+        return session.collecting
+    except (*UNKNOWN_VALUE, NotImplementedError, RuntimeError) as error:
+        if not isinstance(error, NotImplementedError) and not is_unknown(error):
+            raise
+        raise NotCapturedError(
+            f"{type(model).__name__} cannot be planned without running it: its control flow or its shapes depend "
+            f"on the values of tensors{_place_of(error)}: move that line out of the model, or leave the budget out"
+        ) from error
+    finally:
+        session.collecting = session.ledger = None
+        session._names = names
+
+
+def _place_of(error: BaseException) -> str:
+    """The line of the model that an error comes from, where there is one."""
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [(name, line) for name, line in places if not name.startswith((_TORCH, _HERE, "<"))]
+    return f" at {os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
+
+
+def _rehearsed(session: Session, model: nn.Module, call: Callable[[], Any], mark: Mark) -> None:
+    """Run one call on fake tensors, forward and backward, and count what runs outside of captured graphs.
+
+    Raises:
+        NotCapturedError: what runs there has no backward on fake tensors, and there is a budget to be kept.
+    """
+    session.ledger = ledger = None if session.rehearsing or session.budget is None else ledger_for(model)
+    with contextlib.nullcontext() if ledger is None else ledger:
+        outputs = shown_tensors(call())
+        told, failed = session.outside.told(model, outputs, mark), ""
+        tangents = tangents_of(roots_of(outputs)) if ledger is not None and torch.is_grad_enabled() else Tangents()
+        if ledger is not None and told is not None and torch.is_grad_enabled():
+            try:
+                run_backward(outputs, ledger)
+            except Exception as error:  # whatever the user's operators do on fake tensors
+                failed = first_line(error)
+    if ledger is not None:
+        peak, beside = (0, 0) if told is None else (ledger.peak, ledger.beside)
+        session.count_outside(peak, beside, (told or "").removeprefix(OUTSIDE), tangents)
+    _tell(session, told)
+    if failed:
+        raise NotCapturedError(f"{told}: what they take is not known without running them: {failed}")
+
+
+def note_outside(session: Session, model: nn.Module, outputs: Any, mark: Mark) -> None:
+    """Tell the user what of a call that has ended ran outside of captured graphs."""
+    _tell(session, session.outside.told(model, outputs, mark))
+
+
+def _tell(session: Session, told: str | None) -> None:
+    if told is None:
+        return
+    session.notes[:] = [text for text in session.notes if not text.startswith(OUTSIDE)]
+    if session.outside_bytes:
+        session.note(f"{told}; they take {format_bytes(session.outside_bytes, short=True)}, which is counted")
+    else:
+        session.note(f"{told}; their memory is not counted")
+
+
+def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[..., Any]:
+    """A fresh Dynamo backend that hands each graph to the session's engine, with `symbolic` sizes as they come."""
+
+    @saved_as_it_is()
+    def memopt(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        target = session.table.target
+        if not session.dry:
+            stage(f"a graph of {len(graph_module.graph.nodes)} nodes is captured")
+        session.outside.saw(graph_module)
+        others = others_than_the_loss(graph_module) if torch.is_grad_enabled() else ()
+        by_loss_alone = bool(others) and session.plans_for_loss_alone(graph_module, example_inputs)
+        if by_loss_alone:
+            detach_outputs(graph_module, others)
+        hooks = Hooks(session, graph_module, example_inputs)
+        session.broken |= hooks.graph_break
+        session.multiplies |= hooks.graph_break  # what runs beside this graph may
+        if hooks.graph_break and not hooks.needs_gradients:
+            session.see_whole_step()
+
+        checkpointed = hooks.needs_gradients and has_checkpoints(graph_module)
+        if checkpointed:
+            session.aim_at_eager()
+
+        def lower() -> tuple[Callable[..., Any], Hooks]:
+            if session.eager is None and hooks.needs_gradients and (checkpointed or session.asks_for_eager):
+                session.eager = eager_peaks(graph_module, example_inputs)
+            try:
+                return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
+            except BudgetError as error:
+                allowing = error if session.allows_no_more() else None
+                if allowing is None and not session.aim_no_more():
+                    raise
+            try:
+                return lower()
+            except BudgetError:
+                if allowing is None:
+                    raise
+            raise allowing  # it names what does with a loss outside of the graph
+
+        def looked_after(run: Callable[..., Any]) -> Callable[..., Any]:
+            run = watched(run, hooks.backward_facts(), lambda error: session.short_of_memory(error))
+            return attached(run, others, session.by_loss_alone.needed) if by_loss_alone else run
+
+        def for_many_sizes() -> Callable[..., Any]:
+            code = session.engine().compile_symbolic(graph_module, example_inputs, hooks)
+            run = _noted_at_any_size(code, session, hooks)
+            return looked_after(run)
+
+        def recall(facts: bytes) -> Recalled:
+            return session.engine().recall(graph_module, example_inputs, hooks, facts)
+
+        collected = session.collecting
+        first = len(collected or ())
+        with session.timed("tracing"), attention_as_on(None if target is None else target.type):
+            try:
+                if symbolic and hooks.needs_gradients and is_symbolic(example_inputs):
+                    return for_many_sizes()
+                run = None if session.dry else found_again(session, hooks, recall, example_inputs)
+                if run is None:
+                    run = lower_within(session, lower, hooks, example_inputs)
+                    keep_for_others(session, hooks, run)
+                if collected is not None:
+                    return _counted(run, session, collected, first)
+                run = _noted(run, session, hooks)
+                if not hooks.needs_gradients:
+                    return run
+                return looked_after(run)
+            except Exception as error:
+                note_graph(error, graph_module)
+                raise
+            finally:
+                if not session.dry:
+                    session.forget_search()  # kept so far: a step that is lowered for less is not searched again
+                session.eager = None
+                hooks.forget()
+
+    return at_boundary(memopt, check=session.verify is True, laid_out=lambda: bool(session.contiguous))
+
+
+def _noted_at_any_size(code: ManySizes, session: Session, hooks: Hooks) -> Callable[..., Any]:
+    """As `_noted`, of code that is counted anew for larger sizes before it runs."""
+
+    def noted(*args: Any) -> Any:
+        code.count_for(args)
+        graph = session.figures(hooks.captured) if session.budget is not None else None
+        if graph is not None:
+            session.runs(graph)
+        return code.run(*args)
+
+    return noted
+
+
+def _noted(run: Callable[..., Any], session: Session, hooks: Hooks) -> Callable[..., Any]:
+    """`run`, which tells a session with a budget when a graph of a training step is about to run."""
+    graph = session.figures(hooks.captured) if session.budget is not None and hooks.needs_gradients else None
+    if graph is None:
+        return run
+    known = graph
+
+    def noted(*args: Any) -> Any:
+        session.runs(known)
+        return run(*args)
+
+    return noted
+
+
+def _counted(run: Callable[..., Any], session: Session, collected: list[Program], first: int) -> Callable[..., Any]:
+    """`run`, which lists the programs collected since `first` as often as a step calls it: blocks share code.
+
+    While Dynamo is tracing it is no step that does: DDP's buckets are compiled by calling one for the next.
+    """
+    programs = collected[first:]
+    del collected[first:]
+
+    def counted(*args: Any) -> Any:
+        if not in_trace():
+            collected.extend(programs)
+        with within_graph(session.ledger):
+            return run(*args)
+
+    return counted
+
+
+@contextlib.contextmanager
+def dynamo_settings(numbers: ChangingNumbers, *, symbolic: bool = False) -> Iterator[None]:
+    """Let many shapes be compiled, refuse instead of falling back to eager, and raise memopt's own errors.
+
+    With `symbolic` sizes are captured as symbols, as far as they may vary.
+
+    Guards look at every tensor: by the tags of dictionaries, as torch 2.11 has it by default, a weight whose `data` is
+    of another dtype or layout now would not be noticed.
+    """
+    settings = torch_settings(
+        use_recursive_dict_tags_for_guards=False,
+        skip_tensor_guards_with_matching_dict_tags=False,
+        recompile_limit=_RECOMPILE_LIMIT,
+        accumulated_recompile_limit=8 * _RECOMPILE_LIMIT,
+        fail_on_recompile_limit_hit=True,
+        use_numpy_random_stream=True,  # numpy.random draws from NumPy's own stream, and not from torch's
+    )
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(settings)
+            if not symbolic:
+                stack.enter_context(static_shapes())
+            for each in (deferred_logging(), formatted_keys(), functions_keep_backward()):
+                stack.enter_context(each)
+            stack.enter_context(replaced_calls(REPLACEMENTS))
+            stack.enter_context(numbers.followed())
+            yield
+    except BackendCompilerFailed as error:
+        raise error.inner_exception from error.inner_exception.__cause__  # not from what Dynamo says around it
+    except TorchRuntimeError as error:  # the model's own error, on inputs of a wrong shape, say, lies within Dynamo's
+        first: BaseException = error
+        while isinstance(first, TorchDynamoException) and (first.__cause__ or first.__context__):
+            first = first.__cause__ or first.__context__ or first
+        raise RuntimeError(str(first)) from error
+    except FailOnRecompileLimitHit as error:
+        number = numbers.often
+        what = f"values of {number}: keep it in a tensor" if number else "input shapes: pad or bucket the inputs"
+        raise RuntimeError(f"more than {_RECOMPILE_LIMIT} different {what}") from error

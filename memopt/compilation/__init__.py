@@ -1,0 +1,1 @@
+"""One model's compilation: from captured graphs to code and a report."""

@@ -1,0 +1,46 @@
+"""The sessions of one model, by kind of call."""
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from memopt.calls.guard_fast_path import Kind
+from memopt.calls.sessions import NotPlanned
+
+
+@pytest.fixture
+def sessions():
+    torch._dynamo.reset()
+    return memopt.compile(nn.Linear(4, 4), "1GB", backend="aten")._memopt.sessions
+
+
+def test_a_kind_of_call_has_one_session_with_its_own_number_of_calls(sessions):
+    one, two = sessions.of(Kind(True, False)), sessions.of(Kind(True, False, calls=2))
+    assert one is sessions.of(Kind(False, False)) is not two
+    assert (one.calls, two.calls, len(sessions)) == (1, 2, 2)
+    assert one.hooked is sessions.hooked and two.hooked is None  # gradients of several calls wait for the last of them
+
+
+def test_forgotten_plans_have_new_sessions_and_functions(sessions):
+    kind = Kind(True, False)
+    session, function = sessions.of(kind), sessions.function(kind)
+    assert sessions.function(kind) is function
+    sessions.forget(kind.plan)
+    assert not sessions and not sessions.compiled
+    assert sessions.of(kind) is not session and sessions.function(kind) is not function
+
+
+def test_a_fraction_stays_one_of_the_same_bytes_until_the_model_moves(sessions):
+    reference = sessions.reference
+    sessions.forget_all()
+    assert sessions.reference is reference
+    sessions.forget_model()
+    assert sessions.reference is not reference
+
+
+def test_without_a_plan_the_last_note_says_why(sessions):
+    with pytest.raises(NotPlanned, match="call the model once"):
+        sessions.report(())
+    with pytest.raises(NotPlanned, match="such calls run as they are"):
+        sessions.report(("first", "such calls run as they are"))
