@@ -10,7 +10,7 @@ from torch import nn
 
 import memopt
 from memopt.backends.aten import AtenBackend
-from memopt.calls.model_calls import verified
+from memopt.calls import verified
 from memopt.calls.verified import ModelError
 from memopt.capture import boundary
 from memopt.capture.export import CaptureError
