@@ -46,6 +46,7 @@ class InductorBackend(Engine):
     lays_out = True
     strided = True
     fuses = True
+    many_sizes = True
     rehearses = True
 
     def __init__(self, *, beside: StaticBackend | None = None) -> None:

@@ -50,7 +50,7 @@ def compile(
     passes: Iterable[Pass] | None = None,
     allow: Sequence[str] = (),
     verify: Verification = True,
-    dynamic: bool = False,
+    dynamic: bool | None = None,
 ) -> CompiledModule:
     """Return the model's stand-in that trains and infers within a memory budget, with the same numbers.
 
@@ -82,8 +82,9 @@ def compile(
             itself beside the compiled call: outputs, all gradients by random tangents, buffers, attributes, arguments
             and random numbers afterwards. That takes several times the memory of a step, beyond any budget, and its
             time. False trusts (but code for a GPU, which must keep a budget, is measured all the same).
-        dynamic: whether training steps have inputs of many sizes: they are captured with symbolic sizes, and one
-            compilation serves all sizes at which it keeps the budget. Without it each size is planned by itself.
+        dynamic: whether inputs have many sizes. None: the first sizes are planned by themselves; when others come,
+            training steps are captured with symbols for the sizes that vary, and one compilation serves all at which it
+            keeps the budget. True: so from the first call on, with all sizes. False: each size is planned by itself.
 
     Returns:
         A module with the model's own parameters and state dict keys; `.report` tells what was done.
@@ -118,7 +119,7 @@ def make_options(
     passes: Iterable[Pass] | None = None,
     allow: Sequence[str] = (),
     verify: Verification = True,
-    dynamic: bool = False,
+    dynamic: bool | None = None,
     device: torch.device,
 ) -> Options:
     """Check what a user asked for and make it definite.

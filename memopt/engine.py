@@ -65,6 +65,7 @@ class Engine(abc.ABC):
         lays_out: whether weights of convolutions are laid out anew as its kernels want them.
         strided: whether training runs PyTorch's own convolutions, on operands that lie as the program says.
         fuses: whether a batch norm goes into the kernel after its convolution, weights left as they are.
+        many_sizes: whether it makes code for many sizes.
         rehearses: whether it makes the code of graphs that are only collected, where the session is rehearsing, and
             leaves to operators what is lowered while the session is exact.
     """
@@ -75,6 +76,7 @@ class Engine(abc.ABC):
     lays_out = False
     strided = False
     fuses = False
+    many_sizes = False
     rehearses = False
 
     @abc.abstractmethod

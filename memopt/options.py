@@ -28,7 +28,7 @@ class Options:
     verify: Verification
     notes: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
-    dynamic: bool = False  # whether sizes of training steps are symbols
+    dynamic: bool | None = None  # whether sizes are symbols; None: those that were seen to vary
     target: Device | None = None  # a device that this machine may not have, to be planned for
 
     def counted(self, parameters: Sequence[torch.Tensor]) -> Counted | None:

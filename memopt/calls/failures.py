@@ -33,7 +33,17 @@ from memopt.torch_compat.source_files import AROUND_CALLS, COMPILER
 _HERE = os.path.dirname(os.path.abspath(memopt.__file__)) + os.sep
 
 # Files whose frames lie around every call, or around the model's own code.
-_CALLS = ("model_calls", "plan_ahead", "planned", "residents", "sessions", "several", "tracing", "guard_fast_path")
+_CALLS = (
+    "model_calls",
+    "plan_ahead",
+    "planned",
+    "residents",
+    "sessions",
+    "several",
+    "sizing",
+    "tracing",
+    "guard_fast_path",
+)
 _AROUND = {os.path.join(_HERE, "calls", f"{name}.py") for name in _CALLS}
 _AROUND |= {os.path.join(_HERE, *name.split("/")) for name in ("module.py", "common/one_piece.py")}
 _AROUND |= {os.path.join(_HERE, "recording", "speculative.py")}

@@ -74,7 +74,10 @@ class SteadyCalls:
         """Nothing is known before the first call."""
         self._model = model
         self._known: dict[Kind, _Known] = collections.defaultdict(_Known)
-        self._whole: dict[Plan, weakref.WeakSet[Callable[..., Any]]] = collections.defaultdict(weakref.WeakSet)
+        # By plan, and whether sizes are symbols.
+        self._whole: dict[tuple[Plan, bool], weakref.WeakSet[Callable[..., Any]]] = collections.defaultdict(
+            weakref.WeakSet
+        )
 
     def clear(self) -> None:
         """All calls go the long way: the model is planned anew."""
@@ -85,16 +88,18 @@ class SteadyCalls:
         """Calls of these kinds go the long way: they are planned anew."""
         for kind in [kind for kind in self._known if kind.plan == plan]:
             del self._known[kind]
-        self._whole.pop(plan, None)
+        for symbolic in (False, True):
+            self._whole.pop((plan, symbolic), None)
 
-    def noting(self, backend: Backend, plan: Plan) -> Backend:
+    def noting(self, backend: Backend, plan: Plan, *, symbolic: bool = False) -> Backend:
         """The Dynamo backend, which notes what it makes of graphs that end where their function ends.
 
         Args:
             backend: makes functions of graphs.
             plan: of the kinds of calls that it does so for.
+            symbolic: whether sizes of these graphs are symbols.
         """
-        whole = self._whole[plan]
+        whole = self._whole[plan, symbolic]
 
         @functools.wraps(backend)
         def noted(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -133,10 +138,12 @@ class SteadyCalls:
         if found is None:
             known.graphs = tuple(graph for graph in graphs if not graph.gone)
         elif found is not first:
-            known.graphs = (found, *(graph for graph in graphs if graph is not found))
+            known.graphs = _in_turn(found, graphs)
         return found
 
-    def learn(self, kind: Kind, compiled: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def learn(
+        self, kind: Kind, compiled: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, symbolic: bool = False
+    ) -> None:
         """Look for the graph that a call has just run, which went the long way.
 
         Args:
@@ -144,33 +151,44 @@ class SteadyCalls:
             compiled: what `torch.compile` made of the model for it, with a backend that is `noting`.
             args: the call's positional arguments.
             kwargs: the call's keyword arguments.
+            symbolic: whether sizes of its graph are symbols.
         """
         known = self._known[kind]
         if not known.left or not nothing_in_force():
             return
-        graph = self._ran(kind, compiled, args, kwargs)
+        graph = self._ran(kind, compiled, args, kwargs, symbolic)
         if graph is None:
             known.left -= 1
             return
         known.left -= len(known.graphs) == _MOST  # it takes another one's place
-        known.graphs = (graph, *known.graphs)[:_MOST]
+        known.graphs = _in_turn(graph, known.graphs)
 
-    def _ran(self, kind: Kind, compiled: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SteadyGraph | None:
+    def _ran(
+        self, kind: Kind, compiled: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], symbolic: bool
+    ) -> SteadyGraph | None:
+        whole = self._whole[kind.plan, symbolic]
         for function, owner in _frames(self._model, compiled):
             with not_collecting():  # torch hands out entries that it deletes when another model of the class dies
                 for entry in entries_of(function.__code__):
-                    if entry.code is not None and self._is_whole(function, entry.code, kind.plan):
-                        graph = SteadyGraph(function, owner, entry, self._model)
+                    if entry.code is not None and _is_whole(function, entry.code, whole):
+                        graph = SteadyGraph(function, owner, entry, self._model, symbolic=symbolic)
                         if graph.holds(self._model, args, kwargs):
                             return graph
         return None
 
-    def _is_whole(self, function: types.FunctionType, code: types.CodeType, plan: Plan) -> bool:
-        """Whether Dynamo's code of a function calls one graph, which is one of ours, and nothing after it."""
-        graphs = [function.__globals__[name] for name in code.co_names if name.startswith(_GRAPH)]
-        same_cells = code.co_freevars == function.__code__.co_freevars
-        whole = self._whole[plan]
-        return same_cells and len(graphs) == 1 and innermost(graphs[0]) in whole
+
+def _is_whole(function: types.FunctionType, code: types.CodeType, whole: weakref.WeakSet[Callable[..., Any]]) -> bool:
+    """Whether Dynamo's code of a function calls one graph, which is one of these, and nothing after it."""
+    graphs = [function.__globals__[name] for name in code.co_names if name.startswith(_GRAPH)]
+    same_cells = code.co_freevars == function.__code__.co_freevars
+    return same_cells and len(graphs) == 1 and innermost(graphs[0]) in whole
+
+
+def _in_turn(first: SteadyGraph, others: Sequence[SteadyGraph]) -> tuple[SteadyGraph, ...]:
+    """The graphs to be asked, this one first; those for one size, which have a plan of their own, before all others."""
+    graphs = [first, *(graph for graph in others if graph is not first)]
+    many = [graph for graph in graphs if graph.symbolic][: _MOST // 2]
+    return (*[graph for graph in graphs if not graph.symbolic][: _MOST - len(many)], *many)
 
 
 class SteadyGraph:
@@ -179,9 +197,19 @@ class SteadyGraph:
     Attributes:
         call: the function of Dynamo's code.
         early: starts the device before the guards are asked.
+        symbolic: whether sizes are symbols.
     """
 
-    def __init__(self, function: types.FunctionType, owner: type[nn.Module] | None, entry: Any, model: nn.Module):
+    def __init__(
+        self,
+        function: types.FunctionType,
+        owner: type[nn.Module] | None,
+        entry: Any,
+        model: nn.Module,
+        *,
+        symbolic: bool = False,
+    ) -> None:
+        self.symbolic = symbolic
         self._function, self._owner = function, owner
         self._code, self._defaults, self._keywords = function.__code__, function.__defaults__, function.__kwdefaults__
         self._cells = tuple(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))

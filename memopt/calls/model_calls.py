@@ -234,7 +234,8 @@ class ModelCalls:
         note_outside(session, self.model, shown_tensors(outputs), mark)
         if gradients:
             self._ends(session, guard, outputs, args, kwargs)
-        self.steady.learn(kind, self.sessions.function(kind, symbolic=self.sessions.symbolic(kind)), args, kwargs)
+        symbolic = self.planned.symbolic
+        self.steady.learn(kind, self.sessions.function(kind, symbolic=symbolic), args, kwargs, symbolic=symbolic)
         return outputs
 
     def _run_within(self, session: Session, called: Any, kind: Kind, args: Any, kwargs: Any) -> Any:

@@ -70,6 +70,7 @@ class PlanAhead:
                 raise own
             name, report = session.model_name, failure.save(session.model_name, self._options)
             raise PlanningFailed(f"{name} cannot be planned: {failure.said}; {report}")
+        self._sessions.sizing.planned(kind, args, kwargs)
         if session.report is None:
             raise NotCapturedError(f"no graph could be captured of {session.model_name}: there is nothing to plan")
         return session.report

@@ -7,11 +7,13 @@ import gc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from memopt.budget import BudgetError
 from memopt.calls.guard_fast_path import Kind
 from memopt.calls.sessions import Sessions
+from memopt.calls.sizing import Symbolic
 from memopt.calls.start import CallStart
 from memopt.calls.tracing import collect, dynamo_settings
 from memopt.capture.export import CaptureError, NotCapturedError
@@ -19,6 +21,7 @@ from memopt.common.one_piece import in_one_piece
 from memopt.common.progress import stage
 from memopt.compilation.layout import LayoutNeeded, lay_out
 from memopt.compilation.session import Session, WholeStepNeeded
+from memopt.errors import first_line
 from memopt.program import Program
 from memopt.step.sizes_apart import SizesError
 from memopt.step.whole import settled
@@ -59,11 +62,16 @@ def set_back(before: CallStart, error: NotCapturedError) -> None:
 
 
 class PlannedCalls:
-    """The calls of a model that go the long way, through `torch.compile`."""
+    """The calls of a model that go the long way, through `torch.compile`.
+
+    Attributes:
+        symbolic: whether sizes of the graph that has run last are symbols.
+    """
 
     def __init__(self, model: nn.Module, sessions: Sessions) -> None:
         """Of a model with these compilations."""
         self._model, self._sessions = model, sessions
+        self.symbolic = False
 
     @in_one_piece
     def run(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Any:
@@ -74,24 +82,47 @@ class PlannedCalls:
             CaptureError: the budget is to be shared by graphs that cannot be seen without running them,
                 or the call has to begin anew and has written to large tensors.
         """
-        state = not self._sessions.has_function(kind) or session.broken or not session.one_graph
+        symbols = self._sessions.sizing.of(kind, session, args, kwargs)
+        made = self._sessions.has_function(kind, symbolic=symbols is not None)
+        state = not made or session.broken or not session.one_graph
         start = CallStart(self._model, (args, kwargs), state=state)
         while True:
             try:
-                return self._run(session, start, kind, args, kwargs)
+                return self._run(session, start, kind, symbols, args, kwargs)
             except BudgetError as error:
                 if not session.plans_for_less(error):
                     raise
             start.restore()
 
-    def _run(self, session: Session, start: CallStart, kind: Kind, args: Any, kwargs: Any) -> Any:
-        if self._sessions.symbolic(kind):
-            try:
-                with dynamo_settings(session.numbers, symbolic=True):
-                    return self._sessions.function(kind, symbolic=True)(*args, **kwargs)
-            except SizesError as error:
-                self._begin_anew(start)
-                self._sessions.outgrown(kind, error)
+    def _run(
+        self, session: Session, start: CallStart, kind: Kind, symbols: Symbolic | None, args: Any, kwargs: Any
+    ) -> Any:
+        self.symbolic = symbols is not None
+        if symbols is None:
+            return self._run_at_size(session, start, kind, args, kwargs)
+        graphs, made = self._sessions.graphs, self._sessions.has_function(kind, symbolic=True)
+        try:
+            with dynamo_settings(session.numbers, symbolic=True, varying=symbols.varying):
+                return self._sessions.function(kind, symbolic=True)(*args, **kwargs)
+        except (SizesError, WholeStepNeeded) as error:
+            others, failed = isinstance(error, SizesError) and error.others, False
+            reason = str(error) or "a step of several graphs is planned together"
+        except (BudgetError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # of code that was there it is the model's own; else that may be asked, and is
+            if symbols.varying is None or (made and self._sessions.graphs == graphs):
+                raise
+            reason, others, failed = f"with symbolic sizes there is an error: {first_line(error)}", False, True
+        self._begin_anew(start)
+        self.symbolic = False
+        if not failed:
+            self._sessions.outgrown(kind, symbols, reason, others=others)
+            return self._run_at_size(session, start, kind, args, kwargs)
+        outputs = self._run_at_size(session, start, kind, args, kwargs)
+        self._sessions.outgrown(kind, symbols, reason, others=others)
+        return outputs
+
+    def _run_at_size(self, session: Session, start: CallStart, kind: Kind, args: Any, kwargs: Any) -> Any:
         try:
             return self._call(session, kind, args, kwargs)
         except WholeStepNeeded:

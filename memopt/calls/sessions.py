@@ -15,6 +15,7 @@ from torch import fx, nn
 from memopt.backends.recorder import CudaRecorder
 from memopt.budget import format_bytes
 from memopt.calls.guard_fast_path import Backend, Kind, Plan, SteadyCalls
+from memopt.calls.sizing import Sizing, Symbolic
 from memopt.calls.tracing import dynamo_backend
 from memopt.capture.shadow import model_names
 from memopt.compilation.layout import movable_parameters
@@ -32,7 +33,6 @@ from memopt.step.guard import StepGuard, allowance_of
 from memopt.step.hooked import KEPT, Hooked
 from memopt.step.optimizers import Optimizers
 from memopt.step.reference import Reference
-from memopt.step.sizes_apart import SizesError
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import with_own_entry
 from memopt.torch_compat.saved_tensors import hooks_in_force
@@ -51,6 +51,7 @@ class Sessions(Mapping[Plan, Session]):
         compiled: what `torch.compile` made of the model, by the same.
         guards: of the memory of the sessions' steps.
         steady: calls that go the guard fast path.
+        sizing: which calls are captured with symbolic sizes.
         earlier: the calls of the present step so far.
         reference: what a budget is a fraction of.
         around: what the loop holds around the model's graphs.
@@ -74,8 +75,7 @@ class Sessions(Mapping[Plan, Session]):
         self._short: weakref.WeakSet[Session] = weakref.WeakSet()  # of such steps
         self.compiled: dict[Plan, Callable[..., Any]] = {}
         self._symbolic: dict[Plan, Callable[..., Any]] = {}  # the same of calls with symbolic sizes
-        self._said_of_sizes: set[str] = set()
-        self._sizes_apart = not options.dynamic
+        self.sizing = Sizing(model, options)
         self.guards: dict[Session, StepGuard] = {}
         self.steady = SteadyCalls(model)
         self.earlier = EarlierCalls()
@@ -162,28 +162,19 @@ class Sessions(Mapping[Plan, Session]):
         made = self._symbolic if symbolic else self.compiled
         if kind.plan not in made:
             backend = dynamo_backend(self.of(kind), symbolic=symbolic)
-            backend = self._counted(self.steady.noting(backend, kind.plan))
-            made[kind.plan] = with_own_entry(torch.compile(self._model, backend=backend, dynamic=symbolic))
+            backend = self._counted(self.steady.noting(backend, kind.plan, symbolic=symbolic))
+            every = symbolic and bool(self._options.dynamic)
+            made[kind.plan] = with_own_entry(torch.compile(self._model, backend=backend, dynamic=every))
         return made[kind.plan]
 
-    def has_function(self, kind: Kind) -> bool:
+    def has_function(self, kind: Kind, *, symbolic: bool) -> bool:
         """Whether there is already what `torch.compile` makes of the model for a kind of call."""
-        return kind.plan in (self._symbolic if self.symbolic(kind) else self.compiled)
+        return kind.plan in (self._symbolic if symbolic else self.compiled)
 
-    def symbolic(self, kind: Kind) -> bool:
-        """Whether sizes are symbols in a kind of call."""
-        return kind.gradients and not self._sizes_apart
-
-    def outgrown(self, kind: Kind, error: SizesError) -> None:
-        """Code for many sizes does not serve a call, or none is to be had: the call is planned by itself."""
-        if not error.others:
+    def outgrown(self, kind: Kind, symbolic: Symbolic, reason: str, *, others: bool) -> None:
+        """Code for many sizes does not serve a call, or none is to be had; see `Sizing.outgrown`."""
+        if self.sizing.outgrown(kind, self.of(kind), symbolic, reason, others=others):
             self._symbolic.pop(kind.plan, None)
-            self._sizes_apart = True
-        line = f"sizes are planned each by itself: {error}"
-        if line not in self._said_of_sizes:
-            self._said_of_sizes.add(line)
-            log.warning("memopt: %s: %s", self.of(kind).model_name, line)
-            self.of(kind).note(line)
 
     def begins(self) -> None:
         """A call begins: what the loop held around the last one is known, and steps that were over are planned anew."""
@@ -263,6 +254,7 @@ class Sessions(Mapping[Plan, Session]):
         self._latest = None
         self._short.clear()
         self._sizes = Sizes()
+        self.sizing.forget()
         if self.last is not None and self.last.report is not None:
             self._report, self.last = self.last.report, None
 

@@ -37,6 +37,7 @@ from memopt.step.again import found_again, keep_for_others
 from memopt.step.backward_entry import watched
 from memopt.step.measured import lower_within
 from memopt.step.planner import step_peak
+from memopt.step.sizes_apart import SizesError
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
 from memopt.torch_compat.dynamo import functions_keep_backward, with_own_entry
@@ -50,7 +51,7 @@ from memopt.torch_compat.formatted_keys import formatted_keys
 from memopt.torch_compat.logging_calls import deferred_logging, silence
 from memopt.torch_compat.replaced_calls import replaced_calls
 from memopt.torch_compat.saved_tensors import saved_as_it_is
-from memopt.torch_compat.static_shapes import static_shapes
+from memopt.torch_compat.static_shapes import Varying, static_shapes, varying_shapes
 from memopt.torch_compat.symbols import is_symbolic
 from memopt.torch_compat.traceable import REPLACEMENTS
 from memopt.torch_compat.tracing_context import in_trace
@@ -195,7 +196,9 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         first = len(collected or ())
         with session.timed("tracing"), attention_as_on(None if target is None else target.type):
             try:
-                if symbolic and hooks.needs_gradients and is_symbolic(example_inputs):
+                if symbolic and is_symbolic(example_inputs):
+                    if not hooks.needs_gradients:
+                        raise SizesError("a graph has no gradients")
                     return for_many_sizes()
                 run = None if session.dry else found_again(session, hooks, recall, example_inputs)
                 if run is None:
@@ -264,10 +267,12 @@ def _counted(run: Callable[..., Any], session: Session, collected: list[Program]
 
 
 @contextlib.contextmanager
-def dynamo_settings(numbers: ChangingNumbers, *, symbolic: bool = False) -> Iterator[None]:
+def dynamo_settings(
+    numbers: ChangingNumbers, *, symbolic: bool = False, varying: Varying | None = None
+) -> Iterator[None]:
     """Let many shapes be compiled, refuse instead of falling back to eager, and raise memopt's own errors.
 
-    With `symbolic` sizes are captured as symbols, as far as they may vary.
+    With `symbolic` sizes are captured as symbols, as far as they may vary; where they are listed, those that are.
 
     Guards look at every tensor: by the tags of dictionaries, as torch 2.11 has it by default, a weight whose `data` is
     of another dtype or layout now would not be noticed.
@@ -283,7 +288,9 @@ def dynamo_settings(numbers: ChangingNumbers, *, symbolic: bool = False) -> Iter
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(settings)
-            if not symbolic:
+            if varying is not None:
+                stack.enter_context(varying_shapes(varying))
+            elif not symbolic:
                 stack.enter_context(static_shapes())
             for each in (deferred_logging(), formatted_keys(), functions_keep_backward()):
                 stack.enter_context(each)

@@ -46,6 +46,8 @@ class SymbolicTraining:
         self._joint: tuple[fx.GraphModule, int] | None = None  # with symbols, and how many outputs forward has
         self._grows = False  # whether larger sizes make every tensor larger
         self._served: list[Sizes] = []  # sizes at which the budget is kept
+        self._step: Any = None  # the session's, as the code was counted last
+        self._loaded = False  # whether its kernels are
         self._refused: list[Sizes] = []  # sizes at which it is not
 
     def compile(self) -> ManySizes:
@@ -62,6 +64,7 @@ class SymbolicTraining:
         try:
             with self._alone():
                 run = self._lowered(hints_of(self.example_inputs))
+            self._step = session.step
         except UnknownSizeError as error:
             raise SizesError(str(error)) from error
         self.example_inputs = ()  # they are the caller's to let go of
@@ -76,6 +79,9 @@ class SymbolicTraining:
         sizes = {symbol: args[place] for place, symbol in self._symbols.items()}
         within = _within if self._grows else operator.eq
         if any(within(sizes, known) for known in self._served):
+            if self.session.figures(self.hooks.captured) is None:  # another size was planned since, by itself
+                self.session.step = self._step
+            self._load()
             return
         if any(within(known, sizes) for known in self._refused):
             raise SizesError(self._not_kept(sizes), others=True)
@@ -85,6 +91,8 @@ class SymbolicTraining:
             self._refused.append(sizes)
             raise
         self._served.append(sizes)
+        self._step = self.session.step
+        self._load()
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -110,17 +118,26 @@ class SymbolicTraining:
             with phase("cutting"):
                 return min_cut(joint, joint_inputs, **options)
 
+        before = self.session.step
         try:
             run = compile_training(self.graph_module, self.example_inputs, self._halves.compile, Partition(cut))
         except InductorError as error:
             raise SizesError(f"Inductor has no code for this graph with symbolic sizes: {first_line(error)}") from error
-        if self._excess(sizes) > 0:
-            raise SizesError(self._not_kept(sizes))
-        self._served.append(sizes)
-        with phase("compiling kernels"):
-            self._halves.load()
+        if self._excess(sizes) > 0:  # kernels are compiled for sizes that it serves, if such come
+            self._refused.append(sizes)
+            self.session.step = before
+        else:
+            self._served.append(sizes)
+            self._load()
         self.hooks.recomputed, self.hooks.in_part = self._halves.recomputed, self._halves.in_part
         return run  # type: ignore[no-any-return]
+
+    def _load(self) -> None:
+        """Compile and load the kernels, unless they are there."""
+        if not self._loaded:
+            with phase("compiling kernels"):
+                self._halves.load()
+            self._loaded = True
 
     def _planned(self, sizes: Sizes) -> Program:
         """The step at these sizes as the session plans it, which is as it is."""

@@ -264,3 +264,20 @@ def test_the_batch_that_it_was_compiled_for_is_let_go_of(model):
     gc.collect()
     assert gone() is None
     assert bytes_of(list(model.parameters())) < run.report.peak_bytes
+
+
+def test_where_the_first_size_has_no_room_smaller_ones_share_code_all_the_same(model):
+    free = memopt.compile(copy.deepcopy(model), dynamic=True)
+    free(tokens(8, 64)).backward()
+    budget = int(0.8 * free.report.peak_bytes)
+    torch._dynamo.reset()
+    twin = copy.deepcopy(model)
+    run = memopt.compile(model, budget, dynamic=True)
+    for batch, length in ((8, 64), (4, 20)):
+        agrees(run, model, twin, tokens(batch, length))
+    made = graphs_of(run)
+    run._memopt.steady.clear()  # calls go the long way
+    for batch, length in ((8, 64), (3, 18), (8, 64), (4, 10)):
+        agrees(run, model, twin, tokens(batch, length))
+        assert run._memopt.last.ran
+    assert graphs_of(run) == made
