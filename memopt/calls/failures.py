@@ -33,18 +33,8 @@ from memopt.torch_compat.source_files import AROUND_CALLS, COMPILER
 _HERE = os.path.dirname(os.path.abspath(memopt.__file__)) + os.sep
 
 # Files whose frames lie around every call, or around the model's own code.
-_CALLS = (
-    "model_calls",
-    "plan_ahead",
-    "planned",
-    "residents",
-    "sessions",
-    "several",
-    "sizing",
-    "tracing",
-    "guard_fast_path",
-)
-_AROUND = {os.path.join(_HERE, "calls", f"{name}.py") for name in _CALLS}
+_CALLS = ("model_calls", "plan_ahead", "planned", "residents", "sessions", "several", "sizing", "tracing")
+_AROUND = {os.path.join(_HERE, "calls", f"{name}.py") for name in (*_CALLS, "guard_fast_path")}
 _AROUND |= {os.path.join(_HERE, *name.split("/")) for name in ("module.py", "common/one_piece.py")}
 _AROUND |= {os.path.join(_HERE, "recording", "speculative.py")}
 _AROUND |= AROUND_CALLS

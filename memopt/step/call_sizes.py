@@ -102,10 +102,9 @@ class CallSizes:
         return call.sizes in seen
 
 
-def _form_of(leaf: Any) -> Hashable:
+def _form_of(leaf: Any) -> Any:
     if type(leaf) is torch.Tensor:
         return leaf.dim(), leaf.dtype, leaf.device, leaf.requires_grad, leaf.layout
     if isinstance(leaf, torch.Tensor):
         return type(leaf), tuple(leaf.shape), leaf.dtype, leaf.device, leaf.requires_grad, leaf.layout
-    known: Hashable = leaf if isinstance(leaf, bool | int | float | str | type(None)) else type(leaf)
-    return known
+    return leaf if isinstance(leaf, bool | int | float | str | type(None)) else type(leaf)

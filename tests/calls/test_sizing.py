@@ -205,7 +205,7 @@ def test_an_error_of_the_models_own_comes_through_and_other_sizes_go_on():
 
 
 def test_many_sizes_that_are_planned_by_themselves_are_told_once(caplog):
-    run, same = made(AtenBackend())
+    _, same = made(AtenBackend())
     for rows in range(2, 14):
         same(torch.randn(rows, 4))
     lines = [record.getMessage() for record in caplog.records if "pad the inputs" in record.getMessage()]

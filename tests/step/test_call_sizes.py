@@ -1,0 +1,48 @@
+"""Which sizes vary, by the calls that were seen."""
+
+import torch
+
+from memopt.step.call_sizes import CallSizes, call_of
+
+
+def call(*shapes, training=True, **others):
+    return call_of(training, [torch.empty(shape) for shape in shapes], others)
+
+
+def dims(found):
+    return None if found is None else sorted(found.dims.values())
+
+
+def test_what_varies_is_what_other_calls_of_the_form_had_otherwise():
+    sizes = CallSizes()
+    assert sizes.varying("plan", call((4, 8), (4,))) is None
+    assert dims(sizes.varying("plan", call((4, 6), (4,)))) == [(1,)]
+    assert sizes.varying("plan", call((4, 8), (4,))) is None  # it has a plan
+    assert dims(sizes.varying("another", call((4, 8), (4,)))) == [(1,)]  # not of this kind
+    found = sizes.varying("plan", call((3, 5), (3,)))
+    assert dims(found) == [(0,), (0, 1)] and found.alike
+    assert dims(sizes.varying("plan", call((1, 5), (1,)))) == [(1,)]
+
+
+def test_other_modes_numbers_and_dtypes_are_other_forms():
+    sizes = CallSizes()
+    for other in (call((4, 8)), call((4, 6), training=False), call((4, 6), scale=2), call((4, 6), (4, 6))):
+        assert sizes.varying("plan", other) is None
+    with torch.no_grad():
+        assert sizes.varying("plan", call((4, 5))) is None
+
+
+def test_sizes_that_are_equal_by_chance_are_known():
+    sizes = CallSizes()
+    sizes.varying("plan", call((4, 8)))
+    assert not sizes.varying("plan", call((6, 6))).alike
+
+
+def test_what_is_never_to_have_symbols_is_planned_apart():
+    sizes = CallSizes()
+    sizes.varying("plan", call((4, 8)))
+    sizes.never(call((4, 8)), "a reason")
+    assert sizes.varying("plan", call((4, 6))) is None
+    assert sizes.apart(call((4, 6))) == 1
+    sizes.plan_apart("plan", call((4, 6)))
+    assert sizes.apart(call((4, 6))) == 2
