@@ -8,13 +8,14 @@ import enum
 import functools
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from memopt.budget import BudgetError, format_bytes
+from memopt.calls.eager_levers import EagerLevers, Way, bytes_beside
 from memopt.calls.guard_fast_path import Kind
 from memopt.calls.refusals import state_of
 from memopt.calls.start import CallStart
@@ -31,6 +32,7 @@ from memopt.options import Options
 from memopt.report.eager import eager_report
 from memopt.step.around import SCALARS, Watch
 from memopt.step.earlier_calls import AS_IT_IS, Figures
+from memopt.step.module_checkpoints import ModuleCheckpoints
 from memopt.step.planner import between_graphs, step_peak
 from memopt.torch_compat import pytree
 from memopt.torch_compat.saved_tensors import hooks_in_force
@@ -38,6 +40,7 @@ from memopt.torch_compat.saved_tensors import hooks_in_force
 log = logging.getLogger("memopt")
 
 RUNS = "runs as it is: "
+RECOMPUTES = "recomputed in backward, as by torch.utils.checkpoint: "
 _WAY = "leave the budget out"
 
 _MOST = 256  # kinds of calls that are remembered
@@ -57,6 +60,9 @@ class _Known:
         eager: what it takes, as was seen on fake tensors.
         state: of the model and of torch's settings then: in another state it may take something else.
         reason: why there is no plan.
+        levers: the ways to run it.
+        way: the one that is taken.
+        checkpoints: the modules that are recomputed so.
         more: bytes that a real step took beyond what was counted.
         real: bytes that a real step took, all that is resident included; None before one was seen.
         looks: how often a real step may yet be looked at for that.
@@ -65,9 +71,19 @@ class _Known:
     eager: EagerCall
     state: Any
     reason: str
+    levers: EagerLevers
+    way: Way
+    checkpoints: ModuleCheckpoints
     more: int = 0
     real: int | None = None
     looks: int = 3
+
+    def goes(self, way: Way) -> None:
+        """Run such calls so from now on."""
+        if way.calls != self.way.calls:
+            self.checkpoints = ModuleCheckpoints(way.calls)
+            self.real, self.more, self.looks = None, 0, max(1, self.looks)
+        self.way = way
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,9 +105,9 @@ def why_not(session: Session, error: NotCapturedError | BudgetError) -> NotCaptu
     """Why there is no plan, without the frames that hold the call's tensors.
 
     Raises:
-        BudgetError: the same, where nothing runs outside of captured graphs: a plan takes no more than the model then.
+        BudgetError: the same, where one graph is all that there is: a plan takes no more than the model then.
     """
-    if isinstance(error, BudgetError) and not session.outside_bytes:
+    if isinstance(error, BudgetError) and not (session.outside_bytes or session.broken):
         raise error
     return copy.copy(error)
 
@@ -130,7 +146,8 @@ class AsItIs:
                 del self._known[called]
                 return False
             known.eager, known.state = eager, state
-        self._admit(called, session, kind, known)
+            known.levers = EagerLevers(eager, max(1, kind.calls), known.way)
+        self._admit(called, session, kind, known, args, kwargs)
         return True
 
     def admit(
@@ -156,10 +173,12 @@ class AsItIs:
             raise NotCapturedError(f"{error}; what it takes as it is cannot be counted, as {eager}{way}")
         reason = str(error)
         if isinstance(error, BudgetError):
-            reason = f"one takes at least {format_bytes(error.minimum_bytes, short=True)}, as {error.beside}"
-        known = _Known(eager, self._state(session), reason)
+            why = error.beside or "it is several graphs"
+            reason = f"one takes at least {format_bytes(error.minimum_bytes, short=True)}, as {why}"
+        levers = EagerLevers(eager, max(1, kind.calls))
+        known = _Known(eager, self._state(session), reason, levers, levers.plain, ModuleCheckpoints(()))
         try:
-            self._admit(called, session, kind, known)
+            self._admit(called, session, kind, known, args, kwargs)
         except BudgetError as own:
             if isinstance(error, BudgetError) and own.minimum_bytes >= error.minimum_bytes:
                 raise error from None
@@ -171,8 +190,15 @@ class AsItIs:
         if len(self._known) < _MOST:
             self._known[called] = known
 
-    def _counted(self, session: Session, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> EagerCall | str:
-        """What the call takes; where that is not known, or is not what a real run takes, why."""
+    def _counted(
+        self,
+        session: Session,
+        kind: Kind,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        around: Callable[[nn.Module], Any] | None = None,
+    ) -> EagerCall | str:
+        """What the call takes, with `around` in force; where that is not known, or not what a real run takes, why."""
         leaves = pytree.tree_leaves((args, dict(kwargs)))
         unseen = next((leaf for leaf in leaves if not isinstance(leaf, _SHOWN)), None)
         if unseen is not None:
@@ -183,7 +209,7 @@ class AsItIs:
             return "processes work together"
         start = CallStart(self._model, (args, kwargs), state=True, objects=True)  # a twin has the model's own objects
         try:
-            found = eager_call(self._model, args, kwargs, session.table, backward=kind.gradients)
+            found = eager_call(self._model, args, kwargs, session.table, backward=kind.gradients, around=around)
         finally:
             start.restore()
         if found is None:
@@ -207,34 +233,67 @@ class AsItIs:
         )
         return state_of(self._model), gradients, casts, settings
 
-    def _admit(self, called: Any, session: Session, kind: Kind, known: _Known) -> None:
-        """Have the limit in force for a call that keeps it, and say so.
+    def _admit(self, called: Any, session: Session, kind: Kind, known: _Known, args: Any, kwargs: Any) -> None:
+        """Have the limit in force for a call that keeps it, by the way that does, and say so.
 
         Raises:
-            BudgetError: it does not.
+            BudgetError: none does.
         """
-        needs = self._needs(session, kind, known)
-        limit = self._limit(called, session, kind, needs)
-        if needs.most > session.usable(limit):
-            peak, most = format_bytes(needs.call - needs.base, short=True), session.least_budget(needs.most)
-            beside = f"{known.reason}; as it is, a call takes {peak}, which torch.utils.checkpoint around parts of it"
-            raise BudgetError(most, limit, beside=f"{beside} or a capture without that place may lower")
+        plain = self._needs(session, kind, known, known.levers.plain)
+        limit = self._limit(called, session, kind, plain)
+        way, least = self._way(session, kind, known, limit, args, kwargs)
+        if way is None and kind.calls > 1 and not session.earlier:  # this step may be one of a single call
+            kind = kind._replace(calls=1)
+            way, least = self._way(session, kind, known, limit, args, kwargs)
+        if way is None:
+            needs = self._needs(session, kind, known, least)
+            peak, most = format_bytes(plain.call - plain.base, short=True), session.least_budget(needs.most)
+            beside = f"{known.reason}; as it is, a call takes {peak}"
+            if least.calls:
+                lower = format_bytes(needs.call - needs.base, short=True)
+                beside += f", and {lower} with {least} recomputed in backward"
+            helps = "smaller modules" if least.calls else "torch.utils.checkpoint around parts of it"
+            raise BudgetError(most, limit, beside=f"{beside}, which {helps} or a capture without that place may lower")
+        known.goes(way)
+        needs = self._needs(session, kind, known, way)
         size, of = (format_bytes(number, short=True) for number in (needs.most, limit))
         line = f"{RUNS}{size} were counted, of a budget of {of}; no plan was made: {known.reason}"
         if line not in session.notes:
-            session.notes[:] = [text for text in session.notes if not text.startswith(RUNS)]
+            session.notes[:] = [text for text in session.notes if not text.startswith((RUNS, RECOMPUTES))]
             session.notes.append(line)
+            if way.calls:
+                less = format_bytes(plain.most - needs.most, short=True)
+                session.notes.append(f"{RECOMPUTES}{way}; the step takes {less} less")
         if known.reason not in self._said:
             self._said.add(known.reason)
             log.warning("memopt: %s %s", session.model_name, line)
-        peaks = known.eager.peaks
+        peaks = way.eager.peaks
         session.unplanned |= session.report is None
-        session.report = eager_report(session, needs.most, limit, sum(size for _, size in peaks.gradients), known.real)
+        gradients = sum(size for _, size in peaks.gradients)
+        session.report = eager_report(session, needs.most, limit, gradients, known.real, plain.most)
         if self._limits.get(session) != limit:
             session.hold(limit)
             self._limits[session] = limit
         if kind.gradients:
-            session.ran = [Figures(peaks, peaks, needs.base, AS_IT_IS, None)]
+            session.ran = [Figures(peaks, known.eager.peaks, needs.base, AS_IT_IS, None)]
+
+    def _way(
+        self, session: Session, kind: Kind, known: _Known, limit: int, args: Any, kwargs: Any
+    ) -> tuple[Way | None, Way]:
+        """The way of such a call that keeps a limit, None for none; and the one that takes least."""
+        room = session.usable(limit)
+
+        def needs(way: Way) -> int:
+            return self._needs(session, kind, known, way).most
+
+        def count(around: Callable[[nn.Module], Any]) -> EagerCall | None:
+            found = self._counted(session, kind, args, kwargs, around)
+            return None if isinstance(found, str) else found
+
+        if kind.gradients:
+            return known.levers.find(needs, room, count)
+        plain = known.levers.plain
+        return plain if needs(plain) <= room else None, plain
 
     def _limit(self, called: Any, session: Session, kind: Kind, needs: _Needs) -> int:
         """The budget in bytes; a fraction is of the first step, or of one of more calls than it was thought to have."""
@@ -250,10 +309,10 @@ class AsItIs:
             session.reference.infers(needs.call)
         return session.budget.resolve(session.reference.of(needs.call))
 
-    def _needs(self, session: Session, kind: Kind, known: _Known) -> _Needs:
-        peaks, resident, seen = known.eager.peaks, session.resident, session.seen
+    def _needs(self, session: Session, kind: Kind, known: _Known, way: Way) -> _Needs:
+        peaks, resident, seen = way.eager.peaks, session.resident, session.seen
         # As the next call finds them.
-        held = max(known.eager.kept, storage_bytes(list(held_tensors(self._model)), resident.device))
+        held = max(way.eager.kept, storage_bytes(list(held_tensors(self._model)), resident.device))
         base = resident.total - resident.outside + held
         if not kind.gradients:
             beside = resident.outside - session.outside_beside
@@ -264,7 +323,7 @@ class AsItIs:
             others = resident.outside - session.outside_beside - seen.held if kind.calls > 1 else session.inputs_beside
             with between_graphs(seen.between, seen.forward):
                 call = base + seen.held + max(0, others) + step_peak([*earlier, *[peaks] * coming])
-        call += known.more
+        call += known.more + bytes_beside(way, resident.device)
         return _Needs(base, call, max(call, session.optimizer_peak() + held))
 
     # -- the real step beside the count -------------------------------------------------------------------------------
@@ -278,7 +337,15 @@ class AsItIs:
             Its outputs, and what has begun to look at a step; what a step of several calls takes is not compared.
         """
         known = self._known.get(called)
-        if not look or known is None or not known.looks or session.earlier or kind.calls > 1:
+        if known is None:
+            return self._model(*args, **kwargs), (None, None)
+        with known.checkpoints.applied(self._model):
+            return self._run(known, called, session, kind, args, kwargs, look=look)
+
+    def _run(
+        self, known: _Known, called: Any, session: Session, kind: Kind, args: Any, kwargs: Any, *, look: bool
+    ) -> tuple[Any, Watch]:
+        if not look or not known.looks or session.earlier or kind.calls > 1:
             return self._model(*args, **kwargs), (None, None)
         known.looks -= 1
         parts = (part for tensor in held_tensors(self._model) for part in plain_tensors(tensor))
@@ -294,7 +361,7 @@ class AsItIs:
             return outputs, (window, functools.partial(self._stepped, called, weakref.ref(session), kind))
         held = window.close()
         if held is not None:
-            self._compare(called, session, kind, held.peak, known.eager.peaks.forward)
+            self._compare(called, session, kind, held.peak, known.way.eager.peaks.forward)
         return outputs, (None, None)
 
     def _stepped(self, called: Any, here: weakref.ref[Session], kind: Kind, took: int) -> None:
@@ -303,7 +370,7 @@ class AsItIs:
         if session is None or known is None or known.real is not None:  # said by an earlier step
             return
         with between_graphs(session.seen.between, session.seen.forward):
-            counted = step_peak([known.eager.peaks]) + session.seen.held
+            counted = step_peak([known.way.eager.peaks]) + session.seen.held
         if self._decides == called and took - counted > SCALARS:  # a fraction is of what the step really takes
             session.reference.takes_more(took - counted)
         self._compare(called, session, kind, took, counted)
@@ -311,7 +378,7 @@ class AsItIs:
     def _compare(self, called: Any, session: Session, kind: Kind, took: int, counted: int) -> None:
         """Say what a real call took beyond what was counted for it, and count it from now on."""
         known = self._known[called]
-        needs, more = self._needs(session, kind, known), max(0, took - counted)
+        needs, more = self._needs(session, kind, known, known.way), max(0, took - counted)
         known.looks = 0
         if not more and session.resident.device.type == "cuda":
             return  # there a peak that is no new one is not known
@@ -322,7 +389,7 @@ class AsItIs:
         known.more = more
         size, real = format_bytes(more, short=True), format_bytes(known.real, short=True)
         line = f"as it is, a step took {real}, {size} more than was counted before it, which is counted from now on"
-        limit = self._limit(called, session, kind, self._needs(session, kind, known))
+        limit = self._limit(called, session, kind, self._needs(session, kind, known, known.levers.plain))
         if known.real > session.usable(limit):
             line += f"; that was over the budget of {format_bytes(limit, short=True)}, and such calls are refused now"
         session.note(line)

@@ -170,7 +170,7 @@ class ModelCalls:
         session.to_be_trained = trainable and not gradients and likely
         self.residents.count_optimizers()
         resident = functools.partial(self.residents.of, args, kwargs, kind)
-        with self.several.beside(session, args, kwargs), session.call(resident):
+        with self.several.beside(session, args, kwargs), session.call(resident), self._expecting(session, args, kwargs):
             if self.as_it_is.admits(called, session, kind, args, kwargs):
                 return self._run_within(session, called, kind, args, kwargs)
             try:
@@ -180,6 +180,16 @@ class ModelCalls:
             collect()
             self.as_it_is.admit(called, session, kind, args, kwargs, why)
             return self._run_within(session, called, kind, args, kwargs)
+
+    @contextlib.contextmanager
+    def _expecting(self, session: Session, args: Any, kwargs: Any) -> Iterator[None]:
+        """Within: a call that is refused beside earlier ones of its step is reckoned with from the next step on."""
+        try:
+            yield
+        except BudgetError:
+            if session.earlier:
+                self.several.expect(arguments_of(args, kwargs))
+            raise
 
     def _run_planned(self, session: Session, called: Any, kind: Kind, args: Any, kwargs: Any) -> Any:
         """Run a call as it is planned.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ def eager_call(
     *,
     backward: bool = True,
     tangents_stay: bool = False,
+    around: Callable[[nn.Module], AbstractContextManager[Any]] | None = None,
 ) -> EagerCall | None:
     """What a call of the model makes as PyTorch itself runs it, with the user's checkpoints, on fake tensors.
 
@@ -69,6 +71,7 @@ def eager_call(
         table: what operators need while they run, which may be more than they need; None leaves it out.
         backward: whether a backward from its outputs follows.
         tangents_stay: whether the outputs' gradients are held all through that; else until autograd has used them.
+        around: what is in force while the model's twin, which it is given, runs forward.
 
     Returns:
         What it was seen to take; None where the model cannot run on fake tensors.
@@ -98,7 +101,8 @@ def eager_call(
                     ledger.counting = False
                     twin.grad = torch.empty_like(twin)
                     ledger.counting = True
-            outputs = shown_tensors(shadow.model(*fake_args, **fake_kwargs))
+            with nullcontext() if around is None else around(shadow.model):
+                outputs = shown_tensors(shadow.model(*fake_args, **fake_kwargs))
             forward, saved = ledger.part(), ledger.live
             if shadow.mode.strays:  # a forward that was set by hand may be the model's own, not its twin's
                 return None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from memopt.compilation.session import Session
 
 
-def eager_report(session: Session, needed: int, limit: int, gradients: int, measured: int | None) -> Report:
+def eager_report(session: Session, needed: int, limit: int, gradients: int, measured: int | None, plain: int) -> Report:
     """Put a call on record that runs as it is, as there is no plan.
 
     Args:
@@ -23,6 +23,7 @@ def eager_report(session: Session, needed: int, limit: int, gradients: int, meas
         limit: the budget in bytes.
         gradients: bytes of those that it makes.
         measured: the most bytes that a real one took; None before.
+        plain: as `needed`, where nothing is recomputed.
     """
     resident, peak = session.resident, max(needed, session.optimizer_peak())
     held = resident.total - resident.outside
@@ -50,7 +51,7 @@ def eager_report(session: Session, needed: int, limit: int, gradients: int, meas
         measured_peak_bytes=measured,
         minimum_bytes=with_slack(peak, resident.device),
         budget_bytes=limit,
-        unconstrained_bytes=peak,
+        unconstrained_bytes=max(plain, peak),
         breakdown=found,
         programs=() if session.report is None else session.report.programs,
         notes=tuple(session.notes),

@@ -124,7 +124,7 @@ class _Entry:
         self._facts, self._say = facts, say
         known = {item.place: item for item in facts.in_part}
         self._lent = [(value, version_of(value), known[place]) for place, value in lent if place in known]
-        self._stamps = [_Stamp(args[place], name, contents) for place, name in facts.recomputed]
+        self._stamps = [Stamp(args[place], name, contents) for place, name in facts.recomputed]
 
     def begin(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Called with the gradients of the outputs before backward runs; None stands for one that there is not.
@@ -242,7 +242,7 @@ def refuse(_: Any) -> None:
     )
 
 
-class _Stamp:
+class Stamp:
     """What tells whether an argument was written to."""
 
     def __init__(self, value: Any, name: str, contents: bool) -> None:
@@ -255,6 +255,7 @@ class _Stamp:
                 self._contents = fingerprint_of(value)
 
     def differs(self) -> bool:
+        """Whether it was written to."""
         if self._before is None:
             return False
         if self._contents is not None:
@@ -262,6 +263,11 @@ class _Stamp:
         return self._before != _place(self._value)
 
     def check(self) -> None:
+        """Refuse to recompute from it if it was written to.
+
+        Raises:
+            RuntimeError: it was.
+        """
         if self.differs():
             raise RuntimeError(
                 f"{self.name} was changed between forward and backward, which recomputes activations from it: change "

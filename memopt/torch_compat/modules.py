@@ -38,6 +38,13 @@ def goes_straight(model: nn.Module, owner: type[nn.Module], function: types.Func
     return not (own or _has_global_hooks())
 
 
+def forward_hooks(module: nn.Module) -> list[Any]:
+    """What a user has registered to be called around a module's forward, for all modules too; torch's own left out."""
+    own = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    found = [*own, *rooms._global_forward_hooks.values(), *rooms._global_forward_pre_hooks.values()]
+    return [hook for hook in found if not str(getattr(type(hook), "__module__", "")).startswith("torch.")]
+
+
 def _has_global_hooks() -> bool:
     forward = rooms._global_forward_hooks or rooms._global_forward_pre_hooks
     return bool(forward or rooms._global_backward_hooks or rooms._global_backward_pre_hooks)

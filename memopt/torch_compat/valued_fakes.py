@@ -90,7 +90,7 @@ class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return results
         if call is not None:
             self._remember_all(results, call)
-        for tensor in _written(func, args, kwargs):  # without a word of it in the schema
+        for tensor in written_by(func, args, kwargs):  # without a word of it in the schema
             for other in self._alive(tensor):
                 self._known.pop(other, None)
         return results
@@ -155,7 +155,7 @@ class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def _overwrite(self, func: Any, args: Sequence[object], kwargs: Mapping[str, object], call: _Call | None) -> None:
         """A call has written into its arguments: what shares memory with them is no longer known."""
-        written = list(_written(func, args, kwargs))
+        written = list(written_by(func, args, kwargs))
         for tensor in written:
             sharing = self._alive(tensor)
             alone = len(written) == 1 and all(other is tensor for other in sharing)
@@ -286,7 +286,8 @@ def _draws(call: _Call) -> bool:
     return bool({**dict(zip(names, call.args, strict=False)), **call.kwargs}.get("dropout_p", 1.0) != 0.0)
 
 
-def _written(func: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[torch.Tensor]:
+def written_by(func: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[torch.Tensor]:
+    """The tensors among an operator's arguments that it writes to; batch norms' statistics are among them."""
     names = _names_written(func)
     for index, argument in enumerate(func._schema.arguments):
         if argument.name in names:
