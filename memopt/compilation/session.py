@@ -18,7 +18,9 @@ from memopt.capture.outside import Outside
 from memopt.common.phases import phase
 from memopt.common.progress import planning
 from memopt.compilation.freeze import fold_in_place
+from memopt.compilation.known_plans import Known, KnownPlans
 from memopt.compilation.layout import settle
+from memopt.compilation.plan_together import plan_together
 from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.memory.allocator import count_library_bytes, library_bytes
@@ -30,32 +32,24 @@ from memopt.recording.pool import Pool
 from memopt.recording.room import set_aside
 from memopt.report.build import build_report, put_on_record
 from memopt.report.record import Report
-from memopt.solve.schedule import Schedule
 from memopt.step.by_loss_alone import ByLossAlone
-from memopt.step.carry import SEARCHES, Sizes, carried_from
+from memopt.step.carry import Sizes
 from memopt.step.found import Found
 from memopt.step.graphs import StepGraphs
 from memopt.step.hooked import Hooked
 from memopt.step.inference import Inferred, plan_inference
-from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
-from memopt.step.planner import GraphPeaks, StepPlan
+from memopt.step.planned import Planned, fingerprint
+from memopt.step.planner import GraphPeaks
 from memopt.step.reference import Reference
 from memopt.step.rewriting import Rewriting
 from memopt.step.search import StepSearch
 from memopt.step.shared import SharedStep
-from memopt.step.stages import Stages, replay
+from memopt.step.stages import Stages
 from memopt.step.standing import Step
 from memopt.step.trial import tried
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 
 log = logging.getLogger("memopt")
-
-# Seconds for a search beyond those: enough to keep the budget, at some cost in time.
-_LITTLE = 0.5
-_ADVICE = (
-    f"{SEARCHES} sizes of input were planned for, each larger than the last or of another form: give the largest as "
-    "example_inputs, or pad to few sizes; further ones are planned in haste"
-)
 
 
 class WholeStepNeeded(Exception):
@@ -94,9 +88,7 @@ class Session(SharedStep):
         self.whole_step = False  # whether a graph break may be answered by collecting all graphs first
         self.foreseen = False  # whether graphs were collected, and none but those may come
         self.rehearsing = False  # whether graphs are collected as planned, for the code that they become
-        # By `_known`: schedules, None where nothing is recomputed, and the stages and rewrites that they are made with.
-        self._schedules: dict[tuple[bool, str], Schedule | None] = {}
-        self._lowered: dict[tuple[bool, str], tuple[Stages, tuple[Pass, ...]]] = {}
+        self._known_plans = KnownPlans()
         self._search_kept: tuple[tuple[str, ...], StepSearch] | None = None  # with the fingerprints of its graphs
         self.rewriting = Rewriting(passes, backend, table)
         # Set by an engine that runs its own code: whether to search for a plan, and bytes that its code takes less
@@ -175,13 +167,13 @@ class Session(SharedStep):
         known = self._known(key)
         if self.collecting is not None:
             self.collecting.append(program)
-            return self._replayed(program, self._schedules.get(known)) if self.rehearsing else program
-        if self.search and known in self._schedules:
+            return self._known_plans.replayed(known, program, self._stages()) if self.rehearsing else program
+        if self.search and known in self._known_plans:
             last = self.step.planned[0] if self.step is not None and self.one_graph else None
             if last is not None and last.source is program and last.choice is not None:
                 return last.program  # planned a moment ago, and not replaced since
-            return self._replayed(program, self._schedules[known])
-        another = bool(self._schedules) and not self.one_graph  # one of several graphs, at another size
+            return self._known_plans.replayed(known, program, self._stages())
+        another = bool(self._known_plans) and not self.one_graph  # one of several graphs, at another size
         strange = self.foreseen and self.step is not None and key not in self.step.keys
         if self.search and (strange or (self.whole_step and (graph_break or another))):
             raise WholeStepNeeded
@@ -189,7 +181,8 @@ class Session(SharedStep):
         if planned.source is program:
             return planned.program
         # Planned for an equal graph that was captured before: a graph is lowered by the capture that made it.
-        return self._replayed(program, planned.choice.plan.schedule if planned.choice else None)
+        schedule = planned.choice.plan.schedule if planned.choice else None
+        return self._known_plans.replayed_by(known, program, self._stages(), schedule)
 
     # -- planning ------------------------------------------------------------------------------------------------
 
@@ -198,7 +191,7 @@ class Session(SharedStep):
 
         Args:
             programs: the graphs as captured.
-            settled: as `_plan_together`.
+            settled: as `plan_together`.
 
         Raises:
             BudgetError: no plan keeps the budget; `minimum_bytes` is the least that one was found for.
@@ -207,74 +200,35 @@ class Session(SharedStep):
         self.expects_loss(programs)
         every, first = self._with_other_calls(programs)
         with self.around_graphs():
-            return self._plan_together(every, settled=settled)[first : first + len(programs)]
+            return plan_together(self, every, settled=settled)[first : first + len(programs)]
 
-    def _plan_together(self, programs: Sequence[Program], *, settled: bool = True) -> list[Planned]:
-        """Plan all graphs of one training step together.
+    def plans(self, step: Step, stages: Stages, measured: int | None) -> None:
+        """Put a plan of the step on record, whether it keeps the budget or not.
 
         Args:
-            programs: the graphs as captured.
-            settled: whether the programs' own timelines decide; else an engine's code has the last word.
-
-        Raises:
-            BudgetError: no plan keeps the budget; `minimum_bytes` is the least that one was found for.
+            step: as planned.
+            stages: that the plan was made with.
+            measured: the most bytes that a trial of it took above what is resident; None where there was none.
         """
-        self.prepare_allocator()
-        self.count_libraries(programs)
-        keys = tuple(fingerprint(program) for program in programs)
-        with phase("rewriting"):
-            search = self._search_of(keys, programs)
-        captured = search.captured
-        plain = predicted_peak(captured)
-        base = self.resident.total + sum(constant_bytes(item.program) for item in captured)
+        self._known_plans.made_with(map(self._known, step.keys), stages, step.lowering)
+        self.note_failures(step.planned)
+        self.step = step
+        if self.proving:
+            self._report(step.plan.peak_bytes, step.plan.minimum_bytes, measured)
+
+    def stands(self, step: Step) -> None:
+        """Lower the step's graphs by this plan from now on."""
+        if self.search:
+            self._known_plans.keep(map(self._known, step.keys), step.planned)
+        if self.exact:
+            self.forget_search()
+
+    def sees_step(self, keys: tuple[str, ...], captured: Sequence[Planned], base: int, plain: int) -> int:
+        """The bytes that the step of these graphs takes as eager runs it, which fractions are of."""
         own = min(plain, self._eager_peak(keys, plain))
         whole, step, calls = self._of_the_step(keys, captured, base, own)
         self.reference.trains(whole, step, calls)
-        limit = self.held_to(whole)
-        self.aside = self._aside(captured, limit)
-        room = None if limit is None else self.usable(limit) - base + self.correction
-        if search.stages.searched and self.search:
-            with phase("rewriting"):
-                found = self._found(search, programs, plain, room)
-            if not found.plan.feasible and self.plans_anew():
-                return self._plan_together(programs, settled=settled)
-            if not found.plan.feasible and search.stages.arranges:
-                self.rewriting.arranges = False
-                return self._plan_together(programs, settled=settled)
-        else:
-            unplanned = [self.with_trial(item) for item in search.unplanned(self.lowering)]
-            peak = predicted_peak(unplanned)
-            found = Found(unplanned, StepPlan((), peak, peak, room is None or peak <= room), self.lowering)
-            if self.proving:
-                with phase("rewriting"):
-                    found = search.prove(found)
-        planned, plan, lowering = found.planned, found.plan, found.lowering
-        unproved = None if found.proved else search
-        if self.count_libraries(item.program for item in planned):  # a rewrite has made a product of something else
-            return self._plan_together(programs, settled=settled)
-        self._lowered.update(dict.fromkeys(map(self._known, keys), (search.stages, lowering)))
-        self.note_failures(planned)
-        self.step = Step(keys, tuple(planned), plan, plain, base, limit, whole, lowering, unproved)
-        measured = None
-        if all(item.measured is not None for item in planned):
-            measured = measured_peak(planned, 0)
-        if self.proving:
-            self._report(plan.peak_bytes, plan.minimum_bytes, measured)
-        if settled and limit is not None:
-            fits = plan.feasible and base + max(plan.peak_bytes, measured or 0) <= self.usable(limit)
-            needed = base + (max(plan.peak_bytes, measured or 0) if plan.feasible and not fits else plan.minimum_bytes)
-            if not fits or self.optimizer_peak() > self.usable(limit):
-                if search.stages.fusion is not None:  # a figure of what may be fused is no promise
-                    with self.operator_by_operator():
-                        return self._plan_together(programs)
-                if self.aim_no_more():
-                    return self._plan_together(programs)
-                raise self.over(max(needed, self.optimizer_peak()), limit)
-        for key, item in zip(keys, planned, strict=True) if self.search else ():
-            self._schedules[self._known(key)] = None if item.choice is None else item.choice.plan.schedule
-        if self.exact:
-            self.forget_search()
-        return planned
+        return whole
 
     def one_call(self) -> bool:
         """As of a step of one call; what was planned is forgotten where it was planned together with others."""
@@ -315,7 +269,7 @@ class Session(SharedStep):
         self.note(self.by_loss_alone.note)
 
     def _forget_step(self) -> None:
-        self._schedules.clear()
+        self._known_plans.clear()
         self.step = None
 
     def aim_at_eager(self) -> None:
@@ -339,11 +293,10 @@ class Session(SharedStep):
             self.forget_plan()
         return aimed
 
-    def _aside(self, captured: Sequence[Planned], limit: int | None) -> int:
-        """Bytes of the budget that are left for a recording of the step."""
-        if limit is None or len(captured) > 1 or self.exact or self.recordings is None or not self.leaves_room:
-            return 0
-        return set_aside(captured[0].costs.values(), limit, self.resident.inputs)
+    def leaves_for_recording(self, captured: Sequence[Planned], limit: int | None) -> None:
+        """Leave some of the budget for a recording of the step, where one may be had."""
+        none = limit is None or len(captured) > 1 or self.exact or self.recordings is None or not self.leaves_room
+        self.aside = 0 if none or limit is None else set_aside(captured[0].costs.values(), limit, self.resident.inputs)
 
     def plans_anew(self) -> bool:
         """Whether the budget is too short to leave something for a recording: all of it is planned with then."""
@@ -352,6 +305,12 @@ class Session(SharedStep):
             self.leaves_room, self.aside = False, 0
             self.forget_plan()
         return anew
+
+    def arranges_no_more(self, stages: Stages) -> bool:
+        """Whether the plan was made with kernels arranged anew; it is made without from now on."""
+        if stages.arranges:
+            self.rewriting.arranges = False
+        return stages.arranges
 
     @contextlib.contextmanager
     def operator_by_operator(self) -> Iterator[None]:
@@ -434,12 +393,11 @@ class Session(SharedStep):
 
     def forget_plan(self) -> None:
         """Plan the step that was planned last anew when its graphs are seen again."""
-        for key in self.step.keys if self.step else ():
-            self._schedules.pop(self._known(key), None)
+        self._known_plans.forget(map(self._known, self.step.keys if self.step else ()))
 
     def may_leave(self, graph_break: bool) -> bool:
         """Whether an engine may try its own partition first: a step of one graph, or no budget to be shared."""
-        return self.budget is None or not (graph_break or self._schedules)
+        return self.budget is None or not (graph_break or self._known_plans)
 
     def tighten(self, size: int) -> tuple[int, Report | None, Step | None, list[str]]:
         """Plan for so many bytes less from now on; return what `loosen` takes."""
@@ -470,7 +428,7 @@ class Session(SharedStep):
         self._search_kept = None
         self.rewriting.forget()
 
-    def _search_of(self, keys: tuple[str, ...], programs: Sequence[Program]) -> StepSearch:
+    def search_of(self, keys: tuple[str, ...], programs: Sequence[Program]) -> StepSearch:
         """The search for these graphs: what is kept of them between two attempts to plan them."""
         kept = (f"{self.exact} {self.rewriting.arranges}", *keys)  # nothing is fused in what runs operator by operator
         if self._search_kept is None or self._search_kept[0] != kept:
@@ -479,26 +437,7 @@ class Session(SharedStep):
             self._search_kept = kept, StepSearch(graphs, attempt=self.with_trial, seconds=self.plan_seconds)
         return self._search_kept[1]
 
-    def _found(self, search: StepSearch, programs: Sequence[Program], plain: int, room: int | None) -> Found:
-        """The step's plan: a smaller step's from a larger one's, and of many sizes only the first few are searched."""
-        first = search.searches == 0
-        if self.sizes.exhausted and not self.sizes.serves(programs, plain):
-            search.seconds = min(search.seconds, _LITTLE)
-            if _ADVICE not in self.notes:
-                log.warning("memopt: %s", _ADVICE)
-                self.note(_ADVICE)
-        found = search.plan(room, self.sizes.proposal(programs, plain), prove=self.proving)
-        searched = first and search.searches > 0  # not taken over from another size, nor found on disk
-        if found.plan.feasible:
-            names = [item.key for item in found.lowering]
-            self.sizes.keep(programs, carried_from(names, found.plan.choices, plain), searched=searched)
-        return found
-
-    def _replayed(self, program: Program, schedule: Schedule | None) -> Program:
-        stages, lowering = self._lowered.get(self._known(fingerprint(program)), (self._stages(), ()))
-        return replay(program, stages, lowering, schedule)
-
-    def _known(self, key: str) -> tuple[bool, str]:
+    def _known(self, key: str) -> Known:
         """What a graph's plan goes by: its fingerprint, and whether it runs operator by operator, or as code."""
         return self.exact, key
 

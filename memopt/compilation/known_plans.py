@@ -1,0 +1,56 @@
+"""What the graphs of one model were planned for: they are lowered by that when torch hands them over again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from memopt.pass_manager import Pass
+from memopt.program import Program
+from memopt.solve.schedule import Schedule
+from memopt.step.planned import Planned
+from memopt.step.stages import Stages, replay
+
+# Whether a graph runs operator by operator, or as code of the engine; its fingerprint.
+Known = tuple[bool, str]
+
+
+class KnownPlans:
+    """Schedules of graphs, and the rewrites that they are made with."""
+
+    def __init__(self) -> None:
+        """Nothing is planned yet."""
+        self._schedules: dict[Known, Schedule | None] = {}  # None: nothing is recomputed
+        self._made_with: dict[Known, tuple[Stages, tuple[Pass, ...]]] = {}
+
+    def __contains__(self, known: Known) -> bool:
+        return known in self._schedules
+
+    def __bool__(self) -> bool:
+        return bool(self._schedules)
+
+    def made_with(self, graphs: Iterable[Known], stages: Stages, lowering: tuple[Pass, ...]) -> None:
+        """Keep what the latest plan of these graphs was made with, whether it stands or not."""
+        self._made_with.update(dict.fromkeys(graphs, (stages, lowering)))
+
+    def keep(self, graphs: Iterable[Known], planned: Iterable[Planned]) -> None:
+        """Keep the schedules of a plan that stands."""
+        for known, item in zip(graphs, planned, strict=True):
+            self._schedules[known] = None if item.choice is None else item.choice.plan.schedule
+
+    def forget(self, graphs: Iterable[Known]) -> None:
+        """Let these graphs be planned anew."""
+        for known in graphs:
+            self._schedules.pop(known, None)
+
+    def clear(self) -> None:
+        """Let all graphs be planned anew."""
+        self._schedules.clear()
+
+    def replayed(self, known: Known, program: Program, stages: Stages) -> Program:
+        """The graph as it was planned; with `stages` alone where it was not."""
+        return self.replayed_by(known, program, stages, self._schedules.get(known))
+
+    def replayed_by(self, known: Known, program: Program, stages: Stages, schedule: Schedule | None) -> Program:
+        """The graph with this schedule, made with what its latest plan was made with."""
+        made, lowering = self._made_with.get(known, (stages, ()))
+        return replay(program, made, lowering, schedule)
