@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from building import built
 
-from memopt.api import BACKENDS
+from memopt.backends.by_name import BACKENDS
 from memopt.comparison.job import Job, Source
 from memopt.comparison.progress import Case
 from memopt.comparison.record import Comparison

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from memopt.backends.aten import AtenBackend
-from memopt.budget import Budget, format_bytes, parse_budget
+from memopt.backends.by_name import engine_of
+from memopt.budget import format_bytes, parse_budget
 from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.memory.breakdown import MemoryBreakdown
 from memopt.memory.cost.devices import find
 from memopt.memory.optimizer import OptimizerLike
 from memopt.memory.optimizers import listed
-from memopt.module import CompiledModule, compilable
+from memopt.module import CompiledModule, calls_of, compilable
 from memopt.options import Options
 from memopt.pass_manager import Pass
 from memopt.report.record import Report
@@ -29,15 +28,8 @@ if TYPE_CHECKING:
     from memopt.convert.record import Conversion
     from memopt.tensorflow.record import TensorFlowExport
 
-if TYPE_CHECKING:
-    from memopt.backends.static import StaticBackend
-
-log = logging.getLogger("memopt")
-
 # Levers that change the numbers or the meaning of a step, by consent only.
 LEVERS = ("freeze",)
-
-BACKENDS = ("aten", "inductor", "static", "onnxruntime", "xla", "tensorflow")
 
 
 def compile(
@@ -107,7 +99,7 @@ def compile(
     )
     compiled = CompiledModule(model, dataclasses.replace(options, notes=(*options.notes, *notes)))
     if example_inputs is not None:
-        compiled._memopt.plan_ahead(*call_arguments(example_inputs))
+        calls_of(compiled).plan_ahead(*call_arguments(example_inputs))
     return compiled
 
 
@@ -143,7 +135,7 @@ def make_options(
         if not isinstance(item, Pass):
             raise TypeError(f"passes must hold memopt.Pass instances, not {item!r}")
     parsed = None if budget is None else parse_budget(budget)
-    engine, notes = _engine(backend, device, parsed)
+    engine, notes = engine_of(backend, device, parsed)
     return Options(
         budget=parsed,
         optimizer=optimizer,
@@ -188,10 +180,10 @@ def plan(
             raise ValueError("a plan for a device that is not here cannot be verified by running it: leave verify off")
         if backend != "aten":
             raise ValueError(f'a plan for a device that is not here is one of backend "aten", not {backend!r}')
-        compiled = CompiledModule(model, dataclasses.replace(compiled._memopt.options, target=find(device)))
+        compiled = CompiledModule(model, dataclasses.replace(calls_of(compiled).options, target=find(device)))
     with torch.set_grad_enabled(model.training):
-        report = compiled._memopt.plan(*call_arguments(inputs))
-    target = compiled._memopt.options.target
+        report = calls_of(compiled).plan(*call_arguments(inputs))
+    target = calls_of(compiled).options.target
     if target is None or report.peak_bytes <= target.memory_bytes:
         return report
     note = f"{format_bytes(report.peak_bytes)} are more than the {format_bytes(target.memory_bytes)} of {target.title}"
@@ -366,49 +358,3 @@ def device_of(model: nn.Module) -> torch.device:
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")
-
-
-def _engine(
-    backend: str | Engine | None, device: torch.device, budget: Budget | None
-) -> tuple[Engine, tuple[str, ...]]:
-    if isinstance(backend, Engine):
-        return backend, ()
-    if backend == "aten":
-        return AtenBackend(), ()
-    if backend == "static":
-        return _static(device), ()
-    if backend in ("inductor", None):
-        from memopt.backends.inductor import InductorBackend, missing_compiler
-
-        reason = missing_compiler(device)
-        if reason is None:
-            return InductorBackend(beside=_static(device) if backend is None else None), ()
-        note = f'{reason}: backend "aten" is used instead'
-        log.warning("%s", note)
-        if backend is not None:
-            return AtenBackend(), (note,)
-        from memopt.backends.aten_or_static import AtenOrStaticBackend
-
-        return AtenOrStaticBackend(_static(device)), (note,)
-    if backend == "onnxruntime":
-        from memopt.backends.onnxruntime import OnnxRuntimeBackend
-
-        limit = None if budget is None else budget.bytes
-        return OnnxRuntimeBackend(device, share_weights=budget is not None, limit=limit), ()
-    if backend == "xla":
-        from memopt.backends.xla import XlaBackend
-
-        return XlaBackend(device), ()
-    if backend == "tensorflow":
-        from memopt.backends.tensorflow import TensorFlowBackend
-
-        if budget is not None:
-            raise ValueError("backend 'tensorflow' keeps no budget: use 'xla', whose executables are measured")
-        return TensorFlowBackend(device), ()
-    raise ValueError(f"unknown backend {backend!r}: use one of {', '.join(BACKENDS)}")
-
-
-def _static(device: torch.device) -> StaticBackend:
-    from memopt.backends.static import StaticBackend
-
-    return StaticBackend(graphs=device.type == "cuda")

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from memopt.api import compile
-from memopt.module import CompiledModule, compilable
+from memopt.module import CompiledModule, calls_of, compilable
 
 
 def compile_in_place(model: nn.Module, budget: Any = None, *, as_it_is: tuple[str, ...] = (), **options: Any) -> None:
@@ -63,7 +63,7 @@ class _Unheard:
 
 def _kind_of(kind: type[nn.Module], stand_in: CompiledModule, as_it_is: tuple[str, ...]) -> type[nn.Module]:
     """The class of a model compiled in place."""
-    inner = stand_in._memopt.model
+    inner = calls_of(stand_in).model
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return stand_in(*args, **kwargs)

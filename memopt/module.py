@@ -192,6 +192,11 @@ class CompiledModule(nn.Module):
         return CompiledModule(model, dataclasses.replace(self._memopt.options, optimizer=None))
 
 
+def calls_of(stand_in: CompiledModule) -> ModelCalls:
+    """The calls of a stand-in's model, which lie apart from its attributes: those are the model's."""
+    return stand_in._memopt
+
+
 def compilable(model: Any) -> tuple[nn.Module, list[str]]:
     """The model to compile, and notes for the user: of one that was compiled by torch.compile, what that was made of.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.private_own import borrowed
 from tests.private_torch import own_names, private_uses
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -116,6 +117,29 @@ def test_what_is_private_of_torch(tmp_path: Path, line: str, found: str | None) 
     path.write_text(line)
     uses = list(private_uses(path, own_names([path])))
     assert (uses == []) if found is None else (len(uses) == 1 and found in uses[0])
+
+
+def test_a_private_name_is_used_in_its_own_file_alone() -> None:
+    paths = [path for folder in FOLDERS.values() for path in folder.rglob("*.py")] + [*(ROOT / "memopt").glob("*.py")]
+    paths = [path for path in paths if path.parent.name != "torch_compat"]  # there they are torch's
+    assert {(str(path.relative_to(ROOT)), use) for path in paths for use in borrowed(path)} == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("from memopt.solve.pack import _least", "memopt.solve.pack._least"),
+        ("def f(session):\n    return session._names", "session._names"),
+        ("def f(session):\n    session._names = 1", "session._names"),
+        ("class A:\n    def f(self, other):\n        self._names = other._names", None),
+        ("def f(pair):\n    return pair._replace(a=1)", None),
+        ("import torch\ntorch.ops.aten._to_copy.default", None),
+    ],
+)
+def test_what_is_borrowed(tmp_path: Path, line: str, found: str | None) -> None:
+    path = tmp_path / "file.py"
+    path.write_text(line)
+    assert list(borrowed(path)) == ([] if found is None else [found])
 
 
 def test_every_folder_has_its_row() -> None:

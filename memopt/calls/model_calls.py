@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from memopt.backends.aten import AtenBackend
 from memopt.budget import BudgetError
 from memopt.calls.as_it_is import AsItIs, why_not
 from memopt.calls.failures import Failure, failure_of
@@ -25,6 +24,7 @@ from memopt.calls.refusals import Refusals
 from memopt.calls.residents import Residents
 from memopt.calls.sessions import Sessions
 from memopt.calls.several import SeveralCalls
+from memopt.calls.stages import stages
 from memopt.calls.tracing import note_outside
 from memopt.calls.verified import verified
 from memopt.capture.export import CaptureError, NotCapturedError
@@ -37,7 +37,6 @@ from memopt.memory.addresses import addresses
 from memopt.memory.gradients import Gradients
 from memopt.memory.reach import shown_tensors
 from memopt.options import Options
-from memopt.pass_manager import Pass
 from memopt.report.record import Report
 from memopt.report.summary import summary
 from memopt.step.around import Watch
@@ -272,21 +271,11 @@ class ModelCalls:
                 kwargs,
                 lambda: self._run(kind, None, args, kwargs),
                 lambda: self.sessions.graphs,
-                self._stages,
+                lambda: stages(self.options, functools.partial(ModelCalls, self.model)),
                 draws_alike=self.options.engine.exact,
             )
         finally:
             self._verifying = False
-
-    def _stages(self) -> list[tuple[str, Callable[..., Any]]]:
-        """Calls of the model, operator by operator, with less than all that is done to it, the least first."""
-
-        def stage(passes: tuple[Pass, ...] | None) -> Callable[..., Any]:
-            plain = dataclasses.replace(self.options, budget=None, optimizer=None, verify=False, allow=())
-            calls = ModelCalls(self.model, dataclasses.replace(plain, engine=AtenBackend(), passes=passes))
-            return lambda *args, **kwargs: calls.run(args, kwargs)
-
-        return [("captured program", stage(())), ("passes", stage(self.options.passes))]
 
     def _refuse(self, called: Any, kind: Kind, args: Any, kwargs: Any) -> None:
         """Refuse at once what was refused before, and what cannot be planned.

@@ -71,10 +71,10 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
     """
     shadow = Shadow(model)
     fake_args, fake_kwargs = shadow.inputs(args, kwargs)
-    names, session._names = session._names, shadow.names
-    session.collecting = []
     try:
-        with shadow.mode, dynamo_settings(session.numbers), silence(), streams_kept(), saved_as_it_is():
+        with session.collects(shadow.names) as collected, contextlib.ExitStack() as settings:
+            for setting in (shadow.mode, dynamo_settings(session.numbers), silence(), streams_kept(), saved_as_it_is()):
+                settings.enter_context(setting)
             compiled = with_own_entry(torch.compile(shadow.model, backend=dynamo_backend(session), dynamic=False))
             mark = session.outside.mark((fake_args, fake_kwargs))
             _rehearsed(session, model, lambda: compiled(*fake_args, **fake_kwargs), mark)
@@ -82,7 +82,7 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
             # A fraction is of about what eager takes: values between graphs are beside all that the graphs hold.
             eager = eager_call(model, args, kwargs, None, tangents_stay=True)
             session.eager_step = None if eager is None else step_peak([eager.peaks])
-        return session.collecting
+        return collected
     except (*UNKNOWN_VALUE, NotImplementedError, RuntimeError) as error:
         if not isinstance(error, NotImplementedError) and not is_unknown(error):
             raise
@@ -90,9 +90,6 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
             f"{type(model).__name__} cannot be planned without running it: its control flow or its shapes depend "
             f"on the values of tensors{_place_of(error)}: move that line out of the model, or leave the budget out"
         ) from error
-    finally:
-        session.collecting = session.ledger = None
-        session._names = names
 
 
 def _place_of(error: BaseException) -> str:

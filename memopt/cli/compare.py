@@ -10,7 +10,7 @@ from typing import Any
 import click
 import torch
 
-from memopt.api import BACKENDS
+from memopt.backends.by_name import BACKENDS
 from memopt.cli.group import DIFFERENT, FAILED, USAGE, CommandError, verbosity_options
 from memopt.cli.loading import Request, load
 from memopt.cli.output import chosen_format, emit, output_options, progress, refuse_existing

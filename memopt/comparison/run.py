@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from memopt.api import BACKENDS, device_of
+from memopt.api import device_of
+from memopt.backends.by_name import BACKENDS
 from memopt.comparison.job import Job, Source
 from memopt.comparison.pool import ALLOCATOR, Pool
 from memopt.comparison.processes import driver_version

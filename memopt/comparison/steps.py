@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from memopt.api import BACKENDS, call_arguments
+from memopt.api import call_arguments
 from memopt.api import compile as compile_model
+from memopt.backends.by_name import BACKENDS
 from memopt.budget import parse_budget
 from memopt.comparison.blocks import checkpoint_blocks
 from memopt.torch_compat import pytree

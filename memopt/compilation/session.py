@@ -122,6 +122,18 @@ class Session(SharedStep):
         """Whether graphs are only collected: nothing needs to be compiled."""
         return self.collecting is not None
 
+    @contextlib.contextmanager
+    def collects(self, names: Names) -> Iterator[list[Program]]:
+        """Within: graphs are only collected, of a model whose tensors have these names; gives the list of them."""
+        before, self._names = self._names, names
+        collected: list[Program] = []
+        self.collecting = collected
+        try:
+            yield collected
+        finally:
+            self.collecting = self.ledger = None
+            self._names = before
+
     def names(self) -> Names:
         """Roles and qualified names of the model's tensors, by `id`."""
         return self._names

@@ -17,6 +17,7 @@ from memopt.capture.dynamo import Hooks
 from memopt.capture.graph_inputs import Names
 from memopt.capture.shadow import model_names
 from memopt.graph.synthesis import synthesize
+from memopt.module import calls_of
 from memopt.program import InputKind, Program
 from memopt.step.guard import short_of_memory
 from memopt.step.hooked import Hooked
@@ -123,6 +124,6 @@ def capture_programs(
     Raises:
         CaptureError: the model's control flow depends on the values of tensors.
     """
-    session = compile_model(model, backend="aten")._memopt.sessions.of(Kind(gradients=training, accumulating=False))
+    session = calls_of(compile_model(model, backend="aten")).sessions.of(Kind(gradients=training, accumulating=False))
     with torch.set_grad_enabled(training):
         return collect(model, args, kwargs, session)

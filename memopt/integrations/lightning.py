@@ -23,7 +23,7 @@ from memopt.budget import parse_budget
 from memopt.in_place import compile_in_place, derived, stand_in_of, undo
 from memopt.memory.optimizers import count, holds_some, listed
 from memopt.memory.resident import storage_bytes
-from memopt.module import CompiledModule
+from memopt.module import CompiledModule, calls_of
 from memopt.report.record import Report
 from memopt.report.scalars import scalars
 
@@ -119,7 +119,7 @@ class Memopt(_callback_class()):  # type: ignore[misc]
     # -- what is compiled ----------------------------------------------------------------------------------------
 
     def _begin(self, trainer: Any, pl_module: Any, *, again: bool = True) -> None:
-        module = pl_module._memopt.model if isinstance(pl_module, CompiledModule) else pl_module
+        module = calls_of(pl_module).model if isinstance(pl_module, CompiledModule) else pl_module
         compiled = module is self._module and any(True for _ in self._stand_ins())
         whole = module.automatic_optimization and (not compiled or stand_in_of(module) is not None)
         if compiled and not again:
@@ -189,7 +189,7 @@ def callbacks_of(stand_in: CompiledModule, own: Callable[[], Any]) -> Callable[[
     """The `configure_callbacks` of a LightningModule's stand-in: the module's own, and the one that compiles it."""
 
     def configure_callbacks() -> list[Any]:
-        given = stand_in._memopt.options
+        given = calls_of(stand_in).options
         budget = None if given.budget is None else given.budget.bytes or given.budget.fraction
         callback = Memopt(budget, backend=given.engine, passes=given.passes, verify=given.verify, allow=given.allow)
         stand_in.__dict__["_memopt_loop"], found = callback, own()
@@ -219,7 +219,7 @@ def _beside(module: nn.Module, part: nn.Module, optimizers: Sequence[Any]) -> in
 
 def _reads_counters(stand_in: CompiledModule) -> bool:
     """Whether steps were compiled anew for another value of a number that is not in the batch."""
-    return any(not name.startswith("L['args'][0]") for name in stand_in._memopt.sessions.numbers.changed)
+    return any(not name.startswith("L['args'][0]") for name in calls_of(stand_in).sessions.numbers.changed)
 
 
 # -- steps, whole -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,34 @@
+"""A model with less than all that is done to it: what differs from the model itself is the fault of the first stage."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from memopt.backends.aten import AtenBackend
+from memopt.options import Options
+from memopt.pass_manager import Pass
+
+
+class Calls(Protocol):
+    """Calls of one model."""
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model."""
+
+
+def stages(options: Options, make: Callable[[Options], Calls]) -> list[tuple[str, Callable[..., Any]]]:
+    """Calls of the model, operator by operator, with less than all that is done to it, the least first.
+
+    Args:
+        options: what was asked for.
+        make: the calls of the model, as these options have it.
+    """
+
+    def stage(passes: tuple[Pass, ...] | None) -> Callable[..., Any]:
+        plain = dataclasses.replace(options, budget=None, optimizer=None, verify=False, allow=())
+        calls = make(dataclasses.replace(plain, engine=AtenBackend(), passes=passes))
+        return lambda *args, **kwargs: calls.run(args, kwargs)
+
+    return [("captured program", stage(())), ("passes", stage(options.passes))]
