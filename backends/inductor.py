@@ -21,6 +21,7 @@ from memopt.inductor.inference import InductorInference, uses_libraries, watchin
 from memopt.inductor.partition import NoBackward
 from memopt.inductor.rehearsal import emit_training, rehearse
 from memopt.inductor.symbolic import SymbolicTraining
+from memopt.inductor.symbolic_inference import SymbolicInference
 from memopt.inductor.training import Training
 from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import Timeline
@@ -88,6 +89,8 @@ class InductorBackend(Engine):
 
     def compile_symbolic(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> ManySizes:
         """Inductor's code with dynamic shapes."""
+        if not hooks.needs_gradients:
+            return SymbolicInference(graph_module, example_inputs, hooks).compile()
         with contextlib.suppress(NoBackward):
             return SymbolicTraining(graph_module, example_inputs, hooks).compile()
         raise SizesError("nothing that the graph computes needs gradients")

@@ -44,7 +44,7 @@ class Recalled:
 
 @dataclasses.dataclass(frozen=True)
 class ManySizes:
-    """A training graph that an engine lowered once for many sizes.
+    """A graph that an engine lowered once for many sizes.
 
     Attributes:
         count_for: called with the graph's inputs before `run` is; raises SizesError where the budget is not kept.
@@ -86,7 +86,7 @@ class Engine(abc.ABC):
         """Lower one Dynamo graph with the hooks into memopt; return the callable that Dynamo installs."""
 
     def compile_symbolic(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> ManySizes:
-        """Lower one Dynamo graph of a training step whose sizes are symbols, for all sizes.
+        """Lower one Dynamo graph whose sizes are symbols, for all sizes.
 
         Raises:
             SizesError: each size is to be planned by itself.

@@ -51,6 +51,22 @@ def undo(model: nn.Module) -> None:
         model.__class__ = type(vars(type(model))["_memopt_inner"])
 
 
+def calling(model: nn.Module, call: Any) -> nn.Module:
+    """The model as another object, with the same attributes, whose calls are `call`: for methods that call the model.
+
+    Args:
+        model: of a class without slots.
+        call: takes what the model takes.
+    """
+
+    def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    made: nn.Module = object.__new__(derived(type(model), model, {"__call__": called}))
+    made.__dict__ = model.__dict__
+    return made
+
+
 class _Unheard:
     """Registers that classes keep of their subclasses do not hear of one that no user wrote.
 

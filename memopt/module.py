@@ -27,6 +27,9 @@ _CONTAINER = ("__len__", "__getitem__", "__setitem__", "__delitem__", "__iter__"
 # Methods that are to see the model itself: its attributes' names, its class.
 _MODELS = ("add_module", "apply", "register_buffer", "register_module", "register_parameter")
 
+# Methods of models that call them with one size after the other: the calls are the stand-in's.
+_CALLING = ("generate",)
+
 # State of a module that the stand-in and its model share as the same objects.
 _SHARED = (
     "_parameters",
@@ -159,6 +162,8 @@ class CompiledModule(nn.Module):
             from memopt.integrations.lightning import callbacks_of
 
             return callbacks_of(self, getattr(calls.model, name))
+        if name in _CALLING and calls.options.engine.many_sizes and name not in vars(calls.model):
+            return _calling(self, name)
         return getattr(calls.model, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -220,6 +225,22 @@ def compilable(model: Any) -> tuple[nn.Module, list[str]]:
             part._memopt.inlined = True
             notes.append(f"{name} is a stand-in of memopt's: within this model it is compiled as a part of it")
     return model, notes
+
+
+def _calling(stand_in: CompiledModule, name: str) -> Any:
+    """A method of the model, the calls in which are planned as the stand-in's are."""
+    from memopt.in_place import calling
+
+    calls = stand_in._memopt
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if calls.options.budget is None and calls.sessions.sizing.many:
+            return calls.model(*args, **kwargs)  # each token would be planned
+        return stand_in(*args, **kwargs)
+
+    if any(vars(base).get("__slots__") for base in type(calls.model).__mro__):
+        return getattr(calls.model, name)
+    return getattr(calling(calls.model, call), name)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -74,7 +74,8 @@ class Sessions(Mapping[Plan, Session]):
         self._latest: tuple[Session, Sequence[Ran]] | None = None  # what has run last, with gradients
         self._short: weakref.WeakSet[Session] = weakref.WeakSet()  # of such steps
         self.compiled: dict[Plan, Callable[..., Any]] = {}
-        self._symbolic: dict[Plan, Callable[..., Any]] = {}  # the same of calls with symbolic sizes
+        # The same of calls with symbolic sizes, and whether all sizes are symbols.
+        self._symbolic: dict[tuple[Plan, bool], Callable[..., Any]] = {}
         self.sizing = Sizing(model, options)
         self.guards: dict[Session, StepGuard] = {}
         self.steady = SteadyCalls(model)
@@ -159,22 +160,29 @@ class Sessions(Mapping[Plan, Session]):
             kind: of call.
             symbolic: whether its sizes are symbols.
         """
-        made = self._symbolic if symbolic else self.compiled
-        if kind.plan not in made:
+        if not self.has_function(kind, symbolic=symbolic):
+            every = symbolic and self._every(kind)
             backend = dynamo_backend(self.of(kind), symbolic=symbolic)
             backend = self._counted(self.steady.noting(backend, kind.plan, symbolic=symbolic))
-            every = symbolic and bool(self._options.dynamic)
-            made[kind.plan] = with_own_entry(torch.compile(self._model, backend=backend, dynamic=every))
-        return made[kind.plan]
+            made = with_own_entry(torch.compile(self._model, backend=backend, dynamic=every))
+            if symbolic:
+                self._symbolic[kind.plan, every] = made
+            else:
+                self.compiled[kind.plan] = made
+        return self._symbolic[kind.plan, self._every(kind)] if symbolic else self.compiled[kind.plan]
+
+    def _every(self, kind: Kind) -> bool:
+        """Whether all sizes are symbols in a call with symbols of this kind."""
+        return kind.gradients and bool(self._options.dynamic)
 
     def has_function(self, kind: Kind, *, symbolic: bool) -> bool:
         """Whether there is already what `torch.compile` makes of the model for a kind of call."""
-        return kind.plan in (self._symbolic if symbolic else self.compiled)
+        return (kind.plan, self._every(kind)) in self._symbolic if symbolic else kind.plan in self.compiled
 
     def outgrown(self, kind: Kind, symbolic: Symbolic, reason: str, *, others: bool) -> None:
         """Code for many sizes does not serve a call, or none is to be had; see `Sizing.outgrown`."""
         if self.sizing.outgrown(kind, self.of(kind), symbolic, reason, others=others):
-            self._symbolic.pop(kind.plan, None)
+            self._symbolic.pop((kind.plan, True), None)
 
     def begins(self) -> None:
         """A call begins: what the loop held around the last one is known, and steps that were over are planned anew."""
@@ -239,7 +247,8 @@ class Sessions(Mapping[Plan, Session]):
             _release({plan: session})
             self.guards.pop(session, None)
         self.compiled.pop(plan, None)
-        self._symbolic.pop(plan, None)
+        for every in (False, True):
+            self._symbolic.pop((plan, every), None)
         self.steady.forget(plan)
 
     def forget_all(self) -> None:

@@ -44,6 +44,7 @@ class Sizing:
         self._sizes = CallSizes()
         self._all = bool(options.dynamic)  # whether all sizes are symbols
         self._said: set[str] = set()
+        self._last: Call | None = None  # without gradients
 
     def forget(self) -> None:
         """All is planned anew: what was planned by its own sizes may have symbols now."""
@@ -58,10 +59,11 @@ class Sizing:
             args: the call's positional arguments.
             kwargs: the call's keyword arguments.
         """
-        if not kind.gradients or self._options.dynamic is False:
+        if self._options.dynamic is False:
             return None
-        call = call_of(self._model.training, args, kwargs)
-        if self._options.dynamic:
+        call, last = call_of(self._model.training, args, kwargs), self._last
+        self._last = None if kind.gradients else call.without_tensors()
+        if kind.gradients and self._options.dynamic:
             return Symbolic(call, None) if self._all else None
         against = self._against(kind, session)
         if against:
@@ -69,11 +71,17 @@ class Sizing:
             self._advise(session, call, against)
             return None
         fixed = session.budget is None or session.budget.bytes is not None or session.reference.training is not None
-        varying = self._sizes.varying(kind.plan, call, at_once=fixed)
+        varying = self._sizes.varying(kind.plan, call, at_once=fixed, after=None if kind.gradients else last)
         return None if varying is None else Symbolic(call, varying)
 
     def _against(self, kind: Kind, session: Session) -> str:
         """Why no calls of a kind have symbols, unless all are asked for; empty: they may."""
+        if not kind.gradients:
+            if not self._options.engine.many_sizes:
+                return f"backend {self._options.engine.name!r} makes no code for many sizes"
+            if session.broken or session.contiguous or self._options.allow:
+                return "it has several graphs, or weights that were folded or laid out anew"
+            return "the passes are the user's own" if self._options.passes is not None else ""
         if not kind.alone or session.broken or not (session.step is None or session.one_graph) or has_group():
             return "a step of several graphs, calls or processes shares its budget among them"
         if session.hooked is not None and session.hooked.names:
@@ -107,7 +115,7 @@ class Sizing:
                 logging.WARNING if self._options.dynamic else logging.INFO, "memopt: %s: %s", session.model_name, line
             )
             session.note(line)
-        if self._options.dynamic:
+        if self._options.dynamic and kind.gradients:
             self._all &= others
             return not others
         if others:
@@ -116,6 +124,11 @@ class Sizing:
             self._sizes.never(symbolic.call, reason)
         self._advise(session, symbolic.call, reason)
         return False
+
+    @property
+    def many(self) -> bool:
+        """Whether many sizes were planned each by itself."""
+        return "" in self._said
 
     def _advise(self, session: Session, call: Call, reason: str) -> None:
         """Say once what to do where many sizes are planned each by itself."""

@@ -37,7 +37,6 @@ from memopt.step.again import found_again, keep_for_others
 from memopt.step.backward_entry import watched
 from memopt.step.measured import lower_within
 from memopt.step.planner import step_peak
-from memopt.step.sizes_apart import SizesError
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
 from memopt.torch_compat.dynamo import functions_keep_backward, with_own_entry
@@ -184,7 +183,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         def for_many_sizes() -> Callable[..., Any]:
             code = session.engine().compile_symbolic(graph_module, example_inputs, hooks)
             run = _noted_at_any_size(code, session, hooks)
-            return looked_after(run)
+            return looked_after(run) if hooks.needs_gradients else run
 
         def recall(facts: bytes) -> Recalled:
             return session.engine().recall(graph_module, example_inputs, hooks, facts)
@@ -194,8 +193,6 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         with session.timed("tracing"), attention_as_on(None if target is None else target.type):
             try:
                 if symbolic and is_symbolic(example_inputs):
-                    if not hooks.needs_gradients:
-                        raise SizesError("a graph has no gradients")
                     return for_many_sizes()
                 run = None if session.dry else found_again(session, hooks, recall, example_inputs)
                 if run is None:
@@ -224,7 +221,8 @@ def _noted_at_any_size(code: ManySizes, session: Session, hooks: Hooks) -> Calla
 
     def noted(*args: Any) -> Any:
         code.count_for(args)
-        graph = session.figures(hooks.captured) if session.budget is not None else None
+        trains = session.budget is not None and hooks.needs_gradients
+        graph = session.figures(hooks.captured) if trains else None
         if graph is not None:
             session.runs(graph)
         return code.run(*args)

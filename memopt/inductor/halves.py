@@ -91,7 +91,7 @@ class Halves:
                 self.in_part = saved_in_part(self._forward_graph, module, breaks=self._breaks)
                 self._forward_graph = None
         else:
-            self.forward, self._forward_graph = half, _copy(module)  # lowered, its values have other names
+            self.forward, self._forward_graph = half, copy_of(module)  # lowered, its values have other names
             self._in_inputs = _kept_in_inputs(module)
             half.around = functools.partial(writable, in_part=lambda: [item.place for item in self.in_part])
         donated, partition = donated_now(), partitioner_in_force()
@@ -233,6 +233,25 @@ def _followed(forward: Half, wrapper: Wrapper, workspace: Workspace) -> _Followe
     return _Followed(mode, meter, replay(wrapper, list(values), mode, meter))
 
 
+def peak_of(half: Half, sized: Callable[[Any], Any], workspace: Workspace) -> int:
+    """The most bytes that a half's code takes beside its inputs, results included.
+
+    Args:
+        half: whose code is known.
+        sized: makes fake values of those at its ends, of the sizes that are asked for.
+        workspace: bytes that a call takes beyond its results, by operator and arguments.
+
+    Raises:
+        ReplayError: the generated code could not be followed.
+    """
+    if half.wrapper is None:
+        raise ReplayError("Inductor generated no Python code")
+    found = copy.copy(half)
+    values = sized([value for _, value in half.inputs])
+    found.inputs = [(name, value) for (name, _), value in zip(half.inputs, values, strict=True)]
+    return _followed(found, half.wrapper, workspace).meter.peak
+
+
 def _forward_beside(ahead: Ahead, module: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
     if not lays_out(module):
         return _nowhere if ahead.begin(module, inputs) else compile_traced(module, inputs, **options)
@@ -255,7 +274,8 @@ def _mode(values: Any) -> FakeTensorMode:
     return next((value.fake_mode for value in values if hasattr(value, "fake_mode")), FakeTensorMode())
 
 
-def _copy(module: fx.GraphModule) -> fx.GraphModule:
+def copy_of(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy of a graph, which keeps what is known of its nodes."""
     graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in module.graph.nodes:
         made[node] = copy_node(graph, node, made.__getitem__)

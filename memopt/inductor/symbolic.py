@@ -26,12 +26,12 @@ from memopt.inductor.partition import Partition, compile_training
 from memopt.inductor.replay import ReplayError
 from memopt.inductor.workspace import MeasuredWorkspace
 from memopt.memory.distributed import has_group
-from memopt.program import Program, tensors_of
+from memopt.program import Program
 from memopt.step.rewriting import Rewriting
 from memopt.step.sizes_apart import SizesError
 from memopt.torch_compat.inductor_errors import InductorError
 from memopt.torch_compat.min_cut import min_cut
-from memopt.torch_compat.symbols import Sized, Sizes, UnknownSizeError, grows, hints_of, symbols_of
+from memopt.torch_compat.symbols import Sized, Sizes, UnknownSizeError, grows_everywhere, hints_of, symbols_of
 
 
 class SymbolicTraining:
@@ -77,13 +77,13 @@ class SymbolicTraining:
             SizesError: the budget is not kept at their sizes.
         """
         sizes = {symbol: args[place] for place, symbol in self._symbols.items()}
-        within = _within if self._grows else operator.eq
-        if any(within(sizes, known) for known in self._served):
+        smaller = within if self._grows else operator.eq
+        if any(smaller(sizes, known) for known in self._served):
             if self.session.figures(self.hooks.captured) is None:  # another size was planned since, by itself
                 self.session.step = self._step
             self._load()
             return
-        if any(within(known, sizes) for known in self._refused):
+        if any(smaller(known, sizes) for known in self._refused):
             raise SizesError(self._not_kept(sizes), others=True)
         try:
             self._count_more(sizes)
@@ -111,9 +111,7 @@ class SymbolicTraining:
     def _lowered(self, sizes: Sizes) -> Callable[..., Any]:
         def cut(joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Halved:
             self._joint = joint, options["num_fwd_outputs"]
-            self._grows = all(
-                grows(size) for node in joint.graph.nodes for value in tensors_of(node) for size in value.shape
-            )
+            self._grows = grows_everywhere(joint)
             save_overwritten(joint, self._planned(sizes).mutated)
             with phase("cutting"):
                 return min_cut(joint, joint_inputs, **options)
@@ -183,6 +181,6 @@ class SymbolicTraining:
         return f"code for many sizes does not keep the budget at {', '.join(listed)}"
 
 
-def _within(sizes: Sizes, known: Sizes) -> bool:
+def within(sizes: Sizes, known: Sizes) -> bool:
     """Whether no size is larger than it is there."""
     return all(size <= known[symbol] for symbol, size in sizes.items())

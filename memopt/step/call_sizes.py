@@ -8,12 +8,16 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
-from memopt.torch_compat import pytree
 from memopt.torch_compat.static_shapes import Varying, marked_sizes
 
 # So many calls of one form are remembered, and so many forms: further ones are planned by their own sizes.
 _CALLS, _FORMS = 256, 64
+# So deep in the arguments tensors are looked for: in containers, and in objects such as a cache of keys and values.
+_DEEP = 6
+
+Path = tuple[Hashable, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,20 +27,60 @@ class Call:
     Attributes:
         form: all but sizes: the mode, the structure of the arguments, numbers among them, kinds of tensors.
         sizes: of each plain tensor, in order.
+        paths: where in the arguments it is.
         tensors: those tensors.
     """
 
     form: Hashable
     sizes: tuple[tuple[int, ...], ...]
+    paths: tuple[Path, ...]
     tensors: tuple[torch.Tensor, ...] = dataclasses.field(repr=False)
+
+    def without_tensors(self) -> Call:
+        """The same, which holds no memory."""
+        return dataclasses.replace(self, tensors=())
 
 
 def call_of(training: bool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     """The call of a model in this mode with these arguments."""
-    leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    tensors = tuple(leaf for leaf in leaves if type(leaf) is torch.Tensor)
-    form = training, torch.is_grad_enabled(), str(structure), tuple(map(_form_of, leaves))
-    return Call(form, tuple(tuple(tensor.shape) for tensor in tensors), tensors)
+    leaves: list[tuple[Path, Any]] = []
+    for place, value in (*enumerate(args), *kwargs.items()):
+        _gather(value, (place,), leaves, set())
+    tensors = {path: leaf for path, leaf in leaves if type(leaf) is torch.Tensor}
+    form = training, torch.is_grad_enabled(), tuple((path, _form_of(leaf)) for path, leaf in leaves)
+    sizes = tuple(tuple(tensor.shape) for tensor in tensors.values())
+    return Call(form, sizes, tuple(tensors), tuple(tensors.values()))
+
+
+def _gather(value: Any, path: Path, found: list[tuple[Path, Any]], within: set[int]) -> None:
+    """List what an argument holds: tensors and numbers in containers, and tensors in objects of other kinds."""
+    if isinstance(value, torch.Tensor) or len(path) > _DEEP:
+        found.append((path, value))
+        return
+    parts = _parts_of(value)
+    if parts is None:
+        found.append((path, value))
+        return
+    found.append((path, type(value)))
+    if id(value) in within:
+        return
+    plain = isinstance(value, list | tuple | Mapping)
+    for name, part in parts:
+        inner: list[tuple[Path, Any]] = []
+        _gather(part, (*path, name), inner, within | {id(value)})
+        found += inner if plain else [(at, leaf) for at, leaf in inner if isinstance(leaf, torch.Tensor)]
+
+
+def _parts_of(value: Any) -> list[tuple[Hashable, Any]] | None:
+    """What a container or an object holds, by name; None of what holds nothing."""
+    if isinstance(value, Mapping):
+        return [(str(key), part) for key, part in value.items()]
+    if isinstance(value, list | tuple):
+        return list(enumerate(value))
+    held = getattr(value, "__dict__", None)
+    if not isinstance(held, dict) or isinstance(value, nn.Module | type) or callable(value):
+        return None
+    return [(str(key), part) for key, part in held.items()]
 
 
 class CallSizes:
@@ -48,7 +92,7 @@ class CallSizes:
         self._apart: dict[Hashable, set[tuple[Hashable, Hashable]]] = collections.defaultdict(set)
         self._never: dict[Hashable, str] = {}
 
-    def varying(self, plan: Hashable, call: Call, *, at_once: bool = True) -> Varying | None:
+    def varying(self, plan: Hashable, call: Call, *, at_once: bool = True, after: Call | None = None) -> Varying | None:
         """The sizes to be symbols in a call that is to be compiled; None where it is to be planned by its own sizes.
 
         The first sizes of a form are planned by themselves, unless the user has marked some that vary.
@@ -57,15 +101,17 @@ class CallSizes:
             plan: what plans of such calls go by.
             call: which one.
             at_once: whether marks count before other sizes were seen.
+            after: another call whose sizes may be this one's, too: a cache has the length of what was called before.
         """
         if call.form in self._never or not self._note(call) or (call.form, call.sizes) in self._apart[plan]:
             return None
         seen = list(self._seen[call.form])
         marks = at_once or len(seen) > 1
-        dims: dict[int, tuple[int, ...]] = {}
+        grown = _grown(call, after) if after is not None and len(seen) == 1 else {}
+        dims, twice = dict[int, tuple[int, ...]](), False
         histories: dict[tuple[int, ...], int] = {}  # of each size that varies: what it was in all calls, and is now
         for place, tensor in enumerate(call.tensors):
-            marked = marked_sizes(tensor) if marks else frozenset()
+            marked = (marked_sizes(tensor) if marks else frozenset()) | grown.get(place, frozenset())
             found = []
             for dim, size in enumerate(call.sizes[place]):
                 history = tuple(sizes[place][dim] for sizes in seen)
@@ -74,10 +120,11 @@ class CallSizes:
                     histories[history] = size
             if found:
                 dims[id(tensor)] = tuple(found)
+            twice |= len({call.sizes[place][dim] for dim in found}) < len(found)
         if not dims:
             self.plan_apart(plan, call)
             return None
-        return Varying(dims, alike=len(set(histories.values())) == len(histories))
+        return Varying(dims, alike=not twice and len(set(histories.values())) == len(histories))
 
     def plan_apart(self, plan: Hashable, call: Call) -> None:
         """Such calls are planned by their own sizes."""
@@ -100,6 +147,23 @@ class CallSizes:
         if len(seen) < _CALLS:
             seen[call.sizes] = None
         return call.sizes in seen
+
+
+def _grown(call: Call, before: Call) -> dict[int, frozenset[int]]:
+    """By place of a tensor, the sizes that are to vary: others than before, or of what is new as others were before."""
+    known = dict(zip(before.paths, before.sizes, strict=True))
+    changed: dict[int, frozenset[int]] = {}
+    were: set[int] = set()
+    for place, (path, sizes) in enumerate(zip(call.paths, call.sizes, strict=True)):
+        if len(known.get(path, ())) == len(sizes):
+            changed[place] = frozenset(dim for dim, size in enumerate(sizes) if size != known[path][dim])
+            were |= {known[path][dim] for dim in changed[place]}
+    new = {
+        place: frozenset(dim for dim, size in enumerate(sizes) if size in were)
+        for place, (path, sizes) in enumerate(zip(call.paths, call.sizes, strict=True))
+        if path not in known
+    }
+    return changed | new
 
 
 def _form_of(leaf: Any) -> Any:

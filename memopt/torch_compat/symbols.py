@@ -59,6 +59,12 @@ def grows(value: Any) -> bool:
     return not isinstance(value, SYMBOLIC) or _grows(value.node.expr)
 
 
+def grows_everywhere(graph_module: torch.fx.GraphModule) -> bool:
+    """Whether no tensor of a graph becomes smaller as symbols become larger; see `grows`."""
+    leaves = [leaf for node in graph_module.graph.nodes for leaf in pytree.tree_leaves(node.meta.get("val"))]
+    return all(grows(size) for leaf in leaves if isinstance(leaf, torch.Tensor) for size in leaf.shape)
+
+
 def _grows(expression: Any) -> bool:
     if expression.is_number:
         return bool(expression >= 0)

@@ -46,7 +46,7 @@ class Interpreted(AtenBackend):
             hooks.rewrite(at_sizes(joint, hints_of(example_inputs)), num_fwd_outputs)
             return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
 
-        lower = aot_autograd(fw_compiler=as_it_is, bw_compiler=as_it_is, partition_fn=cut)
+        lower = aot_autograd(fw_compiler=as_it_is, bw_compiler=as_it_is, inference_compiler=as_it_is, partition_fn=cut)
         return ManySizes(count, lower(graph_module, example_inputs))
 
 
@@ -234,6 +234,103 @@ def test_a_size_that_was_planned_ahead_is_the_first():
     for rows in (9, 7, 5, 6):
         same(torch.randn(rows, 4))
     assert engine.graphs == [1] and graphs_of(run) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"budget": "1MB"}, {"budget": 1.0}, {"dynamic": True}])
+def test_calls_without_gradients_too(options):
+    engine = Interpreted()
+    model = Net().eval()
+    run = memopt.compile(model, backend=engine, **options)
+    for context in (torch.no_grad, torch.inference_mode):
+        for rows in (8, 5, 9, 8, 5, 30, 8):
+            with context():
+                x = torch.randn(rows, 4)
+                torch.testing.assert_close(run(x), model(x))
+    assert len(engine.graphs) in (1, 2) and run.report.notes == ()
+
+
+def test_evaluation_between_steps():
+    engine = Interpreted()
+    run, same = made(engine, budget="1MB")
+    model = run._memopt.model
+    for rows in (8, 5, 9):
+        run.train()
+        same(torch.randn(rows, 4))
+        run.eval()
+        with torch.no_grad():
+            x = torch.randn(rows + 2, 4)
+            torch.testing.assert_close(run(x), model(x))
+    assert len(engine.graphs) == 2 and graphs_of(run) == 4
+
+
+class Cache:
+    """Keys of what was called before, as libraries have them: an object."""
+
+    def __init__(self):
+        self.layers = [None, None]
+
+
+class Cached(nn.Module):
+    """Tokens look at those before them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.layers = nn.Embedding(16, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, ids, cache):
+        x = self.embedding(ids)
+        for number, layer in enumerate(self.layers):
+            keys = layer(x)
+            if cache.layers[number] is not None:
+                keys = torch.cat([cache.layers[number], keys], 1)
+            cache.layers[number] = keys
+            x = x + (x @ keys.mT).softmax(-1) @ keys
+        return x @ self.embedding.weight.mT
+
+    @torch.no_grad()
+    def generate(self, ids, count):
+        cache, found = Cache(), [ids]
+        for _ in range(count):
+            found.append(self(found[-1], cache)[:, -1:].argmax(-1))
+        return torch.cat(found, 1)
+
+
+@pytest.mark.parametrize("budget", [None, "1MB"])
+def test_tokens_one_after_the_other_are_two_graphs(budget):
+    engine = Interpreted()
+    torch.manual_seed(0)
+    model = Cached().eval()
+    run = memopt.compile(model, budget, backend=engine)
+    for shape, graphs in (((2, 8), 2), ((2, 8), 2), ((2, 5), 3), ((2, 6), 3)):  # 8 is what a key is wide
+        ids = torch.randint(0, 16, shape)
+        assert torch.equal(run.generate(ids, 6), model.generate(ids, 6))
+        assert graphs_of(run) == graphs
+    assert engine.graphs[0] >= 1 and run.report.notes == ()
+
+
+def test_the_methods_of_engines_that_plan_each_size_are_the_models():
+    model = Cached().eval()
+    run = memopt.compile(model, backend="aten")
+    ids = torch.randint(0, 16, (2, 4))
+    assert torch.equal(run.generate(ids, 3), model.generate(ids, 3))
+    assert graphs_of(run) == 0
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT2"])
+def test_transformers_generates_with_two_graphs(name):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    if name == "GPT2":
+        sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
+    config = getattr(transformers, f"{name}Config")(vocab_size=32, bos_token_id=1, eos_token_id=None, **sizes)
+    torch.manual_seed(0)
+    model = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else "LlamaForCausalLM")(config).eval()
+    run = memopt.compile(model, "5MB", backend=Interpreted())
+    ids = torch.randint(2, 32, (2, 7))
+    asked = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    for _ in range(2):
+        assert torch.equal(run.generate(ids, **asked), model.generate(ids, **asked))
+    assert graphs_of(run) == 2
 
 
 @needs_compiler
