@@ -75,8 +75,8 @@ def compile(
             and random numbers afterwards. That takes several times the memory of a step, beyond any budget, and its
             time. False trusts (but code for a GPU, which must keep a budget, is measured all the same).
         dynamic: whether inputs have many sizes. None: the first sizes are planned by themselves; when others come,
-            training steps are captured with symbols for the sizes that vary, and one compilation serves all at which it
-            keeps the budget. True: so from the first call on, with all sizes. False: each size is planned by itself.
+            calls are captured with symbols for the sizes that vary, and one compilation serves all within the
+            budget. True: training steps so from the first on, with all sizes. False: each size is planned by itself.
 
     Returns:
         A module with the model's own parameters and state dict keys; `.report` tells what was done.

@@ -46,3 +46,35 @@ def test_what_is_never_to_have_symbols_is_planned_apart():
     assert sizes.apart(call((4, 6))) == 1
     sizes.plan_apart("plan", call((4, 6)))
     assert sizes.apart(call((4, 6))) == 2
+
+
+class Held:
+    """An object that is no container."""
+
+    def __init__(self, *tensors):
+        self.layers, self.count = list(tensors), len(tensors)
+
+
+def test_tensors_in_objects_are_seen_and_numbers_there_are_not():
+    sizes = CallSizes()
+    first = call((4, 1), cache=Held(torch.empty(4, 2, 7)))
+    assert len(first.tensors) == 2
+    assert sizes.varying("plan", first) is None
+    other = Held(torch.empty(4, 2, 8))
+    other.count = 9
+    assert dims(sizes.varying("plan", call((4, 1), cache=other))) == [(2,)]
+
+
+def test_what_is_new_has_the_sizes_of_the_call_before():
+    sizes = CallSizes()
+    before = call((3, 7))
+    sizes.varying("plan", before)
+    found = sizes.varying("plan", call((3, 1), cache=Held(torch.empty(3, 2, 7, 5))), after=before.without_tensors())
+    assert dims(found) == [(2,)] and found.alike
+    assert sizes.varying("plan", call((3, 7), state=Held(torch.empty(3, 5))), after=before) is None  # nothing grows
+
+
+def test_a_structure_that_holds_itself_ends():
+    held = Held(torch.empty(2))
+    held.layers.append(held)
+    assert len(call((2,), cache=held).tensors) == 2

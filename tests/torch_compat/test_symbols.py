@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from memopt.torch_compat.symbols import Sized, grows, hints_of, is_symbolic, symbols_of
+from memopt.torch_compat.symbols import Sized, grows, grows_everywhere, hints_of, is_symbolic, symbols_of
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,21 @@ def test_symbols_are_found_by_position_and_values_sized():
     torch.compile(lambda x: x * 2, backend=backend, dynamic=True)(torch.ones(5, 3))
     (places, shapes), *_ = seen
     assert len(places) == 2 and (10, 6) in shapes
+
+
+def test_graphs_of_which_all_tensors_grow():
+    def graph(size):
+        found = []
+
+        def backend(module, example_inputs):
+            found.append(module)
+            return module.forward
+
+        torch._dynamo.reset()
+        torch.compile(lambda x: torch.zeros(size(x.shape[0])) + 1, backend=backend, dynamic=True)(torch.ones(5))
+        for node in found[0].graph.nodes:
+            node.meta["val"] = node.meta.get("example_value")
+        return found[0]
+
+    assert grows_everywhere(graph(lambda n: n + 1))
+    assert not grows_everywhere(graph(lambda n: 64 - n))
