@@ -302,9 +302,11 @@ class AsItIs:
             if session.reference.training is None:
                 self._decides = called
             session.reference.trains(needs.most, object(), max(kind.calls, len(session.earlier) + 1))
-            if kind.accumulating and not self._accumulated and self._decides is not None:
-                self._accumulated = True  # the first step has a backward that adds to gradients
-                session.reference.takes_more(max(0, needs.most - (session.reference.training or 0)))
+            if kind.accumulating and not self._accumulated:
+                self._accumulated = True  # steps have a backward that adds to gradients, as eager's have
+                more = max(0, needs.most - (session.reference.training or 0))
+                trained = sum(each.nbytes for each in self._model.parameters() if each.requires_grad)
+                session.reference.takes_more(min(more, trained))
         elif not session.waits_for_training(needs.call):
             session.reference.infers(needs.call)
         return session.budget.resolve(session.reference.of(needs.call))

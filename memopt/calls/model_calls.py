@@ -19,7 +19,7 @@ from memopt.calls.failures import Failure, failure_of
 from memopt.calls.fallback import Fallback
 from memopt.calls.guard_fast_path import Kind, SteadyGraph
 from memopt.calls.plan_ahead import PlanAhead
-from memopt.calls.planned import PlannedCalls, set_back, was_planned
+from memopt.calls.planned import PlannedCalls, programs_of, set_back, was_planned
 from memopt.calls.refusals import Refusals
 from memopt.calls.residents import Residents
 from memopt.calls.sessions import Sessions
@@ -45,6 +45,7 @@ from memopt.step.guard import StepGuard
 from memopt.step.optimizers import Optimizers
 from memopt.step.sizes_apart import SizesError
 from memopt.torch_compat.backward import backward_task
+from memopt.torch_compat.modules import has_disabled_forward
 from memopt.torch_compat.saved_tensors import hooks_in_force
 from memopt.torch_compat.transforms import in_force
 
@@ -203,6 +204,14 @@ class ModelCalls:
         mark = session.outside.mark((args, kwargs) if gradients else ())
         planned, began = session.report, time.perf_counter()
         failure: Failure | None = None
+        if self.options.budget is not None and session.report is None and has_disabled_forward(self.model):
+            # It is not run whole to find that nothing is captured: what it saves may be more than the budget.
+            programs = programs_of(self.model, args, kwargs, session)
+            before.restore()  # a twin has the model's own objects
+            if not programs:
+                raise NotCapturedError(
+                    f"no graph could be captured of {session.model_name} ({session.outside.rehearsed})"
+                )
         try:
             with guard.forward(beyond), planning(session.model_name), collecting_rarely():
                 outputs = self.planned.run(session, kind, args, kwargs)

@@ -108,6 +108,7 @@ def _rehearsed(session: Session, model: nn.Module, call: Callable[[], Any], mark
     with contextlib.nullcontext() if ledger is None else ledger:
         outputs = shown_tensors(call())
         told, failed = session.outside.told(model, outputs, mark), ""
+        session.outside.rehearsed = session.outside.told_of_all(model, outputs, mark)
         tangents = tangents_of(roots_of(outputs)) if ledger is not None and torch.is_grad_enabled() else Tangents()
         if ledger is not None and told is not None and torch.is_grad_enabled():
             try:

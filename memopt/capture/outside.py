@@ -37,10 +37,15 @@ _given_up: dict[tuple[str, int], str] = {}
 
 
 class Outside:
-    """What was seen of one model's calls."""
+    """What was seen of one model's calls.
+
+    Attributes:
+        rehearsed: as `told_of_all`, of the call that was rehearsed last.
+    """
 
     def __init__(self) -> None:
         """Nothing is compiled yet."""
+        self.rehearsed = ""
         self._breaks: dict[str, str] = {}  # where graphs end, in order, and why
 
     def saw(self, graph_module: fx.GraphModule) -> None:

@@ -24,6 +24,9 @@ _PARTS = ("_parameters", "_buffers", "_modules")
 # Containers that code writes into; of other kinds the twin has the model's own.
 _CONTAINERS = (dict, list, set, collections.OrderedDict, collections.defaultdict, collections.deque)
 
+# What of a function's variables is looked at.
+_TURNED = (nn.Module, torch.Tensor, types.MethodType, types.FunctionType, functools.partial, tuple, *_CONTAINERS)
+
 
 class Shadow:
     """A model's twin on fake tensors: the same modules and code, the same shapes, no data.
@@ -108,6 +111,34 @@ class Shadow:
             return tuple(map(self._turned, value))
         return self._copied(value) if type(value) in _CONTAINERS else value
 
+    def _item(self, value: Any) -> Any:
+        """What a container holds, turned: functions too, as hooks are."""
+        is_closure = isinstance(value, types.FunctionType) and value.__closure__
+        return self._turned_function(value) if is_closure else self._turned(value)
+
+    def _turned_function(self, value: types.FunctionType) -> Any:
+        """A function whose variables speak of the model's parts, or are containers that it may write into: a hook, say.
+
+        It is the twin's own then, with the same code.
+        """
+        if id(value) in self._twins:
+            return self._twins[id(value)]
+        cells = [types.CellType() for _ in value.__closure__ or ()]
+        twin = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells))
+        twin.__kwdefaults__ = value.__kwdefaults__
+        twin.__dict__.update(value.__dict__)
+        self._twins[id(value)] = twin  # it may speak of itself
+        self._alive.append(value)
+        changed = False
+        for cell, known in zip(cells, value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # it was never filled
+                content = known.cell_contents
+                cell.cell_contents = self._item(content) if isinstance(content, _TURNED) else content
+                changed |= cell.cell_contents is not content
+        if not changed:
+            self._twins[id(value)] = value
+        return self._twins[id(value)]
+
     def _copied(self, value: Any) -> Any:
         """A container of the twin's own, with what speaks of the model's parts turned: forward may write into it.
 
@@ -119,13 +150,13 @@ class Shadow:
         self._alive.append(value)
         if isinstance(value, dict):
             twin.clear()
-            twin.update({self._turned(key): self._turned(item) for key, item in value.items()})
+            twin.update({self._turned(key): self._item(item) for key, item in value.items()})
         elif isinstance(value, set):
             twin.clear()
-            twin.update(map(self._turned, value))
+            twin.update(map(self._item, value))
         else:
             for index, item in enumerate(value):
-                twin[index] = self._turned(item)
+                twin[index] = self._item(item)
         return twin
 
 

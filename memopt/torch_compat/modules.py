@@ -50,6 +50,11 @@ def _has_global_hooks() -> bool:
     return bool(forward or rooms._global_backward_hooks or rooms._global_backward_pre_hooks)
 
 
+def has_disabled_forward(model: nn.Module) -> bool:
+    """Whether the forward of the model or of a module of its is kept from being traced by `torch.compiler.disable`."""
+    return any(getattr(module.forward, "_torchdynamo_disable", False) for module in model.modules())
+
+
 def hooks_after_accumulation(parameter: torch.Tensor) -> dict[int, Callable[[torch.Tensor], None]] | None:
     """The hooks that run as soon as a parameter's gradient is accumulated, to look at or to change; None for none."""
     return getattr(parameter, "_post_accumulate_grad_hooks", None)

@@ -176,6 +176,15 @@ def test_the_minimum_that_is_named_is_kept(make, inputs):
         memopt.compile(model, int(0.97 * least), backend="aten")(*given)
 
 
+def test_the_first_step_keeps_the_budget_and_hooks_run_once():
+    model, (x,), seen = Stack(), *(rows(), [])
+    budget = int(0.6 * eager_peak(model, (x,)))
+    model.blocks[4].register_forward_hook(lambda module, given, made: seen.append(made))
+    run = memopt.compile(model, budget, backend="aten")
+    assert peak_of(lambda: run(x).backward(), model, x) - x.nbytes <= budget
+    assert [type(made) for made in seen] == [torch.Tensor]
+
+
 def tight(make=Stack, share=0.6):
     """A model, a copy of it, and the first within a budget that takes recomputation."""
     model, (x,) = make(), rows()
