@@ -163,7 +163,7 @@ def test_live_bytes_of_overlapping_storages():
 
 @pytest.mark.parametrize("name", ["gpt2_medium", "resnet18"])
 def test_work_is_counted_once_and_is_that_of_each_graph_alone(monkeypatch, name):
-    from memopt import snapshot as module
+    from memopt.graph import snapshot as module
 
     model = models.build(name, tiny=True)
     program = capture(model, **model.example_inputs(2))
