@@ -1,4 +1,4 @@
-"""A training loop over batches of many lengths: torch.compile beside memopt, with symbolic sizes and without.
+"""A training loop over batches of many lengths: torch.compile beside memopt, which finds out or is told that they vary.
 
 Every row runs in a process of its own with empty caches, one after another: nothing else should run on the machine.
 
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.row_process import run_alone
 
-ROWS = ("compile", "memopt dynamic", "memopt")
+ROWS = ("compile", "memopt", "memopt dynamic", "memopt static")
 
 
 def lengths_of(given: argparse.Namespace) -> list[int]:
@@ -50,7 +50,7 @@ def worker(given: argparse.Namespace) -> int:
     if given.worker == "compile":
         run: Any = torch.compile(model)
     else:
-        dynamic = given.worker == "memopt dynamic"
+        dynamic = {"memopt dynamic": True, "memopt static": False}.get(given.worker)
         run = memopt.compile(model, given.budget, optimizer=optimizer, dynamic=dynamic)
     seconds, losses = [], []
     for number, length in enumerate(lengths_of(given)):
@@ -120,7 +120,7 @@ def main() -> int:
     parser.add_argument("--budget", default="60MB")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--rows", default=",".join(ROWS[:2]), help=f"of {', '.join(ROWS)}")
+    parser.add_argument("--rows", default=",".join(ROWS[:3]), help=f"of {', '.join(ROWS)}")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args()

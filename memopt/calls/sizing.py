@@ -64,7 +64,7 @@ class Sizing:
         call, last = call_of(self._model.training, args, kwargs), self._last
         self._last = None if kind.gradients else call.without_tensors()
         if kind.gradients and self._options.dynamic:
-            return Symbolic(call, None) if self._all else None
+            return Symbolic(call.without_tensors(), None) if self._all else None
         against = self._against(kind, session)
         if against:
             self._sizes.plan_apart(kind.plan, call)
@@ -72,7 +72,7 @@ class Sizing:
             return None
         fixed = session.budget is None or session.budget.bytes is not None or session.reference.training is not None
         varying = self._sizes.varying(kind.plan, call, at_once=fixed, after=None if kind.gradients else last)
-        return None if varying is None else Symbolic(call, varying)
+        return None if varying is None else Symbolic(call.without_tensors(), varying)
 
     def _against(self, kind: Kind, session: Session) -> str:
         """Why no calls of a kind have symbols, unless all are asked for; empty: they may."""

@@ -14,8 +14,9 @@ from memopt.torch_compat.static_shapes import Varying, marked_sizes
 
 # So many calls of one form are remembered, and so many forms: further ones are planned by their own sizes.
 _CALLS, _FORMS = 256, 64
-# So deep in the arguments tensors are looked for: in containers, and in objects such as a cache of keys and values.
-_DEEP = 6
+# So deep in the arguments, among so many parts of each, tensors are looked for: in containers, and in objects such as a
+# cache of keys and values.
+_DEEP, _WIDE = 6, 1000
 
 Path = tuple[Hashable, ...]
 
@@ -58,7 +59,7 @@ def _gather(value: Any, path: Path, found: list[tuple[Path, Any]], within: set[i
         found.append((path, value))
         return
     parts = _parts_of(value)
-    if parts is None:
+    if parts is None or len(parts) > _WIDE:
         found.append((path, value))
         return
     found.append((path, type(value)))
@@ -77,8 +78,11 @@ def _parts_of(value: Any) -> list[tuple[Hashable, Any]] | None:
         return [(str(key), part) for key, part in value.items()]
     if isinstance(value, list | tuple):
         return list(enumerate(value))
-    held = getattr(value, "__dict__", None)
-    if not isinstance(held, dict) or isinstance(value, nn.Module | type) or callable(value):
+    if isinstance(value, nn.Module | type) or callable(value):
+        return None
+    try:
+        held = object.__getattribute__(value, "__dict__")  # its own code is not asked
+    except AttributeError:
         return None
     return [(str(key), part) for key, part in held.items()]
 

@@ -78,3 +78,13 @@ def test_a_structure_that_holds_itself_ends():
     held = Held(torch.empty(2))
     held.layers.append(held)
     assert len(call((2,), cache=held).tensors) == 2
+
+
+def test_objects_that_answer_for_themselves_are_not_asked():
+    class Proxy:
+        def __getattribute__(self, name):
+            if name == "__dict__":
+                raise RuntimeError("there is nothing behind it")
+            return super().__getattribute__(name)
+
+    assert len(call((2,), lazy=Proxy(), words=["word"] * 5000).tensors) == 1
