@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,6 +154,14 @@ def test_every_file_that_lies_in_no_folder_has_its_row() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     files = {path.name for path in (ROOT / "memopt").glob("*.py") if not path.name.startswith("__")}
     assert {name for name in files if f"`memopt/{name}`" not in text} == set()
+
+
+def test_the_page_on_architecture_names_files_that_are_there() -> None:
+    named = re.findall(r"`([a-z0-9_/]+\.py)`", (ROOT / "docs" / "architecture.md").read_text())
+    assert (
+        named
+        and [name for name in named if not any((folder / name).exists() for folder in (ROOT, ROOT / "memopt"))] == []
+    )
 
 
 def test_every_package_is_installed() -> None:
