@@ -196,6 +196,17 @@ def test_a_refusal_of_what_cannot_be_counted_says_why_and_what_to_do():
         step(memopt.compile(Drops(), "1MB", backend="aten"), torch.randn(8, 24))
 
 
+def test_what_is_disabled_and_runs_on_real_tensors_alone_is_refused_in_a_line():
+    class Numbers(Plain):
+        @torch.compiler.disable
+        def forward(self, x):
+            return self.work(x * float(x.detach().numpy().max()))
+
+    with pytest.raises(memopt.CaptureError, match="leave the budget out") as refused:
+        step(memopt.compile(Numbers(), "1MB", backend="aten"), torch.randn(8, 24))
+    assert "\n" not in str(refused.value)
+
+
 class Hooked(Plain):
     """In several graphs, and a hook that is not traced."""
 
