@@ -33,6 +33,7 @@ class AtenBackend(Engine):
     name = "aten"
     exact = True
     strided = True
+    frees_outputs = True
 
     def compile_captured(
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks

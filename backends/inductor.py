@@ -49,6 +49,7 @@ class InductorBackend(Engine):
     fuses = True
     many_sizes = True
     rehearses = True
+    frees_outputs = True
 
     def __init__(self, *, beside: StaticBackend | None = None) -> None:
         """Make an engine.

@@ -68,6 +68,7 @@ class Engine(abc.ABC):
         many_sizes: whether it makes code for many sizes.
         rehearses: whether it makes the code of graphs that are only collected, where the session is rehearsing, and
             leaves to operators what is lowered while the session is exact.
+        frees_outputs: whether memory of forward's outputs is free as soon as the caller lets go of them.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Engine(abc.ABC):
     fuses = False
     many_sizes = False
     rehearses = False
+    frees_outputs = False
 
     @abc.abstractmethod
     def compile_captured(

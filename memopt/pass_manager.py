@@ -81,6 +81,11 @@ class Pass(abc.ABC):
         """The same rewrite set otherwise, for less time and more memory, say: a search may take one in its place."""
         return ()
 
+    @property
+    def deeper(self) -> Pass | None:
+        """The same rewrite set so that it lowers the floor further, for more time; None where there is no such way."""
+        return None
+
     @abc.abstractmethod
     def run(self, program: Program) -> PassResult:
         """Return the rewritten program. The one given is never edited: edit `program.copy()`, return its `finish()`."""

@@ -59,11 +59,13 @@ class Output:
     """One output. `target` names the input whose new value (MUTATION) or gradient (GRADIENT) it is.
 
     A gradient that is `handed` goes to hooks of its parameter within backward, and is gone then (`memory.hand_over`).
+    What forward returns and the caller has `let_go` of is gone when backward begins, unless it is saved for it.
     """
 
     kind: OutputKind
     target: str | None = None
     handed: bool = False
+    let_go: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -20,6 +20,8 @@ from memopt.program import Phase, Program
 _LEAST_CHUNKS, _MOST_CHUNKS = 4, 16
 _ALIGNED_BYTES = 16  # rows of matrices begin at multiples of this where tensor cores are to read them
 _LARGER, _WAITING = 2, 4
+# Chunks of so many times fewer rows, and at most so many of them, where a step has no room for more.
+_SMALLER, _MOST_SMALLER = 4, 32
 _ALIGNED = 64  # rows of a chunk are a multiple of this where there are more
 
 
@@ -65,7 +67,13 @@ class ChunkLoss(Pass):
     lowers_floor: ClassVar[bool] = True
 
     def __init__(
-        self, chunks: int | None = None, multiple: int | None = None, *, larger: int = 1, waiting: int = 1
+        self,
+        chunks: int | None = None,
+        multiple: int | None = None,
+        *,
+        larger: int = 1,
+        waiting: int = 1,
+        smaller: int = 1,
     ) -> None:
         """Set the number of chunks.
 
@@ -79,6 +87,8 @@ class ChunkLoss(Pass):
                 many as take no more memory than a chunk of logits. Each time the sum so far is read and written in
                 float32, twice as wide as a share: of all that chunks add this takes the most time. Where the product
                 itself adds in float32 (`product_sums.in_float32`), there are no shares.
+            smaller: where `chunks` is None, how many times fewer rows a chunk has, in at most 32 chunks: each takes
+                less memory, and all of them more time.
             multiple: columns of logits are padded to a multiple of this; None: on CUDA to 16 bytes, else not at all.
 
         Raises:
@@ -86,21 +96,31 @@ class ChunkLoss(Pass):
         """
         if chunks is not None and chunks < 2:
             raise ValueError(f"chunks is {chunks}: at least 2 are needed")
-        if larger < 1 or waiting < 1:
-            raise ValueError(f"chunks {larger} times as large, {waiting} shares at once: at least one is needed")
+        if min(larger, waiting, smaller) < 1:
+            sizes = f"chunks {larger} times as large, {smaller} times as small, {waiting} shares at once"
+            raise ValueError(f"{sizes}: at least one is needed")
         self.chunks, self.multiple, self.larger, self.waiting = chunks, multiple, larger, waiting
+        self.smaller = smaller
 
     @property
     def key(self) -> str:
-        """The name, and how many times as large chunks are."""
-        return self.name if self.larger == 1 else f"{self.name}*{self.larger}"
+        """The name, and how many times as large or as small chunks are."""
+        larger = f"*{self.larger}" if self.larger > 1 else ""
+        return self.name + larger + (f"/{self.smaller}" if self.smaller > 1 else "")
 
     @property
     def others(self) -> tuple[Pass, ...]:
         """Chunks of twice as many rows, and sums of several, where the number of chunks is not given."""
-        if self.chunks is not None or self.larger > 1:
+        if self.chunks is not None or self.larger > 1 or self.smaller > 1:
             return ()
         return (ChunkLoss(multiple=self.multiple, larger=_LARGER, waiting=_WAITING),)
+
+    @property
+    def deeper(self) -> Pass | None:
+        """Chunks of fewer rows, where the number of chunks is not given."""
+        return (
+            None if self.chunks is not None or self.smaller > 1 else ChunkLoss(multiple=self.multiple, smaller=_SMALLER)
+        )
 
     def run(self, program: Program) -> PassResult:
         """Return the program with each loss chunked that can be; one change per loss."""
@@ -150,6 +170,8 @@ class ChunkLoss(Pass):
         if self.chunks is not None:
             return math.ceil(rows / self.chunks)
         chunks = min(_MOST_CHUNKS, max(_LEAST_CHUNKS, math.ceil(rows / (2 * width))))
+        if self.smaller > 1:
+            chunks = max(chunks, min(_MOST_SMALLER, chunks * self.smaller))
         for larger in range(self.larger, 0, -1):
             chunk = math.ceil(rows / chunks) * larger
             if chunk > _ALIGNED:

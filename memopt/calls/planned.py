@@ -90,8 +90,7 @@ class PlannedCalls:
             try:
                 return self._run(session, start, kind, symbols, args, kwargs)
             except BudgetError as error:
-                if not session.plans_for_less(error):
-                    raise
+                session.plans_for_less(error)
             start.restore()
 
     def _run(

@@ -216,7 +216,8 @@ class Sessions(Mapping[Plan, Session]):
             early = 0 if session.ran[0].key == AS_IT_IS else session.tangents.early
             model = weakref.ref(self._model)
             key, device = session.ran[0].key, session.resident.device
-            call = Ended(key, device, early, lambda: storage_bytes(_gradients(model)), window, whole)
+            lets_go = bool(session.by_loss_alone.held)
+            call = Ended(key, device, early, lambda: storage_bytes(_gradients(model)), window, whole, lets_go)
             self.around.ended(call, outputs, given, look)
 
     def _look(self, session: Session, calls: Sequence[Ran]) -> None:

@@ -20,6 +20,7 @@ from memopt.capture.dynamo import Hooks
 from memopt.capture.eager_call import eager_call
 from memopt.capture.eager_step import eager_peaks, has_checkpoints, roots_of
 from memopt.capture.export import NotCapturedError
+from memopt.capture.let_go import watched_for_outputs
 from memopt.capture.loss_alone import attached, detach_outputs, others_than_the_loss
 from memopt.capture.outside import OUTSIDE, Mark
 from memopt.capture.rehearsal import ledger_for, run_backward
@@ -147,11 +148,14 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         if not session.dry:
             stage(f"a graph of {len(graph_module.graph.nodes)} nodes is captured")
         session.outside.saw(graph_module)
-        others = others_than_the_loss(graph_module) if torch.is_grad_enabled() else ()
-        by_loss_alone = bool(others) and session.plans_for_loss_alone(graph_module, example_inputs)
-        if by_loss_alone:
+        others = others_than_the_loss(graph_module) if torch.is_grad_enabled() else None
+        by_loss_alone = others is not None and session.plans_for_loss_alone(
+            graph_module, example_inputs, others=bool(others)
+        )
+        if by_loss_alone and others:
             detach_outputs(graph_module, others)
         hooks = Hooks(session, graph_module, example_inputs)
+        hooks.lets_go = by_loss_alone and bool(session.by_loss_alone.held)
         session.broken |= hooks.graph_break
         session.multiplies |= hooks.graph_break  # what runs beside this graph may
         if hooks.graph_break and not hooks.needs_gradients:
@@ -179,7 +183,9 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
 
         def looked_after(run: Callable[..., Any]) -> Callable[..., Any]:
             run = watched(run, hooks.backward_facts(), lambda error: session.short_of_memory(error))
-            return attached(run, others, session.by_loss_alone.needed) if by_loss_alone else run
+            if hooks.lets_go:
+                run = watched_for_outputs(run, session.unused, session.by_loss_alone.held)
+            return attached(run, others, session.by_loss_alone.needed) if by_loss_alone and others else run
 
         def for_many_sizes() -> Callable[..., Any]:
             code = session.engine().compile_symbolic(graph_module, example_inputs, hooks)

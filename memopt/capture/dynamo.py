@@ -32,6 +32,7 @@ from memopt.capture.joint import (
 )
 from memopt.capture.keep_attention import keep_fused_attention
 from memopt.capture.lending import lend, position_of
+from memopt.capture.let_go import letting_go, mark_let_go
 from memopt.capture.reached import reached_inputs
 from memopt.memory.aliasing import analyse
 from memopt.memory.hand_over import Handing, handing, marked
@@ -91,6 +92,7 @@ class Hooks:
         # Weakly: the caller's tensors are the caller's.
         self._given = [weakref.ref(value) if isinstance(value, torch.Tensor) else None for value in example_inputs]
         self.handed: frozenset[str] = frozenset()  # parameters whose gradients an engine hands over within backward
+        self.lets_go = False  # whether the caller is to let go of what is returned beside the loss before backward
         self.handing: Handing | None = None  # how the backward half that was cut last does so
         self.dry = session.dry
         self.captured: Program | None = None  # the joint program, once it was partitioned
@@ -143,6 +145,7 @@ class Hooks:
             position = {name: index for index, name in by_position.items()}
             self.handing = handing(program, analyse(program), position)
         forward, backward = split(program, extract)
+        mark_let_go(forward, program)
         erase_dead_draws(backward)
         self.recomputed = recomputed_from(forward, backward)
         in_part = saved_in_part(forward, backward, breaks=self.graph_break)
@@ -172,6 +175,7 @@ class Hooks:
                 for node in joint.graph.nodes:
                     refuse_layouts(node)
                 captured = from_joint(joint, forward_outputs, self.origins)
+                captured = letting_go(captured) if self.lets_go else captured
                 self.captured, self._joint = marked(captured, self.handed), joint
                 self._forward_outputs = forward_outputs
                 self.first = self.first or self.captured

@@ -16,8 +16,8 @@ from torch import fx
 from memopt.capture.dynamo_graph import value_of
 
 
-def others_than_the_loss(graph_module: fx.GraphModule) -> tuple[int, ...]:
-    """Positions of a graph's outputs that have gradients beside its loss; none where it has no loss, or several.
+def others_than_the_loss(graph_module: fx.GraphModule) -> tuple[int, ...] | None:
+    """Positions of a graph's outputs that have gradients beside its loss; None where it has no loss, or several.
 
     A loss is the one output of a single number that requires a gradient.
     """
@@ -25,7 +25,7 @@ def others_than_the_loss(graph_module: fx.GraphModule) -> tuple[int, ...]:
     trained = [place for place, node in enumerate(returned) if _requires_gradient(node)]
     losses = {returned[place] for place in trained if _value(returned[place]).numel() == 1}
     if len(losses) != 1:
-        return ()
+        return None
     return tuple(place for place in trained if returned[place] not in losses)
 
 

@@ -249,28 +249,33 @@ class Session(SharedStep):
             self._forget_step()
         return before
 
-    def plans_for_less(self, refused: BudgetError) -> bool:
-        """Whether what was refused may be planned anew: a call by itself, or for the gradients of the loss alone."""
-        if self.one_call():
-            return True
-        if self.broken or not self._may_go_by_loss_alone() or not self.by_loss_alone.refused(refused.minimum_bytes):
-            return False
-        self._go_by_loss_alone()
-        return True
+    def plans_for_less(self, refused: BudgetError) -> None:
+        """Plan what was refused anew: a call by itself, or for the loss alone.
 
-    def plans_for_loss_alone(self, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-        """Whether gradients of the loss alone are planned for: now, or in an earlier run of the script.
+        Raises:
+            BudgetError: there is no less to plan for.
+        """
+        if self.one_call():
+            return
+        may = not self.broken and self._may_go_by_loss_alone()
+        if not may or not self.by_loss_alone.refused(refused, lets_go=self._engine.frees_outputs):
+            raise self.by_loss_alone.last(refused)
+        self._go_by_loss_alone()
+
+    def plans_for_loss_alone(self, graph_module: fx.GraphModule, inputs: Sequence[Any], *, others: bool) -> bool:
+        """Whether less is planned for: now, or in an earlier run of the script.
 
         Args:
-            graph_module: a graph of Dynamo's that returns a loss, and beside it what has gradients, too.
+            graph_module: a graph of Dynamo's that returns a loss.
             inputs: of it.
+            others: whether something beside the loss has a gradient, too.
         """
         if self.budget is None:
             return False
-        self.by_loss_alone.sees(graph_module, inputs)
+        self.by_loss_alone.sees(graph_module, inputs, others=others)
         if self._may_go_by_loss_alone() and self.by_loss_alone.remembers():
             self._go_by_loss_alone()
-        return bool(self.by_loss_alone.needed)
+        return any(self.by_loss_alone.stage)
 
     def _may_go_by_loss_alone(self) -> bool:
         """Not where the user has all gradients compared, or calls share a step."""
@@ -278,7 +283,8 @@ class Session(SharedStep):
 
     def _go_by_loss_alone(self) -> None:
         self._forget_step()
-        self.note(self.by_loss_alone.note)
+        for note in self.by_loss_alone.notes:
+            self.note(note)
 
     def _forget_step(self) -> None:
         self._known_plans.clear()

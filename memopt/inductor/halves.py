@@ -187,7 +187,7 @@ class Halves:
             value
             # What forward updates itself is not among its results: saved tensors stand there, and those behind them.
             for output, value in zip(program.outputs[: program.forward_outputs], results, strict=False)
-            if output.kind is OutputKind.USER and isinstance(value, torch.Tensor)
+            if output.kind is OutputKind.USER and isinstance(value, torch.Tensor) and not output.let_go
         ]
         read = {name for name, _ in backward.inputs}
         values = {name: value for name, value in values.items() if name in read}

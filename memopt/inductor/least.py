@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 
+from memopt.capture.let_go import let_go_of
 from memopt.graph.rewrite import storages
 from memopt.host.operators import TO_HOST
 from memopt.inductor.padding import padded_in_place
@@ -64,12 +65,14 @@ def larger_half(
 def _ends(forward: fx.GraphModule, outputs: int) -> tuple[set[int], dict[int, int]]:
     """Storages that take nothing of the device, and bytes of those that the caller holds throughout backward.
 
-    What was there before forward takes nothing, nor does what waits on the host.
+    What was there before forward takes nothing, nor does what waits on the host. What the caller lets go of before
+    backward is not held.
     """
     sent = forward.graph.find_nodes(op="call_function", target=TO_HOST)
     there = {key for node in (*forward.graph.find_nodes(op="placeholder"), *sent) for key in storages(node)}
     results: Any = forward.graph.output_node().args[0]
-    nodes = [value for value in results[:outputs] if isinstance(value, fx.Node)]
+    kept = [value for place, value in enumerate(results[:outputs]) if place not in let_go_of(forward)]
+    nodes = [value for value in kept if isinstance(value, fx.Node)]
     return there, {key: size for node in nodes for key, size in storages(node).items() if key not in there}
 
 

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import Halved, constants_to_attributes, drop_outputs, mutations_in_place, shown_by
+from memopt.capture.let_go import mark_let_go
 from memopt.common.phases import phase
 from memopt.inductor.added import mark_added, return_early
 from memopt.inductor.expected import expected_bytes
@@ -149,6 +150,7 @@ class OwnCut:
         plain = merges_equal_nodes() and not session.lowering
         with aot_settings(cse=plain), phase("cutting"):
             forward, backward = min_cut(module, joint_inputs, num_fwd_outputs=kept + early, **options)
+        mark_let_go(forward, program)
         if early:
             drop_outputs(forward, kept, kept + early)
         whole = forward, backward

@@ -198,6 +198,7 @@ class Recording:
         """
         self.device = device
         self._known, self._yields = dict(known or {}), yields
+        self.released: list[tuple[int, int]] = []  # what was known before and was seen to go: when, and its bytes
         self._profile: Any = None
         self._undo: Callable[[], None] | None = None
         self._thread = self._task = 0
@@ -252,7 +253,9 @@ class Recording:
         if (ends := marks.pop(_END, None)) is not None:
             self.within = any(start < ends[0] and end > ends[1] for start, end, _ in spans)
         cuda = self.device.type == "cuda"
-        changes = _changes_cuda(results, self.device) if cuda else _changes_cpu(results, self._known)
+        changes, self.released = (
+            (_changes_cuda(results, self.device), []) if cuda else _changes_cpu(results, self._known)
+        )
         self._trace = tuple(sorted(changes, key=lambda change: change[0])), marks
 
     @property
@@ -307,10 +310,14 @@ def _changes_cuda(results: Any, device: torch.device) -> list[tuple[int, int]]:
     ]
 
 
-def _changes_cpu(results: Any, known: Mapping[int, int]) -> list[tuple[int, int]]:
-    """Changes with addresses: a release of one never seen allocated carries the size of some earlier tenant."""
+def _changes_cpu(results: Any, known: Mapping[int, int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Changes with addresses: a release of one never seen allocated carries the size of some earlier tenant.
+
+    Beside them what was known before and is seen to go: when, and its bytes.
+    """
     changes: list[tuple[int, int]] = []
-    alive = dict(known)
+    released: list[tuple[int, int]] = []
+    alive, earlier = dict(known), set(known)
     blocks = [event for event in _flatten(results.experimental_event_tree()) if event.name == "[memory]"]
     for event in sorted(blocks, key=lambda event: int(event.start_time_ns)):
         block = event.extra_fields
@@ -318,8 +325,15 @@ def _changes_cpu(results: Any, known: Mapping[int, int]) -> list[tuple[int, int]
             continue
         if block.alloc_size > 0:
             alive[block.ptr] = block.alloc_size
-        changes.append((event.start_time_ns, block.alloc_size if block.alloc_size > 0 else -alive.pop(block.ptr)))
-    return changes
+            earlier.discard(block.ptr)
+            changes.append((event.start_time_ns, block.alloc_size))
+            continue
+        size = alive.pop(block.ptr)
+        changes.append((event.start_time_ns, -size))
+        if block.ptr in earlier:
+            earlier.remove(block.ptr)
+            released.append((event.start_time_ns, size))
+    return changes, released
 
 
 def allocations(fn: Callable[[], Any], device: torch.device | str = "cpu") -> list[int]:

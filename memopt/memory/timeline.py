@@ -103,7 +103,8 @@ def lifetimes(program: Program, aliasing: Aliasing) -> Lifetimes:
         if not isinstance(value, fx.Node):
             continue
         # A mutation of forward is copied back and dropped when forward returns.
-        dropped = program.training and number < program.forward_outputs and output.kind is OutputKind.MUTATION
+        dropped = output.kind is OutputKind.MUTATION or output.let_go
+        dropped &= program.training and number < program.forward_outputs
         end = given.get(number, (forward if dropped else len(steps)) - 1)
         for index in aliasing.of[value]:
             if index in first:

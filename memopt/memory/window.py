@@ -22,11 +22,13 @@ class Held:
         peak: the most at once.
         live: when it was closed.
         whole: the most at once from when it was opened until backward was over; None where that was not seen.
+        released: of what was there when it was opened, what was seen to go; None where all of that is seen.
     """
 
     peak: int = 0
     live: int = 0
     whole: int | None = None
+    released: int | None = 0
 
 
 class Window:
@@ -86,7 +88,8 @@ class Window:
         if self._held is None and self._device.type == "cuda":
             allocated, most = self._before
             live, peak = torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
-            self._held = Held(max(peak - allocated if peak > most else 0, live - allocated, 0), live - allocated)
+            most_held = max(peak - allocated if peak > most else 0, live - allocated, 0)
+            self._held = Held(most_held, live - allocated, released=None)
         elif self._held is None and self._recording is not None:
             self._recording.end()
             if self._recording.ended:
@@ -107,4 +110,5 @@ def _of(recording: Recording) -> Held:
     first = 0 if begin is None else bisect.bisect_left(times, begin)
     last = len(times) if until is None else bisect.bisect_left(times, until)
     whole = None if over is None else max(sums[: bisect.bisect_left(times, over) + 1])
-    return Held(max(sums[first : last + 1]) - sums[first], sums[last] - sums[first], whole)
+    released = sum(size for when, size in recording.released if until is None or when < until)
+    return Held(max(sums[first : last + 1]) - sums[first], sums[last] - sums[first], whole, released)

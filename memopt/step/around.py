@@ -81,6 +81,7 @@ class Ended:
         gradients: bytes of the parameters' gradients that there are now.
         window: on the allocator, if it is open since before the call.
         whole: called with what that has seen once backward is over: the most bytes at once beyond the call's beginning.
+        lets_go: whether it is planned for a loop that lets go of its outputs before backward: those are not counted.
     """
 
     key: str
@@ -89,6 +90,7 @@ class Ended:
     gradients: Callable[[], int]
     window: Window | None = None
     whole: Callable[[int], None] | None = None
+    lets_go: bool = False
 
 
 class Around:
@@ -153,6 +155,8 @@ class Around:
             window = call.window or Window(device, {storage.data_ptr(): storage.nbytes() for storage in fresh})
             window.forward_ends()
             self._open = _Open(window, call, [weakref.ref(leaf) for leaf in leaves], look, self._left)
+            if call.lets_go:
+                self._open.uncounted = [(weakref.ref(storage), storage.nbytes()) for storage in fresh]
             for node in nodes:
                 node.register_prehook(functools.partial(_reached, weakref.ref(self), weakref.ref(self._open)))
 
@@ -172,8 +176,10 @@ class Around:
             return 0
         if not current.window.backward:
             return current.left + max(0, held.live)
-        current.kept = max(0, current.left + held.live - current.gradients) + current.stays
-        found = Seen(_worth(current.left + held.peak), _worth(current.kept), 0, True)
+        seen = current.gone if current.call.window is not None else current.gone_within(held)
+        current.kept = max(0, current.left + held.live + seen - current.gradients) + current.stays
+        between = current.left + held.peak
+        found = Seen(between + current.gone if _worth(between) else 0, _worth(current.kept), 0, True)
         if found.held > self.seen.held and self.seen.held:  # it grows
             found = dataclasses.replace(found, held=2 * found.held - self.seen.held)
         self.seen = self.seen.joined(found)
@@ -192,6 +198,7 @@ class Around:
         current.gradients = current.call.early + sum(storage.nbytes() for storage in given.values())
         self._older = self._old()
         current.stays = self._older + current.retained()
+        current.gone = sum(size for storage, size in current.uncounted if storage() is None)
         current.window.backward_begins()
         if current.call.whole is not None:
             at_end_of_backward(functools.partial(_over, weakref.ref(current)))
@@ -226,6 +233,8 @@ class _Open:
         task: which backward that was.
         stays: bytes that are there all through backward, beside what the window sees.
         kept: bytes of all that is there all through backward, once it is closed.
+        uncounted: outputs that are not counted as held in backward, and their bytes.
+        gone: bytes of those of them that were gone when backward began: the window sees them go.
     """
 
     def __init__(
@@ -238,10 +247,15 @@ class _Open:
     ) -> None:
         """A window, open."""
         self.window, self.call, self.look, self.left = window, call, look, left
-        self.gradients = self.stays = self.kept = 0
+        self.gradients = self.stays = self.kept = self.gone = 0
+        self.uncounted: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
         self.task: object = None
         self._outputs = list(outputs)
         self._reported = False
+
+    def gone_within(self, held: Held) -> int:
+        """Bytes of what was gone when backward began that a window has seen go which was opened after the call."""
+        return self.gone if held.released is None else min(self.gone, held.released)
 
     def over(self) -> None:
         """Backward is over."""

@@ -1,4 +1,7 @@
-"""Whether a model's steps are planned for the gradients of their loss alone, as its budget is refused otherwise."""
+"""What steps are planned for where a budget is refused otherwise: gradients of the loss alone, then the loss alone.
+
+The second stage counts on a loop that lets go of what the model returns beside its loss before backward begins.
+"""
 
 from __future__ import annotations
 
@@ -9,48 +12,101 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.budget import format_bytes
+from memopt.budget import BudgetError, format_bytes
+from memopt.capture.let_go import bytes_beside_numbers
 from memopt.step.script_store import ScriptStore
+
+_ALONE = "planned for gradients of the loss alone"
+_LOOP = "planned for a loop that keeps the loss alone"
+_ENOUGH = "are enough for a loop that keeps the loss alone, as in `loss = model(...).loss`"
 
 
 class ByLossAlone:
-    """The refusal for which steps are planned so; a later run of the script knows of it before it plans.
+    """The refusals for which steps are planned so; a later run of the script knows of them before it plans.
 
     Attributes:
         needed: the budget that gradients of all outputs need, in words; empty as long as those are planned for.
+        held: the budget that a loop needs which holds the outputs beside the loss in backward, in words; empty as long
+            as steps are planned for such loops.
     """
 
     def __init__(self, model: str, budget: str) -> None:
         """Of a model, by the name of its class, and its budget as the user wrote it; no graph was seen yet."""
-        self.needed = ""
+        self.needed = self.held = ""
         self._model, self._budget, self._graph = model, budget, ""
+        self._others, self._beside_bytes = False, 0
         self._store = ScriptStore("refusals")
+        self._refusal: BudgetError | None = None  # of steps whose outputs are held
+        self._least_bytes = 0  # that it names
 
     @property
-    def note(self) -> str:
+    def notes(self) -> list[str]:
         """What the report says of it."""
-        found = "planned for gradients of the loss alone: with those of the model's other outputs the step takes"
-        return f"{found} {self.needed}"
+        found = []
+        if self.needed:
+            found.append(f"{_ALONE}: with those of the model's other outputs the step takes {self.needed}")
+        if self.held:
+            found.append(f"{_LOOP}: with the model's other outputs held in backward the step takes {self.held}")
+        return found
 
-    def sees(self, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
-        """Note a graph of Dynamo's that returns a loss, and beside it what has gradients, too."""
-        self._graph = graph_key(graph_module, inputs)
+    @property
+    def stage(self) -> tuple[str, str]:
+        """Tells apart what is planned for."""
+        return self.needed, self.held
+
+    def sees(self, graph_module: fx.GraphModule, inputs: Sequence[Any], *, others: bool) -> None:
+        """Note a graph of Dynamo's that returns a loss, and more beside it.
+
+        Args:
+            graph_module: the graph.
+            inputs: of it.
+            others: whether something beside the loss has a gradient, too.
+        """
+        self._graph, self._others = graph_key(graph_module, inputs), others
+        self._beside_bytes = bytes_beside_numbers(graph_module)
 
     def remembers(self) -> bool:
         """Plan so from now on, if an earlier run had to for this graph; whether that begins now."""
-        if not self.needed:
-            needed = self._store.get(self._model, self._budget, self._graph).get("needed")
-            self.needed = needed if isinstance(needed, str) else ""
-            return bool(self.needed)
-        return False
-
-    def refused(self, minimum_bytes: int) -> bool:
-        """Plan so from now on, as all gradients need so many bytes; False if that is done, or no graph was seen."""
-        if self.needed or not self._graph:
+        if self.needed or self.held:
             return False
-        self.needed = f"{format_bytes(minimum_bytes, short=True)} or more"
-        self._store.put(self._model, self._budget, self._graph, {"needed": self.needed})
+        record = self._store.get(self._model, self._budget, self._graph)
+        needed, held, least = (record.get(name) for name in ("needed", "held", "least_bytes"))
+        if not (isinstance(needed, str) and isinstance(held, str) and isinstance(least, int)):
+            return False
+        self.needed, self.held, self._least_bytes = needed, held, least
+        return bool(needed or held)
+
+    def refused(self, error: BudgetError, *, lets_go: bool = True) -> bool:
+        """Plan for less from now on, after a refusal; False if there is no less, or no graph was seen.
+
+        Args:
+            error: the refusal.
+            lets_go: whether the engine's code frees what a caller lets go of.
+        """
+        words = f"{format_bytes(error.minimum_bytes, short=True)} or more"
+        if not self._graph or self.held:
+            return False
+        if self._others and not self.needed:
+            self.needed = words
+        elif lets_go and 0 <= error.minimum_bytes - error.budget_bytes <= self._beside_bytes:
+            self.held, self._least_bytes = words, error.minimum_bytes
+            error.__context__ = error.__cause__ = None
+            self._refusal = error.with_traceback(None)  # whose frames would hold what the call returns
+        else:
+            return False
+        record = {"needed": self.needed, "held": self.held, "least_bytes": self._least_bytes}
+        self._store.put(self._model, self._budget, self._graph, record)
         return True
+
+    def last(self, error: BudgetError) -> BudgetError:
+        """The refusal to raise where there is no less to plan for: its minimum is one that every loop keeps."""
+        if not self.held or error.minimum_bytes >= self._least_bytes:
+            return error
+        known = self._least_bytes, error.budget_bytes, None, error.stuck_bytes, error.beside
+        found = self._refusal or BudgetError(*known)
+        found.args = (f"{found.args[0]}; {format_bytes(error.minimum_bytes, short=True)} {_ENOUGH}",)
+        self._refusal = None
+        return found
 
 
 def graph_key(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str:

@@ -35,6 +35,12 @@ def otherwise(used: Sequence[Pass]) -> list[tuple[Pass, ...]]:
     return [tuple(other if entry is item else entry for entry in used) for item in used for other in item.others]
 
 
+def deeper(used: Sequence[Pass]) -> tuple[Pass, ...] | None:
+    """The rewrites with those set so that they lower the floor further that can be; None where none can."""
+    found = tuple(item.deeper or item for item in used)
+    return None if found == tuple(used) else found
+
+
 def cheapest(plans: Sequence[StepPlan]) -> int:
     """Index of the plan that keeps the limit in the least time; where none does, of the one that comes nearest.
 

@@ -13,6 +13,7 @@ import torch
 
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks
+from memopt.capture.let_go import numbers_alone
 from memopt.common.garbage import looking_once
 from memopt.common.phases import phase
 from memopt.common.progress import stage
@@ -153,7 +154,8 @@ def _tried(
     """The step recorded for that gain, where there is one."""
     made, step = hooks.recordable
     allowed = held_bytes(session.resident.device)
-    if step is None or made is not run or session.recordings is None or written is None or allowed is None:
+    possible = step is not None and not hooks.lets_go  # a recording's outputs lie where backward writes then
+    if not possible or made is not run or session.recordings is None or written is None or allowed is None:
         return Tried(IMPOSSIBLE)
     beyond = gain is Gain.MEMORY
     found = try_recording(session, step, session.recordings, run, given, written, beyond_limit=beyond)
@@ -177,7 +179,7 @@ def _lowered_within(
         written, allowed = measurable(session, hooks), held_bytes(device)
         if written is None or allowed is None:
             return _Lowered(run, hooks, tried=False)
-        taken = _free(run, given, written, device, allowed)
+        taken = _free(_stepping(run, hooks), given, written, device, allowed)
         if isinstance(taken, Taken):
             if taken.kept_bytes > session.resident.libraries:
                 session.libraries_keep(taken.kept_bytes - session.resident.libraries)
@@ -185,7 +187,7 @@ def _lowered_within(
             session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
         coming = session.resident.coming  # what the optimizer's first steps add, within the same limit
         over = taken.reserved_bytes + coming - allowed if isinstance(taken, Taken) else 0
-        held = taken if isinstance(taken, Short) else _held(session, run, given, written, taken)
+        held = taken if isinstance(taken, Short) else _held(session, _stepping(run, hooks), given, written, taken)
         if isinstance(held, _Held) and (held.full_speed or (over <= 0 and not left)):
             return _Lowered(run, hooks, cache_bytes=held.cache_bytes, full_speed=held.full_speed)
         within = isinstance(held, _Held) and over <= 0
@@ -258,20 +260,25 @@ def keeps(
     allowed = held_bytes(device)
     if allowed is None:
         return False
-    taken = _free(run, given, written, device, allowed)
+    taken = _free(_stepping(run, hooks), given, written, device, allowed)
     if isinstance(taken, Short) or taken.kept_bytes > session.resident.libraries:
         return False
     session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
     if gain is Gain.MEMORY:
         fits = taken.allocated_bytes + session.resident.coming <= allowed
         return fits and not _tried(session, run, hooks, given, written, gain).reason
-    held = _held(session, run, given, written, taken)
+    held = _held(session, _stepping(run, hooks), given, written, taken)
     if isinstance(held, Short) or (full_speed and not held.full_speed):
         return False
     if gain is Gain.TIME:
         lowered = _Lowered(run, hooks, cache_bytes=held.cache_bytes)
         _go_without(session, lowered, _tried(session, run, hooks, given, written))
     return True
+
+
+def _stepping(run: Callable[..., Any], hooks: Hooks) -> Callable[..., Any]:
+    """A compiled graph whose outputs a step holds as the caller's loop is to."""
+    return numbers_alone(run) if hooks.lets_go else run
 
 
 def _free(

@@ -97,4 +97,7 @@ def _digest(program: Program) -> str:
     handed = [number for number, output in enumerate(program.outputs) if output.handed]
     if handed:
         digest.update(f"handed over: {handed}\n".encode())
+    let_go = [number for number, output in enumerate(program.outputs) if output.let_go]
+    if let_go:
+        digest.update(f"let go of: {let_go}\n".encode())
     return digest.hexdigest()

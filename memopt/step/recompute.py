@@ -76,6 +76,10 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
     cut = sum(node.meta["phase"] is Phase.FORWARD for node in operations)
     if tangents:
         operations.insert(cut, tangents[0])  # stands for the arrival of all tangents where backward starts
+    let_go = {number for number, output in enumerate(program.outputs) if output.let_go}
+    if let_go:
+        operations.insert(cut, program.graph.output_node())  # stands for forward's end: until then they are there
+        cut += 1
     reads: list[tuple[int, ...]] = []
     writes: list[tuple[int, ...]] = []
     recomputable: list[bool] = []
@@ -83,6 +87,12 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
         if node.op == "placeholder":
             reads.append(())
             writes.append(tuple(dict.fromkeys(index for tangent in tangents for index in aliasing.of[tangent])))
+            recomputable.append(False)
+            continue
+        if node.op == "output":
+            returned = [program.output_nodes[number] for number in sorted(let_go)]
+            reads.append(tuple(dict.fromkeys(index for value in returned for index in aliasing.of.get(value, ()))))
+            writes.append(())
             recomputable.append(False)
             continue
         created = set(aliasing.created_by(node))
@@ -99,7 +109,7 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
     pinned = {
         index
         for number, value in enumerate(program.output_nodes)
-        if isinstance(value, fx.Node) and number not in given
+        if isinstance(value, fx.Node) and number not in given and number not in let_go
         for index in aliasing.of[value]
         if aliasing.storages[index].producer.op == "call_function"
     }

@@ -11,7 +11,7 @@ from memopt.common.progress import stage
 from memopt.pass_manager import Pass
 from memopt.solve.schedule import ScheduleError
 from memopt.step.carry import Carried, carried_curve
-from memopt.step.choice import WORTH_OF_CUT, WORTH_OF_OTHERS, acceptable, beside, cheapest, joined, otherwise
+from memopt.step.choice import WORTH_OF_CUT, WORTH_OF_OTHERS, acceptable, beside, cheapest, deeper, joined, otherwise
 from memopt.step.found import Found, stored_plan
 from memopt.step.graphs import StepGraphs
 from memopt.step.options import STARVED, Option, Options
@@ -269,4 +269,16 @@ class StepSearch:
             planned, step = self._options.plan_within(options[index], room)
         chosen = options[index].passes
         others = [plan for number, plan in enumerate(plans) if number != index]
-        return Found(planned, joined(step, others), chosen)
+        found = Found(planned, joined(step, others), chosen)
+        below = None if step.feasible or self._options.brief else deeper(chosen)
+        return found if below is None else self._lower_of(found, below, room)
+
+    def _lower_of(self, found: Found, chosen: Sequence[Pass], room: int | None) -> Found:
+        """What was found and keeps no limit, or a plan with these rewrites where that takes less."""
+        with Searches() as searches:
+            option = self._options.of(chosen)
+            self._options.planners(searches, [option], _FURTHER)
+        planned, step = self._options.plan_within(option, room)
+        if not step.feasible and step.minimum_bytes >= found.plan.minimum_bytes:
+            return found
+        return Found(planned, joined(step, [found.plan]), option.passes)

@@ -37,7 +37,7 @@ class Stages:
 
     def called(self, keys: Sequence[str]) -> tuple[Pass, ...] | None:
         """The rewrites of `lowering` with these keys, or what may take their place; None where there are no such."""
-        every = (other for item in self.lowering for other in (item, *item.others))
+        every = (other for item in self.lowering for other in (item, *item.others, *filter(None, [item.deeper])))
         found = tuple(item for item in every if item.key in keys)
         return found if tuple(item.key for item in found) == tuple(keys) else None
 

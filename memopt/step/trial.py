@@ -104,11 +104,21 @@ def _device(arguments: list[Any]) -> torch.device:
     return next((leaf.device for leaf in pytree.tree_leaves(arguments) if is_cuda(leaf)), torch.device("cpu"))
 
 
+def _let_go(values: Sequence[Any]) -> None:
+    """Where a caller lets go of what forward has returned."""
+
+
 def _with_own_tangents(program: Program) -> Program:
-    """Make the tangents where backward starts."""
+    """Make the tangents where backward starts, and have what the caller lets go of there no longer."""
     edited = program.copy()
     graph = edited.graph
     first = next((node for node in edited.calls if node.meta["phase"] is Phase.BACKWARD), graph.output_node())
+    values = list(zip(edited.output_nodes, edited.outputs, strict=True))
+    released = [value for value, output in values if output.let_go]
+    if released:
+        with graph.inserting_before(first):
+            graph.call_function(_let_go, (released,)).meta.update(val=None, phase=Phase.FORWARD)
+        graph.output_node().args = ([None if output.let_go else value for value, output in values],)
     for entry, node in zip(program.inputs, edited.placeholders, strict=True):
         if entry.kind is not InputKind.TANGENT:
             continue

@@ -99,3 +99,13 @@ def test_a_region_that_spans_the_end_is_known():
         kilobyte()
     window.close()
     assert not window.within
+
+
+def test_what_was_there_before_is_seen_to_go_where_a_recording_has_seen_it_come():
+    with Recording(CPU):
+        seen = torch.ones(256)
+    window = Window(CPU, {seen.untyped_storage().data_ptr(): 1024})
+    del seen
+    window.backward_begins()
+    held = window.close()
+    assert held.released in (0, 1024) and held.live == -held.released
