@@ -322,6 +322,9 @@ def test_chunks_of_twice_as_many_rows():
     assert (larger.name, larger.key, ChunkLoss().key) == ("chunk_loss", "chunk_loss*2", "chunk_loss")
     assert larger.run(program).changes[0].summary == "mm and its loss in 8 chunks of 256 rows"
     assert larger.others == ChunkLoss(4).others == ()
+    smaller = ChunkLoss().deeper
+    assert smaller is not None and smaller.key == "chunk_loss/4" and smaller.others == ()
+    assert smaller.deeper is ChunkLoss(4).deeper is None
     assert ChunkLoss(larger=16).run(program).changes[0].summary.endswith("2 chunks of 1920 rows")
     for wrong in ({"larger": 0}, {"waiting": 0}):
         with pytest.raises(ValueError, match="at least one"):

@@ -110,7 +110,12 @@ def test_no_plan_at_all_names_the_lower_minimum():
     model, inputs = make()
     with pytest.raises(memopt.BudgetError) as refused:
         memopt.plan(model, inputs, low // 2)
-    assert refused.value.minimum_bytes == low
+    named = refused.value.minimum_bytes
+    assert low // 2 < named < low  # smaller chunks are tried where nothing else fits
+    report = memopt.plan(model, inputs, named)
+    assert report.peak_bytes <= named
+    (record,) = [r for r in report.passes if r.name == "chunk_loss"]
+    assert "32 chunks" in record.changes[0].summary
 
 
 def test_without_a_plan_passes_are_applied_as_they_are_given():
