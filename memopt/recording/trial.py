@@ -45,6 +45,8 @@ _WORTH, _WORTH_A_PLAN, _INSTEAD_OF_A_PLAN = 1.0, 0.9, 1.05
 _EARLY = 1.01
 # Where all is launched in less than this share of a step, its trial would take longer than it could save.
 _WAITS = 0.1
+# Where launching takes more than this share of a step, a recording that has no room is worth another plan.
+_HOST_BOUND = 0.8
 IMPOSSIBLE, NO_NEED = "it cannot be", "the device does not wait for its host"
 _SHORT = "memory is short"
 # Bytes of the limit that a recording leaves. What a step allocates beside it comes in segments of 2 MiB where it is
@@ -151,9 +153,14 @@ def try_recording(
                 recorded = None
                 step.renew()
                 pool.release()
+        if recorded is None and not beyond_limit:
+            # It is not tried beyond the limit: another plan is worth a try where the device waits for its host.
+            waits = min(plain.host_seconds) > _HOST_BOUND * min(plain.seconds)
+            missing = max(0, min(expected or unled, unled) - allowed) if waits else 0
+            return dataclasses.replace(_given_up(step, pool, _SHORT), missing_bytes=missing)
         if recorded is None:
             step.start()
-            with lifted(device):  # what it would take, and whether that is worth another plan
+            with lifted(device):  # the step itself has no room within it, for how its blocks come to lie
                 recorded = _recorded(step, plain, worth_a_plan, take)
             if recorded is None or step.reason:
                 return _given_up(step, pool, step.reason or _SHORT)

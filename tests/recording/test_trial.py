@@ -242,18 +242,31 @@ def asked(monkeypatch):
     return found
 
 
-@pytest.mark.quick("tried-fits then", "known beforehand-does not")
 @pytest.mark.parametrize("again", [False, True], ids=["fits then", "does not"])
-@pytest.mark.parametrize("known", [False, True], ids=["tried", "known beforehand"])
-def test_a_recording_that_lacks_memory_is_planned_for_less(tape, monkeypatch, asked, again, known):
-    reserved = iter([_ALLOWED + 1, _ALLOWED + 80_000] if known else [0, 0, _ALLOWED + 80_000])
+def test_a_recording_that_lacks_memory_is_planned_for_less(tape, monkeypatch, asked, again):
+    reserved = iter([_ALLOWED + 80_000, 0])
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: next(reserved, 0))
-    tape.failing = [*[True] * (not known), False, False, *[again] * 4]
+    tape.failing = [again] * 4
     model, inputs = made()
     run = memopt.compile(model, "1GB", backend="inductor")
     trained(run, model, inputs)
-    assert asked == [90_000]
+    (size,) = asked
+    assert 90_000 <= size < 100_000  # with what is copied in
     assert any("CUDA graphs" in note for note in run.report.notes) is not again
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_recording_is_never_tried_beyond_the_limit(tape, monkeypatch, asked, waits):
+    """It would have been expected to fit, or saves nothing that another plan would be worth."""
+    reserved = iter([0] if waits else [_ALLOWED + 80_000])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: next(reserved, 0))
+    monkeypatch.setattr(recording, "_HOST_BOUND", 0.8 if waits else 1.1)
+    monkeypatch.setattr(recording, "lifted", None)
+    tape.failing = [True] * 4
+    model, inputs = made()
+    run = memopt.compile(model, "1GB", backend="inductor")
+    trained(run, model, inputs)
+    assert not asked and "the step is not recorded: memory is short" in run.report.notes
 
 
 def test_a_recording_leaves_room_for_what_is_allocated_beside_it(tape, monkeypatch, asked):
