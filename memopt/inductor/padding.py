@@ -1,16 +1,34 @@
-"""Padding that takes no memory of its own in Inductor's code."""
+"""Padding in Inductor's code: where there may be some, and what takes no memory of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from memopt.capture.dynamo_graph import value_of
 from memopt.inductor.kinds import is_inlined
 from memopt.torch_compat.inductor_settings import longest_unpadded_row, pads_in_place, rows_begin_at
 
 aten = torch.ops.aten
+_ALIGNED_BYTES = 16
+
+
+def pads_products(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether Inductor may pad factors of products of a training graph, as it does on GPUs where that is faster.
+
+    Not where the graph returns rows that do not begin at multiples of 16 bytes, as logits of 50,257 words: a product
+    that is returned would have rows farther apart than the model's. Nor where sizes are symbols: AOTAutograd takes the
+    strides of what is saved so for those of one size.
+    """
+    if any(isinstance(value, torch.SymInt) for value in example_inputs):
+        return False
+    returned: Any = graph_module.graph.output_node().args[0]
+    values = [value_of(node) for node in returned if isinstance(node, fx.Node) and node.op != "placeholder"]
+    tensors = [value for value in values if isinstance(value, torch.Tensor) and value.dim() > 1]
+    return all(value.shape[-1] * value.element_size() % _ALIGNED_BYTES == 0 for value in tensors)
 
 
 def padded_in_place(node: fx.Node) -> fx.Node | None:

@@ -18,6 +18,7 @@ from memopt.inductor.joint_cache import JointCache
 from memopt.inductor.offload import wait_on_host
 from memopt.inductor.order import KeepOrder
 from memopt.inductor.own_memory import note_memory
+from memopt.inductor.padding import pads_products
 from memopt.inductor.product_sums import register_product_sums
 from memopt.inductor.strided_views import show_bases
 from memopt.inductor.together import together
@@ -168,6 +169,7 @@ def compile_training(
                 "custom_partitioner_fn": partition,
                 "graph_partition": False,
                 **edits(_edit_first),
+                **({} if pads_products(graph_module, example_inputs) else {"shape_padding": False}),
             },
         )
 

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from torch import fx
 from torch._inductor import config
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.least import least_bytes
-from memopt.inductor.padding import padded_in_place
+from memopt.inductor.padding import padded_in_place, pads_products
 from tests.inductor.test_least import half
 
 aten = torch.ops.aten
@@ -102,3 +104,58 @@ def test_on_a_gpu_code_of_a_padded_loss_takes_what_is_expected(monkeypatch):
     real = max(peaks.forward, peaks.backward)
     expected, least = found[:2]
     assert least <= real <= 1.06 * expected
+
+
+def returned(*shapes, dtype=torch.bfloat16):
+    graph = fx.Graph()
+    nodes = [graph.call_function(torch.ones, (shape,)) for shape in shapes]
+    for node, shape in zip(nodes, shapes, strict=True):
+        node.meta["example_value"] = torch.empty(shape, dtype=dtype)
+    graph.output((*nodes, None))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtype", "pads"),
+    [
+        ([(), (3, 50264)], torch.bfloat16, True),
+        ([(), (2, 3, 50257)], torch.bfloat16, False),
+        ([(50257,)], torch.bfloat16, True),  # it has no rows
+        ([(3, 12)], torch.bfloat16, False),
+        ([(3, 12)], torch.float32, True),
+    ],
+)
+def test_products_are_padded_where_rows_that_are_returned_are_aligned(shapes, dtype, pads):
+    assert pads_products(returned(*shapes, dtype=dtype), [torch.ones(2)]) is pads
+
+
+def test_no_product_is_padded_where_sizes_are_symbols():
+    size = ShapeEnv().create_unbacked_symint()
+    assert not pads_products(returned((3, 16)), [size, torch.ones(2)])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dynamic", [False, None])
+def test_on_a_gpu_logits_of_an_odd_vocabulary_lie_as_the_model_s(dynamic):
+    import memopt
+
+    class Head(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.head = torch.nn.Embedding(5025, 512), torch.nn.Linear(512, 50257, bias=False)
+
+        def forward(self, ids):
+            logits = self.head(self.words(ids).tanh())
+            return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids.flatten())
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Head().to("cuda", torch.bfloat16)
+    run = memopt.compile(model, backend="inductor", dynamic=dynamic)
+    for rows, length in ((15, 426), (14, 462), (9, 311)):
+        ids = torch.randint(5025, (rows, length), device="cuda")
+        logits, loss = run(ids)
+        assert logits.is_contiguous()
+        loss.backward()
+        torch.testing.assert_close(loss, model(ids)[1], rtol=2e-2, atol=2e-2)
+    assert not any("memopt failed" in note for note in run.report.notes)
