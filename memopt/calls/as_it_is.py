@@ -66,6 +66,7 @@ class _Known:
         more: bytes that a real step took beyond what was counted.
         real: bytes that a real step took, all that is resident included; None before one was seen.
         looks: how often a real step may yet be looked at for that.
+        refused: whether there was a plan, which was over the budget.
     """
 
     eager: EagerCall
@@ -77,6 +78,7 @@ class _Known:
     more: int = 0
     real: int | None = None
     looks: int = 3
+    refused: bool = False
 
     def goes(self, way: Way) -> None:
         """Run such calls so from now on."""
@@ -177,6 +179,7 @@ class AsItIs:
             reason = f"one takes at least {format_bytes(error.minimum_bytes, short=True)}, as {why}"
         levers = EagerLevers(eager, max(1, kind.calls))
         known = _Known(eager, self._state(session), reason, levers, levers.plain, ModuleCheckpoints(()))
+        known.refused = isinstance(error, BudgetError)
         try:
             self._admit(called, session, kind, known, args, kwargs)
         except BudgetError as own:
@@ -323,8 +326,11 @@ class AsItIs:
             earlier = [graph.peaks for ran in session.earlier for graph in ran.graphs]
             coming = max(1, kind.calls - len(session.earlier))
             others = resident.outside - session.outside_beside - seen.held if kind.calls > 1 else session.inputs_beside
-            with between_graphs(seen.between, seen.forward):
-                call = base + seen.held + max(0, others) + step_peak([*earlier, *[peaks] * coming])
+            between, kept = seen.between, seen.held
+            if known.refused and not seen.known:  # the caller's loss takes what the plan has counted for it
+                between, kept = session.tangents.loss, session.tangents.early
+            with between_graphs(between, seen.forward):
+                call = base + kept + max(0, others) + step_peak([*earlier, *[peaks] * coming])
         call += known.more + bytes_beside(way, resident.device)
         return _Needs(base, call, max(call, session.optimizer_peak() + held))
 

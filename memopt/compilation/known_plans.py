@@ -25,8 +25,8 @@ class KnownPlans:
     def __contains__(self, known: Known) -> bool:
         return known in self._schedules
 
-    def __bool__(self) -> bool:
-        return bool(self._schedules)
+    def __len__(self) -> int:
+        return len(self._schedules)
 
     def made_with(self, graphs: Iterable[Known], stages: Stages, lowering: tuple[Pass, ...]) -> None:
         """Keep what the latest plan of these graphs was made with, whether it stands or not."""
