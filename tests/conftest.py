@@ -50,6 +50,13 @@ def own_patch() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
+@pytest.fixture
+def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that count compilations: nothing that another one has made is found."""
+    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+
+
 @pytest.fixture(autouse=True)
 def _own_steps(request: pytest.FixtureRequest, own_patch: pytest.MonkeyPatch) -> None:
     """A step that another test has settled is not found again: what is asked is how it is made."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import enum
 import functools
 import logging
 import weakref
@@ -19,8 +18,9 @@ from memopt.calls.eager_levers import EagerLevers, Way, bytes_beside
 from memopt.calls.guard_fast_path import Kind
 from memopt.calls.refusals import state_of
 from memopt.calls.start import CallStart
-from memopt.capture.eager_call import EagerCall, eager_call
+from memopt.capture.eager_call import SHOWN, EagerCall, eager_call
 from memopt.capture.export import NotCapturedError
+from memopt.common.kernel_settings import kernel_settings
 from memopt.compilation.session import Session
 from memopt.memory.attributes import held_tensors
 from memopt.memory.cost.key import place_of
@@ -44,12 +44,6 @@ RECOMPUTES = "recomputed in backward, as by torch.utils.checkpoint: "
 _WAY = "leave the budget out"
 
 _MOST = 256  # kinds of calls that are remembered
-
-# Arguments that a run on fake tensors shows whole; others may hold tensors that are not counted, and be written to.
-_SHOWN = (
-    torch.Tensor, bool, int, float, complex, str, bytes, slice, enum.Enum, type(None), torch.dtype, torch.device,
-    torch.layout, torch.memory_format,
-)  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -203,7 +197,7 @@ class AsItIs:
     ) -> EagerCall | str:
         """What the call takes, with `around` in force; where that is not known, or not what a real run takes, why."""
         leaves = pytree.tree_leaves((args, dict(kwargs)))
-        unseen = next((leaf for leaf in leaves if not isinstance(leaf, _SHOWN)), None)
+        unseen = next((leaf for leaf in leaves if not isinstance(leaf, SHOWN)), None)
         if unseen is not None:
             return f"an argument is a {type(unseen).__name__}, which may hold tensors"
         if hooks_in_force():
@@ -223,18 +217,8 @@ class AsItIs:
         """What a call goes by beside its inputs."""
         gradients = [parameter.grad is None for parameter in self._model.parameters()]
         casts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
-        attention = torch.backends.cuda
-        settings = (
-            place_of(session.resident.device),
-            torch.is_autocast_cache_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.get_default_dtype(),
-            attention.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
-            attention.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
-            attention.math_sdp_enabled(),  # type: ignore[no-untyped-call]
-            attention.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
-        )
-        return state_of(self._model), gradients, casts, settings
+        modes = torch.is_autocast_cache_enabled(), torch.is_inference_mode_enabled()
+        return state_of(self._model), gradients, casts, place_of(session.resident.device), modes, kernel_settings()
 
     def _admit(self, called: Any, session: Session, kind: Kind, known: _Known, args: Any, kwargs: Any) -> None:
         """Have the limit in force for a call that keeps it, by the way that does, and say so.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,12 @@ from memopt.step.planner import GraphPeaks
 from memopt.torch_compat import pytree
 from memopt.torch_compat.packed_sequences import Unpacking
 from memopt.torch_compat.saved_tensors import saved_as_it_is
+
+# Arguments that a run on fake tensors shows whole; others may hold tensors that are not counted, and be written to.
+SHOWN = (
+    torch.Tensor, bool, int, float, complex, str, bytes, slice, enum.Enum, type(None), torch.dtype, torch.device,
+    torch.layout, torch.memory_format,
+)  # fmt: skip
 
 log = logging.getLogger("memopt")
 

@@ -18,7 +18,7 @@ from memopt.budget import format_bytes
 from memopt.capture.dynamo_graph import value_of
 from memopt.common.garbage import collect
 from memopt.program import OutputKind, Program, tensors_of
-from memopt.torch_compat.storages import id_of_storage
+from memopt.torch_compat.storages import storage_id
 
 _LET_GO = "let go of before backward"
 
@@ -28,7 +28,7 @@ def bytes_beside_numbers(graph_module: fx.GraphModule) -> int:
     returned: Any = graph_module.graph.output_node().args[0]
     nodes = {node for node in returned if isinstance(node, fx.Node) and node.op != "placeholder"}
     values = [value_of(node) for node in nodes]
-    return sum(value.numel() * value.element_size() for value in values if _is_large(value))
+    return sum(value.nbytes for value in values if _is_large(value))
 
 
 def letting_go(program: Program) -> Program:
@@ -69,23 +69,21 @@ def watched_for_outputs(run: Callable[..., Any], room: Callable[[], int], needed
         room: what the plan leaves of the budget, in bytes: outputs that are not larger may be held.
         needed: the budget that holding them takes, in words.
     """
-    saved: set[int] | None = None  # positions of the outputs that lie in memory which is saved for backward
+    # Which outputs are looked at, the same in every call: by position, whether their memory is saved for backward.
+    looked_at: dict[int, bool] | None = None
 
     def call(*args: Any) -> Any:
-        nonlocal saved
+        nonlocal looked_at
         results = run(*args)
         loss = next((v for v in results if isinstance(v, torch.Tensor) and v.numel() == 1 and v.requires_grad), None)
         if loss is None or loss.grad_fn is None:
             return results
-        large = {place: value for place, value in enumerate(results) if _is_large(value)}
-        if saved is None:
-            saved = _saved_places(loss.grad_fn, large)
-        theirs = {_key(value) for value in args if isinstance(value, torch.Tensor)}
-        held = [
-            (place, weakref.ref(value if place in saved else value.untyped_storage()), value.untyped_storage().nbytes())
-            for place, value in large.items()
-            if _key(value) not in theirs
-        ]
+        if looked_at is None:
+            looked_at = _looked_at(results, args, getattr(loss.grad_fn, "saved_tensors", ()))
+        held = []
+        for place, saved in looked_at.items():
+            storage = results[place].untyped_storage()
+            held.append((place, weakref.ref(results[place] if saved else storage), storage.nbytes()))
         loss.grad_fn.register_prehook(lambda gradients: _refuse(held, room(), needed))
         return results
 
@@ -111,14 +109,16 @@ def _still_there(held: Sequence[tuple[int, weakref.ref[Any], int]]) -> list[tupl
     return [(place, size) for place, reference, size in held if reference() is not None]
 
 
-def _saved_places(node: Any, large: dict[int, torch.Tensor]) -> set[int]:
-    saved = {_key(value) for value in getattr(node, "saved_tensors", ()) if isinstance(value, torch.Tensor)}
-    return {place for place, value in large.items() if _key(value) in saved}
+def _looked_at(results: Sequence[Any], args: Sequence[Any], saved: Sequence[Any]) -> dict[int, bool]:
+    """Positions of large outputs that are no argument's memory, and whether it is saved for backward."""
+    theirs, kept = ({storage_id(value) for value in values if _is_strided(value)} for values in (args, saved))
+    large = {place: storage_id(value) for place, value in enumerate(results) if _is_large(value)}
+    return {place: memory in kept for place, memory in large.items() if memory not in theirs}
 
 
-def _key(value: torch.Tensor) -> int:
-    return id_of_storage(value.untyped_storage()) if value.layout is torch.strided else id(value)
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def _is_large(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided and value.numel() > 1
+    return _is_strided(value) and value.numel() > 1

@@ -8,13 +8,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import enum
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from memopt.capture.eager_call import SHOWN
 from memopt.common.random_streams import host_state
 from memopt.memory.attributes import objects_of
 from memopt.memory.reach import plain_tensors
@@ -30,10 +30,6 @@ from memopt.torch_compat.valued_fakes import written_by
 
 _CONTAINERS = (dict, list, set, collections.OrderedDict, collections.defaultdict, collections.deque)
 _OWN = frozenset({"_parameters", "_buffers", "_modules"})
-_SHOWN = (
-    torch.Tensor, bool, int, float, complex, str, bytes, slice, enum.Enum, type(None), torch.dtype, torch.device,
-    torch.layout, torch.memory_format,
-)  # fmt: skip
 
 _Memory = tuple[int, int]  # a storage, and when it was made: numbers of storages come again
 
@@ -194,7 +190,7 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 def _contents(module: nn.Module, inputs: Any) -> Any:
     """What the containers and objects that a call may write into hold; None where it is not known."""
-    if any(not isinstance(leaf, _SHOWN) for leaf in pytree.tree_leaves(inputs)):
+    if any(not isinstance(leaf, SHOWN) for leaf in pytree.tree_leaves(inputs)):
         return None
     parts = [*module.modules(), *objects_of(module)]
     held = [value for part in parts for name, value in vars(part).items() if name not in _OWN and name != "forward"]

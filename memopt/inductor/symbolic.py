@@ -8,7 +8,6 @@ planned by themselves where they would be over the budget.
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,19 +18,17 @@ from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import Halved
 from memopt.common.phases import phase
 from memopt.engine import ManySizes
-from memopt.errors import first_line
 from memopt.inductor.halves import Halves
 from memopt.inductor.own_cut import save_overwritten
 from memopt.inductor.partition import Partition, compile_training
-from memopt.inductor.replay import ReplayError
+from memopt.inductor.served_sizes import ServedSizes, sizes_errors
 from memopt.inductor.workspace import MeasuredWorkspace
 from memopt.memory.distributed import has_group
 from memopt.program import Program
 from memopt.step.rewriting import Rewriting
 from memopt.step.sizes_apart import SizesError
-from memopt.torch_compat.inductor_errors import InductorError
 from memopt.torch_compat.min_cut import min_cut
-from memopt.torch_compat.symbols import Sized, Sizes, UnknownSizeError, grows_everywhere, hints_of, symbols_of
+from memopt.torch_compat.symbols import Sized, Sizes, grows_everywhere, hints_of
 
 
 class SymbolicTraining:
@@ -41,14 +38,11 @@ class SymbolicTraining:
         """Take a Dynamo graph whose sizes are symbols, its inputs, and what makes a program of its joint graph."""
         self.graph_module, self.example_inputs, self.hooks = graph_module, example_inputs, hooks
         self.session: Any = hooks.session
-        self._symbols = symbols_of(example_inputs)
         self._halves = Halves(hooks.backward)
         self._joint: tuple[fx.GraphModule, int] | None = None  # with symbols, and how many outputs forward has
-        self._grows = False  # whether larger sizes make every tensor larger
-        self._served: list[Sizes] = []  # sizes at which the budget is kept
+        self._sizes = ServedSizes(hooks, example_inputs)
         self._step: Any = None  # the session's, as the code was counted last
         self._loaded = False  # whether its kernels are
-        self._refused: list[Sizes] = []  # sizes at which it is not
 
     def compile(self) -> ManySizes:
         """Lower the step for the sizes of this call, and for others.
@@ -61,12 +55,10 @@ class SymbolicTraining:
             raise SizesError("a step of several graphs, calls or processes shares its budget among them")
         if session.hooked is not None and session.hooked.names:
             raise SizesError("gradients are handed over within backward")
-        try:
+        with sizes_errors():
             with self._alone():
                 run = self._lowered(hints_of(self.example_inputs))
             self._step = session.step
-        except UnknownSizeError as error:
-            raise SizesError(str(error)) from error
         self.example_inputs = ()  # they are the caller's to let go of
         return ManySizes(self.count_for, run)
 
@@ -76,21 +68,20 @@ class SymbolicTraining:
         Raises:
             SizesError: the budget is not kept at their sizes.
         """
-        sizes = {symbol: args[place] for place, symbol in self._symbols.items()}
-        smaller = within if self._grows else operator.eq
-        if any(smaller(sizes, known) for known in self._served):
+        sizes = self._sizes.of(args)
+        if self._sizes.kept(sizes):
             if self.session.figures(self.hooks.captured) is None:  # another size was planned since, by itself
                 self.session.step = self._step
             self._load()
             return
-        if any(smaller(known, sizes) for known in self._refused):
-            raise SizesError(self._not_kept(sizes), others=True)
+        if self._sizes.refused(sizes):
+            raise self._sizes.not_kept(sizes)
         try:
             self._count_more(sizes)
         except SizesError:
-            self._refused.append(sizes)
+            self._sizes.refuse(sizes)
             raise
-        self._served.append(sizes)
+        self._sizes.keep(sizes)
         self._step = self.session.step
         self._load()
 
@@ -111,21 +102,18 @@ class SymbolicTraining:
     def _lowered(self, sizes: Sizes) -> Callable[..., Any]:
         def cut(joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Halved:
             self._joint = joint, options["num_fwd_outputs"]
-            self._grows = grows_everywhere(joint)
+            self._sizes.grows = grows_everywhere(joint)
             save_overwritten(joint, self._planned(sizes).mutated)
             with phase("cutting"):
                 return min_cut(joint, joint_inputs, **options)
 
         before = self.session.step
-        try:
-            run = compile_training(self.graph_module, self.example_inputs, self._halves.compile, Partition(cut))
-        except InductorError as error:
-            raise SizesError(f"Inductor has no code for this graph with symbolic sizes: {first_line(error)}") from error
+        run = compile_training(self.graph_module, self.example_inputs, self._halves.compile, Partition(cut))
         if self._excess(sizes) > 0:  # kernels are compiled for sizes that it serves, if such come
-            self._refused.append(sizes)
+            self._sizes.refuse(sizes)
             self.session.step = before
         else:
-            self._served.append(sizes)
+            self._sizes.keep(sizes)
             self._load()
         self.hooks.recomputed, self.hooks.in_part = self._halves.recomputed, self._halves.in_part
         return run  # type: ignore[no-any-return]
@@ -154,11 +142,8 @@ class SymbolicTraining:
         """
         captured = self.hooks.captured
         assert captured is not None
-        try:
-            with phase("replaying code"):
-                peaks = self._halves.at(Sized(sizes)).peaks(captured, MeasuredWorkspace(self.session.table))
-        except ReplayError as error:
-            raise SizesError(f"what code with symbolic sizes takes is not known: {error}") from error
+        with sizes_errors(), phase("replaying code"):
+            peaks = self._halves.at(Sized(sizes)).peaks(captured, MeasuredWorkspace(self.session.table))
         return self.session.emitted(captured, peaks)[1] or 0
 
     def _count_more(self, sizes: Sizes) -> None:
@@ -173,14 +158,4 @@ class SymbolicTraining:
             self._planned(sizes)
             if self._excess(sizes) > 0:
                 session.step, hooks.captured = before
-                raise SizesError(self._not_kept(sizes), others=True)
-
-    def _not_kept(self, sizes: Sizes) -> str:
-        """That the budget is not kept at these sizes, in words."""
-        listed = (f"{self.hooks.called(place)} = {sizes[symbol]}" for place, symbol in self._symbols.items())
-        return f"code for many sizes does not keep the budget at {', '.join(listed)}"
-
-
-def within(sizes: Sizes, known: Sizes) -> bool:
-    """Whether no size is larger than it is there."""
-    return all(size <= known[symbol] for symbol, size in sizes.items())
+                raise self._sizes.not_kept(sizes)

@@ -6,7 +6,6 @@ before they run, for half as large again as are needed: the keys and values of a
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,13 +16,11 @@ from memopt.capture.dynamo import Hooks, outside_tracing
 from memopt.capture.joint import program_of_graph
 from memopt.common.phases import phase
 from memopt.engine import ManySizes
-from memopt.errors import first_line
 from memopt.inductor.edits import edits
 from memopt.inductor.halves import Half, copy_of, peak_of
 from memopt.inductor.loading import loaded_by
 from memopt.inductor.own_memory import note_memory
-from memopt.inductor.replay import ReplayError
-from memopt.inductor.symbolic import within
+from memopt.inductor.served_sizes import ServedSizes, sizes_errors
 from memopt.inductor.workspace import MeasuredWorkspace
 from memopt.memory.resident import storage_bytes
 from memopt.memory.timeline import timeline
@@ -34,9 +31,8 @@ from memopt.step.planned import Planned, constant_bytes
 from memopt.step.sizes_apart import SizesError
 from memopt.torch_compat.dead_draws import dead_draws_kept
 from memopt.torch_compat.inductor_compile import compile_graph, compile_traced
-from memopt.torch_compat.inductor_errors import InductorError
 from memopt.torch_compat.log_suppression import unread_logs_suppressed
-from memopt.torch_compat.symbols import Sized, Sizes, UnknownSizeError, grows_everywhere, hints_of, symbols_of
+from memopt.torch_compat.symbols import Sized, Sizes, grows_everywhere, hints_of
 
 
 class SymbolicInference:
@@ -46,12 +42,9 @@ class SymbolicInference:
         """Take a Dynamo graph whose sizes are symbols, its inputs, and what they are to the model."""
         self.graph_module, self.example_inputs, self.hooks = graph_module, example_inputs, hooks
         self.session: Any = hooks.session
-        self._symbols = symbols_of(example_inputs)
+        self._sizes = ServedSizes(hooks, example_inputs)
         self._graph: fx.GraphModule | None = None  # as AOTAutograd traced it
         self._half: Half | None = None
-        self._grows = False  # whether larger sizes make every tensor larger
-        self._served: list[Sizes] = []  # sizes at which the budget is kept
-        self._refused: list[Sizes] = []  # sizes at which it is not
 
     def compile(self) -> ManySizes:
         """Lower the graph for the sizes of this call, and for others.
@@ -61,7 +54,7 @@ class SymbolicInference:
         """
         if self.hooks.graph_break:
             raise SizesError("a call of several graphs is planned graph by graph")
-        try:
+        with sizes_errors():
             sizes = hints_of(self.example_inputs)
             with dead_draws_kept(), unread_logs_suppressed():
                 module = fx.GraphModule(self.graph_module, self.graph_module.graph)
@@ -69,12 +62,8 @@ class SymbolicInference:
                 run = compile_graph(module, self.example_inputs, self._lowered, patches)
             if self._graph is None:
                 raise SizesError("the graph has gradients")
-            self._grows = grows_everywhere(self._graph)
+            self._sizes.grows = grows_everywhere(self._graph)
             self._serve(sizes)
-        except InductorError as error:
-            raise SizesError(f"Inductor has no code for this graph with symbolic sizes: {first_line(error)}") from error
-        except UnknownSizeError as error:
-            raise SizesError(str(error)) from error
         self.example_inputs = ()  # they are the caller's to let go of
         return ManySizes(self.count_for, run)
 
@@ -86,16 +75,14 @@ class SymbolicInference:
         """
         if self.session.budget is None:
             return
-        sizes = {symbol: args[place] for place, symbol in self._symbols.items()}
-        smaller = within if self._grows else operator.eq
-        if any(smaller(sizes, known) for known in self._served):
+        sizes = self._sizes.of(args)
+        if self._sizes.kept(sizes):
             return
-        if not any(smaller(known, sizes) for known in self._refused):
+        if not self._sizes.refused(sizes):
             larger = {symbol: size + size // 2 for symbol, size in sizes.items()}
-            if any(self._serve(each) for each in ((larger, sizes) if self._grows else (sizes,))):
+            if any(self._serve(each) for each in ((larger, sizes) if self._sizes.grows else (sizes,))):
                 return
-        listed = (f"{self.hooks.called(place)} = {sizes[symbol]}" for place, symbol in self._symbols.items())
-        raise SizesError(f"code for many sizes does not keep the budget at {', '.join(listed)}", others=True)
+        raise self._sizes.not_kept(sizes)
 
     def _lowered(self, module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         if not options.get("is_inference"):
@@ -111,9 +98,9 @@ class SymbolicInference:
         with outside_tracing():
             kept = self._excess(sizes) <= 0
         if kept:
-            self._served.append(sizes)
+            self._sizes.keep(sizes)
         else:
-            self._refused.append(sizes)
+            self._sizes.refuse(sizes)
             session.report, session.inferred.planned = before
         return kept
 
@@ -126,11 +113,8 @@ class SymbolicInference:
         session, program = self.session, self._program(sizes)
         half = self._half
         assert half is not None
-        try:
-            with phase("replaying code"):
-                peak = peak_of(half, Sized(sizes), MeasuredWorkspace(session.table))
-        except ReplayError as error:
-            raise SizesError(f"what code with symbolic sizes takes is not known: {error}") from error
+        with sizes_errors(), phase("replaying code"):
+            peak = peak_of(half, Sized(sizes), MeasuredWorkspace(session.table))
         session.prepare_allocator()
         line = timeline(program, workspace(program, session.table.measure_all(program)))
         own = session.resident.total + constant_bytes(program) + line.peak_bytes

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from memopt.common.kernel_settings import kernel_settings, set_kernel_settings
 from memopt.common.random_streams import RandomStreams
 from memopt.step.backward_entry import Stamp
 from memopt.torch_compat import pytree
@@ -138,7 +139,7 @@ class _State:
         ]
         self._stamps = [Stamp(value, name, contents) for value, name in shown]
         self._fakes = [(value, version_of(value), name) for value, name in shown if isinstance(value, FakeTensor)]
-        self._settings = _settings()
+        self._settings = kernel_settings()
         self._streams = None
         if call.draws and not self._fakes:
             devices = sorted({value.device.index for value, _ in shown if value.is_cuda})
@@ -158,7 +159,7 @@ class _State:
         for value, version, name in self._fakes:
             if version_of(value) != version:
                 raise RuntimeError(f"{name} is written to before it is recomputed from")
-        settings, streams = _settings(), None if self._streams is None else self._streams()
+        settings, streams = kernel_settings(), None if self._streams is None else self._streams()
         now = [dict(vars(part)) for part, _ in self._attributes]
         trained = [parameter.requires_grad for parameter, _ in self._trained]
         then = [_copied(attributes) for _, attributes in self._attributes]
@@ -167,12 +168,12 @@ class _State:
         try:
             if self._drawn is not None:
                 self._drawn.restore()
-            _set(settings, self._settings)
+            set_kernel_settings(self._settings)
             self._set([part for part, _ in self._attributes], then, [wanted for _, wanted in self._trained])
             yield
         finally:
             self._set([part for part, _ in self._attributes], now, trained)
-            _set(self._settings, settings)
+            set_kernel_settings(settings)
             if streams is not None:
                 streams.restore()
 
@@ -197,29 +198,3 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
     return {name: value.copy() if name in _PARTS else value for name, value in attributes.items()}
-
-
-def _settings() -> tuple[Any, ...]:
-    """What of torch's settings chooses kernels and types, beside autocast, which a checkpoint itself sets back."""
-    kernels = torch.backends.cuda
-    return (
-        torch.get_default_dtype(),
-        kernels.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
-        kernels.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
-        kernels.math_sdp_enabled(),  # type: ignore[no-untyped-call]
-        kernels.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
-    )
-
-
-def _set(now: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
-    kernels = torch.backends.cuda
-    setters: tuple[Callable[[Any], Any], ...] = (
-        torch.set_default_dtype,
-        kernels.enable_flash_sdp,
-        kernels.enable_mem_efficient_sdp,
-        kernels.enable_math_sdp,
-        kernels.enable_cudnn_sdp,
-    )
-    for change, present, value in zip(setters, now, wanted, strict=True):
-        if present != value:
-            change(value)

@@ -19,11 +19,7 @@ from memopt.torch_compat.aot_autograd import aot_autograd
 from memopt.torch_compat.symbols import hints_of
 from tests.inductor.test_least import needs_compiler
 
-
-@pytest.fixture(autouse=True)
-def _own_caches(tmp_path, monkeypatch):
-    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 class Interpreted(AtenBackend):

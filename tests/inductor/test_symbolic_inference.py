@@ -10,13 +10,7 @@ import memopt
 from tests.inductor.test_least import needs_compiler
 from tests.training.steps import peak_of
 
-pytestmark = needs_compiler
-
-
-@pytest.fixture(autouse=True)
-def _own_caches(tmp_path, monkeypatch):
-    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
+pytestmark = [needs_compiler, pytest.mark.usefixtures("own_caches")]
 
 
 class Attention(nn.Module):
