@@ -28,7 +28,7 @@ def bytes_beside_numbers(graph_module: fx.GraphModule) -> int:
     returned: Any = graph_module.graph.output_node().args[0]
     nodes = {node for node in returned if isinstance(node, fx.Node) and node.op != "placeholder"}
     values = [value_of(node) for node in nodes]
-    return sum(value.nbytes for value in values if _is_large(value))
+    return sum(value.numel() * value.element_size() for value in values if _is_large(value))
 
 
 def letting_go(program: Program) -> Program:

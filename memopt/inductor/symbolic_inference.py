@@ -29,6 +29,7 @@ from memopt.program import InputKind, Program
 from memopt.step.inference import emitted_inference
 from memopt.step.planned import Planned, constant_bytes
 from memopt.step.sizes_apart import SizesError
+from memopt.torch_compat.aot_autograd import aot_settings
 from memopt.torch_compat.dead_draws import dead_draws_kept
 from memopt.torch_compat.inductor_compile import compile_graph, compile_traced
 from memopt.torch_compat.log_suppression import unread_logs_suppressed
@@ -56,7 +57,8 @@ class SymbolicInference:
             raise SizesError("a call of several graphs is planned graph by graph")
         with sizes_errors():
             sizes = hints_of(self.example_inputs)
-            with dead_draws_kept(), unread_logs_suppressed():
+            # A function that torch's cache has of the graph would come as a whole, without the code that is counted.
+            with dead_draws_kept(), unread_logs_suppressed(), aot_settings(enable_autograd_cache=False):
                 module = fx.GraphModule(self.graph_module, self.graph_module.graph)
                 patches = {"graph_partition": False, **edits(note_memory)}
                 run = compile_graph(module, self.example_inputs, self._lowered, patches)

@@ -56,3 +56,16 @@ def test_where_there_is_no_room_a_size_is_planned_by_itself():
             assert peak_of(lambda x=x: run(x), model, x) <= weights + 150_000
     assert run._memopt.sessions.graphs == 3
     assert any("x.size()[0] = 120" in note or "= 120" in note for note in run.report.notes)
+
+
+def test_what_torch_has_kept_of_the_graph_does_not_hide_its_code(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4)).eval()
+    for process in ("first", "second"):
+        monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path / process))
+        torch._dynamo.reset()
+        run = memopt.compile(model, "10MB", backend="inductor")
+        with torch.no_grad():
+            for rows in (40, 20, 30):
+                run(torch.randn(rows, 16))
+        assert run._memopt.sessions.graphs == 2 and not any("by itself" in note for note in run.report.notes)
