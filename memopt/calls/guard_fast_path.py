@@ -91,6 +91,12 @@ class SteadyCalls:
         for symbolic in (False, True):
             self._whole.pop((plan, symbolic), None)
 
+    def forget_symbolic(self, plan: Plan) -> None:
+        """Such calls go the long way as far as sizes of their graphs are symbols."""
+        for kind, known in self._known.items():
+            if kind.plan == plan:
+                known.graphs = tuple(graph for graph in known.graphs if not graph.symbolic)
+
     def noting(self, backend: Backend, plan: Plan, *, symbolic: bool = False) -> Backend:
         """The Dynamo backend, which notes what it makes of graphs that end where their function ends.
 

@@ -24,6 +24,7 @@ from memopt.compilation.session import Session, WholeStepNeeded
 from memopt.errors import first_line
 from memopt.program import Program
 from memopt.step.sizes_apart import SizesError
+from memopt.step.warm_sizes import NotCountedError
 from memopt.step.whole import settled
 from memopt.torch_compat.autograd_nodes import first_nodes
 
@@ -91,6 +92,8 @@ class PlannedCalls:
                 return self._run(session, start, kind, symbols, args, kwargs)
             except BudgetError as error:
                 session.plans_for_less(error)
+            except NotCountedError:
+                self._sessions.forget_symbolic(kind)
             start.restore()
 
     def _run(
@@ -103,6 +106,8 @@ class PlannedCalls:
         try:
             with dynamo_settings(session.numbers, symbolic=True, varying=symbols.varying):
                 return self._sessions.function(kind, symbolic=True)(*args, **kwargs)
+        except NotCountedError:
+            raise
         except (SizesError, WholeStepNeeded) as error:
             others, failed = isinstance(error, SizesError) and error.others, False
             reason = str(error) or "a step of several graphs is planned together"

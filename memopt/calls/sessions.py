@@ -184,6 +184,11 @@ class Sessions(Mapping[Plan, Session]):
         if self.sizing.outgrown(kind, self.of(kind), symbolic, reason, others=others):
             self._symbolic.pop((kind.plan, True), None)
 
+    def forget_symbolic(self, kind: Kind) -> None:
+        """Make code for many sizes anew for calls of these kinds."""
+        self._symbolic.pop((kind.plan, self._every(kind)), None)
+        self.steady.forget_symbolic(kind.plan)
+
     def begins(self) -> None:
         """A call begins: what the loop held around the last one is known, and steps that were over are planned anew."""
         new_step = not self.earlier.alive()

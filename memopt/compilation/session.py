@@ -111,6 +111,7 @@ class Session(SharedStep):
         self.exact = backend.exact
         self.recordings: Pool | None = None  # where training steps may be recorded
         self.leaves_room = True  # whether something is left of the budget for that: not where it is short
+        self.not_recalled: set[str] = set()  # keys of graphs whose code of an earlier process is not enough
         self.code_fails = False  # whether memory ran out in a step of the engine's own code that should keep the budget
         self.by_loss_alone = ByLossAlone(model_name, "" if budget is None else budget.text)
         self.naming = False  # whether the budget is a least that is to be named, and is tried

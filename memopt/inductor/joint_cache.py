@@ -67,10 +67,10 @@ class JointCache:
         """What the latest attempt would write; None where nothing of it can be cached."""
         return self._entry
 
-    def write(self, entry: Any) -> None:
-        """Keep an entry under the key of the graph."""
+    def write(self, entry: Any, *, alone: bool = False) -> None:
+        """Keep an entry under the key of the graph; `alone`: in place of all that is there."""
         try:
-            aot_cache.write(self.key, entry)
+            aot_cache.write(self.key, entry, alone=alone)
         except Exception as error:  # a step that runs does not fail for what cannot be kept of it
             log.info("torch keeps nothing of the step: %s: %s", type(error).__name__, first_line(error))
 

@@ -33,6 +33,18 @@ class ServedSizes:
         """The sizes of a call with these inputs of the graph."""
         return {symbol: args[place] for place, symbol in self._symbols.items()}
 
+    def listed(self, sizes: Sizes) -> tuple[int, ...]:
+        """The sizes in the order of the graph's inputs."""
+        return tuple(sizes[symbol] for symbol in self._symbols.values())
+
+    def named(self, listed: Sequence[int]) -> Sizes:
+        """Sizes by symbol, of those in the order of the graph's inputs.
+
+        Raises:
+            ValueError: there are more or fewer.
+        """
+        return dict(zip(self._symbols.values(), listed, strict=True))
+
     def keep(self, sizes: Sizes) -> None:
         """The budget is kept at these sizes."""
         self._kept.append(sizes)
@@ -40,6 +52,12 @@ class ServedSizes:
     def refuse(self, sizes: Sizes) -> None:
         """The budget is not kept at these sizes."""
         self._over.append(sizes)
+
+    def forget(self) -> None:
+        """Nothing is counted: the code is made anew."""
+        self.grows = False
+        self._kept.clear()
+        self._over.clear()
 
     def kept(self, sizes: Sizes) -> bool:
         """Whether it is known that the budget is kept."""

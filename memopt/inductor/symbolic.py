@@ -22,6 +22,7 @@ from memopt.inductor.halves import Halves
 from memopt.inductor.own_cut import save_overwritten
 from memopt.inductor.partition import Partition, compile_training
 from memopt.inductor.served_sizes import ServedSizes, sizes_errors
+from memopt.inductor.warm_sizes import WarmSizes
 from memopt.inductor.workspace import MeasuredWorkspace
 from memopt.memory.distributed import has_group
 from memopt.program import Program
@@ -43,6 +44,7 @@ class SymbolicTraining:
         self._sizes = ServedSizes(hooks, example_inputs)
         self._step: Any = None  # the session's, as the code was counted last
         self._loaded = False  # whether its kernels are
+        self._warm = WarmSizes(graph_module, example_inputs, hooks)
 
     def compile(self) -> ManySizes:
         """Lower the step for the sizes of this call, and for others.
@@ -56,8 +58,13 @@ class SymbolicTraining:
         if session.hooked is not None and session.hooked.names:
             raise SizesError("gradients are handed over within backward")
         with sizes_errors():
-            with self._alone():
-                run = self._lowered(hints_of(self.example_inputs))
+            sizes = hints_of(self.example_inputs)
+            run = self._warm.found(sizes, self._sizes)
+            if run is None:
+                with self._alone():
+                    run = self._lowered(sizes)
+                self._warm.lowered(self._halves)
+                self._warm.remember(sizes, self._sizes)
             self._step = session.step
         self.example_inputs = ()  # they are the caller's to let go of
         return ManySizes(self.count_for, run)
@@ -70,18 +77,25 @@ class SymbolicTraining:
         """
         sizes = self._sizes.of(args)
         if self._sizes.kept(sizes):
-            if self.session.figures(self.hooks.captured) is None:  # another size was planned since, by itself
-                self.session.step = self._step
+            step = self.session.step
+            if step is None or self._step is None or step.keys != self._step.keys:
+                self.session.step = self._step  # another size was planned since, by itself
             self._load()
             return
         if self._sizes.refused(sizes):
             raise self._sizes.not_kept(sizes)
+        if self._warm.runs:
+            self._warm.take_up(sizes, self._sizes)
+            self._step = self.session.step
+            return
         try:
             self._count_more(sizes)
         except SizesError:
             self._sizes.refuse(sizes)
+            self._warm.remember(sizes, self._sizes)
             raise
         self._sizes.keep(sizes)
+        self._warm.remember(sizes, self._sizes)
         self._step = self.session.step
         self._load()
 
@@ -108,7 +122,10 @@ class SymbolicTraining:
                 return min_cut(joint, joint_inputs, **options)
 
         before = self.session.step
-        run = compile_training(self.graph_module, self.example_inputs, self._halves.compile, Partition(cut))
+        attempt = self._warm.attempt()
+        run = compile_training(
+            self.graph_module, self.example_inputs, self._halves.compile, Partition(cut), cached=attempt
+        )
         if self._excess(sizes) > 0:  # kernels are compiled for sizes that it serves, if such come
             self._sizes.refuse(sizes)
             self.session.step = before
@@ -120,7 +137,7 @@ class SymbolicTraining:
 
     def _load(self) -> None:
         """Compile and load the kernels, unless they are there."""
-        if not self._loaded:
+        if not self._loaded and not self._warm.runs:
             with phase("compiling kernels"):
                 self._halves.load()
             self._loaded = True

@@ -20,12 +20,13 @@ from memopt.engine import Recalled
 from memopt.errors import first_line
 from memopt.host.buffers import keep_for
 from memopt.inductor.ahead import Ahead
-from memopt.inductor.generated import GeneratedCode, recordable
+from memopt.inductor.generated import recordable
 from memopt.inductor.halves import Halves
-from memopt.inductor.joint_cache import AbsentError, JointCache
+from memopt.inductor.joint_cache import JointCache
 from memopt.inductor.own_cut import OwnCut
 from memopt.inductor.partition import Partition, compile_training, free_at_once, keep_order
 from memopt.inductor.plans import KnownPlan, Plans
+from memopt.inductor.recalled import recalled
 from memopt.inductor.replay import ReplayError
 from memopt.inductor.settled import Settled, SettledSteps, key_of
 from memopt.inductor.trace import Trace
@@ -37,7 +38,6 @@ from memopt.step.measured import step_decides
 from memopt.step.named import NamedLeasts
 from memopt.step.planner import GraphPeaks
 from memopt.torch_compat.inductor_errors import InductorError
-from memopt.torch_compat.returned import writable
 
 log = logging.getLogger("memopt")
 
@@ -117,19 +117,11 @@ class Training:
 
     def recall(self, facts: bytes) -> Recalled:
         """The step as torch's cache has it for these facts, beside what torch itself goes by."""
-        partition = Partition(_untraced)
-        partition.token = facts
-        known = functools.partial(writable, in_part=lambda: [item.place for item in self.hooks.known_facts.in_part])
-        forward, backward = GeneratedCode(known), GeneratedCode(self.hooks.backward)
-        try:
-            with phase("looking for code"):
-                cached = self._joint_cache.looking(forward, backward)
-                run = compile_training(self.graph_module, self.example_inputs, _untraced, partition, cached=cached)
-                forward.load()
-                backward.load()
-        except AbsentError:
+        found = recalled(self.graph_module, self.example_inputs, self.hooks, self._joint_cache, facts)
+        if found is None:
             return Recalled(self._joint_cache.key)
-        return Recalled(self._joint_cache.key, run, functools.partial(recordable, forward, backward))
+        made = functools.partial(recordable, found.forward, found.backward)
+        return Recalled(self._joint_cache.key, found.run, made)
 
     def _repeatable(self, attempt: _Attempt) -> Callable[[], None] | None:
         """Keeps the code for `recall`; None where it cannot be kept."""
@@ -339,10 +331,6 @@ class Training:
             self._followed = known
             self._start_from(known)
             session.search, session.lowering = known.planned, lowering
-
-
-def _untraced(*_: Any, **__: Any) -> Any:
-    raise AssertionError("a step that is only looked for is neither cut nor lowered")
 
 
 def _deepest_within(limit: int) -> Settled:

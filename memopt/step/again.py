@@ -24,6 +24,7 @@ from memopt.memory.allocator import count_library_bytes, library_bytes
 from memopt.memory.allocator_limit import held_bytes
 from memopt.memory.cost.disk import Store
 from memopt.memory.distributed import has_group
+from memopt.program import Program
 from memopt.recording.ends import Ends
 from memopt.recording.trial import Gain
 from memopt.report.packed import packed, unpacked
@@ -53,7 +54,7 @@ class Settlement:
         report: of the step.
         graph: fingerprint of the graph as captured.
         plain: the peak above what is resident, without a plan.
-        constants: what is resident beside what the session counts.
+        constants: what is resident beside what the session counts, with the call's inputs.
         whole: what the step was taken to need when its limit was set, which may be a share of that.
         limit: the budget.
         margin, aside: as the session had them.
@@ -97,9 +98,9 @@ def found_again(session: Session, hooks: Hooks, recall: Recall, given: Sequence[
         recall: the engine's, for this graph.
         given: the caller's arguments.
     """
-    if not _may_be_alone(session, hooks):
+    if not may_be_alone(session, hooks):
         return None
-    found = recall(_facts(session))
+    found = recall(facts_of(session))
     hooks.key, run = found.key, found.run
     known = Settlements().get(hooks.key) if run is not None else None
     if run is None or known is None or session.calls_of_script(known.graph)[0] > 1:
@@ -109,7 +110,7 @@ def found_again(session: Session, hooks: Hooks, recall: Recall, given: Sequence[
         if known.ends is not None:
             hooks.recordable = run, found.recordable(known.ends, session.recordings)
     before = session.tighten(0), session.multiplies, session.aside
-    if _taken_up(session, known) and _still_keeps(session, run, hooks, given, known):
+    if taken_up(session, known) and _still_keeps(session, run, hooks, given, known):
         hooks.known_facts = known.backward
         log.info("the step was found on disk, as an earlier process has settled it")
         return run
@@ -133,28 +134,45 @@ def keep_for_others(session: Session, hooks: Hooks, run: Callable[..., Any]) -> 
     written = measurable(session, hooks) if held_bytes(session.resident.device) is not None else None
     if session.resident.device.type != "cpu" and (written is None or not hooks.tried):
         return  # nothing was seen of it
+    kept = dataclasses.replace(
+        settlement_of(session, hooks, program),
+        written=None if written is None else tuple(sorted(written)),
+        full_speed=hooks.full_speed,
+        gain=hooks.recorded,
+        ends=None if hooks.recorded is None else hooks.recordable[1].ends,
+    )
+    if Settlements().put(hooks.key, kept):
+        keep()
+
+
+def settlement_of(session: Session, hooks: Hooks, program: Program) -> Settlement:
+    """What is kept of the step of one graph that was lowered last; no step of it was taken.
+
+    Args:
+        session: whose step it is.
+        hooks: of the graph.
+        program: the graph as captured.
+    """
+    step, report = session.step, session.report
+    assert step is not None and report is not None and step.limit is not None
     peaks, eager = session.peaks_at(0)
-    kept = Settlement(
+    return Settlement(
         report=report,
         graph=fingerprint(program),
         plain=step.plain,
-        constants=step.base - session.resident.total,
+        constants=step.base - session.resident.total + session.resident.inputs,
         whole=step.whole,
         limit=step.limit,
         margin=session.margin,
         aside=session.aside,
         libraries=session.resident.libraries,
         multiplies=session.multiplies,
-        written=None if written is None else tuple(sorted(written)),
-        full_speed=hooks.full_speed,
+        written=None,
+        full_speed=True,
         peaks=peaks,
         eager=eager,
-        gain=hooks.recorded,
-        ends=None if hooks.recorded is None else hooks.recordable[1].ends,
         backward=hooks.backward_facts(),
     )
-    if Settlements().put(hooks.key, kept):
-        keep()
 
 
 class Settlements:
@@ -231,7 +249,7 @@ def _ends(fixed: Sequence[Any], results: Any, saved: Any, gradient_of: Sequence[
     return found
 
 
-def _may_be_alone(session: Session, hooks: Hooks) -> bool:
+def may_be_alone(session: Session, hooks: Hooks) -> bool:
     """Whether the graph may be the whole step of a budget, and is lowered for it: no other one has a part in it."""
     if session.budget is None or session.exact or session.table.target is not None or not hooks.needs_gradients:
         return False
@@ -244,7 +262,7 @@ def _may_be_alone(session: Session, hooks: Hooks) -> bool:
     return cache_dir() is not None
 
 
-def _taken_up(session: Session, known: Settlement) -> bool:
+def taken_up(session: Session, known: Settlement) -> bool:
     """Whether the session stands now as it did when the step was settled: for the same limit in bytes."""
     device = session.resident.device
     session.prepare_allocator()
@@ -253,7 +271,7 @@ def _taken_up(session: Session, known: Settlement) -> bool:
     if further > 0:
         count_library_bytes(device, further)
     session.resident = dataclasses.replace(session.resident, libraries=known.libraries)
-    base = session.resident.total + known.constants
+    base = session.resident.total - session.resident.inputs + known.constants
     session.reference.trains(known.whole, (id(session), (known.graph,)))
     limit = session.held_to(known.whole)
     least = known.report.minimum_bytes or 0
@@ -277,14 +295,21 @@ def _still_keeps(
     return keeps(session, run, hooks, given, frozenset(known.written), known.gain, known.full_speed)
 
 
-def _facts(session: Session) -> bytes:
-    """What a step's code depends on beside graph, inputs and torch's settings, as one digest."""
+def facts_of(session: Session, *, many_sizes: bool = False) -> bytes:
+    """What a step's code depends on beside graph, inputs and torch's settings, as one digest.
+
+    Args:
+        session: whose step it is.
+        many_sizes: whether the code is for many sizes: it is judged by what inputs and the loop hold when it is loaded.
+    """
     resident = session.resident
     sizes = dataclasses.replace(resident, libraries=0)  # of these a step tells, when it is taken
+    sizes = dataclasses.replace(sizes, inputs=0) if many_sizes else sizes
     names = sorted((str(kind), name) for kind, name, _ in session.names().values())
     facts = [
         versions(), repr(session.budget), session.margin, type(session.engine()).__qualname__, session.model_name,
         repr(session.verify), session.plan_seconds, described(session.rewriting.passes), repr(sizes), session.frozen,
-        session.recordings is None, names, library_settings(), place_of(resident.device), repr(session.seen),
+        session.recordings is None, names, library_settings(), place_of(resident.device),
+        many_sizes or repr(session.seen),
     ]  # fmt: skip
     return b"memopt, " + hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest().encode()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -79,8 +80,13 @@ def entries_to(key: str, keep: Callable[[Any], None], serializing: Callable[[Ser
         yield
 
 
-def write(key: str, entry: Any) -> None:
-    """Write an entry to the cache on disk, under a key."""
+def write(key: str, entry: Any, *, alone: bool = False) -> None:
+    """Write an entry to the cache on disk, under a key; `alone`: in place of all that is there under it.
+
+    Of a graph with symbols there may be several, each for the sizes at which its guards hold.
+    """
+    if alone:
+        shutil.rmtree(AOTAutogradCache._get_tmp_dir_for_key(key), ignore_errors=True)
     AOTAutogradCache.save(key, entry, remote=False)
 
 
@@ -93,7 +99,9 @@ def _cached(
         keep(entry)
 
     def cached(settings: Any, *args: Any, **options: Any) -> Any:
-        place = AOTAutogradCacheInfo(key, time.time_ns(), forward_symints=[])
+        flat: Any = args[0] if args else options.get("flat_args", [])
+        symbols = AOTAutogradCache._filter_backed_symints(flat)  # the entry is for sizes at which their guards hold
+        place = AOTAutogradCacheInfo(key, time.time_ns(), forward_symints=symbols)
         with (
             replaced(AOTAutogradCache, "save", save),
             replaced(graph_compile, _SERIALIZE, serializing(getattr(graph_compile, _SERIALIZE))),
