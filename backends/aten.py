@@ -97,6 +97,16 @@ def emit(graph_module: fx.GraphModule) -> Boxed:
     return emitted
 
 
+def emit_collected(graph_module: fx.GraphModule, hooks: Hooks) -> Boxed:
+    """Generate the function of an inference graph that is only collected.
+
+    It is generated first: the session takes the graph over, and has its constants among its inputs then.
+    """
+    emitted = emit(graph_module)
+    hooks.inference(graph_module)
+    return emitted
+
+
 def emit_pieces(graph_module: fx.GraphModule, handing: Handing) -> Generate:
     """Generate the same as a generator, which stops behind each hand-over; its gradients are no results then."""
     emitted: Generate = _emitted(graph_module, handing)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.backends.aten import AtenBackend, Boxed, emit, lower_inference
+from memopt.backends.aten import AtenBackend, Boxed, emit_collected, lower_inference
 from memopt.backends.choose import Bind, Chooser, within_budget
 from memopt.backends.chunked import is_chunked
 from memopt.backends.static import StaticBackend, device_of, least_timeline
@@ -73,8 +73,7 @@ class InductorBackend(Engine):
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
             if hooks.dry:
-                hooks.inference(module)
-                return emit(module)
+                return emit_collected(module, hooks)
             return within_budget(hooks.session, lambda patient: self._inference(module, hooks, patient=patient))
 
         return lower_inference(graph_module, example_inputs, inference)

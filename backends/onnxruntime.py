@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.backends.aten import Boxed, emit, lower_inference
+from memopt.backends.aten import Boxed, emit, emit_collected, lower_inference
 from memopt.backends.choose import within_budget
 from memopt.backends.foreign import ForeignFunction, ForeignWeights, Run, weights_of
 from memopt.capture.dynamo import Hooks, Watched
@@ -67,9 +67,9 @@ class OnnxRuntimeBackend(Engine):
             raise RuntimeError("backend 'onnxruntime' computes no gradients: call the model under torch.no_grad()")
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed | Watched:
-            program, rewrite = hooks.inference(module)
             if hooks.dry:
-                return emit(module)
+                return emit_collected(module, hooks)
+            program, rewrite = hooks.inference(module)
             _check(program)
             if _empty(program):  # ONNX Runtime binds no tensor without elements, and there is nothing to save
                 return Watched(program, rewrite, emit)

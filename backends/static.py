@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import fx
 
-from memopt.backends.aten import Boxed, emit
+from memopt.backends.aten import Boxed, emit, emit_collected
 from memopt.backends.cuda_graph import Replay
 from memopt.backends.inputs import UserInputs
 from memopt.backends.watched import WatchedProgram
@@ -71,8 +71,10 @@ class StaticBackend(Engine):
             return emit(module)
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+            if hooks.dry:
+                return emit_collected(module, hooks)
             program, rewrite = hooks.inference(module)
-            return emit(module) if hooks.dry else hooks.held(WatchedProgram(program, rewrite, self.bind))
+            return hooks.held(WatchedProgram(program, rewrite, self.bind))
 
         lower = aot_autograd(
             fw_compiler=half, bw_compiler=half, inference_compiler=inference, partition_fn=hooks.partition

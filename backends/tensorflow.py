@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.backends.aten import Boxed, emit, lower_inference
+from memopt.backends.aten import Boxed, emit_collected, lower_inference
 from memopt.backends.foreign import ForeignFunction, ForeignWeights, Run, weights_of
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.engine import Engine
@@ -54,9 +54,9 @@ class TensorFlowBackend(Engine):
             raise RuntimeError("backend 'tensorflow' computes no gradients: call the model under torch.no_grad()")
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed | Watched:
-            program, rewrite = hooks.inference(module)
             if hooks.dry:
-                return emit(module)
+                return emit_collected(module, hooks)
+            program, rewrite = hooks.inference(module)
             return ForeignWeights(program, rewrite, weights_of(program), _Function)
 
         return lower_inference(graph_module, example_inputs, inference)

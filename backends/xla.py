@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from memopt.backends.aten import Boxed, emit
+from memopt.backends.aten import Boxed, emit, emit_collected
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.engine import Engine
@@ -108,9 +108,11 @@ def _aot(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hoo
         raise _over(session, excess)
 
     def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+        if hooks.dry:
+            return emit_collected(module, hooks)
         program, rewrite = hooks.inference(module)
         stays.update(_staying(program))
-        return emit(module) if hooks.dry else Watched(program, rewrite, build)
+        return Watched(program, rewrite, build)
 
     lower = aot_autograd(
         fw_compiler=forward, bw_compiler=backward, inference_compiler=inference, partition_fn=hooks.partition

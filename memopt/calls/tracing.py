@@ -47,6 +47,7 @@ from memopt.torch_compat.dynamo_errors import (
     TorchDynamoException,
     TorchRuntimeError,
 )
+from memopt.torch_compat.folded_errors import folded_errors_raise
 from memopt.torch_compat.formatted_keys import formatted_keys
 from memopt.torch_compat.logging_calls import deferred_logging, silence
 from memopt.torch_compat.replaced_calls import replaced_calls
@@ -294,7 +295,7 @@ def dynamo_settings(
                 stack.enter_context(varying_shapes(varying))
             elif not symbolic:
                 stack.enter_context(static_shapes())
-            for each in (deferred_logging(), formatted_keys(), functions_keep_backward()):
+            for each in (deferred_logging(), formatted_keys(), folded_errors_raise(), functions_keep_backward()):
                 stack.enter_context(each)
             stack.enter_context(replaced_calls(REPLACEMENTS))
             stack.enter_context(numbers.followed())

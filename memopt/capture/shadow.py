@@ -46,10 +46,11 @@ class Shadow:
         """
         self.mode = ValuedFakeMode()
         self._twins: dict[int, Any] = {}
+        self._by_attributes: dict[int, Any] = {}
         self._alive: list[Any] = []
         self.model: nn.Module = self._twin_module(model)
         for twin in [twin for twin in self._twins.values() if isinstance(twin, nn.Module)]:
-            own = {name: self._turned(value) for name, value in twin.__dict__.items() if name not in _PARTS}
+            own = {name: self._item(value) for name, value in twin.__dict__.items() if name not in _PARTS}
             twin.__dict__.update(own)
         self.names = {id(self._twins[key]): value for key, value in model_names(model).items() if key in self._twins}
 
@@ -86,7 +87,7 @@ class Shadow:
             )
         twin = _bare(module)
         twin.__dict__.update(module.__dict__)
-        self._twins[id(module)] = twin
+        self._twins[id(module)] = self._by_attributes[id(module.__dict__)] = twin
         makers: tuple[Callable[[Any], Any], ...] = (self._twin, self._twin, self._twin_module)
         for kind, make in zip(_PARTS, makers, strict=True):
             children = {key: None if value is None else make(value) for key, value in getattr(module, kind).items()}
@@ -95,10 +96,14 @@ class Shadow:
 
     def _turned(self, value: Any) -> Any:
         """A plain attribute that speaks of the model's modules or weights, made to speak of their twins."""
-        if isinstance(value, (nn.Module, torch.Tensor)):
+        if isinstance(value, torch.Tensor):
             return self._twins.get(id(value), value)
-        if isinstance(value, types.MethodType) and id(value.__self__) in self._twins:
-            return types.MethodType(value.__func__, self._twins[id(value.__self__)])
+        if isinstance(value, nn.Module):
+            return self._twin_of(value)
+        if isinstance(value, types.MethodType):
+            owner, function = self._turned(value.__self__), self._item(value.__func__)
+            changed = owner is not value.__self__ or function is not value.__func__
+            return types.MethodType(function, owner) if changed else value
         if type(value) is functools.partial:
             turned = functools.partial(
                 self._turned(value.func),
@@ -111,8 +116,12 @@ class Shadow:
             return tuple(map(self._turned, value))
         return self._copied(value) if type(value) in _CONTAINERS else value
 
+    def _twin_of(self, module: nn.Module) -> Any:
+        """The twin of a module of the model, or of another object with its attributes, as one compiled in place has."""
+        return self._twins.get(id(module), self._by_attributes.get(id(module.__dict__), module))
+
     def _item(self, value: Any) -> Any:
-        """What a container holds, turned: functions too, as hooks are."""
+        """An attribute, or what a container holds, turned: functions too, as hooks and wrapped methods are."""
         is_closure = isinstance(value, types.FunctionType) and value.__closure__
         return self._turned_function(value) if is_closure else self._turned(value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 import weakref
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import fx
 
+import memopt
 from memopt.backends.aten import emit
 from memopt.memory.measure import measure
 from memopt.passes.inplace import Inplace
@@ -221,3 +223,43 @@ def test_dead_calls_still_run_and_their_results_die_at_once() -> None:
     run = emit(fx.GraphModule(torch.nn.Module(), graph))
     run([X])
     assert seen == [1] and lines(run)[-2] == "del v0"
+
+
+class Counts(torch.nn.Module):
+    """Several graphs, of which one has a constant and needs no gradients: a metric within a model, say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.seen = torch.nn.Linear(16, 4), torch.zeros(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        chosen = y.argmax(-1)
+        torch._dynamo.graph_break()
+        with torch.no_grad():
+            weight = torch.ones(4)
+            weight[chosen.bincount(minlength=4) == 0] = torch.tensor(0.0)
+            self.seen = self.seen + weight
+        torch._dynamo.graph_break()
+        return y.square().mean()
+
+
+@pytest.mark.parametrize("engine", ["aten", "inductor"])
+def test_constants_of_a_graph_that_is_only_collected_are_no_inputs_of_it(engine) -> None:
+    torch.manual_seed(0)
+    model = Counts()
+    plain = copy.deepcopy(model)
+    compiled = memopt.compile(model, "4MB", backend=engine)
+    for _ in range(2):
+        x = torch.randn(8, 16)
+        compiled(x).backward()
+        plain(x).backward()
+        assert_same(model.seen, plain.seen)
+    assert compiled.report.budget_bytes == 4_000_000
+    torch.testing.assert_close(model.linear.weight.grad, plain.linear.weight.grad)
+
+
+@pytest.mark.parametrize("engine", ["static", "inductor"])
+def test_a_plan_without_a_run_has_constants_too(engine) -> None:
+    report = memopt.plan(Counts().eval(), (torch.randn(8, 16),), "4MB", backend=engine)
+    assert report.budget_bytes == 4_000_000

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import collections
+import functools
+import types
 
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+import memopt.in_place
 from memopt.capture.shadow import Shadow, model_names
+from memopt.module import calls_of
 from memopt.program import InputKind
 
 
@@ -91,6 +95,50 @@ def test_containers_are_the_twins_own_and_speak_of_its_parts() -> None:
     twin.seen.append(1)
     twin.known["blocks"].clear()
     assert len(model.seen) == 1 and model.known["blocks"] == [model.head]
+
+
+class Wraps(nn.Module):
+    """Its methods are wrapped, as metrics' of torchmetrics and patched models of TRL are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.seen, self.calls = nn.Linear(3, 3), torch.zeros(3), 0
+        plain = self.update
+
+        @functools.wraps(plain)
+        def update(x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return plain(x)
+
+        def patched(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+            return original(x) + self.linear.bias
+
+        original = self.forward
+        self.update, self.forward = update, types.MethodType(patched, self)
+
+    def update(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = self.seen + x.detach().sum(0)
+        return x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.update(self.linear(x))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_wrapped_methods_of_the_twin_are_its_own(in_place: bool) -> None:
+    model = Wraps()
+    if in_place:  # what is compiled is another object with the same attributes, which the methods are not bound to
+        memopt.in_place.compile_in_place(model, backend="aten")
+        shown = calls_of(memopt.in_place.stand_in_of(model)).model
+        assert shown is not model
+        shadow = Shadow(shown)
+    else:
+        shadow = Shadow(model)
+    (fake,), _ = shadow.inputs([torch.ones(2, 3)], {})
+    with shadow.mode:
+        result = shadow.model(fake)
+    assert isinstance(result, FakeTensor) and shadow.model.calls == 1 and isinstance(shadow.model.seen, FakeTensor)
+    assert model.calls == 0 and not isinstance(model.seen, FakeTensor) and model.seen.sum() == 0
 
 
 def test_hooks_that_the_twin_registers_are_not_the_models() -> None:
