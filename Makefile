@@ -43,7 +43,7 @@ test-gpu: $(STAMP)
 
 # Training loops of other libraries, as they are: a few minutes.
 test-integrations: $(STAMP)
-	$(PIP_INSTALL) -c constraints.txt -e ".[dev,train,lightning]"
+	$(PIP_INSTALL) -c constraints.txt -e ".[dev,train,trl,lightning]" tensorboard
 	$(PYTEST) tests/integrations tests/test_in_place.py tests/test_snippets.py
 
 # Long checks of `memopt convert`, each with its counts on record in benchmarks/results; they fail where one does not hold.

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import inspect
+import logging
 import types
 import weakref
 from collections.abc import Callable
@@ -16,10 +17,13 @@ from torch import nn
 
 from memopt.budget import BudgetError, OutOfBudgetError
 from memopt.calls.model_calls import ModelCalls
+from memopt.capture.export import CaptureError
 from memopt.options import Options
 from memopt.report.record import Report
 from memopt.torch_compat.modules import change_tensors
 from memopt.torch_compat.transforms import compiled_from
+
+log = logging.getLogger("memopt")
 
 # Methods that Python looks for at classes alone: a stand-in has them if its model does.
 _CONTAINER = ("__len__", "__getitem__", "__setitem__", "__delitem__", "__iter__", "__contains__", "__reversed__")
@@ -102,6 +106,7 @@ class CompiledModule(nn.Module):
             if self._memopt.inlined or torch.compiler.is_exporting():
                 return self._memopt.model(*args, **kwargs)
             return _run_outside(self, args, kwargs)
+        self._memopt.reached = True
         try:
             return self._memopt.run(args, kwargs)
         except BudgetError as error:
@@ -169,6 +174,8 @@ class CompiledModule(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN:
             object.__setattr__(self, name, value)
+            if name == "forward" and getattr(value, "__func__", None) is not type(self).forward:
+                _watch_forward(self)
             return
         setattr(self._memopt.model, name, value)
         if name in _SHARED:
@@ -241,6 +248,27 @@ def _calling(stand_in: CompiledModule, name: str) -> Any:
     if any(vars(base).get("__slots__") for base in type(calls.model).__mro__):
         return getattr(calls.model, name)
     return getattr(calling(calls.model, call), name)
+
+
+def _watch_forward(stand_in: CompiledModule) -> None:
+    """Look once whether a `forward` in place of the stand-in's own calls that one; where not, nothing is planned."""
+    calls = stand_in._memopt
+    calls.reached = False
+
+    def look(module: nn.Module, args: Any, outputs: Any) -> None:
+        handle.remove()
+        if calls.reached:
+            return
+        text = (
+            f"forward of {type(calls.model).__name__}'s stand-in was replaced by one that does not call it, so that "
+            "nothing of it is planned: replace the model's own before memopt.compile, or compile the model in place, "
+            "as memopt.integrations.hf.MemoptCallback does"
+        )
+        if calls.options.budget is not None:
+            raise CaptureError(text)
+        log.warning("memopt: %s", text)
+
+    handle = stand_in.register_forward_hook(look)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import memopt
+from memopt.capture.export import CaptureError
 
 
 @pytest.fixture(autouse=True)
@@ -239,6 +240,25 @@ def test_a_shallow_copy_has_attributes_of_its_own():
     x = torch.randn(2, 8)
     assert run.scale == 1.0 and twin.layer is run.layer
     torch.testing.assert_close(twin(x), 2 * run(x))
+
+
+@pytest.mark.parametrize("budget", ["1MB", None])
+def test_a_forward_that_does_not_call_the_stand_in_s_own_is_refused_or_said(budget, caplog):
+    """As TRL's trainers replace it: nothing of the call would be planned."""
+    run, x = memopt.compile(Encoder(), budget, backend="aten"), torch.randn(2, 8)
+    run.forward = types.MethodType(lambda self, x: self.layer(x), run)
+    if budget is None:
+        run(x), run(x)
+        assert [record.message.count("was replaced by one that does not call it") for record in caplog.records] == [1]
+    else:
+        with pytest.raises(CaptureError, match="MemoptCallback"):
+            run(x)
+    del run.forward
+    own = run.forward
+    run.forward = types.MethodType(lambda self, x: 2 * own(x), run)
+    torch.testing.assert_close(run(x), 2 * own(x))
+    run.forward = own  # as accelerate takes its own away
+    assert not run._forward_hooks
 
 
 def test_a_forward_that_was_wrapped_around_the_stand_in_s_own_stays_there():

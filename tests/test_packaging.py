@@ -88,6 +88,16 @@ def test_wheel_names_its_license_and_entry_points(wheel):
     assert "memopt = memopt.cli:main" in wheel.read(entry_points).decode()
 
 
+def test_the_citation_is_of_this_version():
+    lines = dict(
+        line.split(": ", 1)
+        for line in (ROOT / "CITATION.cff").read_text().splitlines()
+        if ": " in line and line[0] != " "
+    )
+    assert lines["version"] == PROJECT["project"]["version"] == importlib.metadata.version("memopt")
+    assert lines["license"] == PROJECT["project"]["license"] and lines["cff-version"] == "1.2.0"
+
+
 @pytest.mark.parametrize("group", ["console_scripts", "torch_dynamo_backends"])
 def test_installed_entry_points_load(group):
     (entry,) = [entry for entry in importlib.metadata.entry_points(group=group) if entry.name == "memopt"]

@@ -74,6 +74,7 @@ class ModelCalls:
         as_it_is: calls that cannot be captured, and run within a budget.
         refusals: calls whose budget was refused.
         inlined: whether the stand-in is a part of a model that memopt compiles: it is compiled with that.
+        reached: whether the stand-in's own `forward` was called since another was put in its place.
     """
 
     def __init__(self, model: nn.Module, options: Options) -> None:
@@ -90,7 +91,7 @@ class ModelCalls:
         self.fallback, self.refusals = Fallback(model, options), Refusals(model)
         self.as_it_is = AsItIs(model, options)
         self.ahead = PlanAhead(model, options, self.sessions, self.residents, self.fallback)
-        self.inlined = False
+        self.inlined, self.reached = False, False
         self._trained = model.training  # whether it was in training's mode when it was compiled
         self._kind: Kind | None = None  # of the latest call
         self._said: set[str] = set()  # what runs as it is, told once

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from typing import Any
 
@@ -15,9 +16,12 @@ from memopt.budget import parse_budget
 from memopt.in_place import compile_in_place, stand_in_of, undo
 from memopt.module import CompiledModule
 from memopt.report.record import Report
+from memopt.report.scalars import scalars
 
 try:
     from transformers import TrainerCallback
+    from transformers.integrations.integration_utils import get_reporting_integration_callbacks
+    from transformers.trainer_callback import CallbackHandler
 except ImportError as error:
     raise ImportError("memopt.integrations.hf needs transformers and accelerate: pip install memopt[train]") from error
 
@@ -32,7 +36,8 @@ class MemoptCallback(TrainerCallback):
 
     The model is compiled in place: the Trainer goes on with the object that it was given, and training, evaluation and
     prediction keep the budget from then on, after `train` as well. `generate` runs the model as it is. A model that is
-    memopt's stand-in already keeps what it was compiled with and gets the optimizer.
+    memopt's stand-in already keeps what it was compiled with and gets the optimizer. Where the Trainer reports to
+    TensorBoard or the like, memory and plan go there as scalars, `memopt/measured_peak_bytes` say.
     """
 
     def __init__(self, budget: str | int | float | None = None, **options: Any) -> None:
@@ -52,6 +57,7 @@ class MemoptCallback(TrainerCallback):
             parse_budget(budget)
         self.budget, self.options = budget, options
         self._model: nn.Module | None = None
+        self._logged: dict[str, float] = {}
 
     @property
     def report(self) -> Report:
@@ -75,6 +81,15 @@ class MemoptCallback(TrainerCallback):
             stand_in.set_optimizer(optimizer)
         self._model = model
 
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Hand memory and plan to where the Trainer's logs go, when they are others than before."""
+        with contextlib.suppress(RuntimeError):  # no step was taken
+            figures = {f"memopt/{name}": value for name, value in scalars(self.report).items()}
+            if figures != self._logged:
+                self._logged = figures
+                for each in _reporters(args):
+                    each.on_log(args, state, control, **{**kwargs, "logs": dict(figures)})
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Say what was done, by the logger "memopt"."""
         with contextlib.suppress(RuntimeError):  # no step was taken
@@ -84,6 +99,21 @@ class MemoptCallback(TrainerCallback):
         """The model is as it was before training: its calls keep no budget."""
         if self._model is not None and not isinstance(self._model, CompiledModule):
             undo(self._model)
+
+
+def _reporters(args: Any) -> list[TrainerCallback]:
+    """The callbacks that hand logs on, TensorBoard's say, of the Trainer whose event this is.
+
+    An event tells a callback nothing of the others: they are asked of the handler that is calling.
+    """
+    frame = inspect.currentframe()
+    kinds = tuple(get_reporting_integration_callbacks(args.report_to))  # type: ignore[no-untyped-call]
+    while frame is not None:
+        handler = frame.f_locals.get("self")
+        if isinstance(handler, CallbackHandler):
+            return [each for each in handler.callbacks if isinstance(each, kinds)]
+        frame = frame.f_back
+    return []
 
 
 def _stand_in(model: nn.Module) -> CompiledModule | None:

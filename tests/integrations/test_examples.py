@@ -24,6 +24,7 @@ def run(name, *options):
     [
         ("accelerate_lora.py", "peft", "40MB", [("--when", "before"), ("--when", "after")]),
         ("diffusion.py", "diffusers", "60%", [()]),
+        ("trl_sft.py", "trl", "40MB", [()]),
     ],
 )
 def test_losses_within_the_budget_are_those_without_it(name, library, budget, ways):

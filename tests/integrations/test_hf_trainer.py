@@ -1,10 +1,12 @@
 """Hugging Face's Trainer as it is, with memopt beside itself without: the same losses, checkpoints and predictions."""
 
 import os
+import types
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import is_fake
 from torch.utils.data import Dataset
 
 import memopt
@@ -156,6 +158,45 @@ class Wide(nn.Module):
     def forward(self, x, labels=None):
         y = self.second(torch.relu(self.first(x)))
         return {"loss": (y - labels).square().mean(), "logits": y}
+
+
+def test_tensorboard_gets_memory_and_plan(tmp_path, monkeypatch):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "logs"))
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), use_cpu=True, report_to=["tensorboard"], disable_tqdm=True, logging_steps=1, max_steps=3
+    )
+    callback = MemoptCallback(budget="1MB", backend="aten")
+    rows = [{"x": torch.randn(8), "labels": torch.randn(8)} for _ in range(24)]
+    transformers.Trainer(model=Wide(), args=arguments, train_dataset=rows, callbacks=[callback]).train()
+    found = events.EventAccumulator(str(tmp_path / "logs"))
+    found.Reload()
+    (budget,) = found.Scalars("train/memopt/budget_bytes")
+    assert budget.value == 10**6 and budget.step == 1
+    assert found.Scalars("train/memopt/measured_peak_bytes")[0].value == callback.report.measured_peak_bytes
+    assert len(found.Scalars("train/loss")) == 3
+
+
+def test_rewritten_methods_of_a_model_run_as_they_are_rewritten(tmp_path):
+    """As TRL's trainers have it: their loss without logits is a `forward` of the very model, around its own."""
+    losses = {}
+    for how in ("plain", "callback"):
+        run = trainer(gpt2, how, tmp_path / how, rows=8, num_train_epochs=2, gradient_accumulation_steps=1)
+        original, model = run.model.forward, run.model
+        seen = model.seen = [0]
+
+        def forward(self, original=original, seen=seen, **inputs):
+            seen[0] += 1
+            self.latest = inputs["input_ids"].float().mean()
+            outputs = original(**inputs)
+            outputs.loss = outputs.loss * 2 + self.transformer.wte.weight.square().mean()
+            return outputs
+
+        model.forward = types.MethodType(forward, model)
+        run.train()
+        losses[how] = history(run)
+        assert seen[0] >= 2 and not is_fake(model.latest)
+    assert_alike(losses["callback"], losses["plain"])
 
 
 @pytest.mark.parametrize("how", ["compile", "callback"])
