@@ -10,17 +10,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from memopt.budget import format_bytes
-from memopt.cli.demo_run import CASES, SHARES, Case, Row, run_case
-from memopt.cli.group import DIFFERENT, FAILED, verbosity, verbosity_options
+from memopt.cli.demo_run import CASES, SHARES, Case, Row, gpu_cases, run_case
+from memopt.cli.group import DIFFERENT, FAILED, USAGE, CommandError, verbosity, verbosity_options
 
 _PLAIN_WIDTH = 132
 
 
 @click.command()
+@click.option("--gpu", is_flag=True, help="Larger models, on this machine's CUDA device, as code of Inductor's.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the weights, the batch and dropout.")
 @click.option(
     "--report-dir",
@@ -32,21 +34,26 @@ _PLAIN_WIDTH = 132
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @verbosity_options
 @click.pass_context
-def demo(ctx: click.Context, seed: int, report_dir: Path, form: str) -> None:
+def demo(ctx: click.Context, gpu: bool, seed: int, report_dir: Path, form: str) -> None:
     """Train a GPT and a ResNet inside 60 % and 40 % of the memory that they take, and check the gradients.
 
-    Runs on the CPU. Peaks are measured from the allocator's own events; gradients are compared with eager PyTorch's,
-    under the same seed, dropout on.
+    Runs on the CPU, or with --gpu on a CUDA device, with batches that it has room for. Peaks are measured from the
+    allocator's own events (on CUDA: what it reserves); gradients are compared with eager PyTorch's, under the same
+    seed; on the CPU with dropout.
     """
+    if gpu and not torch.cuda.is_available():
+        raise CommandError("demo --gpu: torch sees no CUDA device here; memopt demo runs on the CPU", USAGE)
     started = time.perf_counter()
     report_dir.mkdir(parents=True, exist_ok=True)
     spoken = form == "text" and verbosity(ctx) >= 0
-    if spoken and (expected := sum(sum(case.expected) for case in CASES)):
-        click.echo(
-            f"Training on this CPU: plain PyTorch first, then within budgets. About {expected} s on two idle cores."
-        )
+    cases = _cases_of_device() if gpu else CASES
+    expected = sum(sum(case.expected) for case in cases)
+    if spoken and (expected or gpu):
+        place = torch.cuda.get_device_name() if gpu else "this CPU"
+        duration = "Some minutes: code is compiled." if gpu else f"About {expected} s on two idle cores."
+        click.echo(f"Training on {place}: plain PyTorch first, then within budgets. {duration}")
     rows: list[Row] = []
-    for case in CASES:
+    for case in cases:
         rows += _announced(run_case(case, seed, report_dir), case) if spoken else run_case(case, seed, report_dir)
     seconds = time.perf_counter() - started
     code, verdict = _verdict(rows)
@@ -61,6 +68,11 @@ def demo(ctx: click.Context, seed: int, report_dir: Path, form: str) -> None:
         f"{verdict} ({seconds:.0f} s). Reports: {report_dir / '*.html'} and {report_dir / '*.json'}", err=form == "json"
     )
     ctx.exit(code)
+
+
+def _cases_of_device() -> Sequence[Case]:
+    torch.backends.cudnn.allow_tf32 = False  # what differs is to be memopt's alone
+    return gpu_cases(torch.cuda.mem_get_info()[0])
 
 
 _SHOWN = """\

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+import memopt
 from memopt.cli import demo_run
 from memopt.cli.demo_run import Case, Row, Verdict, gradient_error
 from memopt.report import load
@@ -49,6 +50,30 @@ def test_a_share_that_cannot_be_met_is_said_and_the_least_is_tried(run, monkeypa
     row = json.loads(result.stdout)["rows"][1]
     assert row["setting"] == "least (10% cannot be met)"
     assert row["measured_bytes"] <= row["budget_bytes"]
+
+
+def test_a_gpu_s_batches_are_halved_until_plain_training_fits():
+    case = dataclasses.replace(TINY, label="{batch} rows")
+    model, inputs = case.build()
+    needed = memopt.estimate(model, inputs, optimizer=torch.optim.AdamW(model.parameters())).total
+    (large,), (small,) = demo_run.gpu_cases(2 * needed, (case,)), demo_run.gpu_cases(needed, (case,))
+    assert (large.batch, large.label) == (8, "8 rows") and small.batch < 8
+    assert small.label == f"{small.batch} rows"
+
+
+def test_without_a_gpu_the_gpu_s_demo_is_refused_in_a_line(run, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = run("demo", "--gpu")
+    assert result.exit_code == 2 and result.stderr.startswith("error: demo --gpu: torch sees no CUDA device")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_budgets_hold_for_what_is_reserved(run, folder, monkeypatch):
+    case = dataclasses.replace(TINY, label="{batch}", device="cuda", engine="inductor", options={"dropout": 0.0})
+    monkeypatch.setattr(demo_run.gpu_cases, "__defaults__", ((case,),))
+    result = run("demo", "--gpu", "--report-dir", "out")
+    assert result.exit_code == 0, result.stdout + result.stderr
+    assert len(list((folder / "out").glob("gpt2:tiny-gpu-*.html"))) == 2
 
 
 def rows(verdict: Verdict) -> list[Row]:
