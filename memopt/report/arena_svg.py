@@ -41,7 +41,7 @@ def arena_svg(plan: BufferPlan) -> str:
     for address in (0, plan.arena_bytes):
         label = format_bytes(address, short=True)
         parts.append(f'<text x="{_LEFT - 6}" y="{y(address) + 4:.2f}" text-anchor="end">{label}</text>')
-    below = f"{len(plan.steps)} steps, in order; at least {format_bytes(plan.lower_bound, short=True)}"
+    below = f"{len(plan.steps)} operations, in order; at least {format_bytes(plan.lower_bound, short=True)}"
     parts.append(f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 10}" text-anchor="end">{below}</text>')
     label = html.escape(f"arena of {format_bytes(plan.arena_bytes)}: time by address", quote=True)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
@@ -56,5 +56,5 @@ def _kind(block: Block) -> str:
 
 def _title(block: Block) -> str:
     what = f"scratch of {block.name}" if block.scratch else ", ".join(block.holds)
-    where = f"{format_bytes(block.nbytes, short=True)} at {block.offset}, steps {block.start} to {block.end - 1}"
+    where = f"{format_bytes(block.nbytes, short=True)} at {block.offset}, operations {block.start} to {block.end - 1}"
     return html.escape(f"{what}: {where}", quote=True)

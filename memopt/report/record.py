@@ -25,7 +25,7 @@ class Environment:
 
 @dataclasses.dataclass(frozen=True)
 class TensorRow:
-    """One tensor that backward needs: kept, or computed again.
+    """One tensor that backward needs: kept, or recomputed.
 
     Attributes:
         name: the node that makes it.

@@ -124,13 +124,13 @@ def _curve(report: Report) -> list[str]:
 def _program(program: ProgramReport) -> list[str]:
     lines = [f"{program.name} ({program.kind}): {program.nodes} nodes"]
     if program.kind == "training":
-        lines.append(f"  kept for backward: {summed(program.saved)}; computed again: {summed(program.recomputed)}")
+        lines.append(f"  kept for backward: {summed(program.saved)}; recomputed: {summed(program.recomputed)}")
     # Both lines on one scale: the plan's gain is to be seen.
     top = max((*program.timeline_before, *program.timeline_after), default=0)
     for label, values in (("before", program.timeline_before), ("after", program.timeline_after)):
         if values:
             lines.append(f"  {label:6}  {sparkline(values, top=top)}  {format_bytes(max(values))}")
-    for label, rows in (("largest kept", program.saved), ("largest computed again", program.recomputed)):
+    for label, rows in (("largest kept", program.saved), ("largest recomputed", program.recomputed)):
         if rows:
             shown = sorted(rows, key=lambda row: -row.bytes)[:_ROWS_SHOWN]
             table = [(row.name, format_bytes(row.bytes), row.source) for row in shown]

@@ -27,7 +27,7 @@ def test_one_rectangle_per_block_of_the_arena():
     rectangles = root.findall(f"{name}rect")
     assert [r.get("class") for r in rectangles] == ["value", "shared", "scratch"]
     titles = [r.find(f"{name}title").text for r in rectangles]
-    assert titles[0] == "a<b>: 64 B at 0, steps 0 to 1" and titles[2].startswith("scratch of d")
+    assert titles[0] == "a<b>: 64 B at 0, operations 0 to 1" and titles[2].startswith("scratch of d")
     for r in rectangles:
         left, top, width, height = (float(r.get(key)) for key in ("x", "y", "width", "height"))
         assert 0 <= left <= left + width <= WIDTH and 0 <= top <= top + height <= HEIGHT

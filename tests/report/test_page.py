@@ -131,7 +131,7 @@ def test_cursor_tells_what_is_alive_by_keys_and_by_pointer(opened, training):
     opened.press("p")
     peak = line.index(max(line))
     words = opened.text("#memory-0 .alive")
-    assert f"Step {peak}" in words
+    assert f"Operation {peak}" in words
     alive = sorted((s for s in program.after.storages if s.start <= peak < s.end), key=lambda s: -s.bytes)
     assert f"{len(alive)} tensors alive" in words
     named = {node.id: node for node in program.after.nodes}[alive[0].node]

@@ -12,7 +12,7 @@ def test_says_what_decides():
     assert "measured peak   879.00 MB (838.28 MiB): within the budget" in text
     assert "least possible  600.00 MB" in text
     assert "note: no C++ compiler" in text
-    assert "kept for backward: 1 tensor, 4.00 MB (3.81 MiB); computed again: 1 tensor, 1.00 MB" in text
+    assert "kept for backward: 1 tensor, 4.00 MB (3.81 MiB); recomputed: 1 tensor, 1.00 MB" in text
     assert "merge_common refused conv_0:" in text
     assert "merge_common refused 2 more" in text
 

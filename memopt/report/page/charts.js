@@ -127,7 +127,7 @@ function arenaChart(arena) {
   const bound = y(arena.bound);
   area.svg.append(make("line", { class: "bound", x1: area.left, x2: area.right, y1: bound, y2: bound }),
     make("text", { class: "tick", x: area.left + 6, y: bound - 5 }, `lower bound ${bytes(arena.bound)}`),
-    make("text", { class: "tick end", x: area.right, y: area.bottom + 20 }, `${count(arena.steps, "step")}, in order`));
+    make("text", { class: "tick end", x: area.right, y: area.bottom + 20 }, `${count(arena.steps, "operation")}, in order`));
   const words = make("p", { class: "readout", "aria-live": "polite" }, "Point at a block, or press the arrow keys.");
   let place = -1;
   function show(at) {
@@ -136,7 +136,7 @@ function arenaChart(arena) {
     marks[at].classList.add("chosen");
     const [name, , size, start, end, offset, holds, scratch] = inside[at];
     words.replaceChildren(code(scratch ? `scratch of ${name}` : holds.join(", ") || name),
-      ` ${bytes(size)} at address ${offset.toLocaleString("en")}, steps ${start} to ${end - 1}`);
+      ` ${bytes(size)} at address ${offset.toLocaleString("en")}, operations ${start} to ${end - 1}`);
   }
   marks.forEach((mark, at) => mark.addEventListener("pointerenter", () => show(at)));
   area.svg.addEventListener("keydown", (event) => {

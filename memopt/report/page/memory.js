@@ -5,7 +5,7 @@ function timelineChart(program, budget) {
   const [before, after] = program.lines;
   const steps = Math.max(before.length, after.length, 1);
   const top = Math.max(...before, ...after, budget || 0, 1) * 1.08;
-  const label = `memory of ${program.name} over its steps`;
+  const label = `memory of ${program.name} over its operations`;
   const area = frame(320, 74, 34, label, { tabindex: 0, role: "slider", class: "chart", "aria-valuemin": 0 });
   const x = (step) => area.left + step / steps * (area.right - area.left);
   const y = (size) => area.bottom - size / top * (area.bottom - area.top);
@@ -22,7 +22,7 @@ function timelineChart(program, budget) {
     area.svg.append(make("line", { class: "boundary", x1: at, x2: at, y1: area.top, y2: area.bottom }),
       make("text", { class: "tick end", x: at - 6, y: area.top + 10 }, "forward"), make("text", { class: "tick", x: at + 6, y: area.top + 10 }, "backward"));
   }
-  area.svg.append(make("text", { class: "tick end", x: area.right, y: area.bottom + 22 }, `${count(steps, "step")}, in order`));
+  area.svg.append(make("text", { class: "tick end", x: area.right, y: area.bottom + 22 }, `${count(steps, "operation")}, in order`));
   const cursor = make("line", { class: "cursor", y1: area.top, y2: area.bottom });
   area.svg.append(cursor);
 
@@ -37,7 +37,7 @@ function timelineChart(program, budget) {
     cursor.setAttribute("x2", x(place + 0.5));
     const graph = graphAt(program.graphs[side]);
     const step = graph && graph.steps[place];
-    const words = `step ${place} of ${values().length}${step ? `, ${step.name}` : ""}: ${bytes(values()[place] || 0)}`;
+    const words = `operation ${place} of ${values().length}${step ? `, ${step.name}` : ""}: ${bytes(values()[place] || 0)}`;
     area.svg.setAttribute("aria-valuemax", Math.max(0, values().length - 1));
     area.svg.setAttribute("aria-valuenow", place);
     area.svg.setAttribute("aria-valuetext", words);
@@ -75,7 +75,7 @@ function timelineLegend(sides, before, budget) {
 }
 
 function alive(graph, step, place, total, planned) {
-  const title = make("h3", {}, `Step ${place}: ${bytes(total)}`);
+  const title = make("h3", {}, `Operation ${place}: ${bytes(total)}`);
   if (!graph) return [title, make("p", { class: "soft" }, "This graph was not recorded.")];
   const there = graph.storages.filter((storage) => storage.start <= place && place < storage.end).sort((a, b) => b.size - a.size);
   const sum = there.reduce((whole, storage) => whole + storage.size, 0);
@@ -88,7 +88,7 @@ function alive(graph, step, place, total, planned) {
   return [title,
     step ? make("p", {}, "runs ", code(`${step.name} = ${nodeLine(step).call}`), step.source ? make("span", { class: "soft" }, " ", source(step.source)) : null) : null,
     make("p", { class: "soft" }, `${count(there.length, "tensor")} alive, ${bytes(sum)}; ${planned ? "resident, and the arena around them" : "resident and workspace"} ${bytes(Math.max(0, total - sum))}`),
-    rows.length ? table(["made by", "size", "alive in steps", "module", "source"], rows, [1, 2]) : null, more];
+    rows.length ? table(["made by", "size", "alive in operations", "module", "source"], rows, [1, 2]) : null, more];
 }
 
 function nodeButton(node) {
@@ -98,7 +98,7 @@ function nodeButton(node) {
 // -- decisions --------------------------------------------------------------------------------------------------------------
 
 function decisionTable(rows) {
-  const heads = ["decision", "tensor", "size", "price: to compute again", "source"];
+  const heads = ["decision", "tensor", "size", "price: to recompute", "source"];
   const keys = [(row) => row[0], (row) => row[1], (row) => -row[2], (row) => -(row[3] || 0), (row) => row[4]];
   let order = 2;
   let all = false;
@@ -122,7 +122,7 @@ function decisionTable(rows) {
   const sums = ["kept", "recomputed"].map((what) => {
     const mine = rows.filter((row) => row[0] === what);
     const time = mine.reduce((sum, row) => sum + (row[3] || 0), 0);
-    return `${what}: ${count(mine.length, "tensor")}, ${bytes(mine.reduce((sum, row) => sum + row[2], 0))}, ${seconds(time)} to compute again`;
+    return `${what}: ${count(mine.length, "tensor")}, ${bytes(mine.reduce((sum, row) => sum + row[2], 0))}, ${seconds(time)} to recompute`;
   });
   const search = make("input", { type: "search", placeholder: "filter by name, decision or source", "aria-label": "filter tensors", oninput: (event) => { wanted = event.target.value.toLowerCase(); draw(); } });
   draw();

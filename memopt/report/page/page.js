@@ -25,7 +25,7 @@ function programSections(program, at) {
     parts.push(section(`memory-${at}`, `Memory over time${title}`, make("p", { class: "soft" }, `${program.kind}, ${count(program.nodes, "operation")}${program.note ? `: ${program.note}` : ""}`), timelineChart(program, data.budget)));
   }
   if (program.arena) parts.push(section(`arena-${at}`, `The arena${title}`, arenaChart(program.arena)));
-  if (program.decisions.length) parts.push(section(`decisions-${at}`, `Kept or computed again${title}`, decisionTable(program.decisions)));
+  if (program.decisions.length) parts.push(section(`decisions-${at}`, `Kept or recomputed${title}`, decisionTable(program.decisions)));
   return parts;
 }
 
