@@ -55,9 +55,9 @@ def without_paths(text: str) -> str:
 
 
 def resnet50_inference() -> str:
-    """ResNet-50 on 32 images in one preplanned arena, every rewrite proved."""
+    """ResNet-50 on 64 images in one preplanned arena, every rewrite proved."""
     model = models.build("resnet50").eval()
-    return render(memopt.plan(model, model.example_inputs(32), backend="static", verify=True), "json")
+    return render(memopt.plan(model, model.example_inputs(64), backend="static", verify=True), "json")
 
 
 def gpt2_medium_training() -> str:

@@ -74,6 +74,7 @@ class CompiledModule(nn.Module):
         for kind in _SHARED:
             self.__dict__[kind] = getattr(model, kind)
         del self.__dict__["training"]  # the model's is asked for
+        self.__dict__["__module__"] = type(model).__module__  # by which pipelines of diffusers name what they save
 
     # -- the user's surface --------------------------------------------------------------------------------------
 

@@ -242,6 +242,13 @@ def test_a_shallow_copy_has_attributes_of_its_own():
     torch.testing.assert_close(twin(x), 2 * run(x))
 
 
+@pytest.mark.parametrize("model", [Encoder(), nn.ModuleList([Encoder()])])
+def test_libraries_that_name_a_class_by_its_object_name_the_model_s(model):
+    run = memopt.compile(model, backend="aten")
+    for each in (run, copy.deepcopy(run), pickle.loads(pickle.dumps(run))):
+        assert (each.__module__, each.__class__.__name__) == (type(model).__module__, type(model).__name__)
+
+
 @pytest.mark.parametrize("budget", ["1MB", None])
 def test_a_forward_that_does_not_call_the_stand_in_s_own_is_refused_or_said(budget, caplog):
     """As TRL's trainers replace it: nothing of the call would be planned."""
