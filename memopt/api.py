@@ -48,9 +48,9 @@ def compile(
 
     Args:
         model: any module that torch.compile runs.
-        budget: the most bytes that the device may hold during a step, everything counted: "20GB" (20·10⁹), "20GiB"
-            (20·2³⁰), a number of bytes, or a fraction in (0, 1] of the model's own unconstrained peak. None: memory is
-            reduced only where it costs no time.
+        budget: the most bytes that the device may hold during a step, everything counted, other tensors of the process
+            too: "20GB" (20·10⁹), "20GiB" (20·2³⁰), a number of bytes; or a fraction in (0, 1] of the step's own
+            unconstrained peak. None: memory is reduced only where it costs no time.
         example_inputs: positional arguments as a tuple or list, keyword arguments as a mapping, or one tensor: plan at
             once, without running the model. Without them the first call plans.
         optimizer: what will step the parameters: an optimizer (one that wraps others, too), a list of several, or a

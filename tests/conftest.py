@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 import torch
 
+from memopt.calls.residents import Residents
 from memopt.common import garbage
 from memopt.memory.cost import measure, roofline
 from memopt.memory.cost.devices import CPU, typical
@@ -62,6 +63,16 @@ def _own_steps(request: pytest.FixtureRequest, own_patch: pytest.MonkeyPatch) ->
     """A step that another test has settled is not found again: what is asked is how it is made."""
     own_patch.setattr(again, "versions", lambda: request.node.nodeid)
     own_patch.setattr(script_store, "versions", lambda: request.node.nodeid)
+
+
+@pytest.fixture(autouse=True)
+def _alone(request: pytest.FixtureRequest, own_patch: pytest.MonkeyPatch) -> None:
+    """A test's budget is of its model's steps: the copies to compare with, and what other tests keep, are not in it.
+
+    Tests of what the process holds beside a step say so: `whole_process`.
+    """
+    if not request.node.get_closest_marker("whole_process"):
+        own_patch.setattr(Residents, "look_around", lambda self, args, kwargs: None)
 
 
 @pytest.fixture(autouse=True)

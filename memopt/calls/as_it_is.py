@@ -33,6 +33,7 @@ from memopt.report.eager import eager_report
 from memopt.step.around import SCALARS, Watch
 from memopt.step.earlier_calls import AS_IT_IS, Figures
 from memopt.step.module_checkpoints import ModuleCheckpoints
+from memopt.step.other_tensors import others_in_words
 from memopt.step.planner import between_graphs, step_peak
 from memopt.torch_compat import pytree
 from memopt.torch_compat.saved_tensors import hooks_in_force
@@ -235,7 +236,8 @@ class AsItIs:
         if way is None:
             needs = self._needs(session, kind, known, least)
             peak, most = format_bytes(plain.call - plain.base, short=True), session.least_budget(needs.most)
-            beside = f"{known.reason}; as it is, a call takes {peak}"
+            others = others_in_words(session.resident.others)
+            beside = f"{others + '; ' if others else ''}{known.reason}; as it is, a call takes {peak}"
             if least.calls:
                 lower = format_bytes(needs.call - needs.base, short=True)
                 beside += f", and {lower} with {least} recomputed in backward"

@@ -126,11 +126,14 @@ class ModelCalls:
             return self._run_as_it_is(around, args, kwargs)
         if self.sessions.hooked.changed(self.model) and self.sessions:
             self.sessions.forget_all()
-        if self.options.budget is not None:
-            self.sessions.begins()
+        look = self.options.budget is not None and self.sessions.begins() and self.residents.others.begins()
         if self.optimizers.due():
             self.residents.recount()
+        if look:
+            self.residents.look_around(args, kwargs)
         kind, steady = self._find_steady(args, kwargs)
+        if not look and steady is None and kind.plan not in self.sessions and not self.sessions.earlier.alive():
+            self.residents.look_around(args, kwargs)
         try:
             return self._run(kind, steady, args, kwargs)
         except NoRoomBesideError:
@@ -253,6 +256,7 @@ class ModelCalls:
         if session.report is not None and session.report is not planned:
             log.info("%s: %s", session.model_name, summary(session.report, time.perf_counter() - began))
         note_outside(session, self.model, shown_tensors(outputs), mark)
+        self._returned(session, outputs, planned=session.report is not planned)
         if gradients:
             self._ends(session, guard, outputs, args, kwargs)
         symbolic = self.planned.symbolic
@@ -269,6 +273,7 @@ class ModelCalls:
                 outputs, watch = self.as_it_is.run(called, session, kind, args, kwargs, look=look)
         except torch.OutOfMemoryError as error:
             raise ShortOfMemoryError(session.short_of_memory(error)) from None
+        self._returned(session, outputs, planned=False)
         if kind.gradients:
             self._ends(session, guard, outputs, args, kwargs, watch)
         return outputs
@@ -326,6 +331,7 @@ class ModelCalls:
     def plan_ahead(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """As `plan`; it is no error if the model is going to run as it is: without a budget, or within it."""
         kind = Kind(torch.is_grad_enabled(), self._accumulating())
+        self.residents.look_around(args, kwargs)
         try:
             self.ahead.plan_if_possible(kind, args, kwargs)
             return
@@ -395,9 +401,17 @@ class ModelCalls:
                         outputs = run(*args, **kwargs)
         except torch.OutOfMemoryError as error:
             raise ShortOfMemoryError(session.short_of_memory(error)) from None
+        self._returned(session, outputs, planned=False)
         if gradients:
             self._ends(session, guard, outputs, args, kwargs)
         return outputs
+
+    def _returned(self, session: Session, outputs: Any, *, planned: bool) -> None:
+        """A call has returned: what it has made is no other tensor of the process."""
+        if self.options.budget is not None and not self._verifying:
+            self.residents.others.ended(session.resident.device, outputs, planned=planned)
+            if planned:
+                self.residents.tell_of_others(session)
 
     def _ends(
         self, session: Session, guard: StepGuard, outputs: Any, args: Any, kwargs: Any, watch: Watch = (None, None)

@@ -13,6 +13,7 @@ from memopt.memory.allocator import with_slack
 from memopt.memory.attributes import objects_of
 from memopt.memory.resident import Resident
 from memopt.step.account import Account
+from memopt.step.other_tensors import others_in_words
 
 _PLAIN = (bool, int, float, str, type(None))
 _LISTS = (list, tuple, dict, set)
@@ -98,7 +99,8 @@ def refuse_hopeless(account: Account, model: nn.Module) -> None:
         return
     held = max(resident.total, account.optimizer_peak()) - resident.libraries
     if held > account.usable(budget.bytes):
-        raise BudgetError(with_slack(held, resident.device), budget.bytes, Held(resident), at_least=True)
+        least, beside = with_slack(held, resident.device), others_in_words(resident.others)
+        raise BudgetError(least, budget.bytes, Held(resident), beside=beside, at_least=True)
 
 
 class Held:

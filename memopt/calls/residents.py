@@ -6,27 +6,42 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from memopt.calls.guard_fast_path import Kind
 from memopt.calls.refusals import refuse_hopeless
 from memopt.calls.sessions import Sessions
+from memopt.compilation.session import Session
+from memopt.memory.attributes import held_tensors
+from memopt.memory.distributed import has_group
 from memopt.memory.optimizers import NONE
+from memopt.memory.reach import held_tensors as tensors_behind
+from memopt.memory.reach import shown_tensors
 from memopt.memory.resident import Resident, resident_of
 from memopt.options import Options
 from memopt.step.account import Account
 from memopt.step.earlier_calls import arguments_beside, arguments_of
 from memopt.step.optimizers import Optimizers
+from memopt.step.other_tensors import OtherTensors, others_in_words
 from memopt.step.recount import recount
+
+# Of other tensors that take less than one part in so many of the step nothing is said.
+_SMALL = 64
 
 
 class Residents:
-    """What is resident in the calls of one model, by kind of call."""
+    """What is resident in the calls of one model, by kind of call.
+
+    Attributes:
+        others: tensors of the process beside the model's steps.
+    """
 
     def __init__(self, model: nn.Module, options: Options, optimizers: Optimizers, sessions: Sessions) -> None:
         """Of a model with these optimizers and these compilations; options: where it runs, and its budget."""
         self._model, self._options = model, options
         self._optimizers, self._sessions = optimizers, sessions
+        self.others = OtherTensors()
 
     def of(self, args: Sequence[Any], kwargs: Mapping[str, Any], kind: Kind) -> Resident:
         """What the device holds in a call of this kind with these arguments, optimizers as they were counted last."""
@@ -44,7 +59,7 @@ class Residents:
         session = self._sessions.get(kind.plan)
         if session is not None:
             outside += session.outside_beside + session.seen.held
-        return dataclasses.replace(resident, outside=outside)
+        return dataclasses.replace(resident, outside=outside, others=self._others)
 
     def count_optimizers(self) -> None:
         """Count what optimizers take, before torch compiles: then they step in another way."""
@@ -61,9 +76,54 @@ class Residents:
             return
         # A fraction is of the same step, whose optimizers are known only now.
         self._sessions.reference.adds((footprint or NONE).state_bytes - (before or NONE).state_bytes)
-        kept = [recount(session, footprint) for session in self._sessions.values()]
+        self._judge()
+
+    def _judge(self) -> None:
+        footprint = self._optimizers.counted()
+        kept = [recount(session, footprint, self._others) for session in self._sessions.values()]
         if not all(kept):
             self._sessions.forget_all()
+
+    def look_around(self, args: Any, kwargs: Any) -> None:
+        """Count the other tensors of the process; what does not keep the budget then is planned anew.
+
+        Where processes work together nothing is looked at: all of them plan the same.
+
+        Args:
+            args, kwargs: of the call that is about to run.
+        """
+        if self._options.budget is None or self._options.target is not None or has_group():
+            return
+        device = next((each.device for each in (*self._model.parameters(), *self._model.buffers())), None)
+        if device is None:
+            device = next((leaf.device for leaf in shown_tensors((args, kwargs))), torch.device("cpu"))
+        around = self._sessions.around
+        known, outputs = self._known(args, kwargs), around.kept_outputs()
+        if self.others.look(device, known, outputs, loop_holds=bool(around.seen.held)) and self._counts:
+            self._judge()
+
+    def tell_of_others(self, session: Session) -> None:
+        """Say what other tensors there are where a fraction does not count them: it is one of the step's own peak."""
+        report = session.report
+        if report is not None and not self._counts and self.others.total * _SMALL > report.unconstrained_bytes:
+            session.note(f"{others_in_words(self.others.total)} beside the step, of whose own peak a fraction is")
+
+    @property
+    def _counts(self) -> bool:
+        """Whether the budget is of all that the process holds: an absolute one."""
+        return self._options.budget is not None and self._options.budget.bytes is not None
+
+    @property
+    def _others(self) -> int:
+        return self.others.total if self._counts else 0
+
+    def _known(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        """Tensors that are counted otherwise."""
+        parameters, buffers = list(self._model.parameters()), list(self._model.buffers())
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        steps = [tensor for item in self._optimizers.instances() for tensor in tensors_behind(item)]
+        given = shown_tensors((args, kwargs))
+        return [*parameters, *buffers, *gradients, *held_tensors(self._model), *steps, *given]
 
     def refuse_hopeless(self, resident: Resident) -> None:
         """Refuse a budget that does not hold what is there anyway in a call.

@@ -189,8 +189,12 @@ class Sessions(Mapping[Plan, Session]):
         self._symbolic.pop((kind.plan, self._every(kind)), None)
         self.steady.forget_symbolic(kind.plan)
 
-    def begins(self) -> None:
-        """A call begins: what the loop held around the last one is known, and steps that were over are planned anew."""
+    def begins(self) -> bool:
+        """A call begins: what the loop held around the last one is known, and steps that were over are planned anew.
+
+        Returns:
+            Whether a new step begins.
+        """
         new_step = not self.earlier.alive()
         left, before = self.around.close(), self.around.seen
         self.around.begins(0 if new_step else left, new_step=new_step)
@@ -201,6 +205,7 @@ class Sessions(Mapping[Plan, Session]):
             for plan in [plan for plan, session in self._sessions.items() if session in self._short]:
                 self.forget(plan)
             self._short.clear()
+        return new_step
 
     def ended(self, session: Session, outputs: Any, given: Any, watch: Watch = (None, None)) -> None:
         """A call with gradients has returned: look at what the loop does with its outputs.

@@ -39,8 +39,9 @@ class MemoryBreakdown:
         inputs: the tensors that the caller passes.
         activations: everything that the step itself makes and that is alive at the peak.
         workspace: what operators need only while they run, at the peak.
-        total: the sum of the above: the peak of the whole step.
+        total: the sum of all: the peak of the whole step.
         largest: the ten largest tensors at the peak, largest first.
+        others: tensors of the process beside the model's step: another model, an average of weights, a data set.
     """
 
     parameters: int
@@ -52,6 +53,7 @@ class MemoryBreakdown:
     workspace: int
     total: int
     largest: tuple[TensorAtPeak, ...] = ()
+    others: int = 0
 
     def __str__(self) -> str:
         """An aligned table of the headings, in decimal and binary units, and the largest tensors."""
@@ -71,11 +73,11 @@ class MemoryBreakdown:
 
     def headings(self) -> list[tuple[str, int]]:
         """The headings in plain words with their bytes, in the order in which they are printed, the total last."""
-        return [
-            (field.name.replace("_", " "), getattr(self, field.name))
-            for field in dataclasses.fields(self)
-            if field.name != "largest"
-        ]
+        names = [field.name for field in dataclasses.fields(self) if field.name not in ("largest", "others", "total")]
+        found = [(name.replace("_", " "), getattr(self, name)) for name in names]
+        if self.others:
+            found.append(("other tensors of the process", self.others))
+        return [*found, ("total", self.total)]
 
 
 def scale_of(reference: int) -> tuple[str, int, str, int]:

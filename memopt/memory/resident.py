@@ -32,6 +32,7 @@ class Resident:
         loss: what a loop holds while the optimizer steps.
         stepping: what optimizers take for a moment that such hooks step within backward.
         outside: held beside what is planned: by earlier calls of the step, and by parts that are not captured.
+        others: tensors of the process that are no part of the model's step: another model, an average, a data set.
         libraries: what libraries keep for themselves of the allocator's memory.
         device: where all this is.
     """
@@ -46,6 +47,7 @@ class Resident:
     stepping: int = 0
     libraries: int = 0
     outside: int = 0
+    others: int = 0
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
 
     @property
@@ -62,7 +64,7 @@ class Resident:
     def total(self) -> int:
         """Everything that is there during forward and backward."""
         held = self.parameters + self.buffers + self.inputs + self.gradients + self.optimizer_state
-        return held + self.stepping + self.libraries + self.outside
+        return held + self.stepping + self.libraries + self.outside + self.others
 
 
 def storage_bytes(tensors: Sequence[Any], device: torch.device | None = None) -> int:

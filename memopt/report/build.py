@@ -131,6 +131,7 @@ def breakdown_of(session: Session, program: Program, line: Timeline, constants: 
         workspace=scratch + resident.libraries,
         total=total,
         largest=largest_tensors(program, line),
+        others=resident.others,
     )
 
 

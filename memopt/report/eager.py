@@ -43,6 +43,7 @@ def eager_report(session: Session, needed: int, limit: int, gradients: int, meas
         activations=max(0, peak - held - gradients - scratch),
         workspace=scratch + resident.libraries,
         total=peak,
+        others=resident.others,
     )
     device = str(torch.cuda.get_device_name(resident.device)) if resident.device.type == "cuda" else "cpu"
     return Report(

@@ -216,6 +216,10 @@ class Around:
             self.seen = self.seen.joined(Seen(held=_worth(current.kept)))
             current.look()
 
+    def kept_outputs(self) -> list[torch.UntypedStorage]:
+        """Storages of outputs that are still there, of earlier steps too: they are counted here."""
+        return [storage for _, reference, _ in self._outputs if (storage := reference()) is not None]
+
     def _old(self) -> int:
         """Bytes of outputs of earlier steps that are still there."""
         return sum(size for step, storage, size in self._outputs if step < self._step and storage() is not None)

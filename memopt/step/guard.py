@@ -144,7 +144,7 @@ def allowance_of(
     parameters = list(model.parameters())
     gradients = [parameter.grad for parameter in parameters]
     here = storage_bytes([*parameters, *model.buffers(), *gradients]) + buckets_of(model).nbytes
-    own = here + state + resident.inputs + resident.libraries
+    own = here + state + resident.inputs + resident.libraries + resident.others
     coming = max(0, resident.optimizer_state - state)
     allocated = torch.cuda.memory_allocated(device)
     if allocated > own - resident.libraries:  # others' tensors, or what planning has left and a step will not find

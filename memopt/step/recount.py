@@ -1,4 +1,4 @@
-"""An optimizer whose bytes are known only after its first step: what is planned is judged by them then."""
+"""What is known only after the first step, as an optimizer's state: what is planned is judged by it then."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from memopt.compilation.session import Session
 
 
-def recount(session: Session, footprint: OptimizerFootprint | None) -> bool:
-    """Count other optimizers for the steps of a session, in its report too.
+def recount(session: Session, footprint: OptimizerFootprint | None, others: int) -> bool:
+    """Count other optimizers and tensors of the process for the steps of a session, in its report too.
 
     Args:
         session: whose steps they are.
         footprint: of the optimizers as they are known now.
+        others: bytes of other tensors of the process.
 
     Returns:
         Whether what was planned keeps the budget with them; where not, it is to be planned anew.
     """
     resident, report, step = session.resident, session.report, session.step
-    added = -resident.optimizer_state
-    session.resident = dataclasses.replace(resident, optimizer=footprint)
-    added += session.resident.optimizer_state
+    session.resident = dataclasses.replace(resident, optimizer=footprint, others=others)
+    added = session.resident.optimizer_state + others - resident.optimizer_state - resident.others
     if report is None:
         return True
     predicted = max(report.peak_bytes + added, session.optimizer_peak())
@@ -42,7 +42,8 @@ def recount(session: Session, footprint: OptimizerFootprint | None) -> bool:
         report = dataclasses.replace(session.report, executables=report.executables, seconds=report.seconds)
     else:
         state = session.resident.optimizer_state
-        breakdown = dataclasses.replace(report.breakdown, optimizer_state=state, total=report.breakdown.total + added)
+        total = report.breakdown.total + added
+        breakdown = dataclasses.replace(report.breakdown, optimizer_state=state, others=others, total=total)
         minimum = None if report.minimum_bytes is None else report.minimum_bytes + added
         report = dataclasses.replace(
             report, breakdown=breakdown, minimum_bytes=minimum, unconstrained_bytes=unconstrained, budget_bytes=limit

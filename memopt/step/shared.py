@@ -15,6 +15,7 @@ from memopt.memory.tangents import Tangents, tangents_of_graph
 from memopt.program import Program
 from memopt.step.around import Seen
 from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Figures, KnownCalls, NoRoomBesideError, Ran
+from memopt.step.other_tensors import others_in_words
 from memopt.step.planned import Planned, fingerprint
 from memopt.step.planner import GraphPeaks, between_graphs, peaks_of, step_peak
 from memopt.step.told import Told
@@ -247,6 +248,10 @@ class SharedStep(Told):
     @property
     def beside(self) -> str:
         """What takes room beside the plan, in words."""
+        return "; ".join(filter(None, (others_in_words(self.resident.others), self._beside_in_step)))
+
+    @property
+    def _beside_in_step(self) -> str:
         if around := str(self.seen):
             return f"the loop around the model holds {around}"
         if self.outside_bytes:

@@ -1,0 +1,65 @@
+"""The tensors of the process that are alive now, whoever made them: those of Python, and what autograd has saved."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import weakref
+from collections.abc import Iterable
+
+import torch
+
+from memopt.memory.reach import is_sparse, plain_tensors
+from memopt.memory.rounding import allocated_bytes
+from memopt.torch_compat.saved_data import saved_behind
+from memopt.torch_compat.storages import id_of_storage
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A storage that was seen: a weak reference to it, as its number may be another one's later, and its bytes."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    nbytes: int
+
+
+Blocks = dict[int, Block]
+
+
+def blocks_of(tensors: Iterable[torch.Tensor], device: torch.device) -> Blocks:
+    """The storages of these tensors that lie on a device, by number; none of fake tensors, nor of such without one."""
+    found: Blocks = {}
+    for tensor in tensors:
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # of a subclass that shows no storage
+            for part in plain_tensors(tensor) if is_sparse(tensor) or type(tensor) is not torch.Tensor else (tensor,):
+                storage = part.untyped_storage()
+                key = id_of_storage(storage)
+                if key in found or storage.device != device or not storage.nbytes():
+                    continue
+                found[key] = Block(weakref.ref(storage), allocated_bytes(storage.nbytes(), device))
+    return found
+
+
+def live_blocks(device: torch.device) -> Blocks:
+    """The storages on a device that Python's tensors show, their gradients and what their graphs have saved.
+
+    Not shown is what only C++ holds, and objects that the collector of garbage was told to leave aside (`gc.freeze`).
+    """
+    tensors: list[torch.Tensor] = []
+    nodes = []
+    for item in gc.get_objects():
+        if not issubclass(type(item), torch.Tensor):
+            continue
+        tensors.append(item)
+        if item.grad_fn is not None:
+            nodes.append(item.grad_fn)
+        elif item.requires_grad and item.grad is not None:
+            tensors.append(item.grad)
+    tensors += saved_behind(nodes)
+    return blocks_of(tensors, device)
+
+
+def alive(blocks: Blocks) -> Blocks:
+    """Those of these storages that are there still."""
+    return {key: block for key, block in blocks.items() if block.storage() is not None}

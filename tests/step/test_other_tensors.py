@@ -1,0 +1,167 @@
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from memopt.memory.resident import storage_bytes
+
+ROWS, WIDTH = 64, 32
+
+pytestmark = pytest.mark.whole_process
+
+
+@pytest.fixture(autouse=True)
+def nothing_beside():
+    """What other tests keep is no part of these."""
+    gc.collect()
+    gc.freeze()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x)).exp().sin()
+        return x.square().mean()
+
+
+def wide(classes=300):
+    return nn.Linear(WIDTH, classes).requires_grad_(False)
+
+
+def bytes_of(module):
+    return storage_bytes(list(module.parameters()))
+
+
+def batch():
+    return torch.randn(ROWS, WIDTH)
+
+
+def step(call, optimizer, x):
+    optimizer.zero_grad()
+    loss = call(x)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def unconstrained(model, optimizer, x):
+    return memopt.plan(model, (x,), optimizer=optimizer).unconstrained_bytes
+
+
+def test_another_model_is_inside_a_budget_in_bytes():
+    model, teacher, x = Net(), wide(), batch()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    own = unconstrained(model, optimizer, x)
+    call = memopt.compile(model, own + bytes_of(teacher), optimizer=optimizer, backend="aten")
+    step(call, optimizer, x)
+    assert call.report.breakdown.others == bytes_of(teacher)
+    assert call.report.peak_bytes <= own + bytes_of(teacher)
+    assert ("other tensors of the process", bytes_of(teacher)) in call.report.breakdown.headings()
+
+
+def test_a_refusal_names_them():
+    model, teacher, x = Net(), wide(3000), batch()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    call = memopt.compile(model, unconstrained(model, optimizer, x), optimizer=optimizer, backend="aten")
+    with pytest.raises(memopt.BudgetError, match=r"other tensors of the process hold 39[0-9].\d\d kB") as refused:
+        call(x)
+    del teacher
+    roomy = memopt.compile(model, refused.value.minimum_bytes, optimizer=optimizer, backend="aten")
+    step(roomy, optimizer, x)
+
+
+def test_what_is_made_after_a_step_is_counted_before_the_next():
+    model, x = Net(), batch()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    call = memopt.compile(model, 115_000, optimizer=optimizer, backend="aten")
+    step(call, optimizer, x)
+    assert call.report.breakdown.others == 0
+    mean = {name: value.detach().clone() for name, value in model.named_parameters()}
+    step(call, optimizer, x)
+    assert call.report.breakdown.others == bytes_of(model)
+    assert call.report.peak_bytes <= call.report.budget_bytes
+    kept = [torch.zeros(40_000) for _ in range(2)]
+    with pytest.raises(memopt.BudgetError, match="other tensors of the process hold"):
+        step(call, optimizer, x)
+    del mean, kept
+
+
+def test_what_a_loop_keeps_of_each_step_is_counted_once():
+    model, x = Net(), batch()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    call = memopt.compile(model, "1MB", optimizer=optimizer, backend="aten")
+    kept = None
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = call(x)
+        kept = torch.ones(ROWS, WIDTH) * loss.detach()
+        loss.backward()
+        optimizer.step()
+        assert call.report.breakdown.others == 0
+    assert call._memopt.sessions.around.seen.held >= kept.nbytes
+
+
+def test_what_an_eager_model_before_it_saves_for_backward():
+    encoder, model, x = (
+        nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4))),
+        Net(),
+        batch(),
+    )
+    optimizer = torch.optim.SGD([*encoder.parameters(), *model.parameters()], 0.1)
+    call = memopt.compile(model, "1MB", optimizer=optimizer, backend="aten")
+    call(encoder(x)).backward()
+    saved = 3 * ROWS * WIDTH * 4  # what the last layer returns is the model's input
+    assert call.report.breakdown.others == bytes_of(encoder) + saved + x.nbytes
+
+
+def test_two_budgets_count_the_other_model():
+    first, second, x = Net(), Net(), batch()
+    calls = [memopt.compile(each, "1MB", backend="aten") for each in (first, second)]
+    for call in calls:
+        call(x).backward()
+    assert calls[0].report.breakdown.others == bytes_of(second)
+    assert calls[1].report.breakdown.others == 2 * bytes_of(first)  # and its gradients
+
+
+def test_inference_counts_them():
+    model, other, x = Net().eval(), wide(), batch()
+    call = memopt.compile(model, "1MB", backend="aten")
+    with torch.no_grad():
+        call(x)
+    assert call.report.breakdown.others == bytes_of(other)
+
+
+def test_a_plan_by_example_inputs_counts_them():
+    model, other, x = Net(), wide(), batch()
+    call = memopt.compile(model, "1MB", example_inputs=(x,), backend="aten")
+    assert call.report.breakdown.others == bytes_of(other)
+
+
+def test_a_fraction_is_of_the_steps_own_peak_and_says_what_is_beside():
+    model, other, x = Net(), wide(), batch()
+    call = memopt.compile(model, 0.8, backend="aten")
+    call(x).backward()
+    assert call.report.breakdown.others == 0
+    note = [text for text in call.report.notes if "other tensors of the process" in text]
+    assert note == [
+        f"other tensors of the process hold {bytes_of(other) / 1000:.2f} kB beside the step, "
+        "of whose own peak a fraction is"
+    ]
+
+
+def test_a_model_that_is_not_captured_counts_them():
+    class Broken(Net):
+        @torch.compiler.disable
+        def forward(self, x):
+            return super().forward(x)
+
+    model, other, x = Broken(), wide(), batch()
+    call = memopt.compile(model, "1MB", backend="aten")
+    call(x).backward()
+    assert call.report.breakdown.others == bytes_of(other)
