@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from memopt.module import CompiledModule, calls_of, compilable
 from memopt.options import Options
 from memopt.pass_manager import Pass
 from memopt.report.record import Report
+from memopt.together import compile_together
 
 if TYPE_CHECKING:
     from memopt.convert.record import Conversion
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 # Levers that change the numbers or the meaning of a step, by consent only.
 LEVERS = ("freeze",)
 
+Key = TypeVar("Key")
 
+
+@overload
 def compile(
     model: nn.Module,
     budget: str | int | float | None = None,
@@ -43,11 +47,71 @@ def compile(
     allow: Sequence[str] = (),
     verify: Verification = True,
     dynamic: bool | None = None,
-) -> CompiledModule:
+) -> CompiledModule: ...
+
+
+@overload
+def compile(
+    model: list[nn.Module],
+    budget: str | int | float | None = None,
+    *,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None = None,
+    optimizer: OptimizerLike | Sequence[OptimizerLike] | None = None,
+    backend: str | Engine | None = None,
+    passes: Iterable[Pass] | None = None,
+    allow: Sequence[str] = (),
+    verify: Verification = True,
+    dynamic: bool | None = None,
+) -> list[CompiledModule]: ...
+
+
+@overload
+def compile(
+    model: tuple[nn.Module, ...],
+    budget: str | int | float | None = None,
+    *,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None = None,
+    optimizer: OptimizerLike | Sequence[OptimizerLike] | None = None,
+    backend: str | Engine | None = None,
+    passes: Iterable[Pass] | None = None,
+    allow: Sequence[str] = (),
+    verify: Verification = True,
+    dynamic: bool | None = None,
+) -> tuple[CompiledModule, ...]: ...
+
+
+@overload
+def compile(
+    model: Mapping[Key, nn.Module],
+    budget: str | int | float | None = None,
+    *,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None = None,
+    optimizer: OptimizerLike | Sequence[OptimizerLike] | None = None,
+    backend: str | Engine | None = None,
+    passes: Iterable[Pass] | None = None,
+    allow: Sequence[str] = (),
+    verify: Verification = True,
+    dynamic: bool | None = None,
+) -> dict[Key, CompiledModule]: ...
+
+
+def compile(
+    model: nn.Module | Sequence[nn.Module] | Mapping[Any, nn.Module],
+    budget: str | int | float | None = None,
+    *,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None = None,
+    optimizer: OptimizerLike | Sequence[OptimizerLike] | None = None,
+    backend: str | Engine | None = None,
+    passes: Iterable[Pass] | None = None,
+    allow: Sequence[str] = (),
+    verify: Verification = True,
+    dynamic: bool | None = None,
+) -> Any:
     """Return the model's stand-in that trains and infers within a memory budget, with the same numbers.
 
     Args:
-        model: any module that torch.compile runs.
+        model: any module that torch.compile runs. Several in a list, a tuple or a mapping (generator and discriminator,
+            encoder and decoder, teacher and student) share the budget, and their stand-ins come in the same.
         budget: the most bytes that the device may hold during a step, everything counted, other tensors of the process
             too: "20GB" (20·10⁹), "20GiB" (20·2³⁰), a number of bytes; or a fraction in (0, 1] of the step's own
             unconstrained peak. None: memory is reduced only where it costs no time.
@@ -84,8 +148,16 @@ def compile(
     Raises:
         BudgetError: no plan keeps the budget (here with `example_inputs`, else at the first call).
         ValueError: the budget, the backend or a lever is not understood.
-        TypeError: `model` is not a module, `optimizer` none of these, or `passes` holds something that is not a Pass.
+        TypeError: `model` is no module, `optimizer` none of these, or `passes` holds something that is not a Pass.
     """
+    if not isinstance(model, nn.Module) and isinstance(model, (list, tuple, Mapping)):
+        if example_inputs is not None:
+            raise ValueError("example_inputs are one model's: several are planned in the first step that calls them")
+        shared: dict[str, Any] = {"backend": backend, "passes": passes, "allow": allow, "verify": verify}
+        shared |= {"budget": budget, "dynamic": dynamic}
+        return compile_together(
+            model, optimizer, lambda each, own: make_options(optimizer=own, device=device_of(each), **shared)
+        )
     model, notes = compilable(model)
     options = make_options(
         budget=budget,

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from memopt.budget import BudgetError, OutOfBudgetError
+from memopt.calls.group import Group
 from memopt.calls.model_calls import ModelCalls
 from memopt.capture.export import CaptureError
 from memopt.options import Options
@@ -63,14 +64,14 @@ class CompiledModule(nn.Module):
 
     _memopt: ModelCalls  # all that is the stand-in's own
 
-    def __new__(cls, model: nn.Module, options: Options) -> CompiledModule:
+    def __new__(cls, model: nn.Module, options: Options, group: Group | None = None) -> CompiledModule:
         """A stand-in of a kind that has a length, items and so on where the model has."""
         return super().__new__(_kind_of(type(model)))
 
-    def __init__(self, model: nn.Module, options: Options) -> None:
-        """Wrap the model; nothing is compiled yet."""
+    def __init__(self, model: nn.Module, options: Options, group: Group | None = None) -> None:
+        """Wrap the model; nothing is compiled yet. Other models of the group share the budget."""
         super().__init__()
-        object.__setattr__(self, "_memopt", ModelCalls(model, options))
+        object.__setattr__(self, "_memopt", ModelCalls(model, options, group))
         for kind in _SHARED:
             self.__dict__[kind] = getattr(model, kind)
         del self.__dict__["training"]  # the model's is asked for

@@ -17,6 +17,7 @@ from memopt.budget import BudgetError
 from memopt.calls.as_it_is import AsItIs, why_not
 from memopt.calls.failures import Failure, failure_of
 from memopt.calls.fallback import Fallback
+from memopt.calls.group import Group
 from memopt.calls.guard_fast_path import Kind, SteadyGraph
 from memopt.calls.plan_ahead import PlanAhead
 from memopt.calls.planned import PlannedCalls, programs_of, set_back, was_planned
@@ -77,15 +78,16 @@ class ModelCalls:
         reached: whether the stand-in's own `forward` was called since another was put in its place.
     """
 
-    def __init__(self, model: nn.Module, options: Options) -> None:
-        """Nothing is compiled yet."""
+    def __init__(self, model: nn.Module, options: Options, group: Group | None = None) -> None:
+        """Nothing is compiled yet; other models of the group share the budget."""
         self.model, self.options = model, options
         watch = options.budget is not None and options.target is None
         self.optimizers = Optimizers(model, options.optimizer, options.place, watch=watch)
-        self.sessions = Sessions(model, options, self.optimizers)
+        group = Group([model]) if group is None else group
+        self.sessions = Sessions(model, options, self.optimizers, group)
         self.guards, self.steady, self.earlier = self.sessions.guards, self.sessions.steady, self.sessions.earlier
         self.several = SeveralCalls(model, options.budget, self.sessions)
-        self.residents = Residents(model, options, self.optimizers, self.sessions)
+        self.residents = Residents(model, options, self.optimizers, self.sessions, group)
         self.planned = PlannedCalls(model, self.sessions)
         self.gradients = Gradients(model)
         self.fallback, self.refusals = Fallback(model, options), Refusals(model)
@@ -126,13 +128,15 @@ class ModelCalls:
             return self._run_as_it_is(around, args, kwargs)
         if self.sessions.hooked.changed(self.model) and self.sessions:
             self.sessions.forget_all()
-        look = self.options.budget is not None and self.sessions.begins() and self.residents.others.begins()
+        new_step = self.options.budget is not None and self.sessions.begins()
+        new_step = new_step and not self.sessions.group.alive(self.sessions)
+        look = new_step and self.residents.others.begins()
         if self.optimizers.due():
             self.residents.recount()
         if look:
             self.residents.look_around(args, kwargs)
         kind, steady = self._find_steady(args, kwargs)
-        if not look and steady is None and kind.plan not in self.sessions and not self.sessions.earlier.alive():
+        if new_step and not look and steady is None and kind.plan not in self.sessions:
             self.residents.look_around(args, kwargs)
         try:
             return self._run(kind, steady, args, kwargs)
@@ -258,6 +262,7 @@ class ModelCalls:
         note_outside(session, self.model, shown_tensors(outputs), mark)
         self._returned(session, outputs, planned=session.report is not planned)
         if gradients:
+            self.sessions.group.trains(self.model)
             self._ends(session, guard, outputs, args, kwargs)
         symbolic = self.planned.symbolic
         self.steady.learn(kind, self.sessions.function(kind, symbolic=symbolic), args, kwargs, symbolic=symbolic)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memopt.calls.group import Group
 from memopt.calls.guard_fast_path import Kind
 from memopt.calls.refusals import refuse_hopeless
 from memopt.calls.sessions import Sessions
@@ -23,7 +24,7 @@ from memopt.options import Options
 from memopt.step.account import Account
 from memopt.step.earlier_calls import arguments_beside, arguments_of
 from memopt.step.optimizers import Optimizers
-from memopt.step.other_tensors import OtherTensors, others_in_words
+from memopt.step.other_tensors import others_in_words
 from memopt.step.recount import recount
 
 # Of other tensors that take less than one part in so many of the step nothing is said.
@@ -37,11 +38,13 @@ class Residents:
         others: tensors of the process beside the model's steps.
     """
 
-    def __init__(self, model: nn.Module, options: Options, optimizers: Optimizers, sessions: Sessions) -> None:
-        """Of a model with these optimizers and these compilations; options: where it runs, and its budget."""
+    def __init__(
+        self, model: nn.Module, options: Options, optimizers: Optimizers, sessions: Sessions, group: Group
+    ) -> None:
+        """Of a model with these optimizers, compilations and group; options: where it runs, and its budget."""
         self._model, self._options = model, options
         self._optimizers, self._sessions = optimizers, sessions
-        self.others = OtherTensors()
+        self._group, self.others = group, group.others
 
     def of(self, args: Sequence[Any], kwargs: Mapping[str, Any], kind: Kind) -> Resident:
         """What the device holds in a call of this kind with these arguments, optimizers as they were counted last."""
@@ -59,11 +62,17 @@ class Residents:
         session = self._sessions.get(kind.plan)
         if session is not None:
             outside += session.outside_beside + session.seen.held
-        return dataclasses.replace(resident, outside=outside, others=self._others)
+        alive = self._group.alive(self._sessions)
+        if alive:
+            outside += sum(ran.saved for ran in alive) + arguments_beside(alive, arguments_of(args, kwargs))
+        others, coming, footprint = self._group.beside(self._model, footprint)
+        others += max(0, self._others - self.others.of_these(shown_tensors((args, kwargs))))
+        return dataclasses.replace(resident, outside=outside, others=others, coming_beside=coming, optimizer=footprint)
 
     def count_optimizers(self) -> None:
         """Count what optimizers take, before torch compiles: then they step in another way."""
         self._optimizers.footprint()
+        self._group.recount()
         for session in self._sessions.values():
             session.note_optimizers(self._optimizers.notes)
 
@@ -79,8 +88,9 @@ class Residents:
         self._judge()
 
     def _judge(self) -> None:
-        footprint = self._optimizers.counted()
-        kept = [recount(session, footprint, self._others) for session in self._sessions.values()]
+        others, _, footprint = self._group.beside(self._model, self._optimizers.counted())
+        others += self._others
+        kept = [recount(session, footprint, others) for session in self._sessions.values()]
         if not all(kept):
             self._sessions.forget_all()
 
@@ -123,7 +133,9 @@ class Residents:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         steps = [tensor for item in self._optimizers.instances() for tensor in tensors_behind(item)]
         given = shown_tensors((args, kwargs))
-        return [*parameters, *buffers, *gradients, *held_tensors(self._model), *steps, *given]
+        steps += [tensor for item in self._group.optimizers() for tensor in tensors_behind(item)]
+        own = [*parameters, *buffers, *gradients, *held_tensors(self._model)]
+        return [*own, *self._group.tensors(self._model), *steps, *given]
 
     def refuse_hopeless(self, resident: Resident) -> None:
         """Refuse a budget that does not hold what is there anyway in a call.

@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from memopt.backends.recorder import CudaRecorder
 from memopt.budget import format_bytes
+from memopt.calls.group import Group
 from memopt.calls.guard_fast_path import Backend, Kind, Plan, SteadyCalls
 from memopt.calls.sizing import Sizing, Symbolic
 from memopt.calls.tracing import dynamo_backend
@@ -53,6 +54,7 @@ class Sessions(Mapping[Plan, Session]):
         steady: calls that go the guard fast path.
         sizing: which calls are captured with symbolic sizes.
         earlier: the calls of the present step so far.
+        group: models that share the budget.
         reference: what a budget is a fraction of.
         around: what the loop holds around the model's graphs.
         hooked: the model's parameters whose gradients hooks hand over within backward.
@@ -61,8 +63,8 @@ class Sessions(Mapping[Plan, Session]):
         graphs: how many graphs were compiled.
     """
 
-    def __init__(self, model: nn.Module, options: Options, optimizers: Optimizers) -> None:
-        """Nothing is compiled yet."""
+    def __init__(self, model: nn.Module, options: Options, optimizers: Optimizers, group: Group) -> None:
+        """Nothing is compiled yet; other models of the group share the budget."""
         self._model, self._options, self._optimizers = model, options, optimizers
         ceiling = None if options.budget is None else options.budget.bytes
         self._table = CostTable(ceiling_bytes=ceiling, target=options.target, estimates=options.budget is None)
@@ -80,7 +82,8 @@ class Sessions(Mapping[Plan, Session]):
         self.guards: dict[Session, StepGuard] = {}
         self.steady = SteadyCalls(model)
         self.earlier = EarlierCalls()
-        self.reference = Reference()
+        self.group, self.reference = group, group.reference
+        group.joined(self)
         self.around = Around()
         self.hooked = Hooked(model)
         self.last: Session | None = None
@@ -146,6 +149,8 @@ class Sessions(Mapping[Plan, Session]):
         session.notes.extend(self._said)
         session.seen = self.around.seen
         session.whole_step = True
+        here = weakref.ref(self)
+        session.waiting, session.reserve = functools.partial(_waiting, here), functools.partial(_reserve, here)
         session.calls, session.known_calls = kind.calls, self.earlier
         session.recordings = self._recordings_here()
         session.hold = functools.partial(_allow, weakref.ref(self), weakref.ref(session))
@@ -327,6 +332,18 @@ def _look(owner: weakref.ref[Sessions], session: weakref.ref[Session], calls: Se
     sessions, known = owner(), session()
     if sessions is not None and known is not None:
         sessions._look(known, calls)
+
+
+def _waiting(owner: weakref.ref[Sessions]) -> int:
+    """How many other models of the budget were not seen yet."""
+    sessions = owner()
+    return 0 if sessions is None else sessions.group.waiting()
+
+
+def _reserve(owner: weakref.ref[Sessions], room: int) -> int:
+    """Of the room of a step, what to leave to calls of other models that the budget is of."""
+    sessions = owner()
+    return 0 if sessions is None else sessions.group.reserve(sessions, room)
 
 
 def _gradients(model: weakref.ref[nn.Module]) -> list[torch.Tensor]:

@@ -34,6 +34,10 @@ class SeveralCalls:
         """
         self._name, self._budget, self._sessions = type(model).__name__, budget, sessions
         self._together = 1  # calls of the present step that are planned together
+        self._calls = 0  # of it so far
+        # Where models share a budget, one may be called for its own loss and for another's, in turn.
+        self._turn: tuple[int, int] = (0, 0)
+        self._turns: dict[tuple[int, int], int] = {}
 
     def kind(self, gradients: bool, accumulating: bool) -> Kind:
         """The kind of a call: of a step of several calls all are planned together, once it is known how many."""
@@ -46,7 +50,21 @@ class SeveralCalls:
             return Kind(gradients, accumulating, beside=bool(earlier))
         if not earlier:
             self._together = self._sessions.earlier.most
-        return Kind(gradients, accumulating, self._together)
+            if self._sessions.group.several:
+                self._together = min(self._together, self._expected())
+        self._calls += 1
+        kind = Kind(gradients, accumulating, self._together)
+        if not earlier:
+            self._make_room(kind.plan, self._sessions.group.alive(self._sessions))
+        return kind
+
+    def _expected(self) -> int:
+        """How many calls the step that begins has by those before it: as many as there were after such ones."""
+        if self._calls:
+            self._turns[self._turn] = self._calls
+        self._turn = self._calls, len(self._sessions.group.alive(self._sessions))
+        self._calls = 0
+        return self._turns.get(self._turn, self._sessions.earlier.most)
 
     def expect(self, arguments: Mapping[int, int]) -> None:
         """A step turns out to have one more call than was planned for: the next ones are planned with it."""
@@ -57,7 +75,7 @@ class SeveralCalls:
             KnownCalls().put(self._name, self._budget.text, earlier[0].graphs[0].key, step.most, step.inputs)
 
     def _make_room(self, plan: Plan, earlier: Sequence[Ran]) -> None:
-        """Plan inference anew where earlier calls of a training step hold more beside it than it was planned for."""
+        """Plan a call anew where earlier calls of a training step hold more beside it than it was planned for."""
         known = self._sessions.get(plan)
         if known is not None and known.planned_beside < sum(ran.saved for ran in earlier):
             self._sessions.forget(plan)
@@ -66,12 +84,13 @@ class SeveralCalls:
     def beside(self, session: Session, args: Any, kwargs: Any) -> Iterator[None]:
         """Within: the session knows what earlier calls of the step hold beside this one."""
         session.earlier, session.ran, session.inputs_beside = self._sessions.earlier.alive(), [], 0
-        if session.earlier:
-            session.inputs_beside = arguments_beside(session.earlier, arguments_of(args, kwargs))
+        session.beside_calls = self._sessions.group.alive(self._sessions)
+        if every := [*session.beside_calls, *session.earlier]:
+            session.inputs_beside = arguments_beside(every, arguments_of(args, kwargs))
         try:
             yield
         finally:
-            session.earlier = []
+            session.earlier, session.beside_calls = [], []
 
     def note(self, session: Session, outputs: Any, args: Any, kwargs: Any) -> None:
         """Remember what a call holds until its backward has run.
@@ -85,3 +104,4 @@ class SeveralCalls:
         elif session.ran:
             ran = Ran(tuple(session.ran), arguments_of(args, kwargs))
             self._sessions.earlier.note(ran, outputs, len(self._sessions.earlier.alive()))
+            self._sessions.group.ran(self._sessions, session.loss_beside)

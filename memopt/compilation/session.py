@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -114,6 +115,7 @@ class Session(SharedStep):
         self.not_recalled: set[str] = set()  # keys of graphs whose code of an earlier process is not enough
         self.code_fails = False  # whether memory ran out in a step of the engine's own code that should keep the budget
         self.by_loss_alone = ByLossAlone(model_name, "" if budget is None else budget.text)
+        self._waited = False  # whether a fraction was of more, as other models were not called yet
         self.naming = False  # whether the budget is a least that is to be named, and is tried
 
     # -- the front door's protocol -------------------------------------------------------------------------------
@@ -256,12 +258,22 @@ class Session(SharedStep):
         Raises:
             BudgetError: there is no less to plan for.
         """
-        if self.one_call():
+        if self.one_call() or self._waits_for_others(refused):
             return
         may = not self.broken and self._may_go_by_loss_alone()
         if not may or not self.by_loss_alone.refused(refused, lets_go=self._engine.frees_outputs):
             raise self.by_loss_alone.last(refused)
         self._go_by_loss_alone()
+
+    def _waits_for_others(self, refused: BudgetError) -> bool:
+        """Whether what was refused is let do, as the fraction is of a step with models that were not called yet."""
+        fraction = None if self.budget is None else self.budget.fraction
+        if fraction is None or self.soft or self._waited or not self.waiting():
+            return False
+        self._waited = True
+        self.reference.at_least(math.ceil(refused.minimum_bytes / fraction) + 1)
+        self._forget_step()
+        return True
 
     def plans_for_loss_alone(self, graph_module: fx.GraphModule, inputs: Sequence[Any], *, others: bool) -> bool:
         """Whether less is planned for: now, or in an earlier run of the script.

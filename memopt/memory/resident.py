@@ -33,6 +33,7 @@ class Resident:
         stepping: what optimizers take for a moment that such hooks step within backward.
         outside: held beside what is planned: by earlier calls of the step, and by parts that are not captured.
         others: tensors of the process that are no part of the model's step: another model, an average, a data set.
+        coming_beside: gradients that other models of the budget will have as an optimizer steps, and have not now.
         libraries: what libraries keep for themselves of the allocator's memory.
         device: where all this is.
     """
@@ -48,6 +49,7 @@ class Resident:
     libraries: int = 0
     outside: int = 0
     others: int = 0
+    coming_beside: int = 0
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
 
     @property

@@ -116,6 +116,7 @@ class Account:
         if footprint is None:
             return 0
         held = self.resident.total - self.resident.gradients - self.resident.outside
+        held += self.resident.coming_beside
         return held + self.resident.trainable + self.resident.loss + footprint.step_peak_bytes
 
     def prepare_allocator(self) -> None:

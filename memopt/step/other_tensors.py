@@ -40,6 +40,7 @@ class OtherTensors:
         self.total = 0
         self._steps = 0
         self._seen: Blocks = {}  # as the latest step that was looked at began
+        self._counted: Blocks = {}  # of these
         self._fresh = False  # whether that is the present one
         self._made: Blocks = {}  # in calls that were planned: constants of programs, arenas
         self._between: Blocks | None = None  # since the model's call, as backward began; None where that was not seen
@@ -54,7 +55,7 @@ class OtherTensors:
     def look(
         self,
         device: torch.device,
-        counted: Iterable[torch.Tensor],
+        beside: Iterable[torch.Tensor],
         outputs: Iterable[torch.UntypedStorage],
         *,
         loop_holds: bool,
@@ -63,27 +64,28 @@ class OtherTensors:
 
         Args:
             device: whose memory the budget is of.
-            counted: tensors that are counted otherwise: the model's, its optimizers', arguments.
+            beside: tensors that are counted otherwise: the model's, its optimizers', arguments.
             outputs: storages of what earlier calls returned, where it is counted otherwise.
             loop_holds: whether the loop is known to hold something in backward, which is counted already.
         """
-        known = {*blocks_of(counted, device), *map(id_of_storage, outputs)}
-        found, total = self._count(device, known, loop_holds)
+        known = {*blocks_of(beside, device), *map(id_of_storage, outputs)}
+        found, counted, total = self._count(device, known, loop_holds)
         for _ in range(_COLLECTIONS):
             if total <= self.total + LITTLE:
                 break
             collect()  # what imports, compilers and plans have left lies in cycles
             before = total
-            found, total = self._count(device, known, loop_holds)
+            found, counted, total = self._count(device, known, loop_holds)
             if total == before:
                 break
         self._seen, self._fresh, self._between = found, True, None
         changed = abs(total - self.total) > LITTLE
         if changed:
             self.total = total if total > LITTLE else 0
+            self._counted = counted if self.total else {}
         return changed
 
-    def _count(self, device: torch.device, known: set[int], loop_holds: bool) -> tuple[Blocks, int]:
+    def _count(self, device: torch.device, known: set[int], loop_holds: bool) -> tuple[Blocks, Blocks, int]:
         found = live_blocks(device)
         self._made = alive(self._made)
         apart = {*known, *self._made, *alive(self._outputs)}
@@ -91,7 +93,17 @@ class OtherTensors:
             apart |= alive(self._between).keys()
         elif loop_holds:  # what was not there before may be that
             apart |= found.keys() - alive(self._seen).keys()
-        return found, sum(block.nbytes for key, block in found.items() if key not in apart)
+        counted = {key: block for key, block in found.items() if key not in apart}
+        return found, counted, sum(block.nbytes for block in counted.values())
+
+    def of_these(self, tensors: Iterable[torch.Tensor]) -> int:
+        """Bytes of these tensors that were counted, as they belonged to nobody then."""
+        if not self._counted:
+            return 0
+        storages = {id_of_storage(each.untyped_storage()) for each in tensors if each.layout is torch.strided}
+        return sum(
+            block.nbytes for key, block in self._counted.items() if key in storages and block.storage() is not None
+        )
 
     def ended(self, device: torch.device, outputs: Any, *, planned: bool) -> None:
         """A call has returned.

@@ -50,6 +50,10 @@ class Reference:
             self._step, self._calls = step, calls
             self.training = max(unconstrained_bytes, self._own + self._held, self._most)
 
+    def at_least(self, size: int) -> None:
+        """The training step takes at least so many bytes, until it is known whole."""
+        self.training = max(self.training or 0, size)
+
     def loops(self, held_bytes: int, most_bytes: int) -> None:
         """What its loop holds around a training step was seen.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from memopt.budget import Budget, BudgetError, format_bytes
@@ -20,6 +20,9 @@ from memopt.step.planned import Planned, fingerprint
 from memopt.step.planner import GraphPeaks, between_graphs, peaks_of, step_peak
 from memopt.step.told import Told
 
+# Less than this part of what other models are to take is not left to them.
+_LEAST_SHARE = 1 / 8
+
 
 class SharedStep(Told):
     """A session of which one call may be a part of the step.
@@ -29,6 +32,10 @@ class SharedStep(Told):
         calls: of the model in one step, that are planned together.
         known_calls: what is known of those; None where nothing is to be.
         earlier: the calls of the present step before this one, whose backward has not run.
+        beside_calls: the same of other models that share the budget.
+        waiting: how many further calls of them, and of this one, are to be expected of a step that was not seen yet.
+        reserve: of so many bytes, those to leave to calls of the others before this one's backward.
+        reserved: these, for what is planned now.
         inputs_beside: bytes of their arguments beside those of this one.
         ran: the graphs that the present call has run.
         last_word: whether a call that has no room beside earlier ones is refused.
@@ -51,6 +58,10 @@ class SharedStep(Told):
         self._supposed: tuple[int, dict[str, Any]] | None = None  # bytes beside, and what a fraction was of before
         self.known_calls: EarlierCalls | None = None
         self.earlier: list[Ran] = []
+        self.beside_calls: list[Ran] = []
+        self.waiting: Callable[[], int] = int
+        self.reserve: Callable[[int], int] = _nothing
+        self.reserved, self._share = 0, 1.0
         self.inputs_beside = 0
         self.ran: list[Figures] = []
         self.last_word = False
@@ -82,19 +93,34 @@ class SharedStep(Told):
         if len(programs) == 1 and not self.broken:
             wanted = self.allows and self.budget is not None and not self.soft
             self.tangents = tangents_of_graph(programs[0]) if wanted else Tangents()
+            limit = self.limit(0) if wanted else None
+            room = 0 if limit is None else max(0, self.usable(limit) - self.resident.total)
+            self.reserved = int(self._share * self.reserve(room))
 
     def allows_no_more(self) -> bool:
-        """Allow for no loss of the caller's, which was not seen yet; whether it was allowed for."""
-        allowed = self.allows and self.tangents != Tangents() and not self.seen.known and not self.broken
+        """Allow for no loss of the caller's, which was not seen yet; whether it was allowed for.
+
+        Of what is left to other models half is left at each time, before nothing is.
+        """
+        if self.reserved and self._share > _LEAST_SHARE and not self.broken:
+            self._share /= 2
+            return True
+        allows = (self.tangents != Tangents() and not self.seen.known) or self.reserved > 0
+        allowed = self.allows and allows and not self.broken
         if allowed:
-            self.allows, self.tangents = False, Tangents()
+            self.allows, self.tangents, self.reserved = False, Tangents(), 0
         return allowed
 
     def around_graphs(self) -> contextlib.AbstractContextManager[None]:
         """Within: peaks are of the step's graphs with what runs between them, and what the loop holds there."""
         early = self.tangents.early  # they are counted as held all the time
-        loss = self.seen.between if self.seen.known else self.tangents.loss
+        loss = max(self.loss_beside, self.reserved)
         return between_graphs(max(0, self.outside_bytes - self.outside_beside + early, loss - early), self.seen.forward)
+
+    @property
+    def loss_beside(self) -> int:
+        """Bytes that the caller's loss holds, as it was seen or is allowed for."""
+        return self.seen.between if self.seen.known else self.tangents.loss
 
     def excess_around(self, calls: Sequence[Ran]) -> tuple[int, int]:
         """Bytes by which a step of these calls is over its limit with what the loop holds around them; the limit.
@@ -165,15 +191,16 @@ class SharedStep(Told):
         """What the step takes in bytes as eager runs it, all of its calls so far; what tells it apart; its calls."""
         if self.eager_step is not None:
             own = min(own, self.eager_step - self.outside_beside)
-        if not self.earlier or self.calls > 1:
+        every = [*self.beside_calls, *self.earlier]
+        if not every or self.calls > 1:
             return base + own, (id(self), keys), self.calls
-        before = [graph.eager for ran in self.earlier for graph in ran.graphs]
+        before = [graph.eager for ran in every for graph in ran.graphs]
         now = [
             self._eager.get(key) or peaks_of(item.program, item.timeline)
             for key, item in zip(keys, captured, strict=True)
         ]
         whole = base - self.resident.outside + self.inputs_beside + step_peak([*before, *now])
-        return whole, (id(self), keys), len(self.earlier) + 1
+        return whole, (id(self), keys), len(every) + 1
 
     def calls_of_script(self, key: str) -> tuple[int, int]:
         """Calls of a step, and bytes of their arguments, as an earlier run of the script has met them: 1 if none did.
@@ -234,9 +261,10 @@ class SharedStep(Told):
             NoRoomBesideError: earlier calls of the step hold so much that it is to be planned with that.
             BudgetError: it was, and the budget is not kept all the same.
         """
-        limit = self.limit(0) if self.earlier and not self.soft else None
+        every = [*self.beside_calls, *self.earlier]
+        limit = self.limit(0) if every and not self.soft else None
         if limit is not None:
-            peaks = [known.peaks for ran in self.earlier for known in ran.graphs]
+            peaks = [known.peaks for ran in every for known in ran.graphs]
             peaks += [known.peaks for known in (*self.ran, graph)]
             needed = graph.base + self.inputs_beside + step_peak(peaks)
             if needed > self.usable(limit):
@@ -257,6 +285,9 @@ class SharedStep(Told):
         if self.outside_bytes:
             size = format_bytes(self.outside_bytes, short=True)
             return f"what runs outside of captured graphs takes {size}: {self.outside_places}"
+        if self.beside_calls and not self.earlier:
+            size = format_bytes(sum(ran.saved for ran in self.beside_calls), short=True)
+            return f"calls of the budget's other models, whose backward has not run, hold {size}"
         if not self.earlier:
             return f"{self.calls} calls before the first backward hold theirs together" if self.calls > 1 else ""
         size = format_bytes(sum(ran.saved for ran in self.earlier) + self.inputs_beside, short=True)
@@ -266,3 +297,7 @@ class SharedStep(Told):
             f"{what} of this step, {whose} {size}: in the next step, and when this script is run again, all calls are "
             "planned together; one call on all inputs, or a backward after each call, takes less"
         )
+
+
+def _nothing(room: int) -> int:
+    return 0

@@ -1,0 +1,141 @@
+import gc
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import memopt
+from benchmarks.loop_budgets import storages
+from memopt.memory.measure import Recording
+
+ROWS, WIDTH = 256, 32
+
+
+class Net(nn.Module):
+    def __init__(self, inputs=WIDTH, outputs=WIDTH, depth=4):
+        super().__init__()
+        self.first = nn.Linear(inputs, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(depth))
+        self.last = nn.Linear(WIDTH, outputs)
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = x + F.gelu(layer(x)).tanh()
+        return self.last(x)
+
+
+def adversarial(generator, critic, optimizers, seed):
+    of_generator, of_critic = optimizers
+    draws = torch.Generator().manual_seed(seed)
+    noise, real = (torch.randn(ROWS, WIDTH, generator=draws) for _ in range(2))
+    fake = generator(noise)
+    loss = F.softplus(-critic(real)).mean() + F.softplus(critic(fake.detach())).mean()
+    of_critic.zero_grad()
+    loss.backward()
+    of_critic.step()
+    second = F.softplus(-critic(fake)).mean()
+    of_generator.zero_grad()
+    second.backward()
+    of_generator.step()
+    return loss.item(), second.item()
+
+
+def joint(encoder, decoder, optimizers, seed):
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(seed))
+    loss = (decoder(encoder(x)) - x).square().mean()
+    optimizers[0].zero_grad()
+    loss.backward()
+    optimizers[0].step()
+    return (loss.item(),)
+
+
+def distilled(teacher, student, optimizers, seed):
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        target = teacher(x)
+    loss = (student(x) - target).square().mean()
+    optimizers[0].zero_grad()
+    loss.backward()
+    optimizers[0].step()
+    return (loss.item(),)
+
+
+def made(step):
+    torch.manual_seed(0)
+    models = [Net(), Net(outputs=1 if step is adversarial else WIDTH)]
+    if step is adversarial:
+        return models, [torch.optim.AdamW(each.parameters(), 1e-3) for each in models]
+    if step is distilled:
+        models[0].requires_grad_(False)
+        return models, [torch.optim.AdamW(models[1].parameters(), 1e-3)]
+    return models, [torch.optim.AdamW([*models[0].parameters(), *models[1].parameters()], 1e-3)]
+
+
+def trained(step, budget=None, steps=6):
+    """Losses, and the most bytes that the process holds in the last step."""
+    torch._dynamo.reset()
+    gc.collect()
+    gc.freeze()
+    beside = frozenset(storages())
+    models, optimizers = made(step)
+    calls = models if budget is None else memopt.compile(models, budget, optimizer=optimizers, backend="aten")
+    losses = [step(*calls, optimizers, seed) for seed in range(steps - 1)]
+    live = storages(beside)
+    with Recording(torch.device("cpu"), live) as recording:
+        losses.append(step(*calls, optimizers, steps - 1))
+    return losses, sum(live.values()) + recording.peak, calls
+
+
+@pytest.mark.whole_process
+@pytest.mark.parametrize(("step", "share"), [(adversarial, 0.7), (joint, 0.8), (distilled, 0.8)])
+def test_one_budget_is_of_all_models_together(step, share):
+    losses, peak, _ = trained(step)
+    budget = int(share * peak)
+    found, held, calls = trained(step, budget)
+    assert found == losses
+    assert held <= budget
+    assert all(call.report.budget_bytes == budget for call in calls)
+
+
+def test_a_fraction_is_of_their_step_together():
+    losses, peak, _ = trained(adversarial)
+    found, held, calls = trained(adversarial, 0.8)
+    assert found == losses
+    assert held <= 0.8 * peak
+    assert calls[0].report.budget_bytes == calls[1].report.budget_bytes <= 0.8 * peak
+
+
+def test_stand_ins_come_in_the_container_of_the_models():
+    models = [Net(), Net()]
+    assert [type(memopt.compile(kind(models))) for kind in (list, tuple)] == [list, tuple]
+    named = memopt.compile({"actor": models[0], "critic": models[1]}, "1GB", backend="aten")
+    assert list(named) == ["actor", "critic"]
+    assert named["critic"].last is models[1].last
+
+
+def test_what_is_none_is_refused_in_a_line():
+    model = Net()
+    with pytest.raises(TypeError, match="there are none"):
+        memopt.compile([])
+    with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module, not int"):
+        memopt.compile([model, 3])
+    with pytest.raises(ValueError, match="a model is given twice"):
+        memopt.compile([model, model])
+    with pytest.raises(ValueError, match="example_inputs are one model's"):
+        memopt.compile([model, Net()], example_inputs=(torch.randn(2, WIDTH),))
+    with pytest.raises(ValueError, match="parameters"):
+        memopt.compile([model, Net()], "1GB", optimizer=torch.optim.SGD(Net().parameters(), 0.1))
+
+
+def test_a_budget_that_does_not_hold_all_is_refused():
+    models, optimizers = made(adversarial)
+    calls = memopt.compile(models, "150kB", optimizer=optimizers, backend="aten")
+    with pytest.raises(memopt.BudgetError, match="other tensors of the process hold"):
+        adversarial(*calls, optimizers, 0)
+
+
+def test_a_module_list_is_one_module():
+    with pytest.raises(NotImplementedError):
+        memopt.compile(nn.ModuleList([Net()]))(torch.randn(1, WIDTH))
