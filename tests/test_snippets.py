@@ -23,7 +23,11 @@ SNIPPETS = [
     for number, block in enumerate(BLOCK.findall(page.read_text()))
 ]
 # Loops of libraries that are not in every environment: `make test-integrations` installs them.
-NEEDS = {"memopt.integrations.hf": "accelerate", "memopt.integrations.lightning": "lightning"}
+NEEDS = {
+    "memopt.integrations.hf": "accelerate",
+    "memopt.integrations.lightning": "lightning",
+    "memopt.export(": "onnxscript",
+}
 LONG = "memopt.compare("  # a list of calls, each on its own engine
 
 

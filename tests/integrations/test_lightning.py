@@ -16,6 +16,7 @@ pytest.importorskip("lightning", reason="make test-integrations installs it")
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from torchmetrics.classification import MulticlassAccuracy
 
 from memopt.integrations.lightning import Memopt
 
@@ -297,6 +298,39 @@ def test_a_network_that_is_compiled_within_the_module(how, callback, tmp_path, m
     assert_alike(loaded, runs[0])
     if not callback:
         assert runs[1].decoder.report.budget_bytes == 300_000
+
+
+class Measured(Auto):
+    """Its step updates a metric of torchmetrics, of which each has several graphs and tensors in plain attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(4)
+
+    def training_step(self, batch, batch_idx):
+        (x,) = batch
+        y = self.decoder(self.encoder(x))
+        self.accuracy(y[:, :4], x[:, :4].argmax(-1))
+        self.log("accuracy", self.accuracy, on_step=True, on_epoch=True)
+        return F.mse_loss(y, x)
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_metrics_count_each_step_once(backend, tmp_path):
+    runs = []
+    for callbacks in ([], [Memopt("1MB", backend=backend)]):
+        module = Measured()
+        module.encoder[2] = nn.Identity()  # Inductor's dropout draws other numbers
+        run = L.Trainer(
+            accelerator="cpu", max_epochs=2, logger=False, enable_progress_bar=False, enable_checkpointing=False,
+            enable_model_summary=False, callbacks=callbacks,
+        )  # fmt: skip
+        torch.manual_seed(1)
+        run.fit(module, rows(19))
+        runs.append((module, metrics(run)))
+    (twin, expected), (module, found) = runs
+    assert found["accuracy_epoch"] == expected["accuracy_epoch"] and len(found) == len(expected)
+    assert_alike(module, twin, 1e-5)
 
 
 def test_loggers_get_memory_and_plan(tmp_path):
