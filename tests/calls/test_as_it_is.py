@@ -1,6 +1,7 @@
 """A model that cannot be captured runs as it is within a budget that its counted step keeps."""
 
 import contextlib
+import copy
 import random
 import types
 
@@ -243,10 +244,18 @@ def test_what_a_call_goes_by_beside_its_inputs_is_counted_anew(change):
 
 def test_a_forward_that_is_set_by_hand_reaches_no_gradient_of_the_model():
     model, x = Loop(), torch.randn(32, 16)
-    model.forward = torch.compiler.disable(model.forward)
-    with pytest.raises(memopt.CaptureError):
-        memopt.compile(model, "1MB", backend="aten")(x)
+    twin = copy.deepcopy(model)
+    model.forward = torch.compiler.disable(model.forward)  # a function around a method of the model
+    with pytest.raises(memopt.BudgetError):
+        memopt.compile(model, "3kB", backend="aten")(x)
+    run = memopt.compile(model, "1MB", backend="aten")
+    outputs, expected = run(x), twin(x)
     assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(outputs, expected) and "runs as it is" in run.report.notes[-1]
+    outputs.sum().backward()
+    expected.sum().backward()
+    for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(parameter.grad, other.grad)
 
 
 def test_packed_sequences_are_counted_by_their_lengths():
