@@ -53,7 +53,7 @@ class MemoryBreakdown:
     workspace: int
     total: int
     largest: tuple[TensorAtPeak, ...] = ()
-    others: int = 0
+    others: int = dataclasses.field(default=0, metadata={"later": True})
 
     def __str__(self) -> str:
         """An aligned table of the headings, in decimal and binary units, and the largest tensors."""

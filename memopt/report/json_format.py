@@ -147,7 +147,9 @@ def _decode_record(kind: type, value: Any, where: str, tables: TableReader) -> A
     if not isinstance(value, dict):
         raise ValueError(f"not a memopt report: {where} is {value!r:.80}")
     hints = typing.get_type_hints(kind)
-    names = [field.name for field in dataclasses.fields(kind)]
+    # A field that came later has its default in a report that was written before.
+    came_later = {field.name for field in dataclasses.fields(kind) if field.metadata.get("later")}
+    names = [field.name for field in dataclasses.fields(kind) if field.name in value or field.name not in came_later]
     if set(value) != set(names):
         odd = ", ".join(sorted(set(value) ^ set(names)))
         raise ValueError(f"not a memopt report: fields of {where} differ ({odd})")

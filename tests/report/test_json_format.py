@@ -50,3 +50,9 @@ def test_foreign_text_is_refused_in_one_line(text, message):
     with pytest.raises(ValueError, match=message) as caught:
         from_json(text)
     assert "\n" not in str(caught.value)
+
+
+def test_a_report_of_before_a_field_came_is_read():
+    document = json.loads(to_json(report()))
+    del document["report"]["breakdown"]["others"]
+    assert from_json(json.dumps(document)) == report()
