@@ -27,6 +27,7 @@ from memopt.program import (
     is_random,
     module_of,
 )
+from memopt.step.own_copies import RECOMPUTED, is_copy_of_input
 from memopt.torch_compat import roles
 
 # The forward half of a joint graph, and the backward half.
@@ -48,8 +49,8 @@ def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Or
     Inputs that the graph updates itself at its end (`copy_`, as Inductor asks of AOTAutograd) become MUTATION outputs
     behind the other outputs of forward; `mutations_in_place` is the way back.
 
-    Forward is what the forward outputs need, and every random or effectful node that autograd traced before the
-    backward; all else is backward, in the order in which it was traced.
+    Forward is what the forward outputs need, and every random or effectful node, and every copy of an input, that
+    autograd traced before the backward; all else is backward, in the order in which it was traced.
 
     Args:
         joint: the graph as a partitioner receives it.
@@ -66,7 +67,7 @@ def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Or
     for node in joint.graph.nodes:
         if node.op == "call_function" and node not in forward and node not in late and node not in updates:
             traced_in_forward = node.meta.get("partitioner_tag") != "is_backward"
-            if traced_in_forward and (is_random(node) or is_effectful(node)):
+            if traced_in_forward and (is_random(node) or is_effectful(node) or is_copy_of_input(node)):
                 early.append(node)
     forward |= ancestors(early)
     graph = fx.Graph()
@@ -81,6 +82,8 @@ def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Or
             mapping[node] = copied = copy_node(graph, node, mapping.__getitem__)
             if node.op == "call_function":
                 copied.meta["phase"] = Phase.FORWARD if is_forward else Phase.BACKWARD
+                if not is_forward and node not in late and node.meta.get("partitioner_tag") == "is_forward":
+                    copied.meta[RECOMPUTED] = True  # autograd saved what it is
     _keep_overwritten(graph, [mapping[node.args[0]] for node in updates])
     _lay_out_dropout_gradients(graph)
     result = graph.output(fx.map_arg(outputs, lambda n: mapping[n]))

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from memopt.inductor.own_memory import keep_memory
+from memopt.inductor.own_memory import keep_memory, keep_operands, keep_shared
+from memopt.inductor.own_reads import keep_reads
 from memopt.inductor.strided_views import as_it_lies
 from memopt.step.keys import versions
 from memopt.torch_compat.cat_layout import keep_cat_layout
@@ -26,6 +27,17 @@ def edits(first: Callable[[fx.Graph], None]) -> dict[str, Any]:
     made_by = versions()
     return {
         **before_joint_passes(first, made_by),
-        **after_joint_passes(keep_memory, made_by),
-        **before_lowering(as_it_lies, made_by),
+        **after_joint_passes(_edit_last, made_by),
+        **before_lowering(_edit_for_lowering, made_by),
     }
+
+
+def _edit_last(graph: fx.Graph) -> None:
+    keep_memory(graph)
+    keep_reads(graph)
+
+
+def _edit_for_lowering(graph: fx.Graph) -> None:
+    keep_shared(graph)
+    as_it_lies(graph)
+    keep_operands(graph)

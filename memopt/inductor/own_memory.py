@@ -6,6 +6,7 @@ change the other.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +14,11 @@ import torch
 from torch import fx
 
 from memopt.graph.fake_calls import apart
-from memopt.inductor.strided_views import base_of
+from memopt.inductor.strided_views import STORED, base_of
 from memopt.torch_compat.backward import input_of_gradient, role_of
 
+# Inductor computes their operands where the result has them.
+_JOINS = (torch.ops.aten.cat.default, torch.ops.aten.stack.default)
 _NOTED = "memopt: memory of outputs"  # in the metadata of a graph's end
 
 # The name of the node that makes an output's memory, and how that lies.
@@ -50,6 +53,42 @@ def keep_memory(graph: fx.Graph) -> None:
         graph.output_node().args = (tuple(results),)
 
 
+def keep_shared(graph: fx.Graph) -> None:
+    """Have a graph that is about to be lowered store what several outputs show, where Inductor has no memory for it.
+
+    It takes what is assigned to all of a tensor for a view of what was assigned, and makes each output anew of that.
+    """
+    values = [value for value in _values(graph) if isinstance(value, fx.Node)]
+    shown = collections.Counter(base_of(value) for value in dict.fromkeys(values))
+    for base in [base for base, count in shown.items() if count > 1 and base.target is torch.ops.aten.copy.default]:
+        with graph.inserting_after(base):
+            stored = graph.call_function(torch.ops.aten.clone.default, (base,))
+        stored.meta |= {"val": apart(base.meta["val"]), STORED: True}
+        base.replace_all_uses_with(stored, lambda user, here=stored: user is not here)  # type: ignore[misc]
+
+
+def keep_operands(graph: fx.Graph) -> None:
+    """Have a graph that is about to be lowered concatenate copies of what it returns beside the concatenation.
+
+    Unless the caller sees neither of the two: what is saved for backward alone is not written to.
+    """
+    values = _values(graph)
+    returned = {base_of(value) for value in values if isinstance(value, fx.Node)}
+    places = graph.output_node().meta.get("user_visible_output_idxs", range(len(values)))
+    seen = {base_of(values[place]) for place in places if isinstance(values[place], fx.Node)}
+    for node in [node for join in _JOINS for node in graph.find_nodes(op="call_function", target=join)]:
+        if node not in returned:
+            continue
+        for operand in node.all_input_nodes:
+            base = base_of(operand)
+            if base.op == "placeholder" or base not in returned or not {base, node} & seen:
+                continue
+            with graph.inserting_before(node):
+                copied = graph.call_function(torch.ops.aten.clone.default, (operand,))
+            copied.meta["val"] = apart(operand.meta["val"])
+            node.replace_input_with(operand, copied)
+
+
 def _shown_by_copy(
     graph: fx.Graph, node: fx.Node, name: str, layout: Any, copies: dict[tuple[str, fx.Node], fx.Node]
 ) -> fx.Node:
@@ -72,6 +111,11 @@ def _shown_by_copy(
         made.meta["val"] = target(*fx.map_arg(made.args, _value), **fx.map_arg(made.kwargs, _value))
         shown = made
     return shown
+
+
+def _values(graph: fx.Graph) -> list[Any]:
+    values: Any = graph.output_node().args[0]
+    return list(values) if isinstance(values, list | tuple) else [values]
 
 
 def _outputs(graph: fx.Graph) -> list[fx.Node | None]:

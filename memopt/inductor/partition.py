@@ -18,6 +18,7 @@ from memopt.inductor.joint_cache import JointCache
 from memopt.inductor.offload import wait_on_host
 from memopt.inductor.order import KeepOrder
 from memopt.inductor.own_memory import note_memory
+from memopt.inductor.own_reads import note_reads
 from memopt.inductor.padding import pads_products
 from memopt.inductor.product_sums import register_product_sums
 from memopt.inductor.strided_views import show_bases
@@ -25,7 +26,6 @@ from memopt.inductor.together import together
 from memopt.inductor.trace import Trace
 from memopt.inductor.write_over import register_write_over
 from memopt.program import Program, copy_node, module_of
-from memopt.step.own_copies import keep_copies_of_inputs
 from memopt.torch_compat.aot_autograd import aot_settings
 from memopt.torch_compat.donated import may_donate
 from memopt.torch_compat.inductor_compile import CustomPartitionerFn, compile_graph
@@ -177,7 +177,7 @@ def compile_training(
 def _edit_first(graph: fx.Graph) -> None:
     note_memory(graph)
     show_bases(graph)
-    keep_copies_of_inputs(graph)
+    note_reads(graph)
 
 
 def saved_bytes(forward: fx.GraphModule, outputs: int) -> int:

@@ -26,7 +26,7 @@ _WRITTEN_TO_PARTS = (
     torch.ops.aten.scatter, torch.ops.aten.scatter_add, torch.ops.aten.scatter_reduce,
 )  # fmt: skip
 # Inductor's mark of what is stored with the strides that it has in the graph.
-_STORED = "inductor_realize_to_strides"
+STORED = "inductor_realize_to_strides"
 
 
 def show_bases(graph: fx.Graph) -> None:
@@ -50,7 +50,7 @@ def as_it_lies(graph: fx.Graph) -> None:
     for node in {outputs[place] for place in seen if isinstance(outputs[place], fx.Node)}:
         base = base_of(node)
         if base is not node and base.op == "call_function" and not _is_dense(node) and _is_dense(base):
-            base.meta[_STORED] = True
+            base.meta[STORED] = True
 
 
 def _keep_between(graph: fx.Graph, outputs: Sequence[Any]) -> None:

@@ -42,23 +42,6 @@ def is_copy_of_input(node: fx.Node) -> bool:
     return base.op == "placeholder" and not base.name.startswith("tangents")
 
 
-def keep_copies_of_inputs(graph: fx.Graph) -> None:
-    """Have a joint graph make copies of inputs that backward reads by an operator that Inductor never leaves out."""
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default):
-        value, given = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
-        if not isinstance(value, torch.Tensor) or not isinstance(given, torch.Tensor) or not is_copy_of_input(node):
-            continue
-        if value.stride() == given.stride() and value.dtype == given.dtype and _is_read_in_backward(node):
-            node.target, node.kwargs = torch.ops.aten.lift_fresh_copy.default, {}
-
-
-def _is_read_in_backward(node: fx.Node) -> bool:
-    for user in node.users:
-        if user.meta.get("partitioner_tag") == "is_backward" or (_shows(user) and _is_read_in_backward(user)):
-            return True
-    return False
-
-
 def recomputed_from(forward: fx.GraphModule, backward: fx.GraphModule) -> list[str]:
     """Names of the inputs of forward that backward reads to recompute values.
 

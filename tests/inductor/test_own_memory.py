@@ -56,3 +56,28 @@ def test_outputs_share_the_memory_that_the_models_share(training):
         )
     assert seen[0][:2] == seen[1][:2]
     torch.testing.assert_close(seen[1][2], seen[0][2])
+
+
+class Joined(nn.Module):
+    """Outputs that Inductor computes where another output has them, and outputs that share what is assigned to them."""
+
+    def forward(self, x):
+        y, z = x.exp(), x.sin()
+        filled = x.cos()
+        filled.t()[...] = 0.7
+        part = filled.split(2)[0].t()
+        return y.t(), torch.stack([y, z]), torch.cat([z, y], 1), z[1:], part, part.view_as(part)
+
+
+@needs_compiler
+@pytest.mark.parametrize("training", [True, False])
+def test_what_is_concatenated_and_what_is_assigned_have_memory_as_in_the_model(training):
+    torch._dynamo.reset()
+    plain = Joined()
+    run = memopt.compile(plain, backend="inductor", verify=False)
+    seen = []
+    for call in (plain, run):
+        outputs = call(torch.linspace(0, 1, 16).reshape(4, 4).requires_grad_(training))
+        seen.append((shared_memory({str(place): value for place, value in enumerate(outputs)}), outputs))
+    assert seen[0][0] == seen[1][0]
+    torch.testing.assert_close(seen[1][1], seen[0][1])
