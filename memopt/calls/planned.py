@@ -23,8 +23,7 @@ from memopt.compilation.layout import LayoutNeeded, lay_out
 from memopt.compilation.session import Session, WholeStepNeeded
 from memopt.errors import first_line
 from memopt.program import Program
-from memopt.step.sizes_apart import SizesError
-from memopt.step.warm_sizes import NotCountedError
+from memopt.step.sizes_apart import MadeAnewError, SizesError
 from memopt.step.whole import settled
 from memopt.torch_compat.autograd_nodes import first_nodes
 
@@ -92,7 +91,7 @@ class PlannedCalls:
                 return self._run(session, start, kind, symbols, args, kwargs)
             except BudgetError as error:
                 session.plans_for_less(error)
-            except NotCountedError:
+            except MadeAnewError:
                 self._sessions.forget_symbolic(kind)
             start.restore()
 
@@ -106,7 +105,7 @@ class PlannedCalls:
         try:
             with dynamo_settings(session.numbers, symbolic=True, varying=symbols.varying):
                 return self._sessions.function(kind, symbolic=True)(*args, **kwargs)
-        except NotCountedError:
+        except MadeAnewError:
             raise
         except (SizesError, WholeStepNeeded) as error:
             others, failed = isinstance(error, SizesError) and error.others, False

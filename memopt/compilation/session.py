@@ -112,6 +112,7 @@ class Session(SharedStep):
         self.exact = backend.exact
         self.recordings: Pool | None = None  # where training steps may be recorded
         self.leaves_room = True  # whether something is left of the budget for that: not where it is short
+        self.plans_sizes, self.size_plans = False, 0  # whether a plan cuts code for many sizes, and how often one did
         self.not_recalled: set[str] = set()  # keys of graphs whose code of an earlier process is not enough
         self.code_fails = False  # whether memory ran out in a step of the engine's own code that should keep the budget
         self.by_loss_alone = ByLossAlone(model_name, "" if budget is None else budget.text)

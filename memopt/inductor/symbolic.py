@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import fx
 
+from memopt.budget import BudgetError
 from memopt.capture.at_sizes import at_sizes
 from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import Halved
@@ -20,16 +21,28 @@ from memopt.common.phases import phase
 from memopt.engine import ManySizes
 from memopt.inductor.halves import Halves
 from memopt.inductor.own_cut import save_overwritten
-from memopt.inductor.partition import Partition, compile_training
+from memopt.inductor.partition import Partition, compile_training, keep_order
+from memopt.inductor.planned_sizes import SizedPlan, cut_by, plan_of
 from memopt.inductor.served_sizes import ServedSizes, sizes_errors
 from memopt.inductor.warm_sizes import WarmSizes
 from memopt.inductor.workspace import MeasuredWorkspace
 from memopt.memory.distributed import has_group
+from memopt.passes.checkpoint import Checkpoint
 from memopt.program import Program
 from memopt.step.rewriting import Rewriting
-from memopt.step.sizes_apart import SizesError
+from memopt.step.sizes_apart import MadeAnewError, SizesError
 from memopt.torch_compat.min_cut import min_cut
 from memopt.torch_compat.symbols import Sized, Sizes, grows_everywhere, hints_of
+
+# So often code is made by a plan for sizes that were larger than ever, each for sizes larger by a part.
+_PLANS, _FURTHER = 3, 8
+# The ways in which it is made for one size, until the code of one keeps the budget: the share of the budget that the
+# plan leaves, and whether code is in the plan's order; else it is in Inductor's own, which takes less as a rule.
+_ATTEMPTS = ((0.0, False), (0.0, True), (1 / 16, False))
+
+
+class _NoPlan(Exception):
+    """There is none for so little."""
 
 
 class SymbolicTraining:
@@ -44,6 +57,8 @@ class SymbolicTraining:
         self._sizes = ServedSizes(hooks, example_inputs)
         self._step: Any = None  # the session's, as the code was counted last
         self._loaded = False  # whether its kernels are
+        self._plan: SizedPlan | None = None  # that the code follows
+        self._plans = False  # whether a plan says what is saved; else torch's own cut
         self._warm = WarmSizes(graph_module, example_inputs, hooks)
 
     def compile(self) -> ManySizes:
@@ -57,9 +72,14 @@ class SymbolicTraining:
             raise SizesError("a step of several graphs, calls or processes shares its budget among them")
         if session.hooked is not None and session.hooked.names:
             raise SizesError("gradients are handed over within backward")
+        self._plans = session.plans_sizes
+        session.size_plans += self._plans
         with sizes_errors():
             sizes = hints_of(self.example_inputs)
-            run = self._warm.found(sizes, self._sizes)
+            try:
+                run = self._warm.found(sizes, self._sizes, planned=self._plans)
+            except SizesError as error:
+                raise self._over(sizes) from error
             if run is None:
                 with self._alone():
                     run = self._lowered(sizes)
@@ -83,17 +103,17 @@ class SymbolicTraining:
             self._load()
             return
         if self._sizes.refused(sizes):
-            raise self._sizes.not_kept(sizes)
+            raise self._over(sizes)
         if self._warm.runs:
             self._warm.take_up(sizes, self._sizes)
             self._step = self.session.step
             return
         try:
             self._count_more(sizes)
-        except SizesError:
+        except SizesError as error:
             self._sizes.refuse(sizes)
             self._warm.remember(sizes, self._sizes)
-            raise
+            raise self._over(sizes) from error
         self._sizes.keep(sizes)
         self._warm.remember(sizes, self._sizes)
         self._step = self.session.step
@@ -113,27 +133,85 @@ class SymbolicTraining:
             session.search, session.proving, session.rewriting = True, True, before
             session.forget_search()
 
-    def _lowered(self, sizes: Sizes) -> Callable[..., Any]:
-        def cut(joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Halved:
-            self._joint = joint, options["num_fwd_outputs"]
-            self._sizes.grows = grows_everywhere(joint)
-            save_overwritten(joint, self._planned(sizes).mutated)
-            with phase("cutting"):
-                return min_cut(joint, joint_inputs, **options)
+    def _over(self, sizes: Sizes) -> SizesError:
+        """That the budget is not kept at these sizes; code is made for them by a plan, but not often."""
+        if self.session.size_plans >= _PLANS:
+            return self._sizes.not_kept(sizes)
+        self.session.plans_sizes = True
+        if self._plans:
+            self.session.not_recalled.add(self.hooks.key)
+        return MadeAnewError(str(self._sizes.not_kept(sizes)))
 
-        before = self.session.step
-        attempt = self._warm.attempt()
-        run = compile_training(
-            self.graph_module, self.example_inputs, self._halves.compile, Partition(cut), cached=attempt
-        )
-        if self._excess(sizes) > 0:  # kernels are compiled for sizes that it serves, if such come
+    def _lowered(self, sizes: Sizes) -> Callable[..., Any]:
+        """The step for these sizes by torch's own cut, or by plans until the code of one keeps the budget."""
+        session = self.session
+        before, halves = session.step, self._halves
+        for number, (share, kept) in enumerate(_ATTEMPTS if self._plans else _ATTEMPTS[:1]):
+            try:
+                run = self._attempt(sizes, share, kept=kept, first=not number)
+            except _NoPlan:
+                self._halves = halves
+                break
+            halves = self._halves
+            excess = self._excess(sizes)
+            if excess <= 0 or self._plan is None:
+                break
+        if excess > 0:  # kernels are compiled for sizes that it serves, if such come
             self._sizes.refuse(sizes)
-            self.session.step = before
+            session.step = before
+            if self._plans:
+                session.size_plans = _PLANS  # there is no better one
         else:
             self._sizes.keep(sizes)
             self._load()
         self.hooks.recomputed, self.hooks.in_part = self._halves.recomputed, self._halves.in_part
-        return run  # type: ignore[no-any-return]
+        return run
+
+    def _attempt(self, sizes: Sizes, share: float, *, kept: bool, first: bool) -> Callable[..., Any]:
+        """Lower the step once; see `_ATTEMPTS`. But for the first time that is by a plan, or not at all."""
+        self._halves, policy = Halves(self.hooks.backward), contextlib.ExitStack()
+        correction = -int(share * self.session.limit_bytes)
+
+        def cut(joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Halved:
+            self._joint = joint, options["num_fwd_outputs"]
+            self._sizes.grows = grows_everywhere(joint)
+            self._plan = self._planned_for(sizes, correction) if self._plans else None
+            if self._plan is None and not first:
+                raise _NoPlan
+            if kept:
+                keep_order(policy, partition)
+            mutated = self._planned(sizes).mutated
+            with phase("cutting"):
+                if self._plan is not None:
+                    return cut_by(self._plan, joint, **options)
+                save_overwritten(joint, mutated)
+                return min_cut(joint, joint_inputs, **options)
+
+        partition, attempt = Partition(cut), self._warm.attempt()
+        with policy:
+            return compile_training(  # type: ignore[no-any-return]
+                self.graph_module, self.example_inputs, self._halves.compile, partition, cached=attempt
+            )
+
+    def _planned_for(self, sizes: Sizes, correction: int) -> SizedPlan | None:
+        """A plan for an eighth more than these sizes, where there is one, or for them; None where there is none."""
+        session, before = self.session, self.session.rewriting
+        larger = {symbol: size + size // _FURTHER for symbol, size in sizes.items()}
+        session.rewriting = Rewriting((Checkpoint(),), session.engine(), session.table)
+        session.search, session.correction = True, correction
+        try:
+            for each in (larger, sizes) if self._sizes.grows and not correction else (sizes,):
+                with contextlib.suppress(BudgetError, RuntimeError, ValueError):  # a model may have a largest size
+                    program = self._planned(each)
+                    peak, feasible = session.step.plan.peak_bytes, session.feasible
+                    session.forget_plan()
+                    session.forget_search()
+                    plan = plan_of(program, peak) if feasible else None
+                    if plan is not None and self._joint is not None and plan.is_of(self._joint[0]):
+                        return plan
+            return None
+        finally:
+            session.rewriting, session.search, session.correction = before, False, 0
 
     def _load(self) -> None:
         """Compile and load the kernels, unless they are there."""

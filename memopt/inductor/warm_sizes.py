@@ -14,7 +14,8 @@ from memopt.inductor.joint_cache import JointCache
 from memopt.inductor.recalled import digest_of, recalled
 from memopt.inductor.served_sizes import ServedSizes
 from memopt.step.again import facts_of, may_be_alone, settlement_of
-from memopt.step.warm_sizes import CountedSizes, NotCountedError
+from memopt.step.sizes_apart import MadeAnewError
+from memopt.step.warm_sizes import CountedSizes
 from memopt.torch_compat.symbols import Sizes
 
 
@@ -35,12 +36,13 @@ class WarmSizes:
         self._entry: Any = None  # of torch's cache, until it is written
         self.runs = False
 
-    def found(self, sizes: Sizes, served: ServedSizes) -> Callable[..., Any] | None:
+    def found(self, sizes: Sizes, served: ServedSizes, *, planned: bool) -> Callable[..., Any] | None:
         """The code of an earlier process, where it is known what it takes at these sizes; the session stands with it.
 
         Args:
             sizes: of this call.
             served: learns them.
+            planned: whether it is made by a plan.
 
         Raises:
             SizesError: it is known to be over the budget at them.
@@ -49,7 +51,8 @@ class WarmSizes:
         self._example_inputs = ()
         if not may_be_alone(session, hooks):
             return None
-        code = recalled(graph_module, inputs, hooks, self._cache, facts_of(session, many_sizes=True))
+        facts = facts_of(session, many_sizes=True) + (b", planned" if planned else b"")
+        code = recalled(graph_module, inputs, hooks, self._cache, facts)
         hooks.key = self._cache.key
         if code is None:
             return None
@@ -73,11 +76,11 @@ class WarmSizes:
         """Let the session stand as where the code that runs was counted.
 
         Raises:
-            NotCountedError: it was not, at these sizes or larger ones.
+            MadeAnewError: it was not, at these sizes or larger ones.
         """
         if not self._takes_up(sizes, served):
             self._session.not_recalled.add(self._hooks.key)
-            raise NotCountedError
+            raise MadeAnewError("what code of an earlier process takes at these sizes is not known")
 
     def _takes_up(self, sizes: Sizes, served: ServedSizes) -> bool:
         assert self._counted is not None

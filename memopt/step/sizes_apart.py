@@ -13,3 +13,10 @@ class SizesError(Exception):
     def __init__(self, reason: str, *, others: bool = False) -> None:
         super().__init__(reason)
         self.others = others
+
+
+class MadeAnewError(SizesError):
+    """Code for many sizes is to be made anew for these sizes, and serves others then, too."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, others=True)

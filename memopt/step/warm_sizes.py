@@ -12,7 +12,6 @@ from memopt.memory.cost.disk import Store
 from memopt.step.again import Settlement, Settlements, taken_up
 from memopt.step.keys import versions
 from memopt.step.planner import step_peak
-from memopt.step.sizes_apart import SizesError
 
 if TYPE_CHECKING:
     from memopt.capture.dynamo import Hooks
@@ -23,13 +22,6 @@ _MOST = 64
 
 # The sizes of a call in the order of the graph's inputs.
 Counted = tuple[int, ...]
-
-
-class NotCountedError(SizesError):
-    """Code that was loaded from disk was never counted at these sizes: it is to be made anew, which tells."""
-
-    def __init__(self) -> None:
-        super().__init__("what code of an earlier process takes at these sizes is not known", others=True)
 
 
 class CountedSizes:

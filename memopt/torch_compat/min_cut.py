@@ -28,7 +28,11 @@ def min_cut(
 
 
 def partition_at(
-    module: fx.GraphModule, saved: Sequence[fx.Node], forward_outputs: int, static: Sequence[fx.Node]
+    module: fx.GraphModule,
+    saved: Sequence[fx.Node],
+    forward_outputs: int,
+    static: Sequence[fx.Node],
+    symbols: Sequence[fx.Node] = (),
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward and the backward graph of a joint graph where forward saves these values.
 
@@ -37,9 +41,10 @@ def partition_at(
         saved: nodes of it.
         forward_outputs: results of it that are forward's.
         static: placeholders that lie at the same address in every call.
+        symbols: nodes whose values are sizes, which backward gets, too.
     """
     arguments: dict[str, Any] = {
-        "saved_sym_nodes": [],
+        "saved_sym_nodes": list(symbols),
         "num_fwd_outputs": forward_outputs,
         "static_lifetime_input_nodes": OrderedSet(static),
     }

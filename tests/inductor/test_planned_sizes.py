@@ -1,0 +1,95 @@
+"""Code for many sizes whose cut a plan has made: sizes without room for torch's own share code, too."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import fx
+
+import memopt
+from memopt.inductor import symbolic
+from memopt.inductor.planned_sizes import SizedPlan, in_order
+from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_symbolic import Layers, agrees, graphs_of, tokens
+from tests.training.steps import peak_of
+
+pytestmark = pytest.mark.usefixtures("own_caches")
+
+SIZES = ((2, 20), (3, 24), (8, 50), (8, 64), (2, 16), (7, 63))
+
+
+def _budget(share):
+    """This share of what eager takes at the largest size."""
+    torch.manual_seed(0)
+    model, ids = Layers(), tokens(8, 64)
+    model(ids).backward()
+    model.zero_grad()
+    return int(share * peak_of(lambda: model(ids).backward(), model, ids))
+
+
+def _loop(budget):
+    """A run of a script at all sizes; how many graphs were lowered with symbols, and what it says."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Layers()
+    twin, lowered, plain = copy.deepcopy(model), [], symbolic.SymbolicTraining._attempt
+
+    def counted(self, *args, **options):
+        lowered.append(self._plans)
+        return plain(self, *args, **options)
+
+    run = memopt.compile(model, budget, backend="inductor")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(symbolic.SymbolicTraining, "_attempt", counted)
+        for size in SIZES:
+            ids = tokens(*size)
+            agrees(run, model, twin, ids)
+            model.zero_grad()
+            assert peak_of(lambda ids=ids: run(ids).backward(), model, ids) <= budget
+            model.zero_grad()
+    return run, lowered
+
+
+@pytest.mark.long
+@needs_compiler
+def test_a_few_compilations_serve_all_sizes_and_none_in_a_second_process():
+    budget = _budget(0.55)
+    run, lowered = _loop(budget)
+    assert graphs_of(run) <= 4 and True in lowered and not run.report.notes
+    assert run.report.peak_bytes <= run.report.budget_bytes == budget
+    again, lowered = _loop(budget)
+    assert not lowered and graphs_of(again) <= 4
+
+
+@pytest.mark.long
+@needs_compiler
+def test_where_no_plan_is_to_be_had_there_is_no_storm_of_plans(monkeypatch):
+    budget = _budget(0.55)
+    monkeypatch.setattr(symbolic.SymbolicTraining, "_planned_for", lambda *_: None)
+    run, lowered = _loop(budget)
+    assert lowered.count(True) == 1 and any("planned each by itself" in note for note in run.report.notes)
+
+
+def test_a_half_is_in_the_order_of_names_with_what_each_reads_before_it():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    first = graph.call_function(torch.sin, (x,), name="first")
+    view = graph.call_function(torch.neg, (first,), name="view")
+    second = graph.call_function(torch.cos, (x,), name="second")
+    last = graph.call_function(torch.add, (view, second), name="last")
+    graph.output((last,))
+    half = fx.GraphModule({}, graph)
+    found = in_order(half, ["second", "last", "first", "second"])
+    assert [node.name for node in found.graph.nodes] == ["x", "second", "first", "view", "last", "output"]
+    value = torch.randn(3)
+    assert torch.equal(found(value)[0], half(value)[0])
+
+
+def test_a_plan_that_saves_what_the_graph_has_not_is_none_of_it():
+    graph = fx.Graph()
+    graph.output((graph.call_function(torch.sin, (graph.placeholder("x"),), name="value"),))
+    module = fx.GraphModule({}, graph)
+    assert SizedPlan(frozenset({"value", "x"}), (), frozenset(), 0).is_of(module)
+    assert not SizedPlan(frozenset({"value", "copy"}), (), frozenset(), 0).is_of(module)
