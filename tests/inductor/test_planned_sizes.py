@@ -54,13 +54,14 @@ def _loop(budget):
 
 @pytest.mark.long
 @needs_compiler
-def test_a_few_compilations_serve_all_sizes_and_none_in_a_second_process():
+def test_a_few_compilations_serve_all_sizes_and_a_second_process_makes_no_plan(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     budget = _budget(0.55)
     run, lowered = _loop(budget)
     assert graphs_of(run) <= 4 and True in lowered and not run.report.notes
     assert run.report.peak_bytes <= run.report.budget_bytes == budget
     again, lowered = _loop(budget)
-    assert not lowered and graphs_of(again) <= 4
+    assert True not in lowered and graphs_of(again) <= 4
 
 
 @pytest.mark.long
