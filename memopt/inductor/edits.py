@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+from memopt.inductor.masked_writes import choose_by_masks
 from memopt.inductor.own_memory import keep_memory, keep_operands, keep_shared
 from memopt.inductor.own_reads import keep_reads
 from memopt.inductor.strided_views import as_it_lies
@@ -38,6 +39,7 @@ def _edit_last(graph: fx.Graph) -> None:
 
 
 def _edit_for_lowering(graph: fx.Graph) -> None:
+    choose_by_masks(graph)
     keep_shared(graph)
     as_it_lies(graph)
     keep_operands(graph)
