@@ -142,31 +142,33 @@ def run_case(case: Case, seed: int, folder: Path) -> Iterator[Row]:
         A row as soon as it is measured, the eager one first.
     """
     torch.manual_seed(seed)
-    model, inputs = case.build()  # rows have copies of it: the device holds nothing else
+    plain, inputs = case.build()
     inputs = {name: value.to(case.device) for name, value in inputs.items()}
-    plain = copy.deepcopy(model).to(case.device)
-    expected = gradients(plain, inputs, seed)
+    plain = plain.to(case.device)
+    # A budget is of all tensors of the process: gradients wait as arrays, and each row builds a model of its own.
+    expected = {name: value.numpy() for name, value in gradients(plain, inputs, seed).items()}
+    noise = gradient_error(expected, gradients(rounded_otherwise(plain, seed), inputs, seed))
     peak, seconds = measure_steps(plain, case.optimizer(plain.parameters(), lr=1e-3), inputs, seed)
     del plain
-    noise = gradient_error(expected, gradients(rounded_otherwise(model, seed).to(case.device), inputs, seed))
     yield Row(case.label, "eager", None, None, peak, seconds, noise, "baseline")
     for share in SHARES:
+        torch.compiler.reset()  # what was compiled holds the model that it was compiled of
         _let_go(case.device)
-        yield _budgeted(case, model, inputs, expected, noise, share, int(share * peak), seed, folder)
+        yield _budgeted(case, inputs, expected, noise, share, int(share * peak), seed, folder)
 
 
 def _budgeted(
     case: Case,
-    model: torch.nn.Module,
     inputs: Mapping[str, torch.Tensor],
-    expected: Mapping[str, torch.Tensor],
+    expected: Mapping[str, Any],
     noise: float,
     share: float,
     budget: int,
     seed: int,
     folder: Path,
 ) -> Row:
-    own = copy.deepcopy(model).to(case.device)
+    torch.manual_seed(seed)
+    own = case.build()[0].to(case.device)
     optimizer = case.optimizer(own.parameters(), lr=1e-3)
     setting = f"{share:.0%}"
     for attempt in range(_ATTEMPTS):
@@ -206,7 +208,8 @@ def rounded_otherwise(model: torch.nn.Module, seed: int) -> torch.nn.Module:
     generator, moved = torch.Generator().manual_seed(seed), copy.deepcopy(model)
     with torch.no_grad():
         for parameter in moved.parameters():
-            parameter.mul_(1 + _ROUNDING * torch.randn(parameter.shape, generator=generator))
+            drawn = torch.randn(parameter.shape, generator=generator)
+            parameter.mul_(1 + _ROUNDING * drawn.to(parameter.device))
     return moved
 
 
@@ -223,12 +226,17 @@ def gradients(model: torch.nn.Module, inputs: Mapping[str, torch.Tensor], seed: 
     return found
 
 
-def gradient_error(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> float:
-    """The largest difference over the largest entry, of all gradients; infinite where one is missing or not finite."""
+def gradient_error(expected: Mapping[str, Any], found: Mapping[str, torch.Tensor]) -> float:
+    """The largest difference over the largest entry, of all gradients; infinite where one is missing or not finite.
+
+    Args:
+        expected: tensors or arrays.
+        found: tensors of the same shapes, by the same names.
+    """
     if expected.keys() != found.keys():
         return float("inf")
     worst = 0.0
-    for name, value in expected.items():
+    for name, value in ((name, torch.as_tensor(value)) for name, value in expected.items()):
         scale = value.double().abs().max().item() or 1.0
         error = (found[name].double() - value.double()).abs().max().item() / scale
         if not error < float("inf"):
@@ -263,9 +271,9 @@ def measure_steps(
 
 
 def _let_go(device: str) -> None:
-    """Hand back what a device's allocator keeps of the row before."""
+    """Let go of the row before, and of what the device's allocator keeps of it."""
+    gc.collect()
     if device != "cpu":
-        gc.collect()
         torch.cuda.empty_cache()
 
 

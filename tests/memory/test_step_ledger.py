@@ -66,6 +66,9 @@ def test_a_packed_sequence_is_counted_by_its_lengths():
     assert found[0].peaks.saved < found[1].peaks.saved
 
 
+_MODELS = []
+
+
 def test_ways_by_random_numbers_are_known_and_no_gradient_of_the_model_is_reached():
     class Drops(nn.Linear):
         def forward(self, x):
@@ -73,8 +76,8 @@ def test_ways_by_random_numbers_are_known_and_no_gradient_of_the_model_is_reache
 
     assert eager_call(Drops(4, 4), (torch.randn(2, 4),), {}, None).by_chance
     model = nn.Linear(4, 4)
-    box = [model]
-    model.forward = lambda x: nn.Linear.forward(box[0], x)  # the model's own, which its twin cannot have
+    _MODELS[:] = [model]
+    model.forward = lambda x: nn.Linear.forward(_MODELS[0], x)  # the model's own, which its twin cannot have
     assert eager_call(model, (torch.randn(2, 4),), {}, None) is None and model.weight.grad is None
     model = nn.Linear(4, 4)
     model.forward = torch.compiler.disable(model.forward)  # which the twin has of itself
