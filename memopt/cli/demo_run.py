@@ -146,7 +146,7 @@ def run_case(case: Case, seed: int, folder: Path) -> Iterator[Row]:
     inputs = {name: value.to(case.device) for name, value in inputs.items()}
     plain = plain.to(case.device)
     # A budget is of all tensors of the process: gradients wait as arrays, and each row builds a model of its own.
-    expected = {name: value.numpy() for name, value in gradients(plain, inputs, seed).items()}
+    expected = {name: value.numpy().copy() for name, value in gradients(plain, inputs, seed).items()}
     noise = gradient_error(expected, gradients(rounded_otherwise(plain, seed), inputs, seed))
     peak, seconds = measure_steps(plain, case.optimizer(plain.parameters(), lr=1e-3), inputs, seed)
     del plain
