@@ -267,6 +267,18 @@ def is_any_view(node: fx.Node) -> bool:
     return is_view(node) or node.target is torch.ops.aten._unsafe_view.default
 
 
+def shows_operand(node: fx.Node) -> bool:
+    """Whether a node is a view, or a piece of one that has several results."""
+    return is_any_view(node) or (node.target is operator.getitem and shows_operand(node.args[0]))  # type: ignore[arg-type]
+
+
+def base_of(node: fx.Node) -> fx.Node:
+    """What a node shows, through views and their pieces."""
+    while shows_operand(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     """The fake tensors of the node's value, in order."""
     value = node.meta.get("val")

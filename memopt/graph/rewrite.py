@@ -1,8 +1,11 @@
-"""What several rewrites share: storages in the metadata, constants added and dropped, dead nodes erased, new ones."""
+"""What several rewrites share: storages in the metadata, constants added and dropped, dead nodes erased, new ones,
+views of copies.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -157,3 +160,24 @@ class Builder:
             node = self.before.graph.call_function(target, args, kwargs)
         node.meta = dict(self._meta)
         return node
+
+
+def show_again(graph: fx.Graph, chain: Sequence[fx.Node], copied: fx.Node) -> fx.Node:
+    """What the last of a chain of views shows, of a copy of the first; made where the graph inserts nodes now.
+
+    Args:
+        graph: edited.
+        chain: a value, and views each of the one before.
+        copied: what has the value, in memory of its own.
+    """
+    shown = copied
+    for before, view in itertools.pairwise(chain):
+        made = graph.node_copy(view, lambda given, here=shown, there=before: here if given is there else given)  # type: ignore[misc]
+        target: Any = made.target
+        made.meta["val"] = target(*fx.map_arg(made.args, _value), **fx.map_arg(made.kwargs, _value))
+        shown = made
+    return shown
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta["val"]

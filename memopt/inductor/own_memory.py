@@ -14,7 +14,9 @@ import torch
 from torch import fx
 
 from memopt.graph.fake_calls import apart
-from memopt.inductor.strided_views import STORED, base_of
+from memopt.graph.rewrite import show_again
+from memopt.inductor.strided_views import STORED
+from memopt.program import base_of
 from memopt.torch_compat.backward import input_of_gradient, role_of
 
 # Inductor computes their operands where the result has them.
@@ -103,14 +105,8 @@ def _shown_by_copy(
             copied = graph.call_function(torch.ops.aten.lift_fresh_copy.default, (source,))
         copied.meta = {**source.meta, "val": apart(source.meta["val"])}
         copies[name, source] = copied
-    shown = copies[name, source]
-    for view, before in zip(chain[start + 1 :], chain[start:], strict=False):
-        with graph.inserting_before(graph.output_node()):
-            made = graph.node_copy(view, lambda given, here=shown, there=before: here if given is there else given)  # type: ignore[misc]
-        target: Any = made.target
-        made.meta["val"] = target(*fx.map_arg(made.args, _value), **fx.map_arg(made.kwargs, _value))
-        shown = made
-    return shown
+    with graph.inserting_before(graph.output_node()):
+        return show_again(graph, chain[start:], copies[name, source])
 
 
 def _values(graph: fx.Graph) -> list[Any]:
@@ -137,7 +133,3 @@ def _is_tensor(node: fx.Node) -> bool:
 def _layout(node: fx.Node) -> tuple[Any, Any] | None:
     value = node.meta.get("val")
     return (value.size(), value.stride()) if isinstance(value, torch.Tensor) else None
-
-
-def _value(node: fx.Node) -> Any:
-    return node.meta["val"]

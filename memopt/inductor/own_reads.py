@@ -7,14 +7,15 @@ after forward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import fx
 
 from memopt.capture.joint import is_tangent
 from memopt.graph.fake_calls import apart
-from memopt.program import is_any_view
+from memopt.graph.rewrite import show_again
+from memopt.program import shows_operand
 
 _NOTED = "memopt: inputs that backward reads"  # in the metadata of a graph's end
 
@@ -42,8 +43,9 @@ def keep_reads(graph: fx.Graph) -> None:
             with graph.inserting_before(next(item for item in graph.nodes if _ends_forward(item, node, backward))):
                 copied = graph.call_function(torch.ops.aten.lift_fresh_copy.default, (node,))
             copied.meta = {"val": apart(node.meta["val"]), "partitioner_tag": "is_forward"}
-            for chain in reads:
-                _read_of_copy(graph, chain, copied)
+            for *shown, reader in reads:
+                with graph.inserting_before(reader):
+                    reader.replace_input_with(shown[-1], show_again(graph, shown, copied))
 
 
 def _ends_forward(node: fx.Node, given: fx.Node, backward: set[fx.Node]) -> bool:
@@ -51,18 +53,6 @@ def _ends_forward(node: fx.Node, given: fx.Node, backward: set[fx.Node]) -> bool
     return node.op == "call_function" and (
         node in backward or (node.target is torch.ops.aten.copy_.default and node.args[0] is given)
     )
-
-
-def _read_of_copy(graph: fx.Graph, chain: Sequence[fx.Node], copied: fx.Node) -> None:
-    """Have the end of a chain read, in place of what it shows of an input, the same of the copy."""
-    *views, reader = chain[1:]
-    shown, before = copied, chain[0]
-    for view in views:
-        with graph.inserting_before(reader):
-            made = graph.node_copy(view, lambda given, here=shown, there=before: here if given is there else given)  # type: ignore[misc]
-        made.meta = {**view.meta, "partitioner_tag": "is_backward"}
-        shown, before = made, view
-    reader.replace_input_with(before, shown)
 
 
 def _backward(graph: fx.Graph) -> set[fx.Node]:
@@ -78,7 +68,7 @@ def _backward(graph: fx.Graph) -> set[fx.Node]:
 def _reads(node: fx.Node, backward: set[fx.Node]) -> Iterator[tuple[fx.Node, ...]]:
     """Each way from a node, through views of forward or of backward, to an operation of backward that reads it."""
     for user in node.users:
-        if is_any_view(user):
+        if shows_operand(user):
             for chain in _reads(user, backward):
                 yield (node, *chain)
         elif user in backward:

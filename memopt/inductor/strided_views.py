@@ -8,7 +8,6 @@ written there later, and backward or the caller needs what was there between.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch import fx
 
 from memopt.graph.fake_calls import apart
-from memopt.program import is_any_view
+from memopt.program import base_of
 from memopt.torch_compat.fake_tensors import is_dense
 
 _AS_STRIDED = torch.ops.aten.as_strided.default
@@ -72,13 +71,6 @@ def _keep_between(graph: fx.Graph, outputs: Sequence[Any]) -> None:
 
 def _writes_a_part(node: fx.Node) -> bool:
     return getattr(node.target, "overloadpacket", None) in _WRITTEN_TO_PARTS
-
-
-def base_of(node: fx.Node) -> fx.Node:
-    """What a node shows, through views and their pieces."""
-    while is_any_view(node) or (node.target is operator.getitem and is_any_view(node.all_input_nodes[0])):
-        node = node.all_input_nodes[0]
-    return node
 
 
 def _is_dense(node: fx.Node) -> bool:

@@ -7,7 +7,6 @@ are looked at before backward runs (`memopt.step.backward_entry`).
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import fx
 
 from memopt.graph.fake_calls import apart
 from memopt.memory.cost.roofline import result_bytes
-from memopt.program import Phase, is_any_view, tensors_of
+from memopt.program import Phase, base_of, shows_operand, tensors_of
 
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten.lift_fresh_copy.default)
 # Meta of a node of backward that recomputes a value of forward without a name of its own in the plan.
@@ -31,14 +30,14 @@ def recomputes(node: fx.Node) -> bool:
     """Whether a call of a backward half recomputes a value of forward; views do not."""
     meta = node.meta
     again = "recomputes" in meta or RECOMPUTED in meta or meta.get("phase") is Phase.FORWARD
-    return again and node.op == "call_function" and not _shows(node)
+    return again and node.op == "call_function" and not shows_operand(node)
 
 
 def is_copy_of_input(node: fx.Node) -> bool:
     """Whether a node is the user's own copy of an input, which may be written to from then on: a queue of keys, say."""
     if node.target not in _COPIES or not node.all_input_nodes:
         return False
-    base = _shown(node.all_input_nodes[0])
+    base = base_of(node.all_input_nodes[0])
     return base.op == "placeholder" and not base.name.startswith("tangents")
 
 
@@ -52,8 +51,8 @@ def recomputed_from(forward: fx.GraphModule, backward: fx.GraphModule) -> list[s
     found: dict[str, None] = {}
     for node in backward.graph.nodes:
         for operand in node.all_input_nodes if recomputes(node) else ():
-            shown = _shown(operand)
-            base = _shown(made[shown.name]) if shown.op == "placeholder" and shown.name in made else None
+            shown = base_of(operand)
+            base = base_of(made[shown.name]) if shown.op == "placeholder" and shown.name in made else None
             if base is not None and base.op == "placeholder":
                 found[base.name] = None
     return list(found)
@@ -72,7 +71,7 @@ def copy_small_inputs(graph: fx.Graph, inputs: Collection[fx.Node]) -> None:
         if node.op == "call_function" and node.meta["phase"] is Phase.BACKWARD:
             first = first or node
             for operand in node.all_input_nodes if recomputes(node) else ():
-                base = _shown(operand)
+                base = base_of(operand)
                 if base in inputs:
                     uses.setdefault(base, []).append((node, operand))
     for base, found in uses.items():
@@ -102,8 +101,8 @@ def keep_small_inputs(forward: fx.GraphModule, backward: fx.GraphModule, outputs
     uses: dict[fx.Node, list[tuple[fx.Node, fx.Node]]] = {}
     for node in backward.graph.nodes:
         for operand in node.all_input_nodes if recomputes(node) else ():
-            shown = _shown(operand)
-            if shown in saved and _shown(made[shown.name]).op == "placeholder":
+            shown = base_of(operand)
+            if shown in saved and base_of(made[shown.name]).op == "placeholder":
                 uses.setdefault(shown, []).append((node, operand))
     for shown, found in uses.items():
         source = made[shown.name]
@@ -158,14 +157,3 @@ def _is_small(node: fx.Node, readers: Sequence[fx.Node]) -> bool:
     if value.numel() == max(value.shape, default=1) and value.nbytes <= _VECTOR:
         return True
     return _PART * int(value.nbytes) <= sum(result_bytes(reader) for reader in readers)
-
-
-def _shown(node: fx.Node) -> fx.Node:
-    """What a value shows the memory of: views, and pieces of such, are looked through."""
-    while _shows(node) and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return node
-
-
-def _shows(node: fx.Node) -> bool:
-    return is_any_view(node) or (node.target is operator.getitem and _shows(node.args[0]))  # type: ignore[arg-type]

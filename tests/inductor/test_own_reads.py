@@ -33,6 +33,7 @@ COPIES = {
     "times one": lambda x: x * 1,
     "of a view": lambda x: x.view(2, 3).clone().view(6),
     "view of it": lambda x: x.clone()[2:],
+    "piece of it": lambda x: x.clone().split(4)[1] ** 3,
     "saved by a function": lambda x: Saves.apply(x, torch.clone),
     "computed by a function": lambda x: Saves.apply(x, torch.exp),
 }
