@@ -77,7 +77,7 @@ class SeveralCalls:
     def _make_room(self, plan: Plan, earlier: Sequence[Ran]) -> None:
         """Plan a call anew where earlier calls of a training step hold more beside it than it was planned for."""
         known = self._sessions.get(plan)
-        if known is not None and known.planned_beside < sum(ran.saved for ran in earlier):
+        if known is not None and earlier and known.planned_beside < sum(ran.saved for ran in earlier):
             self._sessions.forget(plan)
 
     @contextlib.contextmanager

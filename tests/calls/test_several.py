@@ -27,3 +27,16 @@ def test_without_a_budget_calls_are_planned_by_themselves():
     loss = run(x).sum()
     assert not run._memopt.several.kind(False, False).beside
     loss.backward()
+
+
+def test_what_a_loop_keeps_in_backward_makes_no_plan_anew_that_has_room_for_it():
+    run, x = made("1GB")
+    sessions, logged = [], []
+    for _ in range(3):
+        loss = run(x).square().sum()
+        logged.append(torch.empty(3000))
+        loss.backward()
+        run.zero_grad()
+        sessions.append(run._memopt.sessions.last)
+    assert run._memopt.sessions.around.seen.held >= 12_000
+    assert sessions[0] is sessions[1] is sessions[2]
