@@ -117,6 +117,8 @@ def _summed(program: Program, node: fx.Node) -> Change | None:
     else:
         base = writes.full(value.shape, value.dtype, value.device)
     result = writes.call(aten.index_put.default, base, [index], rows)
+    # Another sum may be added to this one.
+    result.meta["val"] = value.new_empty(value.shape) if other is None else other.meta["val"]
     before = tuple(item.name for item in (node, rounded, added) if item is not None)
     summary = f"{end.name} of {found.lookups} lookups in {found.table.shape[0]} rows"
     end.replace_all_uses_with(result)

@@ -267,6 +267,7 @@ def taken_up(session: Session, known: Settlement) -> bool:
     device = session.resident.device
     session.prepare_allocator()
     session.margin, session.aside, session.multiplies = known.margin, known.aside, known.multiplies
+    session.planned_with = session.seen
     further = known.libraries - library_bytes(device) if known.multiplies else 0
     if further > 0:
         count_library_bytes(device, further)

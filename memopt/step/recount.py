@@ -32,7 +32,8 @@ def recount(session: Session, footprint: OptimizerFootprint | None, others: int)
     measured = None if measured is None else max(measured + added, session.optimizer_peak())
     unconstrained = max(report.unconstrained_bytes + added, session.optimizer_peak())
     limit = session.limit(unconstrained)
-    if limit is not None and max(predicted, measured or 0) > session.usable(limit):
+    judged = max(report.peak_bytes, report.measured_peak_bytes or 0)  # maybe by a step, beyond what is usable
+    if limit is not None and max(predicted, measured or 0) > max(session.usable(limit), judged):
         return False
     if step is not None:
         session.step = dataclasses.replace(step, base=step.base + added, limit=limit, whole=step.whole + added)

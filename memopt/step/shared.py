@@ -47,6 +47,7 @@ class SharedStep(Told):
         tangents: the gradients of what a call of several graphs returns, by the latest rehearsal.
         outside_places: what they are, in words.
         seen: what the caller's loop was seen to hold around the graphs.
+        planned_with: what of that was known as the latest graph was planned.
         allows: whether a loss of the caller's is allowed for as long as none was seen.
     """
 
@@ -71,7 +72,7 @@ class SharedStep(Told):
         self.outside_bytes = self.outside_beside = 0
         self.outside_places = ""
         self.tangents = Tangents()
-        self.seen, self.allows = Seen(), True
+        self.seen, self.planned_with, self.allows = Seen(), Seen(), True
         self._eager: dict[str, GraphPeaks] = {}  # by fingerprint
 
     def count_outside(self, peak: int, beside: int, places: str, tangents: Tangents) -> None:
@@ -90,6 +91,7 @@ class SharedStep(Told):
 
     def expects_loss(self, programs: Sequence[Program]) -> None:
         """Allow for the caller's loss where a graph is all that there is of a call, and returns none."""
+        self.planned_with = self.seen
         if len(programs) == 1 and not self.broken:
             wanted = self.allows and self.budget is not None and not self.soft
             self.tangents = tangents_of_graph(programs[0]) if wanted else Tangents()
@@ -111,37 +113,50 @@ class SharedStep(Told):
             self.allows, self.tangents, self.reserved = False, Tangents(), 0
         return allowed
 
-    def around_graphs(self) -> contextlib.AbstractContextManager[None]:
-        """Within: peaks are of the step's graphs with what runs between them, and what the loop holds there."""
+    def around_graphs(self, seen: Seen | None = None) -> contextlib.AbstractContextManager[None]:
+        """Within: peaks are of the step's graphs with what runs between them, and what the loop holds there.
+
+        Args:
+            seen: that; what it was seen to hold by now where it is not given.
+        """
+        seen = self.seen if seen is None else seen
         early = self.tangents.early  # they are counted as held all the time
-        loss = max(self.loss_beside, self.reserved)
-        return between_graphs(max(0, self.outside_bytes - self.outside_beside + early, loss - early), self.seen.forward)
+        loss = max(self._loss_beside(seen), self.reserved)
+        return between_graphs(max(0, self.outside_bytes - self.outside_beside + early, loss - early), seen.forward)
 
     @property
     def loss_beside(self) -> int:
         """Bytes that the caller's loss holds, as it was seen or is allowed for."""
-        return self.seen.between if self.seen.known else self.tangents.loss
+        return self._loss_beside(self.seen)
+
+    def _loss_beside(self, seen: Seen) -> int:
+        return seen.between if seen.known else self.tangents.loss
 
     def excess_around(self, calls: Sequence[Ran]) -> tuple[int, int]:
         """Bytes by which a step of these calls is over its limit with what the loop holds around them; the limit.
 
-        Both are 0 where there is none, or nothing is known of the calls.
+        Both are 0 where there is none, or nothing is known of the calls. What was planned over what the limit leaves to
+        tensors was judged by a step of its own: over it is what the loop holds beyond what was known then.
         """
         graphs = [graph for ran in calls for graph in ran.graphs]
         if not graphs or self.soft:
             return 0, 0
-        as_it_is = all(graph.key == AS_IT_IS for graph in graphs)  # then nothing runs outside of others
-        outside = 0 if as_it_is else self.outside_beside
-        base = max(graph.base for graph in graphs) + self.inputs_beside + outside + self.seen.held
-        forward = [dataclasses.replace(graph.eager, backward=0) for graph in graphs]
-        with between_graphs(self.seen.between, self.seen.forward) if as_it_is else self.around_graphs():
-            peak, most = step_peak([graph.peaks for graph in graphs]), step_peak(forward)
+        needed, most = self._needed_around(graphs, self.seen)
         if self.seen.between or self.seen.held or self.seen.forward:
-            self.reference.loops(self.seen.held, base + most)
+            self.reference.loops(self.seen.held, most)
         limit = self.limit(0)
         if limit is None:
             return 0, 0
-        return max(0, base + peak - self.usable(limit)), limit
+        planned, _ = self._needed_around(graphs, self.planned_with)
+        return max(0, needed + self.inputs_beside - max(planned, self.usable(limit))), limit
+
+    def _needed_around(self, graphs: Sequence[Figures], seen: Seen) -> tuple[int, int]:
+        """Bytes that a step of these graphs takes within a loop that holds so much; the most as eager's forward ends."""
+        as_it_is = all(graph.key == AS_IT_IS for graph in graphs)  # then nothing runs outside of others
+        base = max(graph.base for graph in graphs) + (0 if as_it_is else self.outside_beside) + seen.held
+        forward = [dataclasses.replace(graph.eager, backward=0) for graph in graphs]
+        with between_graphs(seen.between, seen.forward) if as_it_is else self.around_graphs(seen):
+            return base + step_peak([graph.peaks for graph in graphs]), base + self.inputs_beside + step_peak(forward)
 
     @property
     def planned_beside(self) -> int:

@@ -68,6 +68,7 @@ def test_without_a_gpu_the_gpu_s_demo_is_refused_in_a_line(run, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.whole_process  # a budget in bytes is of all that it reserves
 def test_on_a_gpu_budgets_hold_for_what_is_reserved(run, folder, monkeypatch):
     case = dataclasses.replace(TINY, label="{batch}", device="cuda", engine="inductor", options={"dropout": 0.0})
     monkeypatch.setattr(demo_run.gpu_cases, "__defaults__", ((case,),))

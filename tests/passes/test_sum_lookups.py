@@ -110,6 +110,21 @@ def test_several_lookups_of_one_table(dtype):
     assert len(result.changes) == 2 and torch.float32 not in sizes(result.program)
 
 
+def thrice(table, ids, by):
+    return (twice(table, ids, by) + F.embedding(ids // 3, table).float().square().sum()) / 2
+
+
+def tied_twice(table, ids, by):
+    return tied(table, ids, by) + (F.embedding(ids // 2, table) * by).float().square().sum()
+
+
+@pytest.mark.parametrize("function", [thrice, tied_twice], ids=lambda f: f.__name__)
+def test_a_sum_that_is_added_to_a_sum(function):
+    tensors = data()
+    result = check(SumLookups(), captured(function, *tensors), *tensors)
+    assert len(result.changes) >= 2
+
+
 @pytest.mark.parametrize("form", [aten._unsafe_index_put.default, aten.index_put.default], ids=str)
 def test_sums_that_are_not_masked(form):
     tensors = data()

@@ -1,0 +1,43 @@
+"""A step within its loop: what that holds is judged beside what was planned."""
+
+import dataclasses
+
+from memopt.budget import parse_budget
+from memopt.memory.resident import Resident
+from memopt.step.around import Seen
+from memopt.step.earlier_calls import Figures, Ran
+from memopt.step.planner import GraphPeaks
+from memopt.step.shared import SharedStep
+
+PEAKS = GraphPeaks(forward=500, backward=800, saved=300, left=100)
+CALLS = [Ran((Figures(PEAKS, PEAKS, base=1000, key="graph", program=None),), {})]
+
+
+def session(limit):
+    return SharedStep(parse_budget(limit), Resident())
+
+
+def test_a_step_is_over_by_what_its_loop_holds_beyond_the_room_that_is_left():
+    step = session(1850)
+    assert step.excess_around(CALLS) == (0, 1850)
+    step.seen = Seen(held=40, known=True)
+    assert step.excess_around(CALLS) == (0, 1850)
+    step.seen = Seen(held=70, known=True)
+    assert step.excess_around(CALLS) == (20, 1850)
+
+
+def test_what_a_step_of_its_own_has_judged_is_not_over_by_what_it_was_planned_with():
+    step = session(1750)  # 50 bytes less than the plan: what an allocator might have lost, and was seen not to lose
+    assert step.excess_around(CALLS) == (0, 1750)
+    step.seen = Seen(held=30, known=True)
+    assert step.excess_around(CALLS) == (30, 1750)
+    step.expects_loss([])  # planned anew with that
+    assert step.excess_around(CALLS) == (0, 1750)
+    step.seen = dataclasses.replace(step.seen, forward=600)
+    assert step.excess_around(CALLS) == (300, 1750)
+
+
+def test_arguments_of_earlier_calls_are_over_beside_such_a_plan():
+    step = session(1750)
+    step.inputs_beside = 10
+    assert step.excess_around(CALLS) == (10, 1750)
