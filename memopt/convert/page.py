@@ -93,6 +93,7 @@ def _programs(record: Conversion, tables: TableWriter) -> list[View]:
             "nodes": sum(record.nodes_after.values()),
             "forward": 0,
             "lines": [[] if graph.unknown else list(graph.live_bytes) for graph in graphs],
+            "seconds": [[], []],
             "graphs": [tables.add(graph) for graph in graphs],
             "decisions": [],
             "arena": None,

@@ -176,7 +176,27 @@ def _program_report(session: Session, number: int, item: Planned, base: int) -> 
         before=before,
         after=after,
         arena=_arena(session, program),
+        seconds_before=_seconds(session, item, item.before, item.timeline_before),
+        seconds_after=_seconds(session, item, program, item.timeline),
     )
+
+
+def _seconds(session: Session, item: Planned, program: Program, line: Timeline) -> tuple[float, ...]:
+    """What each step of a timeline takes, in seconds; nothing where one is not known without being run."""
+    calls = {node.name: node for node in program.calls}
+    targets = {node.name: node.target for node in item.before.calls}
+    found = []
+    for name in line.steps:
+        if (node := calls.get(name)) is None:
+            return ()
+        known = node.meta.get("recomputes", name)
+        # A pass may have given the name to another operator, or write in place.
+        cost = None if targets.get(known) == node.target else session.table.known(node)
+        cost = cost or item.costs.get(known) or session.table.known(node)
+        if cost is None:
+            return ()
+        found.append(float(f"{cost.seconds:.3g}"))
+    return tuple(found)
 
 
 def _graphs(item: Planned) -> tuple[GraphRecord | None, GraphRecord | None]:

@@ -97,6 +97,8 @@ class ProgramReport:
         before: the graph that `timeline_before` is of; its storages say what is alive at each step.
         after: the graph that is executed.
         arena: where its values live, for an engine that plans that.
+        seconds_before, seconds_after: what each step of the timelines takes, as its operator was measured or estimated;
+            empty where one is not known.
     """
 
     name: str
@@ -110,6 +112,8 @@ class ProgramReport:
     before: GraphRecord | None = dataclasses.field(default=None, repr=False)
     after: GraphRecord | None = dataclasses.field(default=None, repr=False)
     arena: ArenaReport | None = dataclasses.field(default=None, repr=False)
+    seconds_before: tuple[float, ...] = dataclasses.field(default=(), repr=False, metadata={"later": True})
+    seconds_after: tuple[float, ...] = dataclasses.field(default=(), repr=False, metadata={"later": True})
 
 
 @dataclasses.dataclass(frozen=True)

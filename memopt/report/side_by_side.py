@@ -96,6 +96,11 @@ def block_of(module: str) -> str:
     return ".".join(parts[: numbers[-1] + 1]) if numbers else parts[0]
 
 
+def any_block(module: str) -> str:
+    """The path with * for each number: of all blocks that are alike."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
+
+
 def grouped(pairs: Sequence[Pair]) -> tuple[Group, ...]:
     """Fold the lines by block, and blocks that changed in the same way (or did not) into one.
 
@@ -114,7 +119,7 @@ def grouped(pairs: Sequence[Pair]) -> tuple[Group, ...]:
     alike: dict[tuple[str, str, bool, tuple[tuple[str, ...], ...]], list[tuple[str, list[Pair]]]] = defaultdict(list)
     for phase, block in sorted(blocks, key=lambda key: first.get(key, len(pairs))):
         members = blocks[phase, block]
-        pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", block)
+        pattern = any_block(block)
         changed = [pair for pair in members if pair.kind != "same"]
         signature = tuple(_signature(pair, block) for pair in changed or members)
         alike[phase, pattern, bool(changed), signature].append((block, members))

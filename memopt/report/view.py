@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from memopt.graph.record import GraphRecord
 from memopt.pass_manager import PassRecord
 from memopt.report.curve_table import format_seconds
 from memopt.report.record import ArenaReport, ExecutableReport, ProgramReport, Report, TensorRow
-from memopt.report.side_by_side import grouped, side_by_side
+from memopt.report.side_by_side import any_block, grouped, side_by_side
 from memopt.report.tables import TableWriter
 from memopt.report.text import describe_evidence, measured, title
 
@@ -149,8 +150,7 @@ def _error(passes: Sequence[PassRecord]) -> View:
 
 
 def _program(program: ProgramReport, tables: TableWriter) -> View:
-    decisions = [_decision("kept", row) for row in program.saved]
-    decisions += [_decision("recomputed", row) for row in program.recomputed]
+    seconds = [list(program.seconds_before), list(program.seconds_after)]
     return {
         "name": program.name,
         "kind": program.kind,
@@ -159,14 +159,32 @@ def _program(program: ProgramReport, tables: TableWriter) -> View:
         "nodes": program.nodes,
         "forward": program.forward_steps,
         "lines": [list(program.timeline_before), list(program.timeline_after)],
+        "seconds": seconds,
         "graphs": [None if graph is None else tables.add(graph) for graph in (program.before, program.after)],
-        "decisions": sorted(decisions, key=lambda row: -row[2]),
+        "decisions": _decisions(program),
         "arena": None if program.arena is None else _arena(program.arena),
     }
 
 
-def _decision(what: str, row: TensorRow) -> list[Any]:
-    return [what, row.name, row.bytes, row.seconds, row.source]
+def _decisions(program: ProgramReport) -> list[list[Any]]:
+    """What was decided, the largest first: [what, names, bytes and seconds of all, module, source line].
+
+    Tensors that one line makes in each of many blocks, of one size and decided alike, share a row.
+    """
+    nodes = {node.name: node for graph in (program.before, program.after) if graph is not None for node in graph.nodes}
+    alike: dict[tuple[Any, ...], list[tuple[TensorRow, str]]] = defaultdict(list)
+    for what, rows in (("kept", program.saved), ("recomputed", program.recomputed)):
+        for row in rows:
+            node = nodes.get(row.name)
+            module, operator = (node.module, node.operator) if node is not None else ("", row.name)
+            key = what, operator, row.bytes, row.source, row.seconds is None, any_block(module)
+            alike[key].append((row, module))
+    found = []
+    for (what, _, size, source, unknown, pattern), rows in alike.items():
+        seconds = None if unknown else sum(row.seconds or 0.0 for row, _ in rows)
+        module = pattern if len({module for _, module in rows}) > 1 else rows[0][1]
+        found.append([what, [row.name for row, _ in rows], size * len(rows), seconds, module, source])
+    return sorted(found, key=lambda row: -row[2])
 
 
 def _arena(arena: ArenaReport) -> View:
@@ -187,7 +205,8 @@ def _tables(report: Report) -> list[View]:
     if report.executables:
         found.append(executables_table(report.executables))
     largest = [(t.name, format_bytes(t.bytes), f"{t.dtype}{list(t.shape)}", t.source) for t in report.breakdown.largest]
-    if largest:
+    # Where the graphs are recorded, the memory over time shows all of them, and opens at its peak.
+    if largest and all(program.after is None for program in report.programs):
         found.append(table("Largest tensors at the peak", ("tensor", "size", "type", "source"), largest, (1,)))
     return found
 

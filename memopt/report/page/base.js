@@ -83,9 +83,9 @@ function section(id, title, ...children) {
   return make("section", { id, "aria-labelledby": `${id}-title`, "data-short": short }, make("h2", { id: `${id}-title` }, title), ...children);
 }
 
-function table(head, rows, numbers = []) {
+function table(head, rows, numbers = [], kind = null) {
   const cells = (tag, row) => row.map((cell, at) => make(tag, { class: numbers.includes(at) ? "number" : null, scope: tag === "th" ? "col" : null }, cell));
-  return make("div", { class: "scroll" }, make("table", {},
+  return make("div", { class: "scroll" }, make("table", { class: kind },
     make("thead", {}, make("tr", {}, cells("th", head))),
     make("tbody", {}, rows.map((row) => make("tr", {}, cells("td", row))))));
 }

@@ -1,5 +1,6 @@
 // Drawings: axes, the budget-time curve, where the bytes go, and the arena.
-const WIDTH = 960;
+// Units of a drawing: as many as the page has pixels, so that its words are as large as the text.
+const WIDTH = Math.max(320, Math.min(1180, document.documentElement.clientWidth - 30));
 
 function frame(height, left, bottom, label, attributes) {
   return {
@@ -26,6 +27,19 @@ function byteAxis(area, top, y) {
   return parts;
 }
 
+// Vertical lines at round numbers of seconds.
+function timeAxis(area, end, across) {
+  const [unit, size] = [["s", 1], ["ms", 1e-3], ["µs", 1e-6], ["ns", 1e-9]].find(([, size]) => end >= size) || ["s", 1];
+  const step = roundUp(end / size / (WIDTH / 130));
+  const parts = [];
+  for (let number = 0; number * step * size <= end; number += 1) {
+    const at = across(number * step * size).toFixed(1);
+    parts.push(make("line", { class: "grid", x1: at, x2: at, y1: area.top, y2: area.bottom }),
+      make("text", { class: "tick middle", x: at, y: area.bottom + 17 }, `${Number((number * step).toPrecision(6))} ${unit}`));
+  }
+  return parts;
+}
+
 // -- budget and time --------------------------------------------------------------------------------------------------------
 
 function curveChart(points, budget) {
@@ -42,7 +56,7 @@ function curveChart(points, budget) {
       make("text", { class: "tick end", x: area.left - 8, y: y(at) + 4 }, `+${Number((at * 100).toPrecision(3))} %`));
   }
   const [unit, size] = byteScale(high);
-  const distance = roundUp((high - low + 2 * margin) / size / 7) * size;
+  const distance = roundUp((high - low + 2 * margin) / size / (WIDTH / 130)) * size;
   for (let at = Math.ceil((low - margin) / distance) * distance; at <= high + margin; at += distance) {
     area.svg.append(make("line", { class: "grid", x1: x(at), x2: x(at), y1: area.top, y2: area.bottom }),
       make("text", { class: "tick middle", x: x(at), y: area.bottom + 17 }, `${Number((at / size).toPrecision(6))} ${unit}`));
