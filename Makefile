@@ -12,7 +12,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-
 # One thread per process: xdist already uses every core.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo examples test test-slow test-tensorflow test-gpu test-onnx-material test-conversions test-conversion-memory \
+.PHONY: demo docs examples test test-slow test-tensorflow test-gpu test-onnx-material test-conversions test-conversion-memory \
 	test-random-modules test-model-classes test-packing test-integrations lint readme clean
 .DELETE_ON_ERROR:
 
@@ -45,6 +45,11 @@ test-gpu: $(STAMP)
 test-integrations: $(STAMP)
 	$(PIP_INSTALL) -c constraints.txt -e ".[dev,train,trl,lightning]" tensorboard
 	$(PYTEST) tests/integrations tests/test_in_place.py tests/test_snippets.py
+
+# The site of the docs, in build/site; a warning is an error.
+docs: $(STAMP)
+	$(PIP_INSTALL) -c constraints.txt -e ".[dev,docs]"
+	$(BIN)/python docs/site.py
 
 # Long checks of `memopt convert`, each with its counts on record in benchmarks/results; they fail where one does not hold.
 # The ONNX package's node cases and light models, file to file, for both targets: ten minutes on one core.

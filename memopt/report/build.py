@@ -15,6 +15,7 @@ from memopt.graph.snapshot import snapshot
 from memopt.memory.aliasing import analyse
 from memopt.memory.allocator import with_slack
 from memopt.memory.breakdown import MemoryBreakdown, TensorAtPeak
+from memopt.memory.cost import roofline
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline, lifetimes
 from memopt.pass_manager import PassRecord
@@ -182,20 +183,19 @@ def _program_report(session: Session, number: int, item: Planned, base: int) -> 
 
 
 def _seconds(session: Session, item: Planned, program: Program, line: Timeline) -> tuple[float, ...]:
-    """What each step of a timeline takes, in seconds; nothing where one is not known without being run."""
+    """What each step of a timeline takes, in seconds: as measured, else estimated; nothing for another program's."""
     calls = {node.name: node for node in program.calls}
+    if not all(name in calls for name in line.steps):
+        return ()
     targets = {node.name: node.target for node in item.before.calls}
     found = []
-    for name in line.steps:
-        if (node := calls.get(name)) is None:
-            return ()
-        known = node.meta.get("recomputes", name)
+    for node in map(calls.__getitem__, line.steps):
+        original = node.meta.get("recomputes", node.name)
         # A pass may have given the name to another operator, or write in place.
-        cost = None if targets.get(known) == node.target else session.table.known(node)
-        cost = cost or item.costs.get(known) or session.table.known(node)
-        if cost is None:
-            return ()
-        found.append(float(f"{cost.seconds:.3g}"))
+        cost = None if targets.get(original) == node.target else session.table.known(node)
+        cost = cost or item.costs.get(original)
+        taken = roofline.seconds(node, session.table.device(node)) if cost is None else cost.seconds
+        found.append(float(f"{taken:.3g}"))
     return tuple(found)
 
 

@@ -98,7 +98,7 @@ class ProgramReport:
         after: the graph that is executed.
         arena: where its values live, for an engine that plans that.
         seconds_before, seconds_after: what each step of the timelines takes, as its operator was measured or estimated;
-            empty where one is not known.
+            empty where it is not known which operators they are.
     """
 
     name: str
