@@ -14,6 +14,7 @@ from torch import nn
 
 from memopt.budget import parse_budget
 from memopt.in_place import compile_in_place, stand_in_of, undo
+from memopt.integrations.training_report import TrainingReport
 from memopt.module import CompiledModule
 from memopt.report.record import Report
 from memopt.report.scalars import scalars
@@ -58,10 +59,11 @@ class MemoptCallback(TrainerCallback):
         self.budget, self.options = budget, options
         self._model: nn.Module | None = None
         self._logged: dict[str, float] = {}
+        self._report = TrainingReport()
 
     @property
     def report(self) -> Report:
-        """What the latest compilation did.
+        """What was done for the largest training step; for evaluation where none was taken.
 
         Raises:
             RuntimeError: nothing was compiled yet.
@@ -69,7 +71,7 @@ class MemoptCallback(TrainerCallback):
         stand_in = None if self._model is None else _stand_in(self._model)
         if stand_in is None:
             raise RuntimeError("nothing is compiled yet: training has not begun")
-        return stand_in.report
+        return self._report.of(stand_in)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compile the model, or count the optimizer of this training from now on."""
@@ -79,7 +81,15 @@ class MemoptCallback(TrainerCallback):
             compile_in_place(model, self.budget, as_it_is=_AS_IT_IS, optimizer=optimizer, **self.options)
         else:
             stand_in.set_optimizer(optimizer)
-        self._model = model
+        self._model, self._report = model, TrainingReport()
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Look at what was planned for the batch."""
+        stand_in = None if self._model is None else _stand_in(self._model)
+        if stand_in is not None:
+            self._report.see(stand_in)
+
+    on_step_end = on_substep_end
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Hand memory and plan to where the Trainer's logs go, when they are others than before."""

@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 from memopt.api import compile
-from memopt.budget import parse_budget
+from memopt.budget import OutOfBudgetError, parse_budget
 from memopt.in_place import compile_in_place, derived, stand_in_of, undo
+from memopt.integrations.training_report import TrainingReport
 from memopt.memory.optimizers import count, holds_some, listed
 from memopt.memory.resident import storage_bytes
 from memopt.module import CompiledModule, calls_of
@@ -31,6 +32,8 @@ log = logging.getLogger("memopt")
 
 _LIBRARIES = ("lightning.pytorch", "pytorch_lightning")
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+# What Lightning's search for a batch that fits looks for in an error, and in no other words.
+_OUT_OF_MEMORY = "(To Lightning: CUDA out of memory.)"
 # Strategies that keep the whole model on each device.
 _WHOLE = ("SingleDeviceStrategy", "DDPStrategy")
 
@@ -70,17 +73,18 @@ class Memopt(_callback_class()):  # type: ignore[misc]
             parse_budget(budget)
         self.budget, self.options = budget, options
         self._module: nn.Module | None = None
+        self._report = TrainingReport()
 
     @property
     def report(self) -> Report:
-        """What the latest compilation did; of several modules that of the first which was called.
+        """What was done for the largest training step; of several modules that of the first which was called.
 
         Raises:
             RuntimeError: nothing was compiled yet.
         """
         for stand_in in self._stand_ins():
             with contextlib.suppress(RuntimeError):
-                return stand_in.report
+                return self._report.of(stand_in)
         raise RuntimeError("nothing is compiled yet: no step was taken")
 
     def undo(self) -> None:
@@ -89,6 +93,10 @@ class Memopt(_callback_class()):  # type: ignore[misc]
             _undo(self._module)
 
     # -- Lightning's events --------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Come before the other callbacks: those that look for a rate or a batch take steps when a run begins."""
+        trainer.callbacks = [self, *(each for each in trainer.callbacks if each is not self)]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Compile the module, or count the optimizers of this run from now on."""
@@ -102,13 +110,17 @@ class Memopt(_callback_class()):  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log memory and plan, and compile modules where the step as a whole would be compiled again and again."""
+        whole = None if self._module is None else stand_in_of(self._module)
+        if whole is not None:
+            self._report.see(whole)
         if trainer.loggers and (trainer.global_step == 1 or trainer.global_step % trainer.log_every_n_steps == 0):
             with contextlib.suppress(RuntimeError):  # no step was compiled
                 figures = {f"memopt/{name}": value for name, value in scalars(self.report).items()}
                 for logger in trainer.loggers:
                     logger.log_metrics(figures, step=trainer.global_step)
-        module, stand_in = self._module, None if self._module is None else stand_in_of(self._module)
-        if module is not None and stand_in is not None and self._as_parts(module) and _reads_counters(stand_in):
+        module = self._module
+        if module is not None and whole is not None and self._as_parts(module) and _reads_counters(whole):
+            self._report = TrainingReport()
             self._compile_parts(module, trainer.optimizers)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
@@ -130,7 +142,7 @@ class Memopt(_callback_class()):  # type: ignore[misc]
                 f"{type(trainer.strategy).__name__} splits the model: memopt plans for one device, or strategy='ddp'"
             )
         optimizers = list(trainer.optimizers)
-        self._module = module
+        self._module, self._report = module, TrainingReport()
         if whole:
             stand_in = stand_in_of(module) if compiled else None
             if stand_in is None:
@@ -258,6 +270,9 @@ def _compile_steps(module: nn.Module, make: Callable[[nn.Module], CompiledModule
         def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             try:
                 outputs, logged = stand_in(name, *args, **kwargs)
+            except OutOfBudgetError as error:
+                error.args = (f"{error.args[0]} {_OUT_OF_MEMORY}",)
+                raise
             finally:
                 self.__dict__.pop("_memopt_logged", None)
             for method, positional, named in logged:

@@ -177,26 +177,45 @@ def _program_report(session: Session, number: int, item: Planned, base: int) -> 
         before=before,
         after=after,
         arena=_arena(session, program),
-        seconds_before=_seconds(session, item, item.before, item.timeline_before),
-        seconds_after=_seconds(session, item, program, item.timeline),
+        seconds_before=_seconds(session, item, item.before, item.timeline_before, before),
+        seconds_after=_seconds(session, item, program, item.timeline, after),
     )
 
 
-def _seconds(session: Session, item: Planned, program: Program, line: Timeline) -> tuple[float, ...]:
-    """What each step of a timeline takes, in seconds: as measured, else estimated; nothing for another program's."""
-    calls = {node.name: node for node in program.calls}
-    if not all(name in calls for name in line.steps):
+def _seconds(
+    session: Session, item: Planned, program: Program, line: Timeline, record: GraphRecord | None
+) -> tuple[float, ...]:
+    """What each step of a timeline takes, in seconds: as measured, else estimated; nothing where that is not known.
+
+    Args:
+        session: whose step it is.
+        item: the planned graph.
+        program: what most of the steps are nodes of.
+        line: the timeline.
+        record: the graph that the timeline is of.
+    """
+    if record is None or not program.calls:
         return ()
+    calls = {node.name: node for node in program.calls}
     targets = {node.name: node.target for node in item.before.calls}
-    found = []
-    for node in map(calls.__getitem__, line.steps):
-        original = node.meta.get("recomputes", node.name)
-        # A pass may have given the name to another operator, or write in place.
-        cost = None if targets.get(original) == node.target else session.table.known(node)
-        cost = cost or item.costs.get(original)
-        taken = roofline.seconds(node, session.table.device(node)) if cost is None else cost.seconds
-        found.append(float(f"{taken:.3g}"))
-    return tuple(found)
+    device = session.table.device(program.calls[0])
+    found, worked = list[float | None](), [0.0, 0]  # seconds of products, and their operations
+    for step in record.steps:
+        node, taken = calls.get(step.name), None
+        if node is not None:
+            original = node.meta.get("recomputes", node.name)
+            # A pass may have given the name to another operator, or write in place.
+            cost = None if targets.get(original) == node.target else session.table.known(node)
+            cost = cost or item.costs.get(original)
+            taken = roofline.seconds(node, device) if cost is None else cost.seconds
+            if step.flops:
+                worked = [worked[0] + taken, worked[1] + step.flops]
+        found.append(taken)
+    rate = worked[0] / worked[1] if worked[1] else 0.0  # of one operation
+    for at, step in enumerate(record.steps):
+        if found[at] is None:  # of what later rewrites replaced
+            found[at] = max(roofline.moving_seconds(step.moved, device) if step.moved else 0.0, rate * step.flops)
+    return tuple(float(f"{taken:.3g}") for taken in found if taken is not None)
 
 
 def _graphs(item: Planned) -> tuple[GraphRecord | None, GraphRecord | None]:

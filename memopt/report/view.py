@@ -180,11 +180,11 @@ def _decisions(program: ProgramReport) -> list[list[Any]]:
             key = what, operator, row.bytes, row.source, row.seconds is None, any_block(module)
             alike[key].append((row, module))
     found = []
-    for (what, _, size, source, unknown, pattern), rows in alike.items():
-        seconds = None if unknown else sum(row.seconds or 0.0 for row, _ in rows)
-        module = pattern if len({module for _, module in rows}) > 1 else rows[0][1]
-        found.append([what, [row.name for row, _ in rows], size * len(rows), seconds, module, source])
-    return sorted(found, key=lambda row: -row[2])
+    for (what, _, size, source, unknown, pattern), members in alike.items():
+        seconds = None if unknown else sum(row.seconds or 0.0 for row, _ in members)
+        module = pattern if len({module for _, module in members}) > 1 else members[0][1]
+        found.append([what, [row.name for row, _ in members], size * len(members), seconds, module, source])
+    return sorted(found, key=lambda line: -line[2])
 
 
 def _arena(arena: ArenaReport) -> View:

@@ -115,6 +115,8 @@ def test_training_evaluation_checkpoints_and_resuming_are_those_of_the_trainer_a
     of_memopt = [each for each in run.callback_handler.callbacks if isinstance(each, MemoptCallback)]
     report = (run.model if how == "compile" else of_memopt[0]).report
     assert report.budget_bytes == 40 * 10**6
+    if how == "callback":  # not of the evaluation that came last
+        assert [program.kind for program in report.programs] == ["training"]
     predicted, expected = run.predict(Rows(11, None)), plain.predict(Rows(11, None))
     assert predicted.metrics["test_loss"] == pytest.approx(expected.metrics["test_loss"], rel=1e-4)
     loaded = transformers.GPT2LMHeadModel.from_pretrained(run.state.best_model_checkpoint)

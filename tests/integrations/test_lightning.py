@@ -163,6 +163,8 @@ def test_training_evaluation_checkpoints_and_resuming_are_those_of_the_trainer_a
     assert (module.losses, module.seen) == (twin.losses, twin.seen) and module.seen == 12
     report = module.report if how == "compile" else run.callbacks[0].report
     assert report.budget_bytes == 300_000 and report.model == "Auto"
+    assert [program.kind for program in report.programs] == ["training"]  # not of the evaluation that came last
+    assert report.measured_peak_bytes is not None
     assert isinstance(module, Auto) and not hasattr(module, "_memopt_logged")
     for each in (run, plain):
         each.test(each.lightning_module, rows(11), verbose=False)
