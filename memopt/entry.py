@@ -18,6 +18,7 @@ from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident, storage_bytes
 from memopt.program import InputKind
 from memopt.torch_compat.dynamo import keep_backward_of_functions
+from memopt.torch_compat.synthetic_bases import bases_told_rightly
 
 _OPTIONS = ("budget", "backend", "passes", "verify", "optimizer", "allow")
 
@@ -96,7 +97,7 @@ def _compiled(
     for name in () if counted is None else counted.later:
         session.note(f"the state of {name} is not counted: a step on fake tensors does not tell it")
     try:
-        with collecting_rarely():
+        with collecting_rarely(), bases_told_rightly():
             return in_one_piece(chosen.engine.compile_captured)(graph_module, example_inputs, hooks)
     finally:
         hooks.forget()
