@@ -47,7 +47,8 @@ class Curve:
     """The trade-off between bytes and seconds.
 
     Attributes:
-        points: plans with falling peak and rising seconds; none is worse than another in both.
+        points: plans with rising seconds, and falling peak; none is worse than another in both. Of a graph beside
+            others (`curve_beside`), none is worse in seconds and all bytes: peaks may rise, where less is saved.
         peaks: of each plan, what its halves take where kernels write over what they read last; empty where that was
             not asked for.
     """
@@ -58,7 +59,7 @@ class Curve:
     @property
     def minimum_bytes(self) -> int:
         """The least peak found."""
-        return self.points[-1].peak_bytes
+        return min(point.peak_bytes for point in self.points)
 
     def at(self, limit: int) -> Plan | None:
         """Return the cheapest plan whose peak is at most `limit` bytes, or None."""

@@ -12,9 +12,10 @@ from memopt.pass_manager import Pass
 from memopt.solve.recompute import Curve
 from memopt.step.graphs import StepGraphs
 from memopt.step.planned import Planned, fingerprint, measured_peak
-from memopt.step.planner import Choice, StepPlan, StepPlanner, jobs_of, lowerings_of
+from memopt.step.planner import Choice, StepPlan, StepPlanner
 from memopt.step.recompute import Lowering
 from memopt.step.side_by_side import Begun, Searches
+from memopt.step.trade_offs import jobs_of, lowerings_of
 
 log = logging.getLogger("memopt")
 

@@ -11,18 +11,20 @@ from memopt.common.scoped import scoped
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline
 from memopt.program import InputKind, OutputKind, Program
-from memopt.solve.apart import Job, searched, with_peaks
 from memopt.solve.check import check
 from memopt.solve.half_peaks import HalfPeaks, half_peaks
 from memopt.solve.recompute import Curve, Plan
 from memopt.solve.schedule import Schedule, simulate
 from memopt.step.curve import CurvePoint, step_curve
 from memopt.step.recompute import Cost, Lowering, apply_schedule, lower
+from memopt.step.trade_offs import curves_of, lowerings_of, peaks_on
 
 # Rounds in which the solver's limit is corrected by what the finished program really needs.
 _ROUNDS = 4
 # Limits at which plans of several graphs are combined for the step's curve.
 _COMBINED = 24
+# How often each graph's plan is looked at for the step's least peak.
+_SWEEPS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,30 +182,6 @@ def choice_of(program: Program, cost: Mapping[str, Cost], schedule: Schedule, pe
 Finish = Callable[[Program], tuple[Program, Timeline]]
 
 
-def lowerings_of(programs: Sequence[Program], costs: Sequence[Mapping[str, Cost]]) -> list[Lowering]:
-    """The programs of a step as numbers; costs are seconds and workspace by node name."""
-    return [lower(program, cost) for program, cost in zip(programs, costs, strict=True)]
-
-
-def jobs_of(lowerings: Sequence[Lowering], seconds: float) -> list[Job]:
-    """The searches of a step's graphs, in so many seconds all together, each with its share of them."""
-    weight = [len(lowering.operations) for lowering in lowerings]
-    return [
-        Job(lowering.problem, seconds * share / max(1, sum(weight)), lowering.kernels)
-        for lowering, share in zip(lowerings, weight, strict=True)
-    ]
-
-
-def curves_of(
-    lowerings: Sequence[Lowering], seconds: float, search: Callable[[Lowering, float], Curve] | None = None
-) -> list[Curve]:
-    """The trade-off of each graph of a step, in so many seconds all together; `search` as for `StepPlanner`."""
-    jobs = jobs_of(lowerings, seconds)
-    if search is None:
-        return searched(jobs)
-    return [search(lowering, job.seconds) for lowering, job in zip(lowerings, jobs, strict=True)]
-
-
 def plan_step(
     programs: Sequence[Program],
     costs: Sequence[Mapping[str, Cost]],
@@ -254,11 +232,12 @@ class StepPlanner:
         found = list(curves_of(own, seconds, search) if curves is None else curves)
         self.lowerings, self.curves = [own[i] for i in self._first], [found[i] for i in self._first]
         self.figures = [
-            _graph_peaks(program, lowering, _with_peaks(found, lowering).peaks)
+            _graph_peaks(program, lowering, peaks_on(found, lowering))
             for program, lowering, found in zip(programs, self.lowerings, self.curves, strict=True)
         ]
         self.built: dict[tuple[int, int], Choice] = {}
         self.peaks: dict[tuple[int, ...], int] = {}  # of finished steps
+        self._deepest: list[int] | None = None
 
     def plan(self, limit: int | None) -> StepPlan:
         """Choose a plan for each graph so that the step keeps the limit at the least time.
@@ -298,15 +277,41 @@ class StepPlanner:
         return best, self._result(best, minimum, feasible)
 
     def deepest(self) -> list[int]:
-        """The plans with the least peak of each graph."""
-        return [len(found.points) - 1 for found in self.curves]
+        """The plans with the least peak of the step: graph by graph the one that lowers it, until none does."""
+        if len(self.curves) == 1:
+            return [len(self.curves[0].points) - 1]
+        if self._deepest is None:
+            starts = [
+                [min(range(len(each)), key=[taken(figures) for figures in each].__getitem__) for each in self.figures]
+                for taken in (_peak_first, _saved_first)
+            ]
+            self._deepest = min(map(self._lowered, starts), key=self._solver_peak)
+        return list(self._deepest)
+
+    def _lowered(self, picked: list[int]) -> list[int]:
+        peak = self._solver_peak(picked)
+        for _ in range(_SWEEPS):
+            before = peak
+            for graph in dict.fromkeys(self._first):
+                trials = [self._with(picked, graph, i) for i in range(len(self.curves[graph].points))]
+                best = min(trials, key=self._solver_peak)
+                if self._solver_peak(best) < peak:
+                    picked, peak = best, self._solver_peak(best)
+            if peak == before:
+                break
+        return picked
+
+    def _with(self, picked: Sequence[int], graph: int, point: int) -> list[int]:
+        """The same plans, but for this graph and its equals."""
+        return [point if first == graph else i for first, i in zip(self._first, picked, strict=True)]
 
     def free(self) -> list[int]:
         """The plans with the least peak among those that add at most 1 % of time."""
         result = []
         for lowering, found in zip(self.lowerings, self.curves, strict=True):
             allowed = lowering.problem.base_seconds * 1.01
-            result.append(max(i for i, point in enumerate(found.points) if i == 0 or point.seconds <= allowed))
+            may = [(point.peak_bytes, -i) for i, point in enumerate(found.points) if i == 0 or point.seconds <= allowed]
+            result.append(-min(may)[1])
         return result
 
     def seconds(self, picked: Sequence[int]) -> float:
@@ -321,15 +326,16 @@ class StepPlanner:
             for graph in dict.fromkeys(self._first):
                 found = self.curves[graph]
                 for further in range(picked[graph] + 1, len(found.points)):
-                    trial = [further if first == graph else i for first, i in zip(self._first, picked, strict=True)]
+                    trial = self._with(picked, graph, further)
                     gain = peak - max(limit, self._solver_peak(trial))
                     if gain > 0:
                         added = self.seconds(trial) - self.seconds(picked)
                         moves.append((gain / (added + 1e-12), trial))
                         if peak - gain <= limit:
                             break
-            if not moves:
-                return None
+            if not moves:  # what no single plan lowers, those of least memory may
+                best = self.deepest()
+                return best if self._solver_peak(best) <= limit else None
             picked = max(moves, key=lambda move: move[0])[1]
         return picked
 
@@ -382,10 +388,6 @@ class StepPlanner:
             yield tuple(picked)
 
 
-def _with_peaks(found: Curve, lowering: Lowering) -> Curve:
-    return found if found.peaks else with_peaks(found, lowering.problem, lowering.kernels)
-
-
 def _left_bytes(program: Program, end_bytes: int) -> int:
     """Of the bytes at the end of backward, those that stay: a user input's gradient is another graph's tangent."""
     kinds = {entry.name: entry.kind for entry in program.inputs}
@@ -396,3 +398,11 @@ def _left_bytes(program: Program, end_bytes: int) -> int:
             if found is not None:
                 passed_on += allocated_bytes(found.numel() * found.element_size(), found.device)
     return max(0, end_bytes - passed_on)
+
+
+def _peak_first(figures: GraphPeaks) -> tuple[int, int]:
+    return max(figures.forward, figures.backward), figures.saved
+
+
+def _saved_first(figures: GraphPeaks) -> tuple[int, int]:
+    return figures.saved, figures.backward

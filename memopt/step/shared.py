@@ -151,7 +151,7 @@ class SharedStep(Told):
         return max(0, needed + self.inputs_beside - max(planned, self.usable(limit))), limit
 
     def _needed_around(self, graphs: Sequence[Figures], seen: Seen) -> tuple[int, int]:
-        """Bytes that a step of these graphs takes within a loop that holds so much; the most as eager's forward ends."""
+        """Bytes that a step of these graphs takes in a loop that holds so much; the most as eager's forward ends."""
         as_it_is = all(graph.key == AS_IT_IS for graph in graphs)  # then nothing runs outside of others
         base = max(graph.base for graph in graphs) + (0 if as_it_is else self.outside_beside) + seen.held
         forward = [dataclasses.replace(graph.eager, backward=0) for graph in graphs]

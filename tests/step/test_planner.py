@@ -44,6 +44,42 @@ def test_several_graphs_have_one_curve():
         assert report.curve[-1].bytes == report.minimum_bytes
 
 
+class Block(torch.nn.Module):
+    """Keeps several times its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(16, 64), torch.nn.Linear(64, 16)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(x))).tanh()
+
+
+class Blocks(torch.nn.Module):
+    """Equal blocks, each a graph of its own where it breaks."""
+
+    def __init__(self, breaks):
+        super().__init__()
+        self.breaks, self.blocks = breaks, torch.nn.ModuleList(Block() for _ in range(6))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+            if self.breaks:
+                torch._dynamo.graph_break()
+        return x.square().mean()
+
+
+def test_graphs_of_one_step_need_little_more_than_one_graph():
+    least = []
+    for breaks in (False, True):
+        torch._dynamo.reset()
+        with pytest.raises(memopt.BudgetError) as refused:
+            memopt.plan(Blocks(breaks), (torch.ones(512, 16),), "1kB")
+        least.append(refused.value.minimum_bytes)
+    assert least[1] < 1.3 * least[0]
+
+
 def test_the_peak_of_a_step_counts_what_other_graphs_hold():
     first, second = GraphPeaks(10, 20, 5, 3), GraphPeaks(7, 9, 2, 1)
     assert step_peak([first]) == 20
