@@ -3,7 +3,8 @@
 The models return no loss: a loop computes it, clips, accumulates, averages weights, keeps what it likes.
 """
 
-from benchmarks.loops import accumulation, beside, losses, step_ends  # noqa: F401 - each of them enters its loops
+# Each of them enters its loops.
+from benchmarks.loops import accumulation, beside, changes, contrast, generation, losses, policies, step_ends  # noqa: F401
 from benchmarks.loops.user import LOOPS, STEPS, User
 
 __all__ = ["LOOPS", "STEPS", "User"]

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import memopt
 
-STEPS = 8  # of each loop
+STEPS = 12  # of each loop
 WIDTH, CLASSES, BATCH, DEPTH = 32, 96, 512, 8
 
 Step = Callable[[], Any]
@@ -27,14 +28,23 @@ def loop(function: Loop) -> Loop:
 class User:
     """What a loop asks of its surroundings: models, data, and the stand-in under a budget, or the model itself."""
 
-    def __init__(self, budget: int | None, engine: str) -> None:
+    def __init__(self, budget: int | float | None, engine: str) -> None:
         self.budget, self.engine, self.compiled = budget, engine, list[Any]()
+        self.models, self.losses = list[nn.Module](), list[float]()
 
-    def compile(self, model: nn.Module, optimizer: Any = None) -> Any:
+    def compile(self, model: Any, optimizer: Any = None) -> Any:
+        """The stand-in of a model, or those of several that share the budget."""
+        models = model if isinstance(model, list) else [model]
+        self.models += models
         if self.budget is None:
             return model
-        self.compiled.append(memopt.compile(model, self.budget, optimizer=optimizer, backend=self.engine))
-        return self.compiled[-1]
+        found = memopt.compile(model, self.budget, optimizer=optimizer, backend=self.engine)
+        self.compiled += found if isinstance(found, list) else [found]
+        return found
+
+    def note(self, loss: torch.Tensor) -> None:
+        """Keep a loss's number."""
+        self.losses.append(loss.item())
 
     def data(self, seed: int, size: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(seed)
@@ -49,6 +59,8 @@ class User:
 class Net(nn.Module):
     """A body whose activations outweigh its weights, and a head of many classes, or several."""
 
+    checkpointed = False  # by `torch.utils.checkpoint`, for who compares with that
+
     def __init__(self, heads: int = 1, classes: int = CLASSES, dropout: float = 0.0) -> None:
         super().__init__()
         self.body = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH))
@@ -57,9 +69,12 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         for layer in self.body:
-            x = x + self.dropout(F.gelu(layer(x)).tanh())
+            x = checkpoint(self._block, layer, x, use_reentrant=False) if self.checkpointed else self._block(layer, x)
         found = [head(x) for head in self.heads]
         return found[0] if len(found) == 1 else tuple(found)
+
+    def _block(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return x + self.dropout(F.gelu(layer(x)).tanh())
 
 
 def adamw(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
