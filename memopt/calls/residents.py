@@ -115,6 +115,10 @@ class Residents:
     def tell_of_others(self, session: Session) -> None:
         """Say what other tensors there are where a fraction does not count them: it is one of the step's own peak."""
         report = session.report
+        if self.others.growing and self._counts:
+            session.note(
+                f"{others_in_words(self.others.total)} with what is left to them, as they grow from step to step"
+            )
         if report is not None and not self._counts and self.others.total * _SMALL > report.unconstrained_bytes:
             session.note(f"{others_in_words(self.others.total)} beside the step, of whose own peak a fraction is")
 

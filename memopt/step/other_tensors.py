@@ -7,6 +7,7 @@ the model's call and backward is counted by `memopt.step.around`, and told from 
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -22,8 +23,10 @@ from memopt.torch_compat.storages import id_of_storage
 
 # Bytes of losses, counts and rates, which come and go: below this nothing is counted, and no change is one.
 LITTLE = 1024
-# The first steps, all of which are looked at; later ones ever fewer, two in a row.
+# The first steps, in all of which they are counted; later in ever fewer, each looked at from the step before.
 _FIRST = 4
+# Of what grows from step to step, one part in so many is left to it beyond what there is.
+_GROWTH = 8
 # What lies in cycles may hold others, which the next collection finds.
 _COLLECTIONS = 3
 
@@ -32,16 +35,20 @@ class OtherTensors:
     """Those of one model's steps.
 
     Attributes:
-        total: their bytes, as they were counted last.
+        total: their bytes, as they were counted last; with room for more where they grow.
+        growing: whether they grow from step to step.
     """
 
     def __init__(self) -> None:
         """Nothing was looked at."""
-        self.total = 0
+        self.total, self.growing = 0, False
         self._steps = 0
+        self._found: list[tuple[int, int]] = []  # the latest looks: the step, and the bytes
+        self._again: int | None = None  # the step in which those that grow have used up the room that they have
         self._seen: Blocks = {}  # as the latest step that was looked at began
         self._counted: Blocks = {}  # of these
         self._fresh = False  # whether that is the present one
+        self._prepares = False  # whether the present one is looked at for the sake of the next
         self._made: Blocks = {}  # in calls that were planned: constants of programs, arenas
         self._between: Blocks | None = None  # since the model's call, as backward began; None where that was not seen
         self._outputs: Blocks = {}  # of the latest call
@@ -49,8 +56,9 @@ class OtherTensors:
     def begins(self) -> bool:
         """A step begins; whether it is to be looked at."""
         self._steps += 1
-        self._fresh = False
-        return self._looks(self._steps)
+        self._fresh, judged = False, self._judges(self._steps)
+        self._prepares = not judged and self._judges(self._steps + 1)
+        return judged or self._prepares
 
     def look(
         self,
@@ -68,6 +76,9 @@ class OtherTensors:
             outputs: storages of what earlier calls returned, where it is counted otherwise.
             loop_holds: whether the loop is known to hold something in backward, which is counted already.
         """
+        if self._prepares:
+            self._seen, self._fresh, self._between = live_blocks(device), True, None
+            return False
         known = {*blocks_of(beside, device), *map(id_of_storage, outputs)}
         found, counted, total = self._count(device, known, loop_holds)
         for _ in range(_COLLECTIONS):
@@ -79,11 +90,28 @@ class OtherTensors:
             if total == before:
                 break
         self._seen, self._fresh, self._between = found, True, None
-        changed = abs(total - self.total) > LITTLE
+        wanted = self._wanted(total)
+        changed = abs(wanted - self.total) > LITTLE
         if changed:
-            self.total = total if total > LITTLE else 0
+            self.total = wanted if wanted > LITTLE else 0
             self._counted = counted if self.total else {}
         return changed
+
+    def _wanted(self, total: int) -> int:
+        """What to count where there are so many bytes: as many, and more where they grow; and when to look again."""
+        before = [item for item in self._found if item[0] != self._steps]
+        self._found = [*before[-2:], (self._steps, total)]
+        pairs = list(itertools.pairwise(self._found))
+        rates = [(after - before) // (last - first) for (first, before), (last, after) in pairs]
+        # What comes once in the first steps is none: an average of weights, say, from the second on.
+        self.growing = bool(rates) and min(rates) > LITTLE and (len(rates) > 1 or self.growing)
+        if not self.growing:
+            self._again = None
+            return total
+        rate = rates[-1]
+        wanted = self.total if total + rate <= self.total else total + max(total // _GROWTH, 2 * rate)
+        self._again = self._steps + max(1, (wanted - total) // rate)
+        return wanted
 
     def _count(self, device: torch.device, known: set[int], loop_holds: bool) -> tuple[Blocks, Blocks, int]:
         found = live_blocks(device)
@@ -120,7 +148,7 @@ class OtherTensors:
         if planned:
             before = alive(self._seen)
             self._made.update((key, block) for key, block in live_blocks(device).items() if key not in before)
-        if self._looks(self._steps + 1):
+        if self._judges(self._steps + 1):
             reached = functools.partial(_reached, weakref.ref(self), device)
             for node in compiled_nodes(outputs) or first_nodes(outputs):
                 node.register_prehook(reached)
@@ -130,9 +158,9 @@ class OtherTensors:
             before = alive(self._seen)
             self._between = {key: block for key, block in live_blocks(device).items() if key not in before}
 
-    @staticmethod
-    def _looks(step: int) -> bool:
-        return step <= _FIRST or step & (step - 1) == 0 or (step - 1) & (step - 2) == 0
+    def _judges(self, step: int) -> bool:
+        """Whether to count in this step: what the loop holds around the model's graphs was told apart in the last."""
+        return step <= _FIRST or (step - 1) & (step - 2) == 0 or step == self._again
 
 
 def others_in_words(size: int) -> str:

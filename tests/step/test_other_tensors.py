@@ -165,3 +165,51 @@ def test_a_model_that_is_not_captured_counts_them():
     call = memopt.compile(model, "1MB", backend="aten")
     call(x).backward()
     assert call.report.breakdown.others == bytes_of(other)
+
+
+@pytest.mark.parametrize("until", [12, 6])
+def test_what_grows_from_step_to_step_has_room_in_every_step(until):
+    model, x = Net(), batch()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    call = memopt.compile(model, "10MB", optimizer=optimizer, backend="aten")
+    kept, counted = [], []
+    for number in range(20):
+        if number < until:
+            kept.append(torch.zeros(10_000))
+        step(call, optimizer, x)
+        counted.append((call.report.breakdown.others, sum(each.nbytes for each in kept)))
+    assert all(others >= size for others, size in counted[2:])
+    others, size = counted[-1]
+    assert others == size
+    assert len({others for others, _ in counted}) < 12
+
+
+def test_what_comes_once_has_no_room_to_grow():
+    model, x = Net(), batch()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    call = memopt.compile(model, "10MB", optimizer=optimizer, backend="aten")
+    kept = []
+    for number in range(4):
+        if number == 1:
+            kept.append(torch.zeros(10_000))
+        step(call, optimizer, x)
+    assert call.report.breakdown.others == 40_000
+
+
+class Outputs(Net):
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x)).exp().sin()
+        return x
+
+
+def test_what_hooks_log_of_the_last_step_is_no_other_tensor_later_either():
+    model, x, logged = Outputs(), batch(), {}
+    model.layers[2].register_forward_hook(lambda module, given, out: logged.update(out=out.detach()))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    call = memopt.compile(model, "10MB", optimizer=optimizer, backend="aten")
+    for _ in range(10):
+        optimizer.zero_grad()
+        call(x).square().mean().backward()
+        optimizer.step()
+        assert call.report.breakdown.others == 0
