@@ -19,6 +19,7 @@ from memopt.memory.cost.table import CostTable
 from memopt.solve import recompute, search
 from memopt.solve.rollout import Rollout
 from memopt.step import again, script_store, side_by_side
+from memopt.step.before_calls import BeforeCalls
 
 # No time limit for an example, as machines are busy, and the same examples every time: what fails is found again.
 hypothesis.settings.register_profile("memopt", deadline=None, derandomize=True)
@@ -73,6 +74,7 @@ def _alone(request: pytest.FixtureRequest, own_patch: pytest.MonkeyPatch) -> Non
     """
     if not request.node.get_closest_marker("whole_process"):
         own_patch.setattr(Residents, "look_around", lambda self, args, kwargs: None)
+        own_patch.setattr(BeforeCalls, "expect", lambda self, device, owner: None)
 
 
 @pytest.fixture(autouse=True)

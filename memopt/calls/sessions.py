@@ -27,7 +27,8 @@ from memopt.memory.resident import Resident, storage_bytes
 from memopt.options import Options
 from memopt.recording.pool import Pool
 from memopt.report.record import Report
-from memopt.step.around import Around, Ended, Watch
+from memopt.step.around import Around, Ended, Seen, Watch
+from memopt.step.before_calls import BEFORE
 from memopt.step.carry import Sizes
 from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Ran
 from memopt.step.guard import StepGuard, allowance_of
@@ -206,7 +207,10 @@ class Sessions(Mapping[Plan, Session]):
             Whether a new step begins.
         """
         new_step = not self.earlier.alive()
-        left, before = self.around.close(), self.around.seen
+        left, before, most = self.around.close(), self.around.seen, BEFORE.ends()
+        self.around.blind |= BEFORE.blind
+        if self._latest is not None and most > (self._latest[0].limit_of_all or most):
+            self.around.seen = before.joined(Seen(before=most))
         self.around.begins(0 if new_step else left, new_step=new_step)
         if self.around.seen != before and self._latest is not None:
             self._look(*self._latest)
@@ -237,8 +241,11 @@ class Sessions(Mapping[Plan, Session]):
             model = weakref.ref(self._model)
             key, device = session.ran[0].key, session.resident.device
             lets_go = bool(session.by_loss_alone.held)
-            call = Ended(key, device, early, lambda: storage_bytes(_gradients(model)), window, whole, lets_go)
+            kept = functools.partial(_kept, weakref.ref(session), calls)
+            call = Ended(key, device, early, lambda: storage_bytes(_gradients(model)), window, whole, lets_go, kept)
             self.around.ended(call, outputs, given, look)
+            if session.limit_of_all is not None:
+                BEFORE.expect(device, self.around)
 
     def _look(self, session: Session, calls: Sequence[Ran]) -> None:
         """Say that a step of these calls is over its budget, if it is with what the loop holds around them."""
@@ -337,6 +344,12 @@ def _look(owner: weakref.ref[Sessions], session: weakref.ref[Session], calls: Se
     sessions, known = owner(), session()
     if sessions is not None and known is not None:
         sessions._look(known, calls)
+
+
+def _kept(session: weakref.ref[Session], calls: Sequence[Ran]) -> int:
+    """Bytes that backward of these calls takes more where their graphs are kept."""
+    known = session()
+    return 0 if known is None else known.kept_more(sum(ran.saved for ran in calls))
 
 
 def _waiting(owner: weakref.ref[Sessions]) -> int:

@@ -14,7 +14,7 @@ from memopt.torch_compat.autograd_nodes import order_of
 
 # Values as large as the largest output that a loss holds beside the gradients of all outputs at the end of its own
 # backward, counted on CPU: none for a sum, two for cross entropy, three for a mean of squares.
-_OF_A_LOSS = 3
+_OF_A_LOSS, _USUAL = 3, 2
 _SCALARS = 64  # bytes of losses, and of numbers that operators wrap in tensors for a moment
 
 
@@ -25,10 +25,12 @@ class Tangents:
     Attributes:
         early: bytes of those that later graphs run beside: of outputs that come from before the last graph.
         loss: bytes that the caller's loss holds when its own backward ends: all of them, and its intermediate values.
+        usual: the same of the loss that is usual, where that is less.
     """
 
     early: int = 0
     loss: int = 0
+    usual: int = 0
 
 
 def tangents_of(roots: Sequence[torch.Tensor]) -> Tangents:
@@ -40,7 +42,7 @@ def tangents_of(roots: Sequence[torch.Tensor]) -> Tangents:
     made = [node for node in by_node if node is not None]
     last = max(made, key=lambda node: order_of(node), default=None)
     early = sum(size for node, size in by_node.items() if node is not last)
-    return Tangents(early, _of_a_loss(sizes)) if any(sizes) else Tangents()
+    return Tangents(early, _of_a_loss(sizes), _of_a_loss(sizes, _USUAL)) if any(sizes) else Tangents()
 
 
 def tangents_of_graph(program: Program) -> Tangents:
@@ -50,12 +52,12 @@ def tangents_of_graph(program: Program) -> Tangents:
     if any(value.numel() == 1 for value in tangents):  # a loss, beside which outputs are looked at
         return Tangents()
     sizes = [_size(value) for value in tangents]
-    return Tangents(0, _of_a_loss(sizes)) if any(sizes) else Tangents()
+    return Tangents(0, _of_a_loss(sizes), _of_a_loss(sizes, _USUAL)) if any(sizes) else Tangents()
 
 
 def _size(value: torch.Tensor) -> int:
     return 0 if value.numel() == 1 else allocated_bytes(value.numel() * value.element_size(), value.device)
 
 
-def _of_a_loss(sizes: Sequence[int]) -> int:
-    return sum(sizes) + _OF_A_LOSS * max(sizes) + _SCALARS
+def _of_a_loss(sizes: Sequence[int], values: int = _OF_A_LOSS) -> int:
+    return sum(sizes) + values * max(sizes) + _SCALARS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Mapping
 
@@ -177,3 +178,21 @@ def timeline(
         saved,
         gradients_at_peak,
     )
+
+
+def kept_bytes(program: Program, known: Timeline) -> int:
+    """Bytes by which backward's peak is higher where its graph is kept for another one: what is saved does not go.
+
+    Args:
+        program: a training program.
+        known: its timeline.
+    """
+    aliasing = analyse(program)
+    life = lifetimes(program, aliasing)
+    gone = [0] * (len(life.steps) + 1)
+    for storage, span in zip(aliasing.storages, life.spans, strict=True):
+        if span is not None and span[0] < life.forward_steps < span[1]:
+            gone[span[1]] += storage.nbytes
+    released = list(itertools.accumulate(gone))
+    pairs = list(zip(known.live_bytes, released, strict=False))[life.forward_steps :]
+    return max((live + more for live, more in pairs), default=0) - max((live for live, _ in pairs), default=0)

@@ -45,12 +45,14 @@ class Seen:
         held: when backward begins, beside the gradients that it begins with; as if it were there all the time.
         forward: outputs of earlier steps while forward runs, where they are gone when backward begins.
         known: whether any step was looked at.
+        before: all of the process between an optimizer's step and the model's call, where that is over the budget.
     """
 
     between: int = 0
     held: int = 0
     forward: int = 0
     known: bool = False
+    before: int = 0
 
     def joined(self, other: Seen) -> Seen:
         """The most of both."""
@@ -59,6 +61,7 @@ class Seen:
             max(self.held, other.held),
             max(self.forward, other.forward),
             self.known or other.known,
+            max(self.before, other.before),
         )
 
     def __str__(self) -> str:
@@ -66,6 +69,7 @@ class Seen:
             (self.between, "between the model's call and backward (the loss)"),
             (self.held, "that the loop keeps in backward"),
             (self.forward, "of earlier outputs while the model runs"),
+            (self.before, "with all of the process before the model's call (a teacher, the next batch)"),
         ]
         return ", ".join(f"{format_bytes(size, short=True)} {what}" for size, what in parts if size)
 
@@ -82,6 +86,7 @@ class Ended:
         window: on the allocator, if it is open since before the call.
         whole: called with what that has seen once backward is over: the most bytes at once beyond the call's beginning.
         lets_go: whether it is planned for a loop that lets go of its outputs before backward: those are not counted.
+        kept: bytes by which its backward takes more where the graph is kept for another one.
     """
 
     key: str
@@ -91,6 +96,7 @@ class Ended:
     window: Window | None = None
     whole: Callable[[int], None] | None = None
     lets_go: bool = False
+    kept: Callable[[], int] = int
 
 
 class Around:
@@ -105,6 +111,7 @@ class Around:
         # Whether a region of the profiler's spans calls (`record_function` around them, as DDP has it): what one
         # recording saw begin must not end in another one, which writes to memory that is others' by then.
         self.blind = False
+        self._more = 0  # bytes by which a backward that keeps its graph takes more, at most so far
         self._left = 0  # bytes that earlier calls of the step have left
         self._older = 0  # bytes of outputs of earlier steps that were there when backward began last
         self._open: _Open | None = None
@@ -180,8 +187,10 @@ class Around:
         current.kept = max(0, current.left + held.live + seen - current.gradients) + current.stays
         between = current.left + held.peak
         found = Seen(between + current.gone if _worth(between) else 0, _worth(current.kept), 0, True)
-        if found.held > self.seen.held and self.seen.held:  # it grows
-            found = dataclasses.replace(found, held=2 * found.held - self.seen.held)
+        growth = (found.held - current.more) - (self.seen.held - self._more)
+        if growth > 0 and self.seen.held > self._more:  # it grows
+            found = dataclasses.replace(found, held=found.held + growth)
+        self._more = max(self._more, current.more)
         self.seen = self.seen.joined(found)
         current.look()
         current.report_whole(held)
@@ -197,7 +206,8 @@ class Around:
         given = _storages(gradients)
         current.gradients = current.call.early + sum(storage.nbytes() for storage in given.values())
         self._older = self._old()
-        current.stays = self._older + current.retained()
+        current.more = current.call.kept() if self._again is current else 0
+        current.stays = self._older + current.retained() + current.more
         current.gone = sum(size for storage, size in current.uncounted if storage() is None)
         current.window.backward_begins()
         if current.call.whole is not None:
@@ -236,6 +246,7 @@ class _Open:
         gradients: bytes of those that backward begins with.
         task: which backward that was.
         stays: bytes that are there all through backward, beside what the window sees.
+        more: of these, those by which a backward that keeps its graph takes more.
         kept: bytes of all that is there all through backward, once it is closed.
         uncounted: outputs that are not counted as held in backward, and their bytes.
         gone: bytes of those of them that were gone when backward began: the window sees them go.
@@ -251,7 +262,7 @@ class _Open:
     ) -> None:
         """A window, open."""
         self.window, self.call, self.look, self.left = window, call, look, left
-        self.gradients = self.stays = self.kept = self.gone = 0
+        self.gradients = self.stays = self.kept = self.gone = self.more = 0
         self.uncounted: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
         self.task: object = None
         self._outputs = list(outputs)

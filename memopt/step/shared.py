@@ -12,6 +12,7 @@ from memopt.memory.allocator import with_slack
 from memopt.memory.hidden import WholeLedger
 from memopt.memory.resident import Resident
 from memopt.memory.tangents import Tangents, tangents_of_graph
+from memopt.memory.timeline import kept_bytes
 from memopt.program import Program
 from memopt.step.around import Seen
 from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Figures, KnownCalls, NoRoomBesideError, Ran
@@ -72,7 +73,7 @@ class SharedStep(Told):
         self.outside_bytes = self.outside_beside = 0
         self.outside_places = ""
         self.tangents = Tangents()
-        self.seen, self.planned_with, self.allows = Seen(), Seen(), True
+        self.seen, self.planned_with, self.allows, self._usual = Seen(), Seen(), True, False
         self._eager: dict[str, GraphPeaks] = {}  # by fingerprint
 
     def count_outside(self, peak: int, beside: int, places: str, tangents: Tangents) -> None:
@@ -95,6 +96,8 @@ class SharedStep(Told):
         if len(programs) == 1 and not self.broken:
             wanted = self.allows and self.budget is not None and not self.soft
             self.tangents = tangents_of_graph(programs[0]) if wanted else Tangents()
+            if self._usual:
+                self.tangents = dataclasses.replace(self.tangents, loss=self.tangents.usual)
             limit = self.limit(0) if wanted else None
             room = 0 if limit is None else max(0, self.usable(limit) - self.resident.total)
             self.reserved = int(self._share * self.reserve(room))
@@ -102,13 +105,17 @@ class SharedStep(Told):
     def allows_no_more(self) -> bool:
         """Allow for no loss of the caller's, which was not seen yet; whether it was allowed for.
 
-        Of what is left to other models half is left at each time, before nothing is.
+        A usual loss is allowed for before none is; of what is left to other models half is left at each time, before
+        nothing is.
         """
         if self.reserved and self._share > _LEAST_SHARE and not self.broken:
             self._share /= 2
             return True
-        allows = (self.tangents != Tangents() and not self.seen.known) or self.reserved > 0
-        allowed = self.allows and allows and not self.broken
+        loss = self.tangents != Tangents() and not self.seen.known
+        if self.allows and loss and not self.broken and self.tangents.usual < self.tangents.loss:
+            self._usual = True
+            return True
+        allowed = self.allows and (loss or self.reserved > 0) and not self.broken
         if allowed:
             self.allows, self.tangents, self.reserved = False, Tangents(), 0
         return allowed
@@ -148,7 +155,8 @@ class SharedStep(Told):
         if limit is None:
             return 0, 0
         planned, _ = self._needed_around(graphs, self.planned_with)
-        return max(0, needed + self.inputs_beside - max(planned, self.usable(limit))), limit
+        before = self.seen.before - max(self.planned_with.before, self.usable(limit))
+        return max(0, needed + self.inputs_beside - max(planned, self.usable(limit)), before), limit
 
     def _needed_around(self, graphs: Sequence[Figures], seen: Seen) -> tuple[int, int]:
         """Bytes that a step of these graphs takes in a loop that holds so much; the most as eager's forward ends."""
@@ -159,14 +167,21 @@ class SharedStep(Told):
             return base + step_peak([graph.peaks for graph in graphs]), base + self.inputs_beside + step_peak(forward)
 
     @property
+    def limit_of_all(self) -> int | None:
+        """What tensors may take of a budget that is of all that the process holds: one in bytes; None without one."""
+        if self.budget is None or self.budget.bytes is None or self.soft:
+            return None
+        return self.usable(self.budget.bytes)
+
+    @property
     def planned_beside(self) -> int:
         """Bytes that what was planned last leaves to earlier calls of the step, and to parts that are not captured."""
         return super().planned_beside - self.seen.held
 
     def optimizer_peak(self) -> int:
-        """The most bytes during `optimizer.step()`, with what the loop keeps."""
+        """The most bytes outside of the model's call and backward: in `optimizer.step()`, or before the next call."""
         peak = super().optimizer_peak()
-        return peak + self.seen.held if peak else 0
+        return max(peak + self.seen.held if peak else 0, self.seen.before if self.trains else 0)
 
     def code_peak(self) -> int:
         """As of the step's graphs alone, with what runs between them."""
@@ -268,6 +283,16 @@ class SharedStep(Told):
         key, item = self.step.keys[place], self.step.planned[place]
         eager = self._eager.get(key) or peaks_of(item.before, item.timeline_before)
         return self._emitted.get(key) or peaks_of(item.program, item.timeline), eager
+
+    def kept_more(self, saved: int) -> int:
+        """Bytes by which backward takes more where its graph is kept for another backward: what is saved does not go.
+
+        Args:
+            saved: bytes that the step's calls have saved: as much where their programs are not known.
+        """
+        if self.step is None or not self.step.planned:
+            return saved
+        return min(saved, sum(kept_bytes(item.program, item.timeline) for item in self.step.planned))
 
     def runs(self, graph: Figures) -> None:
         """A graph of a training step is about to run.

@@ -28,7 +28,9 @@ def test_outputs_of_earlier_nodes_have_gradients_beside_later_ones() -> None:
     early = x * 2
     late = (early[:, :2] * 3).flatten()
     found = tangents_of([early, late])
-    assert found == Tangents(early=8 * 4 * 4, loss=(8 * 4 + 16) * 4 + 3 * 8 * 4 * 4 + 64)
+    assert found == Tangents(
+        early=8 * 4 * 4, loss=(8 * 4 + 16) * 4 + 3 * 8 * 4 * 4 + 64, usual=(8 * 4 + 16) * 4 + 2 * 8 * 4 * 4 + 64
+    )
     assert tangents_of([late.sum()]) == Tangents() == tangents_of([])
 
 

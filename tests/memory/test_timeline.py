@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from memopt.backends.aten import emit
 from memopt.memory.aliasing import analyse
 from memopt.memory.measure import measure
-from memopt.memory.timeline import lifetimes, timeline
+from memopt.memory.timeline import kept_bytes, lifetimes, timeline
 from memopt.passes.inplace import Inplace
 from memopt.program import InputKind, OutputKind, Program
 from tests.passes.build import arguments, capture_joint, trace
@@ -150,3 +150,12 @@ def test_the_peak_is_the_allocator_s(function: Callable[..., tuple[torch.Tensor,
         rows = 8 * 4 + 16  # what softmax takes for its rows, and numbers that become tensors for a moment
         assert measured.peak_bytes - rows <= found.peak_bytes <= measured.peak_bytes + tangents
         assert found.end_bytes == measured.end_bytes
+
+
+def test_what_is_saved_stays_where_the_graph_is_kept() -> None:
+    """Two squares: backward frees the first one's input only after both gradients of it are made."""
+    program = capture_joint(lambda x, w: (x @ w).sin().cos().sum(), X, W.clone().requires_grad_())
+    known = timeline(program)
+    more = kept_bytes(program, known)
+    assert more == 2 * SIZE
+    assert more <= known.saved_bytes

@@ -181,6 +181,27 @@ def test_a_second_backward_through_the_graph_is_inside_the_budget():
     assert peak_of(lambda: step(loop), loop.model, loop.x, loop.y) <= budget
 
 
+@pytest.mark.parametrize("share", [0.85, 0.7])
+def test_what_is_saved_stays_there_for_further_backwards(share):
+    def step(loop):
+        out = loop.call(loop.x)
+        functional.cross_entropy(out, loop.y).backward(retain_graph=True)
+        (0.1 * out.square().mean()).backward(retain_graph=True)
+        (0.1 * out.abs().mean()).backward()
+        loop.optimizer.zero_grad()
+
+    loop = Loop(None)
+    budget = int(share * peak_of(lambda: step(loop), loop.model, loop.x, loop.y))
+    loop.within(budget)
+    try:
+        for _ in range(LEARNS):
+            step(loop)
+    except memopt.BudgetError as refused:
+        assert "keeps in backward" in str(refused) and share == 0.7
+    else:
+        assert peak_of(lambda: step(loop), loop.model, loop.x, loop.y) <= budget
+
+
 def test_micro_batches_with_a_loss_outside_stay_inside():
     def step(loop):
         for _ in range(3):

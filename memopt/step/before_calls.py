@@ -1,0 +1,149 @@
+"""What a loop runs between an optimizer's step and the next call of a model: a teacher, say, or the next batch.
+
+No plan makes that less, but a budget in bytes is of all that the process holds, whoever holds it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import weakref
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from memopt.common.garbage import collect
+from memopt.memory.distributed import has_group
+from memopt.memory.live_tensors import Block, live_blocks
+from memopt.memory.measure import Recording, is_profiled
+from memopt.torch_compat.profilers import mark
+
+# The first of a model's, which are looked at: later there may be evaluations of minutes, too much for a profiler.
+_FIRST = 4
+_GONE = "gone "
+
+
+class BeforeCalls:
+    """Looks at the allocator before the calls of all models of the process that have a budget in bytes.
+
+    Attributes:
+        blind: whether a region of the profiler's began here and went on in a call: what one recording saw begin must
+            not end in another one, so that nothing is recorded any more.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is to be looked at."""
+        self.blind = False
+        self._device: torch.device | None = None
+        self._owner: weakref.ref[object] | None = None
+        self._looks: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()  # by owner
+        self._steps, self._expected = 0, 1  # of optimizers since the last call, and in all before the next one
+        self._within = False  # whether the present step of an optimizer has begun in a look
+        self._look: _OnCpu | _OnCuda | None = None
+        self._hooked = False
+
+    def expect(self, device: torch.device, owner: object) -> None:
+        """A call with gradients has returned: what comes once its optimizers have stepped is to be looked at.
+
+        Args:
+            device: whose allocator is looked at.
+            owner: of the calls; the first few looks for each are all that there are.
+        """
+        self._device, self._owner = device, weakref.ref(owner)
+        if not self._hooked:
+            self._hooked = True
+            register_optimizer_step_pre_hook(self._begins)
+            register_optimizer_step_post_hook(self._stepped)
+            os.register_at_fork(before=self._stop)  # a profiler goes on in a copy of the process
+
+    def ends(self) -> int:
+        """A call begins: the most bytes that the process has held at once before it; 0 where that was not seen."""
+        look, self._look = self._look, None
+        if self._steps:
+            self._expected, self._steps = self._steps, 0
+        peak = 0 if look is None else look.ends()
+        self.blind |= look is not None and look.within
+        return peak
+
+    def _stop(self) -> None:
+        look, self._look = self._look, None
+        if look is not None:
+            look.ends()
+
+    def _begins(self, *_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._within = self._look is not None
+            self._stop()
+
+    def _stepped(self, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._steps += 1
+        if self._within or self._steps < self._expected:
+            self._within = False
+            return
+        device, owner = self._device, None if self._owner is None else self._owner()
+        if device is None or owner is None or self.blind or has_group():
+            return
+        if device.type == "cuda":
+            self._look = _OnCuda(device)
+        elif self._looks.get(owner, 0) < _FIRST and not is_profiled():
+            self._looks[owner] = self._looks.get(owner, 0) + 1
+            self._look = _OnCpu(device)
+
+
+class _OnCpu:
+    """A look by the allocator's events, and by when what was there before goes.
+
+    Attributes:
+        within: whether a region of the profiler's that began meanwhile was open as it ended.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        collect()
+        blocks = list(live_blocks(device).values())
+        self._live, self.within = sum(block.nbytes for block in blocks), False
+        self._recording = Recording(device, yields=True)
+        self._recording.begin()
+        self._sizes = [block.nbytes for block in blocks]
+        self._watched = [_watched(block, number) for number, block in enumerate(blocks)]
+
+    def ends(self) -> int:
+        self._watched.clear()
+        self._recording.end()
+        if not self._recording.ended:
+            return 0
+        self.within = self._recording.within
+        marks = self._recording.marks.items()
+        gone = [
+            (when, -self._sizes[int(name.removeprefix(_GONE))]) for name, (when, _) in marks if name.startswith(_GONE)
+        ]
+        changes = sorted([*self._recording.changes, *gone])
+        return max(itertools.accumulate((size for _, size in changes), initial=self._live))
+
+
+def _watched(block: Block, number: int) -> Any:
+    storage = block.storage()
+    return None if storage is None else weakref.ref(storage, functools.partial(_goes, number))
+
+
+def _goes(number: int, _: Any) -> None:
+    mark(f"{_GONE}{number}")
+
+
+class _OnCuda:
+    """A look by the allocator's own counts, of which a peak that is no new one is not known."""
+
+    within = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._most = device, torch.cuda.max_memory_allocated(device)
+
+    def ends(self) -> int:
+        peak = torch.cuda.max_memory_allocated(self._device)
+        return peak if peak > self._most else 0
+
+
+BEFORE = BeforeCalls()

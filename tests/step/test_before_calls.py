@@ -1,0 +1,157 @@
+import gc
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from memopt.step.before_calls import BEFORE
+from tests.forks import fork
+
+ROWS, WIDTH = 128, 32
+
+pytestmark = pytest.mark.whole_process
+
+
+@pytest.fixture(autouse=True)
+def nothing_beside(monkeypatch):
+    """What other tests keep is no part of these."""
+    monkeypatch.setattr(BEFORE, "blind", False)
+    gc.collect()
+    gc.freeze()
+    yield
+    BEFORE.ends()
+    BEFORE._device = None
+
+
+class Net(nn.Module):
+    def __init__(self, width=WIDTH):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x)).exp().sin()
+        return x.square().mean()
+
+
+def unconstrained(model, x):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return memopt.plan(model, (x,), optimizer=optimizer).unconstrained_bytes
+
+
+def trained(budget, teach, model=None, steps=4):
+    torch._dynamo.reset()
+    model = Net() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    call = memopt.compile(model, budget, optimizer=optimizer, backend="aten")
+    for _ in range(steps):
+        x = torch.randn(ROWS, model.layers[0].in_features)
+        teach(x)
+        optimizer.zero_grad()
+        call(x).backward()
+        optimizer.step()
+    return call
+
+
+def makes(kilobytes):
+    return lambda _: torch.zeros(1000 * kilobytes // 4).sum()
+
+
+def refused(budget, teach, **more):
+    """The minimum that is named, and the line."""
+    try:
+        trained(budget, teach, **more)
+    except memopt.BudgetError as error:
+        return error.minimum_bytes, str(error)
+    raise AssertionError("it was not refused")
+
+
+def test_what_runs_before_a_call_is_within_a_budget_in_bytes():
+    budget = unconstrained(Net(), torch.randn(ROWS, WIDTH))
+    minimum, line = refused(budget, makes(2 * budget // 1000))
+    assert "with all of the process before the model's call" in line
+    assert 2 * budget < minimum < 3 * budget
+    gc.collect()
+    gc.freeze()  # what the refused loop has left
+    assert trained(minimum, makes(2 * budget // 1000)).report.notes == ()
+
+
+def test_what_comes_later_is_seen():
+    budget, calls = unconstrained(Net(), torch.randn(ROWS, WIDTH)), []
+
+    def teach(x):
+        calls.append(x.shape)
+        makes(2 * budget // 1000 if len(calls) == 4 else 1)(x)
+
+    refused(budget, teach, steps=5)
+    assert len(calls) == 4
+
+
+def test_a_fraction_is_of_the_step_alone():
+    assert trained(0.9, makes(1000)).report.peak_bytes < 1_000_000
+
+
+def test_gradients_that_go_are_not_there_with_what_comes_after():
+    model = Net(256)
+    weights = sum(each.nbytes for each in model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    call = memopt.compile(model, 5 * weights, optimizer=optimizer, backend="aten")
+    for _ in range(3):
+        x = torch.randn(4, 256)
+        optimizer.zero_grad()
+        torch.zeros(3 * weights // 4 + weights // 8).sum()
+        call(x).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    torch.zeros(3 * weights // 4 + weights // 8).sum()
+    assert 4.4 * weights < BEFORE.ends() < 4.8 * weights
+
+
+def test_of_several_optimizers_the_last_one_begins_it():
+    model, other = Net(), nn.Linear(4, 4)
+    first, last = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(other.parameters(), 0.1)
+    call = memopt.compile(model, "1MB", optimizer=first, backend="aten")
+    seen = []
+    for _ in range(3):
+        seen.append(BEFORE.ends())
+        call(torch.randn(ROWS, WIDTH)).backward()
+        first.step()
+        last.step()
+        torch.zeros(100_000).sum()
+    assert seen[1] == 0
+    assert seen[2] > 400_000
+
+
+def test_a_region_that_goes_on_in_the_call_makes_it_blind():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    call = memopt.compile(model, "1MB", optimizer=optimizer, backend="aten")
+    for _ in range(4):
+        with torch.profiler.record_function("a step"):
+            x = torch.randn(ROWS, WIDTH)
+            loss = call(x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert BEFORE.blind
+
+
+def test_a_profiler_of_the_users_is_let_begin():
+    def teach(x):
+        with torch.profiler.profile(profile_memory=True) as profile:
+            torch.zeros(1000).sum()
+        assert any(event.key == "aten::zeros" for event in profile.key_averages())
+
+    assert trained("1MB", teach).report.peak_bytes < 1_000_000
+
+
+def test_a_copy_of_the_process_is_not_looked_at():
+    def teach(x):
+        child = fork()
+        if not child:
+            os._exit(int(torch.autograd._profiler_enabled()))
+        assert os.waitpid(child, 0)[1] == 0
+
+    trained("1MB", teach)
