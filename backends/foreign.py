@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from memopt.backends.aten import Boxed
-from memopt.capture.dynamo import Watched
+from memopt.capture.dynamo import Rewrite, Watched
 from memopt.program import InputKind, Program
 from memopt.torch_compat.boxed import boxed
 
@@ -32,7 +32,7 @@ class ForeignWeights(Watched):
     def __init__(
         self,
         program: Program,
-        rewrite: Callable[[Mapping[str, torch.Tensor]], Program],
+        rewrite: Rewrite,
         weights: Collection[str],
         build: Callable[[fx.GraphModule, frozenset[int]], Boxed],
     ) -> None:
@@ -50,7 +50,7 @@ class ForeignWeights(Watched):
         def watched(program: Program) -> Program:
             return dataclasses.replace(program, baked=program.baked | frozenset(weights))
 
-        super().__init__(watched(program), lambda state: watched(rewrite(state)), lambda module: build(module, fixed))
+        super().__init__(watched(program), lambda *known: watched(rewrite(*known)), lambda module: build(module, fixed))
 
 
 @boxed

@@ -109,7 +109,7 @@ class InductorBackend(Engine):
         instead = {"inductor": InductorInference(libraries=False).bind} if uses_libraries(program) else {}
         session: Any = hooks.session
         choose = Chooser(session, engines, settling(session), instead, patient=patient).bind
-        return hooks.held(WatchedProgram(watching(program), lambda state: watching(rewrite(state)), choose))
+        return hooks.held(WatchedProgram(watching(program), lambda *known: watching(rewrite(*known)), choose))
 
     def timeline(self, program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:
         """The memory of an inference program's operators; where there is a choice, in the arena that may run them.

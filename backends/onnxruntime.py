@@ -21,7 +21,7 @@ from torch import fx
 from memopt.backends.aten import Boxed, emit, emit_collected, lower_inference
 from memopt.backends.choose import within_budget
 from memopt.backends.foreign import ForeignFunction, ForeignWeights, Run, weights_of
-from memopt.capture.dynamo import Hooks, Watched
+from memopt.capture.dynamo import Hooks, Rewrite, Watched
 from memopt.engine import Engine
 from memopt.memory.allocator_limit import lifted
 from memopt.onnxruntime.attention import plain_attention
@@ -30,8 +30,6 @@ from memopt.onnxruntime.session import Session, Settings, check_provider
 from memopt.program import Program, draws_numbers
 from memopt.step.inference import settling
 from memopt.torch_compat.boxed import boxed
-
-Rewrite = Callable[[Mapping[str, torch.Tensor]], Program]
 
 # Weights above this size are not widened to float64 for the comparison on the first call.
 _WIDE_BYTES = 1 << 29

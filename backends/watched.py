@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
-import torch
+from collections.abc import Callable
 
 from memopt.backends.aten import Boxed, emit
-from memopt.capture.dynamo import Watched
+from memopt.capture.dynamo import Rewrite, Watched
 from memopt.program import Program
 
 
@@ -17,7 +15,7 @@ class WatchedProgram(Watched):
     def __init__(
         self,
         program: Program,
-        rewrite: Callable[[Mapping[str, torch.Tensor]], Program],
+        rewrite: Rewrite,
         bind: Callable[[Program], Boxed],
     ) -> None:
         """Take the program, how to rewrite it for new weights, and how to make a function of it."""

@@ -226,13 +226,12 @@ class Hooks:
             run = self.apart(run)
         return said(run, lambda error: session.short_of_memory(error))
 
-    def inference(
-        self, graph_module: fx.GraphModule
-    ) -> tuple[Program, Callable[[Mapping[str, torch.Tensor]], Program]]:
+    def inference(self, graph_module: fx.GraphModule) -> tuple[Program, Rewrite]:
         """Rewrite an inference graph.
 
         Returns:
-            The rewritten program, and a function that rewrites it anew for new values of its parameters and buffers.
+            The rewritten program, and a function that rewrites it anew for new values of its parameters and buffers;
+            where they are said to be trained, no pass reads them.
         """
         # A module is taken over, and may be asked for again: where what was made of it takes more than the budget.
         if self._inferred is None or self._inferred[0] is not graph_module:
@@ -240,9 +239,15 @@ class Hooks:
                 self._inferred = graph_module, program_of_graph(graph_module, self.origins)
         captured = self._inferred[1]
 
-        def rewrite(state: Mapping[str, torch.Tensor]) -> Program:
+        def rewrite(state: Mapping[str, torch.Tensor], trained: bool = False) -> Program:
+            known = {**captured.state, **state}
+            read = {entry.name for entry in captured.inputs if entry.kind is InputKind.CONSTANT}
+            visible = {name: value for name, value in known.items() if name in read} if trained else known
             with outside_tracing():
-                return self.session.inference(dataclasses.replace(captured, state={**captured.state, **state}))
+                found = self.session.inference(dataclasses.replace(captured, state=visible))
+            inputs = {entry.name for entry in found.inputs}
+            there = {name: value for name, value in known.items() if name in inputs}
+            return dataclasses.replace(found, state={**there, **found.state}) if trained else found
 
         return rewrite({}), rewrite
 
@@ -255,21 +260,26 @@ class Hooks:
         return function
 
 
+Rewrite = Callable[..., Program]  # of values by name, and whether they are trained
+_TRAINED = 3  # changes after which weights are taken for trained
+
+
 class Watched:
     """An inference function that notices when a weight folded into its program has changed, and folds anew.
 
     A change is seen by the tensor's version counter and address: `load_state_dict`, in-place arithmetic and a replaced
     storage are noticed; writes through `tensor.data` are invisible to PyTorch itself. So are those of fused optimizers:
-    the steps of all optimizers are watched.
+    the steps of all optimizers are watched. Weights that have changed so several times are trained: they are read no
+    more, as folding them anew for each evaluation takes longer than it saves.
     """
 
     def __init__(
         self,
         program: Program,
-        rewrite: Callable[[Mapping[str, torch.Tensor]], Program],
+        rewrite: Rewrite,
         build: Callable[[fx.GraphModule], Callable[[list[Any]], Sequence[Any]]],
     ) -> None:
-        self._rewrite, self._build = rewrite, build
+        self._rewrite, self._build, self._changes = rewrite, build, 0
         self._arguments = [entry for entry in program.inputs if entry.kind is not InputKind.CONSTANT]
         boxed(self)
         self._stamp: list[tuple[int, int]] = []
@@ -314,12 +324,13 @@ class Watched:
             since, self._steps = self._steps, steps_seen()
             if not stepped_since(since, [given[index] for index in self._baked]):
                 return False
+        self._changes += 1
         state = {
             entry.name: value.detach()
             for entry, value in zip(self._arguments, given, strict=True)
             if entry.kind in (InputKind.PARAMETER, InputKind.BUFFER)
         }
-        self._install(self._rewrite(state))
+        self._install(self._rewrite(state, True) if self._changes >= _TRAINED else self._rewrite(state))
         return True
 
 

@@ -223,7 +223,7 @@ class Folded:
         self.folds: list[dict[str, torch.Tensor]] = []
         self.watched = Watched(self.fold({}), self.fold, emit)
 
-    def fold(self, state: dict[str, torch.Tensor]) -> Program:
+    def fold(self, state: dict[str, torch.Tensor], trained: bool = False) -> Program:
         self.folds.append(state)
         folded = FoldConstants().run(dataclasses.replace(self.program, state={**self.program.state, **state})).program
         assert folded.baked == {"w_1"} and len(folded.calls) == 1
