@@ -190,13 +190,13 @@ class OutOfBudgetError(BudgetError, RuntimeError):
 
     @classmethod
     def of(cls, error: BudgetError) -> OutOfBudgetError:
-        """The same refusal, with the traceback that it has."""
+        """The same refusal without its traceback, most of which is of Dynamo's frames: it stays with the first's."""
         if isinstance(error, cls):
             return error
         made: OutOfBudgetError = _restore(cls, *error.__reduce__()[1][1:])
         made.__dict__.update(error.__dict__)
         made.args = (f"{error.args[0]}. Within this budget the call is out of memory.",)
-        return made.with_traceback(error.__traceback__)
+        return made
 
 
 def _restore(cls: type[BudgetError], *known: Any) -> Any:

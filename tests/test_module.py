@@ -327,3 +327,13 @@ def test_a_signature_that_python_cannot_tell_leaves_the_stand_in_s_own(monkeypat
         forward = dict.get  # has none
 
     assert inspect.signature(memopt.compile(Odd(), backend="aten").forward).parameters
+
+
+def test_a_refused_call_has_a_short_traceback():
+    """Its line is to be read: some hundred of Dynamo's frames are not."""
+    compiled = memopt.compile(nn.Linear(64, 64), "10kB", backend="aten")
+    with pytest.raises(memopt.BudgetError) as refused:
+        compiled(torch.randn(64, 64)).sum()
+    files = [str(entry.path) for entry in refused.traceback]
+    assert len(files) < 6 and not any("_dynamo" in name or "_functorch" in name for name in files)
+    assert refused.value.__suppress_context__ and refused.value.__context__.__traceback__ is not None

@@ -256,3 +256,12 @@ def test_accelerate_prepares_what_is_compiled_and_compiles_what_is_prepared(orde
         assert accelerator.unwrap_model(model).config.n_layer == 2
         assert isinstance(accelerator.unwrap_model(model), transformers.GPT2LMHeadModel)
     assert losses[order] == pytest.approx(losses["plain"], rel=1e-4)
+
+
+def test_accelerate_knows_no_backends_but_its_own(tmp_path):
+    """As the guide says; once it does, `torch_compile_backend="memopt"` is to be tried."""
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), use_cpu=True, report_to=[], torch_compile_backend="memopt", disable_tqdm=True
+    )
+    with pytest.raises(ValueError, match="not a valid DynamoBackend"):
+        transformers.Trainer(model=Wide(), args=arguments, train_dataset=[])
