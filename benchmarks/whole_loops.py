@@ -32,6 +32,12 @@ CLOSE = {"aten": 0.0, "inductor": 2e-3}  # of numbers, beside the largest: code 
 EFFORT, PATIENCE = 100_000, 4  # of searches: a step keeps within whatever plan was found
 KINDS = ("fraction", "bytes")
 ONE_LINE = "memopt compiles first derivatives only"  # of a refusal that is torch.compile's, too
+LEGEND = """By `python -m benchmarks.whole_loops --json FILE --markdown FILE`.
+
+A cell is the largest of twelve steps over the budget. Steps that were over it are numbered, "said" where memopt itself
+reports that one was: before a loop's loss, teacher or queue was seen once, its first step cannot be planned with them.
+"with checkpoints" is eager's own peak with `torch.utils.checkpoint` around each layer of the model, over eager's: where
+that is more than the share, a refusal is what the loop itself holds. Not measured where a cell is empty."""
 SCALARS = 256  # bytes of losses and counts, which come and go beside a step
 
 
@@ -209,8 +215,9 @@ def main() -> int:
     parser.add_argument("--engines", nargs="+", default=["aten", "inductor"])
     parser.add_argument("--shares", type=float, nargs="+", default=[0.75, 0.6])
     parser.add_argument("--kinds", nargs="+", default=KINDS)
-    parser.add_argument("--json")
-    parser.add_argument("--markdown")
+    parser.add_argument("--json", help="what was measured; cells of other runs that are there stay, and go into tables")
+    parser.add_argument("--markdown", help="the table and the refusals of all that is in the JSON file")
+    parser.add_argument("--render", action="store_true", help="measure nothing")
     args = parser.parse_args()
     import torch
 
@@ -221,9 +228,10 @@ def main() -> int:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     os.environ.setdefault("MEMOPT_CACHE_DIR", tempfile.mkdtemp())
     recompute.EFFORT, recompute.PATIENCE = EFFORT, PATIENCE
-    rows: list[dict[str, Any]] = []
+    known = Path(args.json) if args.json else None
+    rows: list[dict[str, Any]] = json.loads(known.read_text()) if known is not None and known.exists() else []
     chosen = [name for name, each in LOOPS.items() if each.__module__.rpartition(".")[2] in NEW]
-    for name in args.loops or chosen:
+    for name in () if args.render else args.loops or chosen:
         eager = apart(trained, name, None, "aten")
         if "failed" in eager:
             raise RuntimeError(f"{name}: {eager['trace']}")
@@ -235,7 +243,9 @@ def main() -> int:
             for share in args.shares
             for kind in args.kinds
         ]
-        rows.append(row)
+        measured = [(each["engine"], each["kind"], each["share"]) for each in row["cells"]]
+        before = next((each for each in rows if each["loop"] == name), {"cells": []})
+        others = [each for each in before["cells"] if (each["engine"], each["kind"], each["share"]) not in measured]
         seconds = sum(sum(each.get("seconds", ())) for each in row["cells"])
         print(f"{name} ({seconds:.0f} s): {'; '.join(map(shown, row['cells']))}", flush=True)
         for each in row["cells"]:
@@ -246,11 +256,14 @@ def main() -> int:
                     figures = {key: each.get(key) for key in ("limit", "during", "peaks", "graphs")}
                     print(f"        {figures}")
                     print(f"        notes {each.get('notes')}", flush=True)
-        if args.json:
-            Path(args.json).write_text(json.dumps(rows, indent=1, default=float) + "\n")
+        row["cells"] = [*others, *row["cells"]]
+        rows = [*(each for each in rows if each["loop"] != name), row]
+        if known is not None:
+            known.write_text(json.dumps(rows, indent=1, default=float) + "\n")
     if args.markdown:
-        text = f"{__doc__.splitlines()[0]}\n\ntorch {torch.__version__}, CPU, one thread, {args.engines}\n\n"
-        Path(args.markdown).write_text(f"{text}{table(rows)}\n\n{reasons(rows)}\n")
+        title = "# Loops that nobody tuned for, whole steps from the first on"
+        text = f"{title}\n\ntorch {torch.__version__}, CPU, one thread"
+        Path(args.markdown).write_text(f"{text}. {LEGEND}\n\n{table(rows)}\n\nRefused:\n\n{reasons(rows)}\n")
     print(table(rows))
     return int(any(bad(each) for row in rows for each in row["cells"]))
 

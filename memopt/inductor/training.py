@@ -72,12 +72,16 @@ class Training:
         self._followed: Settled | None = None  # what settled it in another process, as long as it is followed
         self._ahead = Ahead()
         self._joint_cache = JointCache()
-        self.forget()
+        self._begin()
         self._before: Settled | None = None  # what the graph was settled with under a larger limit
         self._least: int | None = None  # bytes for tensors with which code was made that would be made again
 
     def forget(self) -> None:
-        """Let go of graphs and of code that is not in use."""
+        """Let go of graphs, of code that is not in use, and of inputs, which may be the caller's batch."""
+        self.example_inputs = ()
+        self._begin()
+
+    def _begin(self) -> None:
         self._trace = Trace()
         self._first_plan: _Attempt | None = None  # made where torch's own cut was seen to be hopeless
         self._codes: dict[str, _Attempt] = {}  # of plans, whatever limit they were made for

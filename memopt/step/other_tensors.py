@@ -109,7 +109,7 @@ class OtherTensors:
             self._again = None
             return total
         rate = rates[-1]
-        wanted = self.total if total + rate <= self.total else total + max(total // _GROWTH, 2 * rate)
+        wanted = self.total if total + rate <= self.total else total + max(total // _GROWTH, _FIRST * rate)
         self._again = self._steps + max(1, (wanted - total) // rate)
         return wanted
 
