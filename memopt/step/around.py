@@ -28,6 +28,8 @@ from memopt.torch_compat.storages import id_of_storage
 _FIRST = 4
 # Bytes of losses and counts that a loop keeps: below this nothing is planned for.
 SCALARS = 256
+# The same on a GPU, where each takes a block: what its allocator may lose beside a plan is a thousand times as much.
+_BLOCKS_OF_SCALARS = 16 * 512
 # What grows from step to step is planned for with a margin: one part in so many.
 _GROWTH = 8
 
@@ -186,7 +188,8 @@ class Around:
         seen = current.gone if current.call.window is not None else current.gone_within(held)
         current.kept = max(0, current.left + held.live + seen - current.gradients) + current.stays
         between = current.left + held.peak
-        found = Seen(between + current.gone if _worth(between) else 0, _worth(current.kept), 0, True)
+        device = current.call.device
+        found = Seen(between + current.gone if worth(between, device) else 0, worth(current.kept, device), 0, True)
         growth = (found.held - current.more) - (self.seen.held - self._more)
         if growth > 0 and self.seen.held > self._more:  # it grows
             found = dataclasses.replace(found, held=found.held + growth)
@@ -223,7 +226,7 @@ class Around:
         current.stays += more
         if more and current is not self._open:  # it was closed before
             current.kept += more
-            self.seen = self.seen.joined(Seen(held=_worth(current.kept)))
+            self.seen = self.seen.joined(Seen(held=worth(current.kept, current.call.device)))
             current.look()
 
     def kept_outputs(self) -> list[torch.UntypedStorage]:
@@ -303,8 +306,9 @@ def _storages(values: Iterable[Any]) -> dict[int, torch.UntypedStorage]:
     return found
 
 
-def _worth(size: int) -> int:
-    return size if size > SCALARS else 0
+def worth(size: int, device: torch.device) -> int:
+    """The bytes that a loop keeps on a device, or 0 where they are too few to plan for."""
+    return size if size > (SCALARS if device.type == "cpu" else _BLOCKS_OF_SCALARS) else 0
 
 
 def _reached(around: weakref.ref[Around], window: weakref.ref[_Open], gradients: Sequence[torch.Tensor | None]) -> None:
