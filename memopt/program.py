@@ -258,8 +258,8 @@ def is_effectful(node: fx.Node) -> bool:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether the operator's schema says that its result aliases an argument."""
-    return targets.gives_views(node.target)
+    """Whether the operator's schema says that its result aliases an argument, which is no number: `_conj(1j)`."""
+    return targets.gives_views(node.target) and bool(node.all_input_nodes)
 
 
 def is_any_view(node: fx.Node) -> bool:

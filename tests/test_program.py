@@ -329,3 +329,10 @@ def test_the_source_line_is_the_users() -> None:
     assert source_line(relu) == "b.py:7"
     del relu.meta["stack_trace"]
     assert source_line(relu) == ""
+
+
+def test_an_operator_that_views_a_number_is_no_view():
+    graph = fx.Graph()
+    number = graph.call_function(torch.ops.aten._conj.default, (1j,))
+    of_value = graph.call_function(torch.ops.aten._conj.default, (graph.placeholder("z"),))
+    assert not is_view(number) and is_view(of_value)

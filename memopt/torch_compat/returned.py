@@ -68,8 +68,7 @@ def writable(run: _Run, in_part: Callable[[], Sequence[int]] = tuple) -> _Run:
             if place == first:
                 results[place] = value.detach()
             elif value is not base and _memory(value) == _memory(base):  # a recording has results in other memory
-                shape, strides = value.size(), value.stride()
-                results[place] = torch.as_strided(base, shape, strides, value.storage_offset()).detach()
+                results[place] = _shown_by(base, value).detach()
         if _lent.values is not None:
             for place in in_part():
                 if place in reached:
@@ -93,6 +92,19 @@ def _places(results: Sequence[Any], given: set[int | None]) -> list[tuple[int, i
         if first != place or value._is_view():
             found.append((place, first))
     return found
+
+
+def _shown_by(base: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A view of `base` that shows what `value` does of their memory: numbers of another type, conjugates, negatives."""
+    base = base.conj() if base.is_conj() else base
+    base = base._neg_view() if base.is_neg() else base
+    if base.dtype != value.dtype:
+        largest = max(base.element_size(), value.element_size())
+        elements = base.untyped_storage().nbytes() // largest * largest // base.element_size()
+        base = torch.as_strided(base, (elements,), (1,), 0).view(value.dtype)
+    shown = torch.as_strided(base, value.size(), value.stride(), value.storage_offset())
+    shown = shown.conj() if value.is_conj() else shown
+    return shown._neg_view() if value.is_neg() else shown
 
 
 def _reached(results: Sequence[Any], given: set[int | None]) -> set[int]:

@@ -1,6 +1,6 @@
 """Inputs that share memory and are written to: AOTAutograd captures the graph with their base in their place.
 
-Two things that it knows of them it then gets wrong, on torch 2.11 and 2.13:
+Two things that it knows of them it then gets wrong (seen on torch 2.13):
 
 - An output that shows one of them is made of the base by the views that lead to it from the *input*: transposed anew
   where the input was transposed, or an error where dimensions differ.

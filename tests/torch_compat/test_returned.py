@@ -108,3 +108,41 @@ def test_a_write_to_a_view_of_what_is_saved_spoils_no_gradient(backend: str, way
         assert re.search(r"modified by an inplace operation|between forward and backward", str(error))
     else:  # another value is saved
         torch.testing.assert_close(model.linear.bias.grad, expected)
+
+
+class _Complex(nn.Module):
+    """A buffer of complex numbers, of which parts are written to."""
+
+    def __init__(self, step: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.linear, self.step = nn.Linear(4, 4), step
+        self.register_buffer("kept", torch.zeros(4, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.step(self.linear(x), self.kept)
+
+
+def _parts(y: Tensor, kept: Tensor) -> Any:
+    with torch.no_grad():
+        kept.real.add_(1)
+        kept.imag[0] = 3.0
+    return (y * kept.real + kept.imag,)
+
+
+def _conjugate(y: Tensor, _: Tensor) -> Any:
+    z = torch.complex(y, y.square()).conj()
+    return z.sin(), z.imag, z.real
+
+
+@pytest.mark.parametrize("step", [_parts, _conjugate])
+def test_what_is_saved_may_show_complex_memory_as_real_or_negated(step: Callable[[Tensor, Tensor], Any]) -> None:
+    torch.manual_seed(0)
+    model, x = _Complex(step), torch.randn(2, 4)
+    found = []
+    for call in (model, memopt.compile(model, "1MB", backend="aten")):
+        model.zero_grad()
+        model.kept.zero_()
+        out = call(x)
+        sum(value.abs().square().sum() for value in out).backward()
+        found.append([*(value.detach() for value in out), model.linear.weight.grad, model.kept.clone()])
+    torch.testing.assert_close(found[1], found[0])
