@@ -41,7 +41,7 @@ test-gpu: $(STAMP)
 		echo "$$file"; $(PYTEST) -q -m gpu "$$file" || failed=1; \
 	done; exit $$failed
 
-# Training loops of other libraries, as they are: a few minutes.
+# Training loops of other libraries, as they are, and what their epochs take: half an hour of one core.
 test-integrations: $(STAMP)
 	$(PIP_INSTALL) -c constraints.txt -e ".[dev,train,trl,lightning]" tensorboard
 	$(PYTEST) tests/integrations tests/test_in_place.py tests/test_snippets.py
