@@ -21,7 +21,7 @@ def cases():
             yield pytest.param(name, bf16, marks=marks, id=f"{name}-{'bf16' if bf16 else 'float32'}")
 
 
-@pytest.mark.parametrize(("name", "bf16"), cases())
+@pytest.mark.parametrize(("name", "bf16"), list(cases()))
 def test_the_budget_holds_to_the_end_of_two_epochs_and_losses_are_the_librarys(name, bf16):
     for library in ("accelerate", NEEDS.get(name, "transformers")):
         if importlib.util.find_spec(library) is None:
