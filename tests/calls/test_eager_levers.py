@@ -156,7 +156,8 @@ def test_the_budget_is_kept_with_eagers_numbers(make, inputs, share):
     model.zero_grad()
     assert peak_of(lambda: run(*given).backward(), model, *given) <= run.report.peak_bytes <= budget
     assert run.report.unconstrained_bytes > budget
-    assert any("recomputed in backward" in note for note in run.report.notes)
+    if make is Packed:  # the others' graphs may keep the budget by their own plan
+        assert any("recomputed in backward" in note for note in run.report.notes)
 
 
 @pytest.mark.parametrize(("make", "inputs"), [(Stack, rows), (Packed, tokens)])
