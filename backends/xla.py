@@ -24,8 +24,8 @@ from memopt.engine import Engine
 from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.program import InputKind, OutputKind, Program, tensors_of
 from memopt.report.record import ExecutableReport
+from memopt.step.graph_peaks import GraphPeaks, gradients_of
 from memopt.step.inference import emitted_inference
-from memopt.step.planner import GraphPeaks, gradients_of
 from memopt.torch_compat.aot_autograd import aot_autograd, aot_settings
 from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.donated import nothing_donated

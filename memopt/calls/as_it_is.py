@@ -32,9 +32,9 @@ from memopt.options import Options
 from memopt.report.eager import eager_report
 from memopt.step.around import SCALARS, Watch
 from memopt.step.earlier_calls import AS_IT_IS, Figures
+from memopt.step.graph_peaks import between_graphs, step_peak
 from memopt.step.module_checkpoints import ModuleCheckpoints
 from memopt.step.other_tensors import others_in_words
-from memopt.step.planner import between_graphs, step_peak
 from memopt.torch_compat import pytree
 from memopt.torch_compat.saved_tensors import hooks_in_force
 

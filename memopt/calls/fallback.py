@@ -21,7 +21,7 @@ from memopt.memory.cost.table import CostTable
 from memopt.memory.hidden import WholeLedger
 from memopt.memory.resident import resident_of
 from memopt.options import Options
-from memopt.step.planner import step_peak
+from memopt.step.graph_peaks import step_peak
 from memopt.torch_compat import pytree
 from memopt.torch_compat.valued_fakes import is_unknown
 

@@ -14,9 +14,9 @@ from memopt.memory.optimizer import OptimizerFootprint
 from memopt.memory.optimizers import NONE
 from memopt.memory.resident import storage_bytes
 from memopt.step.earlier_calls import Ran
+from memopt.step.graph_peaks import between_graphs, step_peak
 from memopt.step.optimizers import Optimizers
 from memopt.step.other_tensors import OtherTensors
-from memopt.step.planner import between_graphs, step_peak
 from memopt.step.reference import Reference
 
 if TYPE_CHECKING:

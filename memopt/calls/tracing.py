@@ -36,8 +36,8 @@ from memopt.memory.tangents import Tangents, tangents_of
 from memopt.program import Program
 from memopt.step.again import found_again, keep_for_others
 from memopt.step.backward_entry import watched
+from memopt.step.graph_peaks import step_peak
 from memopt.step.measured import lower_within
-from memopt.step.planner import step_peak
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
 from memopt.torch_compat.dynamo import functions_keep_backward, with_own_entry

@@ -25,7 +25,7 @@ from memopt.memory.reach import shown_tensors
 from memopt.memory.resident import storage_bytes
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.step_ledger import StepLedger
-from memopt.step.planner import GraphPeaks
+from memopt.step.graph_peaks import GraphPeaks
 from memopt.torch_compat import pytree
 from memopt.torch_compat.packed_sequences import Unpacking
 from memopt.torch_compat.saved_tensors import saved_as_it_is

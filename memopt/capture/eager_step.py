@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memopt.errors import first_line
 from memopt.memory.ledger import Ledger
-from memopt.step.planner import GraphPeaks
+from memopt.step.graph_peaks import GraphPeaks
 from memopt.torch_compat import pytree
 from memopt.torch_compat.fake_tensors import FakeTensor, FakeTensorMode, no_fake_mode
 

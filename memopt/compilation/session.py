@@ -36,11 +36,11 @@ from memopt.report.record import Report
 from memopt.step.by_loss_alone import ByLossAlone
 from memopt.step.carry import Sizes
 from memopt.step.found import Found
+from memopt.step.graph_peaks import GraphPeaks
 from memopt.step.graphs import StepGraphs
 from memopt.step.hooked import Hooked
 from memopt.step.inference import Inferred, plan_inference
 from memopt.step.planned import Planned, fingerprint
-from memopt.step.planner import GraphPeaks
 from memopt.step.reference import Reference
 from memopt.step.rewriting import Rewriting
 from memopt.step.search import StepSearch

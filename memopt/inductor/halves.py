@@ -27,8 +27,8 @@ from memopt.program import InputKind, OutputKind, Program, copy_node, module_of
 from memopt.recording.ends import ends_of
 from memopt.recording.pool import Pool
 from memopt.recording.step import RecordedStep
+from memopt.step.graph_peaks import GraphPeaks, gradients_of
 from memopt.step.own_copies import recomputed_from
-from memopt.step.planner import GraphPeaks, gradients_of
 from memopt.torch_compat import tracing_context
 from memopt.torch_compat.donated import donated_now
 from memopt.torch_compat.fake_tensors import FakeTensorMode

@@ -33,10 +33,10 @@ from memopt.inductor.trace import Trace
 from memopt.inductor.workspace import MeasuredWorkspace
 from memopt.program import Program
 from memopt.step.corrections import corrected
+from memopt.step.graph_peaks import GraphPeaks
 from memopt.step.hooked import HELD
 from memopt.step.measured import step_decides
 from memopt.step.named import NamedLeasts
-from memopt.step.planner import GraphPeaks
 from memopt.torch_compat.inductor_errors import InductorError
 
 log = logging.getLogger("memopt")

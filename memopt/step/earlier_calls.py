@@ -11,7 +11,7 @@ import torch
 
 from memopt.memory.reach import is_sparse, plain_tensors
 from memopt.program import Program
-from memopt.step.planner import GraphPeaks
+from memopt.step.graph_peaks import GraphPeaks
 from memopt.step.script_store import ScriptStore
 from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import compiled_nodes, first_nodes, when_released

@@ -12,7 +12,8 @@ from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline
 from memopt.pass_manager import PassRecord
 from memopt.program import InputKind, Program, describe, tensors_of
-from memopt.step.planner import Choice, peaks_of, step_peak
+from memopt.step.graph_peaks import peaks_of, step_peak
+from memopt.step.planner import Choice
 
 # Programs are never edited, and are asked for their fingerprints at each try to plan them.
 _FINGERPRINTS: WeakKeyDictionary[Program, str] = WeakKeyDictionary()

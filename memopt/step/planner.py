@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 
-from memopt.common.scoped import scoped
-from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline
-from memopt.program import InputKind, OutputKind, Program
+from memopt.program import Program
 from memopt.solve.check import check
-from memopt.solve.half_peaks import HalfPeaks, half_peaks
 from memopt.solve.recompute import Curve, Plan
 from memopt.solve.schedule import Schedule, simulate
 from memopt.step.curve import CurvePoint, step_curve
+from memopt.step.graph_peaks import GraphPeaks, graph_peaks, peaks_of, step_peak
 from memopt.step.recompute import Cost, Lowering, apply_schedule, lower
 from memopt.step.trade_offs import curves_of, lowerings_of, peaks_on
 
@@ -25,95 +21,6 @@ _ROUNDS = 4
 _COMBINED = 24
 # How often each graph's plan is looked at for the step's least peak.
 _SWEEPS = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class GraphPeaks:
-    """What one graph of a step holds, in bytes above what is resident.
-
-    Attributes:
-        forward: the most during its forward half.
-        backward: the most during its backward half, its saved tensors included.
-        saved: alive between the halves: saved tensors, and outputs that the caller holds.
-        left: alive after backward: gradients of parameters, and outputs that the caller holds.
-        gradients: of these, by the parameter's name: what another graph adds to the same gradient takes no more.
-    """
-
-    forward: int
-    backward: int
-    saved: int
-    left: int
-    gradients: tuple[tuple[str, int], ...] = ()
-
-
-# What eager regions between the graphs of the step that is being planned hold, in bytes: at most; while forward runs.
-_between: ContextVar[tuple[int, int]] = ContextVar("bytes between graphs", default=(0, 0))
-
-
-def between_graphs(size: int, forward: int = 0) -> contextlib.AbstractContextManager[None]:
-    """Within: `step_peak` is of a step beside whose graphs something else is held.
-
-    Args:
-        size: bytes that eager regions peak at between its graphs, the caller's loss among them.
-        forward: bytes that are there while forward runs, as outputs of the step before that the caller holds.
-    """
-    return scoped(_between, (size, forward))
-
-
-def step_peak(graphs: Sequence[GraphPeaks]) -> int:
-    """The most bytes during a step that runs the graphs forward in order and backward in reverse order.
-
-    Eager regions (`between_graphs`) run beside what the graphs save, and not beside what they need while they run.
-    """
-    between, beside = _between.get()
-    held = sum(graph.saved for graph in graphs)
-    peak, left = held + between if between else 0, 0
-    there: set[str] = set()
-    for graph in reversed(graphs):
-        held -= graph.saved
-        peak = max(peak, held + graph.forward + beside, held + graph.backward + left)
-        left += graph.left - sum(size for name, size in graph.gradients if name in there)
-        there.update(name for name, _ in graph.gradients)
-    return peak
-
-
-def peaks_of(program: Program, timeline: Timeline) -> GraphPeaks:
-    """The peaks of a training program from its timeline."""
-    cut = timeline.forward_steps
-    return GraphPeaks(
-        forward=max(timeline.live_bytes[:cut], default=0),
-        backward=max(timeline.live_bytes[cut:], default=0),
-        saved=timeline.saved_bytes,
-        left=_left_bytes(program, timeline.end_bytes),
-        gradients=gradients_of(program),
-    )
-
-
-def gradients_of(program: Program) -> tuple[tuple[str, int], ...]:
-    """The gradients of parameters that a training program leaves: qualified names, and bytes."""
-    parameters = {entry.name: entry.target for entry in program.inputs if entry.kind is InputKind.PARAMETER}
-    found = {}
-    for output, value in zip(program.outputs, program.output_nodes, strict=True):
-        name = parameters.get(output.target or "") if output.kind is OutputKind.GRADIENT else None
-        if name is not None and value is not None:
-            fake = value.meta["val"]
-            found[name] = allocated_bytes(fake.numel() * fake.element_size(), fake.device)
-    return tuple(found.items())
-
-
-def scheduled_peaks(program: Program, lowering: Lowering, schedule: Schedule) -> GraphPeaks:
-    """The peaks of a training program that follows a schedule, as the problem's numbers tell them.
-
-    Where kernels are generated they write over what they read last, which the search does not know.
-    """
-    (found,) = _graph_peaks(program, lowering, [half_peaks(lowering.problem, schedule, lowering.kernels)])
-    return found
-
-
-def _graph_peaks(program: Program, lowering: Lowering, halves: Sequence[HalfPeaks]) -> list[GraphPeaks]:
-    left = _left_bytes(program, sum(lowering.problem.sizes[s] for s in lowering.problem.pinned))
-    gradients = gradients_of(program)
-    return [GraphPeaks(half.forward, half.backward, half.saved, left, gradients) for half in halves]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +139,7 @@ class StepPlanner:
         found = list(curves_of(own, seconds, search) if curves is None else curves)
         self.lowerings, self.curves = [own[i] for i in self._first], [found[i] for i in self._first]
         self.figures = [
-            _graph_peaks(program, lowering, peaks_on(found, lowering))
+            graph_peaks(program, lowering, peaks_on(found, lowering))
             for program, lowering, found in zip(programs, self.lowerings, self.curves, strict=True)
         ]
         self.built: dict[tuple[int, int], Choice] = {}
@@ -386,18 +293,6 @@ class StepPlanner:
             if picked is None:
                 return
             yield tuple(picked)
-
-
-def _left_bytes(program: Program, end_bytes: int) -> int:
-    """Of the bytes at the end of backward, those that stay: a user input's gradient is another graph's tangent."""
-    kinds = {entry.name: entry.kind for entry in program.inputs}
-    passed_on = 0
-    for output, value in zip(program.outputs, program.output_nodes, strict=True):
-        if output.kind is OutputKind.GRADIENT and kinds.get(output.target or "") is InputKind.USER:
-            found = value.meta["val"] if value is not None else None
-            if found is not None:
-                passed_on += allocated_bytes(found.numel() * found.element_size(), found.device)
-    return max(0, end_bytes - passed_on)
 
 
 def _peak_first(figures: GraphPeaks) -> tuple[int, int]:

@@ -13,11 +13,12 @@ from memopt.solve.schedule import ScheduleError
 from memopt.step.carry import Carried, carried_curve
 from memopt.step.choice import WORTH_OF_CUT, WORTH_OF_OTHERS, acceptable, beside, cheapest, deeper, joined, otherwise
 from memopt.step.found import Found, stored_plan
+from memopt.step.graph_peaks import scheduled_peaks, step_peak
 from memopt.step.graphs import StepGraphs
 from memopt.step.options import STARVED, Option, Options
 from memopt.step.plan_store import PlanStore, StoredPlan, key_of
 from memopt.step.planned import Planned, measured_peak, predicted_peak
-from memopt.step.planner import StepPlan, scheduled_peaks, step_peak
+from memopt.step.planner import StepPlan
 from memopt.step.side_by_side import Searches
 
 log = logging.getLogger("memopt")

@@ -16,9 +16,9 @@ from memopt.memory.timeline import kept_bytes
 from memopt.program import Program
 from memopt.step.around import Seen
 from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Figures, KnownCalls, NoRoomBesideError, Ran
+from memopt.step.graph_peaks import GraphPeaks, between_graphs, peaks_of, step_peak
 from memopt.step.other_tensors import others_in_words
 from memopt.step.planned import Planned, fingerprint
-from memopt.step.planner import GraphPeaks, between_graphs, peaks_of, step_peak
 from memopt.step.told import Told
 
 # Less than this part of what other models are to take is not left to them.

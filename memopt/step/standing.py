@@ -14,8 +14,9 @@ from memopt.memory.resident import Resident
 from memopt.pass_manager import Pass
 from memopt.program import Program
 from memopt.step.account import Account
+from memopt.step.graph_peaks import GraphPeaks, peaks_of, step_peak
 from memopt.step.planned import Planned, fingerprint
-from memopt.step.planner import GraphPeaks, StepPlan, peaks_of, step_peak
+from memopt.step.planner import StepPlan
 
 if TYPE_CHECKING:
     from memopt.step.search import StepSearch

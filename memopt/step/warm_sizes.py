@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from memopt.memory.allocator import with_slack
 from memopt.memory.cost.disk import Store
 from memopt.step.again import Settlement, Settlements, taken_up
+from memopt.step.graph_peaks import step_peak
 from memopt.step.keys import versions
-from memopt.step.planner import step_peak
 
 if TYPE_CHECKING:
     from memopt.capture.dynamo import Hooks

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memopt
 from memopt.capture.eager_step import eager_peaks, has_checkpoints
-from memopt.step.planner import step_peak
+from memopt.step.graph_peaks import step_peak
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from torch import nn
 import memopt
 from memopt.capture.eager_call import eager_call
 from memopt.memory.cost.table import CostTable
-from memopt.step.planner import step_peak
+from memopt.step.graph_peaks import step_peak
 
 
 @pytest.mark.parametrize("accumulating", [False, True])

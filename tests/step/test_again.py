@@ -23,7 +23,7 @@ from memopt.recording.trial import Gain
 from memopt.step import again
 from memopt.step.again import Settlement, Settlements
 from memopt.step.backward_entry import BackwardFacts
-from memopt.step.planner import GraphPeaks
+from memopt.step.graph_peaks import GraphPeaks
 from tests.report.samples import report
 
 pytestmark = pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")

@@ -7,8 +7,8 @@ import torch
 
 from memopt.memory.timeline import timeline
 from memopt.step import planned as planned_module
+from memopt.step.graph_peaks import peaks_of, step_peak
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
-from memopt.step.planner import peaks_of, step_peak
 from tests.passes.build import capture_joint
 from tests.support import capture
 

@@ -12,7 +12,8 @@ from memopt.passes.checkpoint import workspace
 from memopt.passes.eliminate_copies import EliminateCopies
 from memopt.passes.eliminate_dead import EliminateDead
 from memopt.passes.inplace import Inplace
-from memopt.step.planner import GraphPeaks, peaks_of, plan_step, step_peak
+from memopt.step.graph_peaks import peaks_of, step_peak
+from memopt.step.planner import plan_step
 from tests.passes.build import capture_joint
 
 
@@ -78,12 +79,6 @@ def test_graphs_of_one_step_need_little_more_than_one_graph():
             memopt.plan(Blocks(breaks), (torch.ones(512, 16),), "1kB")
         least.append(refused.value.minimum_bytes)
     assert least[1] < 1.3 * least[0]
-
-
-def test_the_peak_of_a_step_counts_what_other_graphs_hold():
-    first, second = GraphPeaks(10, 20, 5, 3), GraphPeaks(7, 9, 2, 1)
-    assert step_peak([first]) == 20
-    assert step_peak([second, first]) == max(7, 9 + 3, 2 + 10, 2 + 20)
 
 
 # -- one step of programs that are made here --------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from memopt.memory.cost.table import OperatorCost
 from memopt.memory.optimizer import OptimizerFootprint
 from memopt.memory.resident import Resident
 from memopt.step.curve import CurvePoint
+from memopt.step.graph_peaks import GraphPeaks, peaks_of, step_peak
 from memopt.step.planned import fingerprint, predicted_peak
-from memopt.step.planner import GraphPeaks, StepPlan, peaks_of, step_peak
+from memopt.step.planner import StepPlan
 from memopt.step.standing import Standing, Step
 from tests.step.test_planned import planned, program
 
