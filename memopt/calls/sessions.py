@@ -27,7 +27,7 @@ from memopt.memory.resident import Resident, storage_bytes
 from memopt.options import Options
 from memopt.recording.pool import Pool
 from memopt.report.record import Report
-from memopt.step.around import Around, Ended, Seen, Watch
+from memopt.step.around import Around, Ended, Watch
 from memopt.step.before_calls import BEFORE
 from memopt.step.carry import Sizes
 from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Ran
@@ -208,9 +208,8 @@ class Sessions(Mapping[Plan, Session]):
         """
         new_step = not self.earlier.alive()
         left, before, most = self.around.close(), self.around.seen, BEFORE.ends()
-        self.around.blind |= BEFORE.blind
-        if self._latest is not None and most > (self._latest[0].limit_of_all or most):
-            self.around.seen = before.joined(Seen(before=most))
+        over = self._latest is not None and most > (self._latest[0].limit_of_all or most)
+        self.around.saw_before(most if over else 0, blind=BEFORE.blind)
         self.around.begins(0 if new_step else left, new_step=new_step)
         if self.around.seen != before and self._latest is not None:
             self._look(*self._latest)

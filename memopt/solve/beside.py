@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TypeVar
 
-from memopt.solve.half_peaks import half_peaks
+from memopt.solve.half_peaks import HalfPeaks, half_peaks
 from memopt.solve.problem import StepProblem
-from memopt.solve.recompute import Curve, Plan, curve
+from memopt.solve.recompute import Curve, Plan, curve, evenly
 from memopt.solve.schedule import Schedule, simulate
 
 # How many of the plans that save less are taken over.
@@ -34,18 +34,20 @@ def curve_beside(problem: StepProblem, kernels: Sequence[bool] = (), *, seconds:
     found = list(curve(problem, seconds=seconds / 2).points)
     if 0 < problem.forward < len(problem.reads):
         saving = curve(_saved_alone(problem), seconds=seconds / 2).points
-        found += [_counted(problem, point) for point in _spread(saving)]
+        found += [_counted(problem, point) for point in evenly(saving, _MOST)]
     rated = [(point, half_peaks(problem, point.schedule, kernels)) for point in found]
     rated.sort(key=lambda item: (item[0].seconds, item[1].backward, item[1].saved, item[1].forward))
-    kept: list[tuple[Plan, tuple[int, int, int]]] = []
-    peaks = []
+    kept: list[tuple[Plan, HalfPeaks]] = []
     for point, halves in rated:
-        sizes = halves.forward, halves.backward, halves.saved
-        if not any(all(a <= b for a, b in zip(other, sizes, strict=True)) for _, other in kept):
-            kept.append((point, sizes))
-            peaks.append(halves)
+        if not any(_takes_no_more(other, halves) for _, other in kept):
+            kept.append((point, halves))
     least = min(point.peak_bytes for point, _ in kept)
-    return Curve(tuple(dataclasses.replace(point, minimum_bytes=least) for point, _ in kept), tuple(peaks))
+    points = tuple(dataclasses.replace(point, minimum_bytes=least) for point, _ in kept)
+    return Curve(points, tuple(halves for _, halves in kept))
+
+
+def _takes_no_more(one: HalfPeaks, other: HalfPeaks) -> bool:
+    return one.forward <= other.forward and one.backward <= other.backward and one.saved <= other.saved
 
 
 def _saved_alone(problem: StepProblem) -> StepProblem:
@@ -71,12 +73,4 @@ def _counted(problem: StepProblem, point: Plan) -> Plan:
     at = problem.forward
     steps = tuple(step - (step > at) for step in point.schedule.steps if step != at)
     schedule = Schedule(steps, at)
-    return dataclasses.replace(point, schedule=schedule, peak_bytes=max(simulate(problem, schedule).live_bytes))
-
-
-def _spread(points: Sequence[Plan]) -> list[Plan]:
-    """At most so many of them, the last one among them."""
-    count = len(points)
-    if count <= _MOST:
-        return list(points)
-    return [points[(count - 1) * place // (_MOST - 1)] for place in range(_MOST)]
+    return dataclasses.replace(point, schedule=schedule, peak_bytes=simulate(problem, schedule).peak_bytes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import TypeVar
 
 from memopt.solve.descend import refine, seed, slide
 from memopt.solve.half_peaks import HalfPeaks
@@ -19,6 +21,8 @@ FREE = 0.01
 EFFORT, PATIENCE = 15_000_000, 40
 # The share of the time in which the floor is looked for apart, and how many of the lowest plans are taken over.
 _SINKING, _DEEPEST = 0.2, 8
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,3 +136,10 @@ def _curve(problem: StepProblem, search: Search) -> Curve:
             schedule = Schedule(tuple(state.outcome.steps), problem.forward)
             points.append(Plan(schedule, state.peak, seconds, seconds - problem.base_seconds, least, True))
     return Curve(tuple(reversed(points)))
+
+
+def evenly(items: Sequence[T], most: int) -> tuple[T, ...]:
+    """At most so many of the items, two or more, in their order; the first and the last among them."""
+    if len(items) <= most:
+        return tuple(items)
+    return tuple(items[round(index * (len(items) - 1) / (most - 1))] for index in range(most))

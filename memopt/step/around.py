@@ -135,6 +135,16 @@ class Around:
             if more > max(SCALARS, self.seen.forward):
                 self.seen = self.seen.joined(Seen(forward=more + more // _GROWTH))
 
+    def saw_before(self, most: int, *, blind: bool) -> None:
+        """What the process has held between an optimizer's step and this call.
+
+        Args:
+            most: bytes at once, where that is over the budget; 0 else.
+            blind: whether nothing is to be recorded any more.
+        """
+        self.blind |= blind
+        self.seen = self.seen.joined(Seen(before=most))
+
     def ended(self, call: Ended, outputs: Any, given: Any, look: Callable[[], None]) -> None:
         """A call with gradients has returned.
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from memopt.program import Program
 from memopt.solve.check import check
-from memopt.solve.recompute import Curve, Plan
+from memopt.solve.recompute import Curve, Plan, evenly
 from memopt.solve.schedule import Schedule, ScheduleError, simulate
 from memopt.step.planner import Choice
 from memopt.step.recompute import Lowering
@@ -103,9 +103,7 @@ def names_of(lowering: Lowering) -> tuple[str, ...]:
 
 def spread(schedules: Sequence[Schedule]) -> tuple[Schedule, ...]:
     """At most a few of the schedules, evenly, the first and the last among them."""
-    if len(schedules) <= _CARRIED:
-        return tuple(schedules)
-    return tuple(schedules[round(index * (len(schedules) - 1) / (_CARRIED - 1))] for index in range(_CARRIED))
+    return evenly(schedules, _CARRIED)
 
 
 def carried_curve(lowering: Lowering, names: Sequence[str], schedules: Sequence[Schedule]) -> Curve:
