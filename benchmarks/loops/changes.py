@@ -11,14 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.loops.user import BATCH, CLASSES, DEPTH, STEPS, WIDTH, Net, User, adamw, entropy, loop
-
-
-def stepped(user: User, stepper: torch.optim.Optimizer, loss: torch.Tensor) -> None:
-    stepper.zero_grad()
-    loss.backward()
-    stepper.step()
-    user.note(loss)
+from benchmarks.loops.user import BATCH, CLASSES, DEPTH, STEPS, WIDTH, Net, User, adamw, entropy, loop, stepped
 
 
 class Recurrent(nn.Module):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.loops.user import BATCH, STEPS, WIDTH, Net, User, adamw, loop
+from benchmarks.loops.user import BATCH, STEPS, WIDTH, Net, User, adamw, loop, stepped
 
 
 class Encoder(nn.Module):
@@ -80,10 +80,7 @@ def siamese(user: User) -> Iterator[None]:
         distance = F.pairwise_distance(call(x), call(other))
         same = (y % 2 == label % 2).float()
         loss = (same * distance.square() + (1 - same) * F.relu(1 - distance).square()).mean()
-        stepper.zero_grad()
-        loss.backward()
-        stepper.step()
-        user.note(loss)
+        stepped(user, stepper, loss)
         yield
 
 
@@ -95,10 +92,7 @@ def triplet(user: User) -> Iterator[None]:
     for number in range(STEPS):
         anchor, positive, negative = (call(user.data(3 * number + part)[0]) for part in range(3))
         loss = F.triplet_margin_loss(anchor, positive, negative)
-        stepper.zero_grad()
-        loss.backward()
-        stepper.step()
-        user.note(loss)
+        stepped(user, stepper, loss)
         yield
 
 
@@ -135,10 +129,7 @@ def distillation_of_features(user: User) -> Iterator[None]:
         out, own = call(x)
         soft = F.kl_div((out / 2).log_softmax(-1), (logits / 2).softmax(-1), reduction="batchmean")
         loss = F.cross_entropy(out, y) + soft + F.mse_loss(own, features)
-        stepper.zero_grad()
-        loss.backward()
-        stepper.step()
-        user.note(loss)
+        stepped(user, stepper, loss)
         yield
 
 
@@ -154,8 +145,5 @@ def large_teacher(user: User) -> Iterator[None]:
         with torch.no_grad():
             target = teacher(x).softmax(-1)
         loss = F.kl_div(call(x).log_softmax(-1), target, reduction="batchmean")
-        stepper.zero_grad()
-        loss.backward()
-        stepper.step()
-        user.note(loss)
+        stepped(user, stepper, loss)
         yield

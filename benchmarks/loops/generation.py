@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.loops.user import BATCH, STEPS, WIDTH, Net, User, adamw, loop
+from benchmarks.loops.user import BATCH, STEPS, WIDTH, Net, User, adamw, loop, stepped
 
 
 def adversaries(user: User, *, together: bool, every: int = 1) -> Iterator[None]:
@@ -74,10 +74,7 @@ def gradient_penalty(user: User) -> Iterator[None]:
         out = judge(x)
         (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
         loss = out.mean() + 10 * (gradient.norm(dim=-1) - 1).square().mean()
-        stepper.zero_grad()
-        loss.backward()
-        stepper.step()
-        user.note(loss)
+        stepped(user, stepper, loss)
         yield
 
 
@@ -150,10 +147,7 @@ def masked_autoencoder(user: User) -> Iterator[None]:
         out = call(x, order[:, :4], order.argsort(1))
         hidden = torch.ones(len(x), 16).scatter_(1, order[:, :4], 0.0)
         loss = ((out - x).square().mean(-1) * hidden).sum() / hidden.sum()
-        stepper.zero_grad()
-        loss.backward()
-        stepper.step()
-        user.note(loss)
+        stepped(user, stepper, loss)
         yield
 
 
@@ -168,8 +162,5 @@ def variational(user: User) -> Iterator[None]:
         mean, logs = encode(x)
         z = mean + (0.5 * logs).exp() * torch.randn(mean.shape, generator=torch.Generator().manual_seed(number))
         loss = F.mse_loss(decode(z), x) - 0.005 * (1 + logs - mean.square() - logs.exp()).mean()
-        stepper.zero_grad()
-        loss.backward()
-        stepper.step()
-        user.note(loss)
+        stepped(user, stepper, loss)
         yield

@@ -81,6 +81,14 @@ def adamw(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), 1e-3, **options)
 
 
+def stepped(user: User, stepper: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """The end of a usual step, by a loss that the caller may hold on to."""
+    stepper.zero_grad()
+    loss.backward()
+    stepper.step()
+    user.note(loss)
+
+
 def plain(
     user: User,
     loss_of: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor],
