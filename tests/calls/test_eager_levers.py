@@ -141,9 +141,9 @@ def eager_peak(model, inputs):
         pytest.param(Stack, rows, 0.6, id="whole"),
         pytest.param(lambda: Stack(dropout=0.2), rows, 0.65, id="dropout"),
         pytest.param(lambda: Stack(norm=nn.BatchNorm1d, dropout=0.2), rows, 0.65, id="batch-norm"),
-        pytest.param(Values, rows, 0.6, id="values"),
+        pytest.param(Values, rows, 0.55, id="values"),
         pytest.param(Packed, tokens, 0.75, id="packed"),
-        pytest.param(UNet, images, 0.85, id="unet"),
+        pytest.param(UNet, images, 0.75, id="unet"),
     ],
 )
 def test_the_budget_is_kept_with_eagers_numbers(make, inputs, share):
@@ -156,7 +156,9 @@ def test_the_budget_is_kept_with_eagers_numbers(make, inputs, share):
     model.zero_grad()
     assert peak_of(lambda: run(*given).backward(), model, *given) <= run.report.peak_bytes <= budget
     assert run.report.unconstrained_bytes > budget
-    if make is Packed:  # the others' graphs may keep the budget by their own plan
+    if make in (Values, UNet):  # models of several graphs, whose own plan keeps it, modules as they are
+        assert any(program.recomputed for program in run.report.programs)
+    else:
         assert any("recomputed in backward" in note for note in run.report.notes)
 
 
