@@ -18,7 +18,7 @@ from torch import fx
 
 import memopt
 from memopt.budget import BudgetError
-from memopt.capture.export import CaptureError
+from memopt.capture.export import CaptureError, NotTracedError
 from memopt.common.cache_dir import cache_dir
 from memopt.errors import first_line
 from memopt.evidence import EvidenceError
@@ -59,18 +59,15 @@ class Failure:
         line: what failed.
         trace: the traceback.
         graph: the graph that was compiled; empty where none was.
+        said: what failed, in words for the user.
         instead: what the user may write, where it is known that no graph can hold the model's code as it is.
     """
 
     line: str
     trace: str
     graph: str
+    said: str
     instead: str = ""
-
-    @property
-    def said(self) -> str:
-        """What failed, in words for the user."""
-        return f"no graph can hold what it writes: {self.line}" if self.instead else f"memopt failed ({self.line})"
 
     def save(self, model_name: str, options: Options) -> str:
         """Write what a report of the failure needs; return where, how to have it written, or what to do instead."""
@@ -101,6 +98,9 @@ def failure_of(error: Exception, options: Options) -> Failure | None:
         error: raised by a call that was captured, planned, lowered or run.
         options: of the compilation.
     """
+    if isinstance(error, NotTracedError) and options.budget is None:
+        said, _, instead = str(error).rpartition(": ")
+        return Failure(said, "".join(traceback.format_exception(error)), "", said, instead)
     if isinstance(error, CaptureError | BudgetError | MemoryError | EvidenceError | MeasuringError):
         return None
     if is_from_hooks(error):
@@ -120,7 +120,8 @@ def failure_of(error: Exception, options: Options) -> Failure | None:
     instead = next((way for words, way in _INSTEAD.items() if words in str(error)), "")
     line = first_line(error).partition(". ")[0].partition(" Hint:")[0]  # of autograd's, without its advice
     line = line if instead else f"{type(error).__name__}: {first_line(error)}"
-    return Failure(line, trace, getattr(error, _GRAPH, ""), instead)
+    said = f"no graph can hold what it writes: {line}" if instead else f"memopt failed ({line})"
+    return Failure(line, trace, getattr(error, _GRAPH, ""), said, instead)
 
 
 _GRAPH = "_memopt_graph"

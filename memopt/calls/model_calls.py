@@ -234,8 +234,10 @@ class ModelCalls:
             raise
         except NotCapturedError as error:
             guard.allowance = allowance
-            set_back(before, error)
-            raise
+            failure = failure_of(error, self.options)
+            if failure is None:
+                set_back(before, error)
+                raise
         except Exception as error:
             failure = failure_of(error, self.options)
             if failure is None:

@@ -16,7 +16,7 @@ from memopt.calls.sessions import Sessions
 from memopt.calls.sizing import Symbolic
 from memopt.calls.start import CallStart
 from memopt.calls.tracing import collect, dynamo_settings
-from memopt.capture.export import CaptureError, NotCapturedError
+from memopt.capture.export import CaptureError, NotCapturedError, NotTracedError
 from memopt.common.one_piece import in_one_piece
 from memopt.common.progress import stage
 from memopt.compilation.layout import LayoutNeeded, lay_out
@@ -93,6 +93,9 @@ class PlannedCalls:
                 session.plans_for_less(error)
             except MadeAnewError:
                 self._sessions.forget_symbolic(kind)
+            except NotTracedError:
+                if not session.numbers.make_constant():
+                    raise
             start.restore()
 
     def _run(

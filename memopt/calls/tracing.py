@@ -19,7 +19,7 @@ from memopt.capture.boundary import at_boundary
 from memopt.capture.dynamo import Hooks
 from memopt.capture.eager_call import eager_call
 from memopt.capture.eager_step import eager_peaks, has_checkpoints, roots_of
-from memopt.capture.export import NotCapturedError
+from memopt.capture.export import NotCapturedError, NotTracedError
 from memopt.capture.let_go import watched_for_outputs
 from memopt.capture.loss_alone import attached, detach_outputs, others_than_the_loss
 from memopt.capture.outside import OUTSIDE, Mark
@@ -46,6 +46,8 @@ from memopt.torch_compat.dynamo_errors import (
     FailOnRecompileLimitHit,
     TorchDynamoException,
     TorchRuntimeError,
+    is_tracers_own,
+    place_in_model,
 )
 from memopt.torch_compat.folded_errors import folded_errors_raise
 from memopt.torch_compat.formatted_keys import formatted_keys
@@ -59,6 +61,12 @@ from memopt.torch_compat.tracing_context import in_trace
 from memopt.torch_compat.valued_fakes import UNKNOWN_VALUE, is_unknown
 
 _TORCH, _HERE = (os.path.dirname(file) + os.sep for file in (torch.__file__, memopt.__file__))
+
+# What Dynamo fails at, by its words, and what to write instead.
+_INSTEAD = {
+    "Tensor must have a last dimension of size 2": "clone() the view before the branch",  # view_as_complex over a break
+}
+_APART = "move that line into a function under torch.compiler.disable"
 
 # How many shapes and modes of one model are compiled before a call is refused.
 _RECOMPILE_LIMIT = 256
@@ -311,3 +319,15 @@ def dynamo_settings(
         number = numbers.often
         what = f"values of {number}: keep it in a tensor" if number else "input shapes: pad or bucket the inputs"
         raise RuntimeError(f"more than {_RECOMPILE_LIMIT} different {what}") from error
+    except Exception as error:
+        if not is_tracers_own(error):
+            raise
+        raise NotTracedError(_untraced(error, numbers)) from error
+
+
+def _untraced(error: Exception, numbers: ChangingNumbers) -> str:
+    """The line for a user whose model Dynamo fails at: where, what, and what to write instead."""
+    place, line, name = place_in_model(error), first_line(error), numbers.model_name
+    instead = next((way for words, way in _INSTEAD.items() if words in line), _APART)
+    instead = f"keep {numbers.often} in a tensor (a buffer that fill_ changes)" if numbers.often else instead
+    return f"{name} cannot be captured: torch's tracer fails{place and f' at {place}'} ({line}): {instead}"

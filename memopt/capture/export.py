@@ -41,6 +41,10 @@ class NotCapturedError(CaptureError):
     """Nothing can be planned, as torch.compile takes no graph of the model; PyTorch itself runs it."""
 
 
+class NotTracedError(NotCapturedError):
+    """Torch's tracer fails at a line of the model, though torch.compile should take it or break the graph there."""
+
+
 def from_module(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Program:
     """Capture `model(*args, **kwargs)` in its present mode, without gradients, at the given shapes.
 

@@ -31,7 +31,11 @@ _current: contextvars.ContextVar[ChangingNumbers | None] = contextvars.ContextVa
 
 
 class ChangingNumbers:
-    """The numbers that one model's frames were compiled for, by frame and name."""
+    """The numbers that one model's frames were compiled for, by frame and name.
+
+    Attributes:
+        model_name: as the user is told it.
+    """
 
     def __init__(self, model_name: str) -> None:
         """No number is known yet.
@@ -39,8 +43,9 @@ class ChangingNumbers:
         Args:
             model_name: as the user is told it.
         """
-        self._model_name = model_name
+        self.model_name = model_name
         self._values: dict[tuple[Any, str], set[float]] = {}
+        self._constant = False
         self._said: set[str] = set()
 
     @property
@@ -75,9 +80,18 @@ class ChangingNumbers:
                 "memopt: %s of %s is another number at each call, and each is compiled anew: keep it in a tensor "
                 "(a buffer that fill_ changes), or set few values",
                 _readable(name),
-                self._model_name,
+                self.model_name,
             )
-        return len(values) > 1
+        return len(values) > 1 and (not self._constant or len(values) >= _MANY)
+
+    def make_constant(self) -> bool:
+        """Compile for each of a few values from now on, where Dynamo fails with an input; whether any number was one.
+
+        It loses inputs between the graphs of two autograd.Functions: a schedule handed to gradient reversals, say.
+        """
+        was_input = bool(self.changed) and not self._constant
+        self._constant = self._constant or was_input
+        return was_input
 
 
 def _install() -> None:

@@ -68,6 +68,41 @@ def test_a_schedule_is_compiled_for_twice_at_most(use, training, monkeypatch):
     assert (len(session._known_plans), run.report) == before and run._memopt.sessions[Kind(True, False).plan] is session
 
 
+class Reversed(torch.autograd.Function):
+    """A gradient reversal, as adversarial training writes it."""
+
+    @staticmethod
+    def forward(ctx, x, by):
+        ctx.by = by
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -ctx.by * grad, None
+
+
+@pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instantiated")
+def test_a_number_that_dynamo_loses_as_an_input_is_compiled_for_a_few_values(caplog):
+    """torch.compile, for which floats are constants, traces it; with inputs Dynamo fails between the two functions."""
+
+    def use(y, value):
+        return Reversed.apply(y.sin(), value) + Reversed.apply(y.cos(), value / 2)
+
+    torch.manual_seed(0)
+    model = Scheduled(use)
+    twin = copy.deepcopy(model)
+    run = memopt.compile(model, "1MB", backend="aten", verify=False)
+    x = torch.randn(4, 8)
+    with caplog.at_level(logging.WARNING, "memopt"):
+        passed_on(run, model, twin, (1.0, 0.5, 0.25, 0.5), x)
+    assert not caplog.records and run.report.programs
+    # A schedule that goes on is not compiled for at each step: the step runs as it is, within the budget.
+    with caplog.at_level(logging.WARNING, "memopt"):
+        passed_on(run, model, twin, [i / 16 for i in range(1, 9)], x)
+    (line,) = [each.getMessage() for each in caplog.records if "runs as it is" in each.getMessage()]
+    assert "torch's tracer fails" in line and "keep self.value in a tensor" in line
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("use", ["exponent", "slope", "full", "integer"])
 def test_what_is_compiled_anew_for_each_value_is_said_once(use, caplog):
