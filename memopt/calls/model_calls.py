@@ -19,6 +19,7 @@ from memopt.calls.failures import Failure, failure_of
 from memopt.calls.fallback import Fallback
 from memopt.calls.group import Group
 from memopt.calls.guard_fast_path import Kind, SteadyGraph
+from memopt.calls.pace import pace_of
 from memopt.calls.plan_ahead import PlanAhead
 from memopt.calls.planned import PlannedCalls, programs_of, set_back, was_planned
 from memopt.calls.refusals import Refusals
@@ -223,7 +224,7 @@ class ModelCalls:
                     f"no graph could be captured of {session.model_name} ({session.outside.rehearsed})"
                 )
         try:
-            with guard.forward(beyond), planning(session.model_name), collecting_rarely():
+            with guard.forward(beyond), planning(session.model_name) as plans, collecting_rarely():
                 outputs = self.planned.run(session, kind, args, kwargs)
         except torch.OutOfMemoryError as error:
             raise ShortOfMemoryError(session.short_of_memory(error)) from None
@@ -261,6 +262,8 @@ class ModelCalls:
         session.unplanned = False
         if session.report is not None and session.report is not planned:
             log.info("%s: %s", session.model_name, summary(session.report, time.perf_counter() - began))
+            if session.step is not None and session.step.planned:  # not a warm start
+                pace_of(session).took(plans.nodes, plans.seconds)
         note_outside(session, self.model, shown_tensors(outputs), mark)
         self._returned(session, outputs, planned=session.report is not planned)
         if gradients:

@@ -14,6 +14,7 @@ from torch import nn
 import memopt
 from memopt.budget import BudgetError, format_bytes
 from memopt.calls.failures import note_graph
+from memopt.calls.pace import pace_of
 from memopt.capture.attention import attention_as_on
 from memopt.capture.boundary import at_boundary
 from memopt.capture.dynamo import Hooks
@@ -25,7 +26,7 @@ from memopt.capture.loss_alone import attached, detach_outputs, others_than_the_
 from memopt.capture.outside import OUTSIDE, Mark
 from memopt.capture.rehearsal import ledger_for, run_backward
 from memopt.capture.shadow import Shadow
-from memopt.common.progress import stage
+from memopt.common.progress import captured, stage
 from memopt.common.random_streams import streams_kept
 from memopt.compilation.session import Session
 from memopt.engine import ManySizes, Recalled
@@ -155,7 +156,9 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
     def memopt(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         target = session.table.target
         if not session.dry:
-            stage(f"a graph of {len(graph_module.graph.nodes)} nodes is captured")
+            nodes = len(graph_module.graph.nodes)
+            captured(nodes, pace_of(session).seconds)
+            stage(f"a graph of {nodes} nodes is captured")
         session.outside.saw(graph_module)
         others = others_than_the_loss(graph_module) if torch.is_grad_enabled() else None
         by_loss_alone = others is not None and session.plans_for_loss_alone(

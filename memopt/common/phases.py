@@ -1,12 +1,15 @@
-"""Where the time of a first step goes: seconds of planning and compiling, by what was done."""
+"""Where the time of a first step goes: seconds of planning and compiling, by what was done; of each thread its own."""
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import time
 from collections.abc import Iterator
 
-_running: Clock | None = None
+from memopt.common.scoped import scoped
+
+_running: contextvars.ContextVar[Clock | None] = contextvars.ContextVar("memopt_clock", default=None)
 
 
 class Watch:
@@ -38,12 +41,8 @@ class Clock:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Let `phase` count here while the block runs."""
-        global _running
-        before, _running = _running, self
-        try:
+        with scoped(_running, self):
             yield
-        finally:
-            _running = before
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -59,5 +58,6 @@ class Clock:
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
     """Count the block's time under a name, where a clock runs."""
-    with watch.around(name), contextlib.nullcontext() if _running is None else _running._phase(name):
+    clock = _running.get()
+    with watch.around(name), contextlib.nullcontext() if clock is None else clock._phase(name):
         yield

@@ -17,6 +17,7 @@ from torch import fx
 
 from memopt.capture.dependence import SavedFor, saved_in_part
 from memopt.common.phases import phase
+from memopt.common.progress import stage
 from memopt.inductor.ahead import Ahead, BegunError, lays_out
 from memopt.inductor.generated import GeneratedCode, recordable
 from memopt.inductor.loading import Call, loaded_by
@@ -99,6 +100,8 @@ class Halves:
             donated[:] = [place for place in donated if half.inputs[place][0] not in self._in_inputs]
         if half is self.backward and partition is not None:
             partition.donated = tuple(donated)
+        if self._ahead is None or not self._ahead.inside:
+            stage(f"generating code of {'backward' if half is self.backward else 'forward'}")
         with phase("generating code"), loaded_by(half.taken):
             if self._ahead is None:
                 half.run = compile_traced(module, example_inputs, **options)
@@ -127,6 +130,7 @@ class Halves:
 
     def load(self) -> None:
         """Compile and load the kernels of both halves."""
+        stage("compiling kernels")
         for half in (self.forward, self.backward):
             if half is not None:
                 half.load()
