@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
+import threading
 from collections.abc import Mapping
 
 import torch
@@ -35,8 +36,10 @@ class Window:
     """Looks at the allocator of one device from now until backward begins.
 
     On CPU by its events in this thread, which are read once backward is over; where processes work together nothing is
-    seen there, as their collectives end in threads of their own. On CUDA by its own counts, which are the user's to
-    reset and are let stand: of a peak that is no new one it is known that it was no higher than before.
+    seen there, as their collectives end in threads of their own, nor in another thread than the main one: where such a
+    thread ends, torch's profiler is left without it, and the process ends in a segmentation fault. On CUDA by its own
+    counts, which are the user's to reset and are let stand: of a peak that is no new one it is known that it was no
+    higher than before.
     """
 
     def __init__(self, device: torch.device, known: Mapping[int, int]) -> None:
@@ -53,7 +56,7 @@ class Window:
         self.within = False  # whether a region of the profiler's that began meanwhile was open when it was closed
         if device.type == "cuda":
             self._before = self._start = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
-        elif not has_group() and not is_profiled():
+        elif not has_group() and not is_profiled() and threading.current_thread() is threading.main_thread():
             self._recording = Recording(device, known, yields=True)
             self._recording.begin()
 

@@ -13,22 +13,20 @@ from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import graph_compile
 from torch._guards import TracingContext
 
+from memopt.torch_compat.patched import replaced
+
 _COLLECT = "collect_bw_donated_buffer_idxs"
 
 
 @contextlib.contextmanager
 def nothing_donated() -> Iterator[None]:
     """Within, what AOTAutograd lowers donates nothing, whatever the user's setting: a graph may always be kept."""
-    plain = getattr(graph_compile, _COLLECT, None)
-    if plain is None:
+    if not hasattr(graph_compile, _COLLECT):
         yield
         return
-    setattr(graph_compile, _COLLECT, lambda *args, **options: [])
-    try:
-        with functorch_config.patch(donated_buffer=True):  # else the list is None, which is refused as well
-            yield
-    finally:
-        setattr(graph_compile, _COLLECT, plain)
+    # Without the setting the list is None, which is refused as well.
+    with replaced(graph_compile, _COLLECT, lambda *args, **options: []), functorch_config.patch(donated_buffer=True):
+        yield
 
 
 def may_donate() -> Any:

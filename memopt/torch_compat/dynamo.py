@@ -13,6 +13,9 @@ from torch import fx
 from torch._dynamo import convert_frame, eval_frame, exc, external_utils, trace_rules, utils
 from torch._dynamo.variables.misc import AutogradFunctionVariable
 
+from memopt.torch_compat.backward import backward_task
+from memopt.torch_compat.patched import replaced
+
 
 def sets_grad_mode(node: fx.Node) -> bool | None:
     """The grad mode that a node of Dynamo's sets for what comes after it; None where it sets none.
@@ -48,27 +51,33 @@ def functions_keep_backward() -> Iterator[None]:
     gradient, and the gradient of that: 0 for a straight-through estimator. What breaks is run as it is.
     Tried on torch 2.11 and 2.13; where Dynamo has no such method to stand before, nothing changes.
     """
-    restore = keep_backward_of_functions()
-    try:
+    call_apply = _breaking_call_apply()
+    with (
+        contextlib.nullcontext() if call_apply is None else replaced(AutogradFunctionVariable, "call_apply", call_apply)
+    ):
         yield
-    finally:
-        restore()
 
 
-def keep_backward_of_functions() -> Callable[[], None]:
-    """What `functions_keep_backward` does, for good; returns what undoes it."""
+def keep_backward_of_functions() -> None:
+    """What `functions_keep_backward` does, for good."""
+    kind: Any = AutogradFunctionVariable
+    call_apply = _breaking_call_apply()
+    if call_apply is not None:
+        kind.call_apply = call_apply
+
+
+def _breaking_call_apply() -> Callable[..., Any] | None:
     kind: Any = AutogradFunctionVariable
     original = getattr(kind, "call_apply", None)
     if original is None:
-        return lambda: None
+        return None
 
     def call_apply(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         if _loses_backward():
             _break(f"{self.fn_cls.__name__}, an autograd.Function, is called under torch.vmap or torch.func.jvp")
         return original(self, tx, *args, **kwargs)
 
-    kind.call_apply = call_apply
-    return lambda: setattr(kind, "call_apply", original)
+    return call_apply
 
 
 def _loses_backward() -> bool:
@@ -85,6 +94,26 @@ def _break(why: str) -> None:
     if "gb_type" in inspect.signature(known).parameters:
         known(gb_type="autograd.Function under a transform", context="", explanation=why, hints=[])
     raise exc.Unsupported(why)
+
+
+def waited_for_other_thread() -> bool:
+    """Where torch says that it compiles, wait while that is in another thread; False where it is in this one.
+
+    Torch says so to all threads, and while its tracer traces every module's call goes through it. A thread of autograd
+    does not wait: the one that called backward may be compiling, and waits for it. Tried on torch 2.13.
+    """
+    lock: Any = convert_frame.compile_lock
+    while torch.compiler.is_compiling():
+        if lock._is_owned() or backward_task() != -1:
+            return False
+        if lock.acquire(blocking=False):
+            lock.release()
+            if torch.compiler.is_compiling():  # it traces without Dynamo
+                return False
+        else:
+            with lock:
+                pass
+    return True
 
 
 def dynamo_settings(**settings: Any) -> contextlib.AbstractContextManager[Any]:

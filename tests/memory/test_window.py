@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -109,3 +111,18 @@ def test_what_was_there_before_is_seen_to_go_where_a_recording_has_seen_it_come(
     window.backward_begins()
     held = window.close()
     assert held.released in (0, 1024) and held.live == -held.released
+
+
+def test_nothing_is_looked_at_in_another_thread_which_may_end_before_the_window_does():
+    seen = []
+
+    def work():
+        window = Window(CPU, {})
+        seen.append(is_profiled())
+        window.forward_ends()
+        seen.append(window.close())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False, None]

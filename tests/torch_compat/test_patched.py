@@ -52,3 +52,15 @@ def test_what_is_not_there_is_not_made() -> None:
     with pytest.raises(AttributeError), replaced(Child, "absent", 1):
         pass
     assert not hasattr(Child, "absent")
+
+
+@pytest.mark.parametrize("first_ends", [0, 1, 2])
+def test_blocks_of_several_threads_end_in_any_order(first_ends: int) -> None:
+    blocks = [replaced(Child, "own", number) for number in (10, 11, 12)]
+    for block in blocks:
+        block.__enter__()
+    left = [10, 11, 12]
+    for number in (first_ends, *(other for other in (0, 1, 2) if other != first_ends)):
+        blocks[number].__exit__(None, None, None)
+        left.remove(10 + number)
+        assert Child.own == (left[-1] if left else 2)
