@@ -1,0 +1,42 @@
+"""The storages that live tensors show: of every class of tensors, gradients, and what graphs have saved."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from memopt.memory.live_tensors import alive, live_blocks
+from memopt.torch_compat.storages import id_of_storage
+
+CPU = torch.device("cpu")
+
+
+class Own(torch.Tensor):
+    """A class of tensors that was not seen before."""
+
+
+def storage(tensor):
+    return id_of_storage(tensor.untyped_storage())
+
+
+def test_tensors_of_every_class_are_seen_while_they_live():
+    plain, weight, own = torch.ones(3), nn.Parameter(torch.ones(4)), torch.ones(5).as_subclass(Own)
+    found = live_blocks(CPU)
+    assert [found[storage(tensor)].nbytes for tensor in (plain, weight, own)] == [12, 16, 20]
+    number = storage(plain)
+    del plain
+    assert number not in alive(found) and storage(weight) in alive(found)
+    assert storage(weight) not in live_blocks(torch.device("meta"))
+
+
+def test_gradients_and_what_is_saved_are_seen_though_python_does_not_hold_them():
+    weight = nn.Parameter(torch.ones(7))
+    weight.sum().backward()
+    made = (weight * 2).exp()
+    saved = made.grad_fn._saved_result
+    numbers = storage(weight.grad), storage(saved)
+    del saved
+    result = made.sin()
+    del made
+    assert set(numbers) <= live_blocks(CPU).keys()
+    del result
