@@ -13,7 +13,7 @@ from memopt.memory.attributes import held_tensors
 from memopt.memory.optimizer import OptimizerFootprint
 from memopt.memory.optimizers import NONE
 from memopt.memory.resident import storage_bytes
-from memopt.step.earlier_calls import Ran
+from memopt.step.earlier_calls import EarlierCalls, Ran
 from memopt.step.graph_peaks import between_graphs, step_peak
 from memopt.step.optimizers import Optimizers
 from memopt.step.other_tensors import OtherTensors
@@ -21,6 +21,9 @@ from memopt.step.reference import Reference
 
 if TYPE_CHECKING:
     from memopt.calls.sessions import Sessions
+
+
+_groups: weakref.WeakSet[Group] = weakref.WeakSet()  # all that there are
 
 
 class Group:
@@ -42,6 +45,7 @@ class Group:
             ValueError: an optimizer holds no parameter of any.
         """
         self.reference, self.others = Reference(), OtherTensors()
+        _groups.add(self)
         self._models = weakref.WeakSet(models)
         self._sessions: list[weakref.ref[Sessions]] = []
         self._optimizers: Optimizers | None = None
@@ -63,7 +67,16 @@ class Group:
 
     def alive(self, own: Sessions) -> list[Ran]:
         """Calls of the other models whose backward has not run, and may."""
-        return [ran for each in self._others(own) for ran in each.earlier.alive()]
+        return [ran for steps in self.steps(own) for ran in steps.alive()]
+
+    def steps(self, own: Sessions) -> list[EarlierCalls]:
+        """The calls of the present step of each of the other models."""
+        return [each.earlier for each in self._others(own)]
+
+    def elsewhere(self) -> int:
+        """Bytes that calls of models of other budgets hold, whose backward has not run."""
+        every = [each for group in _groups if group is not self for each in group._sessions]
+        return sum(ran.saved for each in every if (sessions := each()) is not None for ran in sessions.earlier.alive())
 
     def _others(self, own: Sessions) -> list[Sessions]:
         return [each for reference in self._sessions if (each := reference()) is not None and each is not own]

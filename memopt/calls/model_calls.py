@@ -15,6 +15,7 @@ from torch import nn
 
 from memopt.budget import BudgetError
 from memopt.calls.as_it_is import AsItIs, why_not
+from memopt.calls.beside_earlier import run_beside
 from memopt.calls.failures import Failure, failure_of
 from memopt.calls.fallback import Fallback
 from memopt.calls.group import Group
@@ -42,7 +43,7 @@ from memopt.options import Options
 from memopt.report.record import Report
 from memopt.report.summary import summary
 from memopt.step.around import Watch
-from memopt.step.earlier_calls import NoRoomBesideError, arguments_of
+from memopt.step.earlier_calls import Figures, NoRoomBesideError, arguments_of
 from memopt.step.guard import StepGuard
 from memopt.step.optimizers import Optimizers
 from memopt.step.sizes_apart import SizesError
@@ -141,18 +142,14 @@ class ModelCalls:
             self.residents.look_around(args, kwargs)
         try:
             return self._run(kind, steady, args, kwargs)
-        except NoRoomBesideError:
-            kind = kind._replace(calls=1, beside=True)
-            self.several.expect(arguments_of(args, kwargs))
-        if kind.plan in self.sessions:
-            with contextlib.suppress(NoRoomBesideError):
-                return self._run(kind, None, args, kwargs)
-            self.sessions.forget(kind.plan)
-        self.sessions.of(kind).last_word = True
-        try:
-            return self._run(kind, None, args, kwargs)
-        finally:
-            self.sessions.of(kind).last_word = False
+        except NoRoomBesideError as error:
+            graph: Figures | None = error.graph
+        except BudgetError:
+            if not self.several.can_drop:
+                raise
+            graph = None
+        self.several.expect(arguments_of(args, kwargs))
+        return run_beside(self.sessions, self.several, kind, graph, lambda other: self._run(other, None, args, kwargs))
 
     def _run(self, kind: Kind, steady: SteadyGraph | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.sessions.recordings is not None:

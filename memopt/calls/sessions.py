@@ -156,6 +156,7 @@ class Sessions(Mapping[Plan, Session]):
         session.seen = self.around.seen
         session.whole_step = True
         here = weakref.ref(self)
+        session.elsewhere = self.group.elsewhere
         session.waiting, session.reserve = functools.partial(_waiting, here), functools.partial(_reserve, here)
         session.calls, session.known_calls = kind.calls, self.earlier
         session.recordings = self._recordings_here()

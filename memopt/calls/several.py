@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ from memopt.budget import Budget
 from memopt.calls.guard_fast_path import Kind, Plan
 from memopt.calls.sessions import Sessions
 from memopt.compilation.session import Session
-from memopt.step.earlier_calls import KnownCalls, Ran, arguments_beside, arguments_of
+from memopt.step.earlier_calls import EarlierCalls, Figures, KnownCalls, Ran, arguments_beside, arguments_of
 from memopt.torch_compat.saved_tensors import hooks_in_force
 
 HOOKED = (
@@ -74,6 +76,34 @@ class SeveralCalls:
         if earlier and self._budget is not None:
             KnownCalls().put(self._name, self._budget.text, earlier[0].graphs[0].key, step.most, step.inputs)
 
+    def have_room(self, session: Session, graph: Figures) -> bool:
+        """Let earlier calls of the step go of what they saved, if a graph has room beside them then as it is planned.
+
+        They recompute it as their backward begins.
+        """
+        every = [ran for steps in self._steps() for ran in steps.if_dropped()]
+        enough = session.has_room(every, graph)
+        if enough:
+            self.drop()
+        return enough
+
+    @property
+    def can_drop(self) -> bool:
+        """Whether earlier calls of the step hold what they can recompute."""
+        return any(
+            ran.recomputed is not None and not ran.recomputed.dropped
+            for steps in self._steps()
+            for ran in steps.alive()
+        )
+
+    def drop(self) -> None:
+        """Let earlier calls of the step go of what they saved."""
+        for steps in self._steps():
+            steps.drop(functools.partial(_recomputes, weakref.ref(self._sessions)))
+
+    def _steps(self) -> list[EarlierCalls]:
+        return [*self._sessions.group.steps(self._sessions), self._sessions.earlier]
+
     def _make_room(self, plan: Plan, earlier: Sequence[Ran]) -> None:
         """Plan a call anew where earlier calls of a training step hold more beside it than it was planned for."""
         known = self._sessions.get(plan)
@@ -84,13 +114,14 @@ class SeveralCalls:
     def beside(self, session: Session, args: Any, kwargs: Any) -> Iterator[None]:
         """Within: the session knows what earlier calls of the step hold beside this one."""
         session.earlier, session.ran, session.inputs_beside = self._sessions.earlier.alive(), [], 0
+        session.recomputed, session.has_other_ways = [], not session.last_word and self.can_drop
         session.beside_calls = self._sessions.group.alive(self._sessions)
         if every := [*session.beside_calls, *session.earlier]:
             session.inputs_beside = arguments_beside(every, arguments_of(args, kwargs))
         try:
             yield
         finally:
-            session.earlier, session.beside_calls = [], []
+            session.earlier, session.beside_calls, session.has_other_ways = [], [], False
 
     def note(self, session: Session, outputs: Any, args: Any, kwargs: Any) -> None:
         """Remember what a call holds until its backward has run.
@@ -102,6 +133,15 @@ class SeveralCalls:
             if session.budget is not None:
                 session.note(HOOKED)
         elif session.ran:
-            ran = Ran(tuple(session.ran), arguments_of(args, kwargs))
+            ran = Ran(tuple(session.ran), arguments_of(args, kwargs), tuple(session.recomputed))
             self._sessions.earlier.note(ran, outputs, len(self._sessions.earlier.alive()))
             self._sessions.group.ran(self._sessions, session.loss_beside)
+
+
+def _recomputes(owner: weakref.ref[Sessions], call: Ran) -> None:
+    """A call is about to be recomputed beside those of its step whose backward has not run."""
+    sessions = owner()
+    if sessions is None or sessions.last is None:
+        return
+    others = [ran for ran in (*sessions.group.alive(sessions), *sessions.earlier.alive()) if ran.calls != call.calls]
+    sessions.last.before_recomputing(others, call)

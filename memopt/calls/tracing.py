@@ -39,6 +39,7 @@ from memopt.step.again import found_again, keep_for_others
 from memopt.step.backward_entry import watched
 from memopt.step.graph_peaks import step_peak
 from memopt.step.measured import lower_within
+from memopt.step.recomputed_calls import recomputable
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
 from memopt.torch_compat.dynamo import functions_keep_backward, with_own_entry
@@ -219,7 +220,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
                     keep_for_others(session, hooks, run)
                 if collected is not None:
                     return _counted(run, session, collected, first)
-                run = _noted(run, session, hooks)
+                run = _noted(_recomputable(run, session, hooks), session, hooks)
                 if not hooks.needs_gradients:
                     return run
                 return looked_after(run)
@@ -247,6 +248,17 @@ def _noted_at_any_size(code: ManySizes, session: Session, hooks: Hooks) -> Calla
         return code.run(*args)
 
     return noted
+
+
+def _recomputable(run: Callable[..., Any], session: Session, hooks: Hooks) -> Callable[..., Any]:
+    """`run`, whose first calls can let go of what they saved, where it is all that there is of a call's step.
+
+    What a recorded step saves lies in memory of the recording, which is not given back.
+    """
+    facts = hooks.backward_facts() if session.budget is not None and hooks.needs_gradients else None
+    if facts is None or facts.written is None or hooks.graph_break or session.broken or hooks.recorded is not None:
+        return run
+    return recomputable(run, facts.written, session.model_name, session.recomputable)
 
 
 def _noted(run: Callable[..., Any], session: Session, hooks: Hooks) -> Callable[..., Any]:

@@ -43,6 +43,7 @@ from memopt.step.backward_entry import BackwardFacts, InPart
 from memopt.step.guard import said
 from memopt.step.hooked import Hooked
 from memopt.step.own_copies import recomputed_from
+from memopt.step.taken import mutated
 from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.dispatch import no_autocast
 from memopt.torch_compat.dynamo import own_frames
@@ -195,6 +196,7 @@ class Hooks:
             gradient_sources(program, self._reached),
             recomputed,
             self._in_part(program, places),
+            None if (written := mutated(program)) is None else tuple(sorted(written)),
         )
 
     def _in_part(self, program: Program, places: Mapping[str, int | None]) -> tuple[InPart, ...]:

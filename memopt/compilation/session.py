@@ -40,7 +40,7 @@ from memopt.step.graph_peaks import GraphPeaks
 from memopt.step.graphs import StepGraphs
 from memopt.step.hooked import Hooked
 from memopt.step.inference import Inferred, plan_inference
-from memopt.step.planned import Planned, fingerprint
+from memopt.step.planned import Planned, fingerprint, measured_peak, predicted_peak
 from memopt.step.reference import Reference
 from memopt.step.rewriting import Rewriting
 from memopt.step.search import StepSearch
@@ -485,4 +485,21 @@ class Session(SharedStep):
 
     def with_trial(self, planned: Planned) -> Planned:
         """The planned graph with what a run of it took, where one says something and can be had."""
-        return tried(planned) if self.verify and self.exact else planned
+        if not self.verify or not self.exact:
+            return planned
+        limit = self.limit(0)
+        if limit is not None and planned.timeline.peak_bytes > self.usable(limit) - self.resident.total:
+            return planned  # it is refused, or planned for less: `as_tried` takes it before its least is named
+        return tried(planned)
+
+    def as_tried(self, refused: BudgetError) -> BudgetError:
+        """A refusal of the step that was planned last, whose least is no less than a run of that has taken."""
+        planned = self.step.planned if self.step is not None and self.verify and self.exact else ()
+        if not planned or all(item.measured is not None for item in planned):
+            return refused
+        runs = [item if item.measured is not None else tried(item) for item in planned]
+        more = measured_peak(runs, 0) - predicted_peak(planned)
+        if more <= 0:
+            return refused
+        least = refused.minimum_bytes + more
+        return BudgetError(least, refused.budget_bytes, refused.breakdown, refused.stuck_bytes, refused.beside)

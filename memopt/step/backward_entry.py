@@ -57,28 +57,31 @@ class BackwardFacts:
         sources: per gradient, the positions of the outputs that it comes of; None where that does not matter.
         recomputed: positions and names of the arguments that backward reads to recompute values.
         in_part: what is looked at here, and not by autograd, since it may not matter.
+        written: positions of the arguments that forward writes to; None where that is not known.
     """
 
     outputs: int = 0
     sources: tuple[tuple[int, ...] | None, ...] = ()
     recomputed: tuple[tuple[int, str], ...] = ()
     in_part: tuple[InPart, ...] = ()
+    written: tuple[int, ...] | None = None
 
     def listed(self) -> list[Any]:
         """The facts as plain lists."""
         sources = [None if item is None else list(item) for item in self.sources]
         in_part = [[item.place, item.name, list(item.outputs), item.recomputed] for item in self.in_part]
-        return [self.outputs, sources, [list(item) for item in self.recomputed], in_part]
+        return [self.outputs, sources, [list(item) for item in self.recomputed], in_part, self.written]
 
     @staticmethod
     def of_list(record: Any) -> BackwardFacts:
         """The facts of such lists; raises ValueError or TypeError where they are none."""
-        outputs, sources, recomputed, in_part = record
+        outputs, sources, recomputed, in_part, written = record
         return BackwardFacts(
             int(outputs),
             tuple(None if item is None else tuple(map(int, item)) for item in sources),
             tuple((int(place), str(name)) for place, name in recomputed),
             tuple(InPart(int(a), str(b), tuple(map(int, c)), bool(d)) for a, b, c, d in in_part),
+            None if written is None else tuple(map(int, written)),
         )
 
 

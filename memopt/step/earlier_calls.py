@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from memopt.memory.reach import is_sparse, plain_tensors
 from memopt.program import Program
 from memopt.step.graph_peaks import GraphPeaks
+from memopt.step.recomputed_calls import RecomputedCall
 from memopt.step.script_store import ScriptStore
 from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import compiled_nodes, first_nodes, when_released
@@ -26,7 +28,16 @@ AS_IT_IS = "as it is"
 
 
 class NoRoomBesideError(Exception):
-    """A graph that was planned for a step of fewer calls has no room beside what earlier calls hold."""
+    """A graph that was planned for a step of fewer calls has no room beside what earlier calls hold.
+
+    Attributes:
+        graph: what it takes.
+    """
+
+    def __init__(self, graph: Figures) -> None:
+        """Of this graph."""
+        super().__init__()
+        self.graph = graph
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,15 +66,36 @@ class Ran:
     Attributes:
         graphs: those that it ran, in order.
         inputs: bytes of its arguments, by storage.
+        calls: of the graphs, those that can be recomputed.
+        dropped: whether what it saved is gone, until it is recomputed.
     """
 
     graphs: tuple[Figures, ...]
     inputs: Mapping[int, int]
+    calls: tuple[weakref.ref[RecomputedCall], ...] = ()
+    dropped: bool = False
 
     @property
     def saved(self) -> int:
         """Bytes that it holds between forward and backward, arguments left out."""
         return sum(graph.peaks.saved for graph in self.graphs)
+
+    @property
+    def recomputed(self) -> RecomputedCall | None:
+        """All of it, as a call that can be recomputed; None where it cannot be."""
+        return self.calls[0]() if len(self.calls) == len(self.graphs) == 1 else None
+
+    def without_saved(self, call: RecomputedCall) -> Ran:
+        """The same of which only outputs stay until its backward, which begins with forward once more.
+
+        Args:
+            call: `recomputed`.
+        """
+        (graph,), kept = self.graphs, call.kept_bytes
+        # The caller's outputs are there beside those of the second forward, which go as backward begins.
+        backward = max(graph.peaks.forward + kept, graph.peaks.backward + call.returned_bytes)
+        peaks = dataclasses.replace(graph.peaks, saved=kept, backward=backward)
+        return dataclasses.replace(self, graphs=(dataclasses.replace(graph, peaks=peaks),), dropped=True)
 
 
 class _Mark:
@@ -74,6 +106,11 @@ class _Mark:
     def put(self) -> None:
         """Backward has run through the node."""
         self.over = True
+
+
+def _as_it_is_now(ran: Ran) -> Ran:
+    call = ran.recomputed
+    return ran.without_saved(call) if call is not None and call.dropped else ran
 
 
 def _is_alive(reference: weakref.ref[_Mark]) -> bool:
@@ -105,7 +142,19 @@ class EarlierCalls:
         """The earlier calls whose backward has not run, and may."""
         if self._calls:
             self._calls = [(ran, marks) for ran, marks in self._calls if any(map(_is_alive, marks))]
-        return [ran for ran, _ in self._calls]
+        return [_as_it_is_now(ran) for ran, _ in self._calls]
+
+    def if_dropped(self) -> list[Ran]:
+        """What `alive` returns once `drop` was called."""
+        return [ran if call is None else ran.without_saved(call) for ran in self.alive() for call in [ran.recomputed]]
+
+    def drop(self, before: Callable[[Ran], None]) -> None:
+        """Let calls go of what they saved, which they recompute; `before` is called with a call as it is about to."""
+        for ran in self.alive():
+            call = ran.recomputed
+            if call is not None and not call.dropped:
+                call.drop()
+                call.before = functools.partial(before, ran)
 
     def expect(self, calls: int, arguments: Mapping[int, int]) -> None:
         """There are steps of so many calls; the latest has these arguments: bytes by storage."""

@@ -69,8 +69,11 @@ def lower_within(
         hooks.tried, hooks.full_speed = lowered.tried, lowered.full_speed
         return lowered.run if lowered.recorded else _recorded(session, lower, lowered, given)
     # Out here, so that no traceback holds on to what was lowered.
+    if session.has_other_ways:
+        raise refused
     if session.engine().rehearses and measurable(session, hooks) is not None:
         refused = kept_least(session, refused, lambda: _lowered_within(session, lower, given).kept)
+    refused = session.as_tried(refused)
     raise _explained(refused, session.resident.device)
 
 

@@ -222,6 +222,8 @@ class StepSearch:
         except ScheduleError as error:
             log.info("a plan of another size is not used: %s", error)
             return None
+        if not planner.outlook(room).feasible:  # a step of it would be taken over the budget
+            return None
         planned, step = self._options.plan_within(Option(option.items, chosen, planner), room)
         if not step.feasible or (room is not None and measured_peak(planned, 0) > room):
             return None

@@ -10,6 +10,7 @@ from typing import Any
 from memopt.budget import Budget, BudgetError, format_bytes
 from memopt.memory.allocator import with_slack
 from memopt.memory.hidden import WholeLedger
+from memopt.memory.optimizer_steps import steps_seen
 from memopt.memory.resident import Resident
 from memopt.memory.tangents import Tangents, tangents_of_graph
 from memopt.memory.timeline import kept_bytes
@@ -19,8 +20,12 @@ from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Figures, KnownCall
 from memopt.step.graph_peaks import GraphPeaks, between_graphs, peaks_of, step_peak
 from memopt.step.other_tensors import others_in_words
 from memopt.step.planned import Planned, fingerprint
+from memopt.step.recomputed_calls import Listed
 from memopt.step.told import Told
+from memopt.torch_compat.saved_tensors import hooks_in_force
 
+# Of a compilation; they take some microseconds more for each tensor that is saved.
+_FIRST_CALLS = 8
 # Less than this part of what other models are to take is not left to them.
 _LEAST_SHARE = 1 / 8
 
@@ -34,12 +39,16 @@ class SharedStep(Told):
         known_calls: what is known of those; None where nothing is to be.
         earlier: the calls of the present step before this one, whose backward has not run.
         beside_calls: the same of other models that share the budget.
+        elsewhere: bytes that calls of models hold which memopt compiled under budgets of their own.
         waiting: how many further calls of them, and of this one, are to be expected of a step that was not seen yet.
         reserve: of so many bytes, those to leave to calls of the others before this one's backward.
         reserved: these, for what is planned now.
         inputs_beside: bytes of their arguments beside those of this one.
         ran: the graphs that the present call has run.
+        recomputed: these, where they can let go of what they saved and recompute it.
         last_word: whether a call that has no room beside earlier ones is refused.
+        has_other_ways: whether one that does not fit is not refused yet, as earlier calls of the step may let go of
+            what they saved: then no step is taken over the budget to name a least.
         eager: what eager itself holds in the graph that is being lowered.
         eager_step: bytes that it holds in the whole step of several graphs; None where that is not known.
         ledger: counts what runs outside of captured graphs, while a call is rehearsed.
@@ -61,12 +70,16 @@ class SharedStep(Told):
         self.known_calls: EarlierCalls | None = None
         self.earlier: list[Ran] = []
         self.beside_calls: list[Ran] = []
+        self.elsewhere: Callable[[], int] = int
         self.waiting: Callable[[], int] = int
         self.reserve: Callable[[int], int] = _nothing
         self.reserved, self._share = 0, 1.0
         self.inputs_beside = 0
         self.ran: list[Figures] = []
-        self.last_word = False
+        self.recomputed: Listed = []
+        self._recomputable = _FIRST_CALLS
+        self._coming = self._steps_seen = 0
+        self.last_word = self.has_other_ways = False
         self.eager: GraphPeaks | None = None
         self.eager_step: int | None = None
         self.ledger: WholeLedger | None = None
@@ -304,19 +317,63 @@ class SharedStep(Told):
         every = [*self.beside_calls, *self.earlier]
         limit = self.limit(0) if every and not self.soft else None
         if limit is not None:
-            peaks = [known.peaks for ran in every for known in ran.graphs]
-            peaks += [known.peaks for known in (*self.ran, graph)]
-            needed = graph.base + self.inputs_beside + step_peak(peaks)
+            needed = self._needed_beside(every, graph)
             if needed > self.usable(limit):
                 if not self.last_word and not self.ran:
-                    raise NoRoomBesideError
+                    raise NoRoomBesideError(graph)
                 raise self.over(needed, limit)
         self.ran.append(graph)
+
+    def _needed_beside(self, every: Sequence[Ran], graph: Figures) -> int:
+        peaks = [known.peaks for ran in every for known in ran.graphs]
+        peaks += [known.peaks for known in (*self.ran, graph)]
+        needed = graph.base + self.inputs_beside + step_peak(peaks)
+        # A call is recomputed in the first steps, before there is all state of the optimizer, which steps after that.
+        self._coming = self.resident.coming if any(ran.dropped for ran in every) and not self.beside_calls else 0
+        self._steps_seen = steps_seen()
+        return needed - self._coming
+
+    def has_room(self, every: Sequence[Ran], graph: Figures) -> bool:
+        """Whether a graph keeps the budget beside these calls, as it was planned for a step of fewer."""
+        limit = self.limit(0)
+        return limit is None or self._needed_beside(every, graph) <= self.usable(limit)
+
+    def before_recomputing(self, every: Sequence[Ran], call: Ran) -> None:
+        """A call is about to be recomputed, in its backward, while these of the step are still to have theirs.
+
+        Raises:
+            BudgetError: there is no room for that.
+        """
+        limit, (graph,) = self.limit(0), call.graphs
+        held = sum(ran.saved for ran in every)
+        stepped = self._coming and steps_seen() != self._steps_seen
+        if limit is None or not (held or stepped):  # as it was planned for: the last one of a step
+            return
+        gradients = sum(size for _, size in graph.peaks.gradients)
+        needed = graph.base + self.inputs_beside + held + gradients + max(graph.peaks.forward, graph.peaks.backward)
+        needed -= 0 if stepped else self._coming
+        if needed > self.usable(limit):
+            raise self.over(needed, limit)
+
+    def recomputable(self) -> Listed | None:
+        """Where a call is to be listed that is about to run and can be recomputed; None where it need not be.
+
+        Of the first few calls it is not known yet how many a step has.
+        """
+        if not self._recomputable or self.soft or hooks_in_force():
+            return None
+        self._recomputable -= 1
+        return self.recomputed
 
     @property
     def beside(self) -> str:
         """What takes room beside the plan, in words."""
-        return "; ".join(filter(None, (others_in_words(self.resident.others), self._beside_in_step)))
+        elsewhere, others = self.elsewhere(), others_in_words(self.resident.others)
+        if others and elsewhere:
+            size = format_bytes(elsewhere, short=True)
+            others += f", {size} of them calls of another compiled model, whose backward has not run: "
+            others += "memopt.compile([one, other], budget=...) plans both together"
+        return "; ".join(filter(None, (others, self._beside_in_step)))
 
     @property
     def _beside_in_step(self) -> str:

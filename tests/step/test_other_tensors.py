@@ -129,6 +129,15 @@ def test_two_budgets_count_the_other_model():
     assert calls[1].report.breakdown.others == 2 * bytes_of(first)  # and its gradients
 
 
+def test_calls_of_a_model_of_another_budget_are_named_with_what_plans_both():
+    first, second, x = Net(), Net(), batch()
+    held = memopt.compile(first, "1MB", backend="aten")(x)
+    call = memopt.compile(second, "100kB", backend="aten")
+    with pytest.raises(memopt.BudgetError, match=r"memopt\.compile\(\[one, other\], budget=\.\.\.\)"):
+        call(x)
+    del held
+
+
 def test_inference_counts_them():
     model, other, x = Net().eval(), wide(), batch()
     call = memopt.compile(model, "1MB", backend="aten")

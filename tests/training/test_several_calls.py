@@ -233,3 +233,43 @@ def test_a_cell_that_runs_many_times_is_compiled_once():
         step()
         cell.zero_grad()
     assert len(compiled._memopt.sessions) <= 3 and compiled.report.peak_bytes <= 1_000_000
+
+
+class _Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = [layer for _ in range(5) for layer in (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.GELU())]
+        self.layers = nn.Sequential(*layers, nn.Dropout(0.2), nn.Linear(64, 4))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def _first_steps(make, inputs, budget, backend, count=3):
+    """Weights after some steps, with buffers, and whether any was refused."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = make()
+    stepper = torch.optim.AdamW(model.parameters(), 1e-3)
+    call = memopt.compile(model, budget, optimizer=stepper, backend=backend) if budget else model
+    torch.manual_seed(1)
+    for _ in range(count):
+        _siamese(call, inputs)
+        stepper.step()
+        stepper.zero_grad()
+    return {name: value.detach().double() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.quick("_net-aten-3")
+@pytest.mark.parametrize("make, backend, calls", [(_Normed, "aten", 2), (_net, "aten", 3), (_net, "inductor", 2)])
+def test_the_first_step_is_not_refused_for_what_its_first_call_saved(make, backend, calls):
+    torch.manual_seed(2)
+    inputs = [torch.randn(256, 64) for _ in range(calls)]
+    wanted = _first_steps(make, inputs, None, backend)
+    reference = make()
+    budget = int(0.6 * _peak(reference, reference, inputs)) + 3 * sum(p.nbytes for p in reference.parameters())
+    del reference
+    gc.collect()
+    found = _first_steps(make, inputs, budget, backend)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-3 if backend == "inductor" else 1e-6)

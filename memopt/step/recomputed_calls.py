@@ -1,0 +1,207 @@
+"""A call of compiled code that may let go of what it saved, and recomputes that as its backward begins.
+
+How many calls a step has is not known before they come: the first one is planned as if it were alone, and holds what a
+later one of the same step needs. What it saved is dropped then. Its backward finds arguments, random numbers and
+buffers as they were, runs forward again, and reads what that saves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from memopt.common.kernel_settings import kernel_settings, set_kernel_settings
+from memopt.common.random_streams import RandomStreams
+from memopt.step.backward_entry import Stamp
+from memopt.torch_compat.backward import keeps_graph
+from memopt.torch_compat.storages import storage_id, version_of
+from memopt.torch_compat.tracing_context import in_trace
+
+_NOTHING: tuple[torch.Tensor | None, int] = None, 0
+_MOST_COPIED = 2**20  # bytes of what a call writes to and is copied before: counts and averages, no tables
+
+
+Listed = list["weakref.ref[RecomputedCall]"]
+
+
+class RecomputedCall:
+    """One call of a compiled graph, until its backward has run.
+
+    Attributes:
+        kept_bytes: what stays beside the call's arguments where its saved tensors are dropped: its outputs.
+        returned_bytes: of what it saved, bytes that its outputs hold as well.
+        dropped: whether they were.
+        before: called before the call is recomputed; raises where there is no room for that.
+    """
+
+    def __init__(self, run: Callable[..., Any], args: Sequence[Any], written: Collection[int], name: str) -> None:
+        """Remember what a call begins with.
+
+        Args:
+            run: the compiled graph.
+            args: its arguments.
+            written: positions of those that it writes to.
+            name: of the model, for errors.
+        """
+        self._run, self._name = run, name
+        self._args = [value.detach() if isinstance(value, torch.Tensor) else value for value in args]
+        self._wanted = [isinstance(value, torch.Tensor) and value.requires_grad for value in args]
+        self._copies = {place: _Copy(args[place]) for place in written}
+        self._stamps = [
+            Stamp(value, f"argument {place} of {name}", contents=False)
+            for place, value in enumerate(self._args)
+            if isinstance(value, torch.Tensor) and place not in self._copies
+        ]
+        self._devices = sorted({v.device.index for v in args if isinstance(v, torch.Tensor) and v.is_cuda})
+        self._drawn, self._settings = RandomStreams(self._devices), kernel_settings()
+        self._saved: list[tuple[torch.Tensor | None, int]] = []  # each with its count of writes
+        self.kept_bytes = self.returned_bytes = 0
+        self.dropped = False
+        self.before: Callable[[], None] = _nothing
+
+    def forward(self, args: Sequence[Any]) -> Any:
+        """Run it.
+
+        Args:
+            args: those that it was made with.
+        """
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+            results = self._run(*args)
+        given = {_memory(value) for value in self._args}
+        made = {
+            key: size
+            for value in results
+            if (key := _memory(value)) is not None and key not in given
+            for size in [value.untyped_storage().nbytes()]
+        }
+        saved = {_memory(value) for value, _ in self._saved}
+        self.kept_bytes = sum(made.values())
+        self.returned_bytes = sum(size for key, size in made.items() if key in saved)
+        return results
+
+    def drop(self) -> None:
+        """Let go of what was saved."""
+        self._saved = [_NOTHING] * len(self._saved)
+        self.dropped = True
+
+    def _pack(self, value: torch.Tensor) -> int:
+        # Detached, as it may be an output: autograd's node would hold itself. The count of writes is the same.
+        self._saved.append((value.detach(), version_of(value)))
+        return len(self._saved) - 1
+
+    def _unpack(self, place: int) -> torch.Tensor:
+        if self.dropped:
+            self._recompute()
+        value, version = self._saved[place]
+        if value is None:
+            raise RuntimeError(
+                f"backward of {self._name} has run, and what it saved is gone: retain_graph=True keeps it"
+            )
+        if version_of(value) != version:  # autograd itself does not ask where hooks are
+            raise RuntimeError(
+                f"what {self._name} has saved for backward, an output or an argument, was changed before backward: "
+                "change it after backward(), or call the original model in such a step"
+            )
+        if not keeps_graph():
+            self._saved[place] = _NOTHING
+        return value
+
+    def _recompute(self) -> None:
+        """Run forward again.
+
+        Raises:
+            RuntimeError: what it reads was changed since, or it saves other things.
+        """
+        self.before()
+        with torch.no_grad():
+            for stamp in self._stamps:
+                stamp.check()
+        found: list[tuple[torch.Tensor | None, int]] = []
+        args = [
+            self._copies[place].made() if place in self._copies else _leaf(value, wanted)
+            for place, (value, wanted) in enumerate(zip(self._args, self._wanted, strict=True))
+        ]
+
+        def keep(value: torch.Tensor) -> None:
+            found.append((value.detach(), version_of(value)))
+
+        now, settings = RandomStreams(self._devices), kernel_settings()
+        try:
+            self._drawn.restore()
+            set_kernel_settings(self._settings)
+            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, _gone):
+                self._run(*args)
+        finally:
+            set_kernel_settings(settings)
+            now.restore()
+        if len(found) != len(self._saved):
+            raise RuntimeError(f"{self._name} saves other tensors where it is recomputed: call the original model")
+        self._saved, self.dropped = found, False
+
+
+def recomputable(
+    run: Callable[..., Any],
+    written: Collection[int],
+    name: str,
+    ran: Callable[[], list[weakref.ref[RecomputedCall]] | None],
+) -> Callable[..., Any]:
+    """A compiled graph whose calls can be recomputed.
+
+    Args:
+        run: the graph.
+        written: positions of the arguments that it writes to.
+        name: of the model, for errors.
+        ran: where a call is to be listed that is about to run; None if it need not be recomputed.
+    """
+
+    def call(*args: Any) -> Any:
+        if not torch.is_grad_enabled() or in_trace():
+            return run(*args)
+        listed = ran()
+        copied = sum(args[place].untyped_storage().nbytes() for place in written) if listed is not None else 0
+        if listed is None or copied > _MOST_COPIED:
+            return run(*args)
+        made = RecomputedCall(run, args, written, name)
+        listed.append(weakref.ref(made))
+        return made.forward(args)
+
+    return call
+
+
+class _Copy:
+    """What a tensor holds, in memory that is no part of a budget."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        self._bytes = bytearray(flat.numpy().tobytes())
+        self._like = value.detach()
+
+    def made(self) -> torch.Tensor:
+        """A new tensor that holds it."""
+        made = torch.empty_like(self._like)
+        if self._bytes:
+            flat = torch.frombuffer(self._bytes, dtype=torch.uint8).view(made.dtype)
+            made.copy_(flat.reshape(made.shape))
+        return made
+
+
+def _leaf(value: Any, wanted: bool) -> Any:
+    return value.detach().requires_grad_(wanted) if isinstance(value, torch.Tensor) else value
+
+
+def _memory(value: Any) -> int | None:
+    with contextlib.suppress(RuntimeError, NotImplementedError):  # a layout without storage
+        return storage_id(value) if isinstance(value, torch.Tensor) else None
+    return None
+
+
+def _gone(_: Any) -> torch.Tensor:
+    raise RuntimeError("a graph that only recomputes has no backward")
+
+
+def _nothing() -> None:
+    return None
