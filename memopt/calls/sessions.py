@@ -68,7 +68,10 @@ class Sessions(Mapping[Plan, Session]):
         """Nothing is compiled yet; other models of the group share the budget."""
         self._model, self._options, self._optimizers = model, options, optimizers
         ceiling = None if options.budget is None else options.budget.bytes
-        self._table = CostTable(ceiling_bytes=ceiling, target=options.target, estimates=options.budget is None)
+        room = functools.partial(_room, weakref.ref(self))
+        self._table = CostTable(
+            ceiling_bytes=ceiling, room=room, target=options.target, estimates=options.budget is None
+        )
         self.numbers = ChangingNumbers(type(model).__name__)
         self._sizes = Sizes()
         self._sessions: dict[Plan, Session] = {}
@@ -350,6 +353,12 @@ def _kept(session: weakref.ref[Session], calls: Sequence[Ran]) -> int:
     """Bytes that backward of these calls takes more where their graphs are kept."""
     known = session()
     return 0 if known is None else known.kept_more(sum(ran.saved for ran in calls))
+
+
+def _room(owner: weakref.ref[Sessions]) -> int | None:
+    """Bytes that planning the latest call may take beside what is resident."""
+    sessions = owner()
+    return None if sessions is None or sessions.last is None else sessions.last.room
 
 
 def _waiting(owner: weakref.ref[Sessions]) -> int:

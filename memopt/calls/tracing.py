@@ -181,6 +181,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         def lower() -> tuple[Callable[..., Any], Hooks]:
             if session.eager is None and hooks.needs_gradients and (checkpointed or session.asks_for_eager):
                 session.eager = eager_peaks(graph_module, example_inputs)
+                session.alone = None if session.eager is None else step_peak([session.eager])
             try:
                 return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
             except BudgetError as error:

@@ -29,6 +29,7 @@ class Account:
         soft: whether the limit is eager's own peak and nobody asked for it: it is aimed at, and neither enforced nor
             refused.
         multiplies: whether any graph that was seen may have cuBLAS multiply, or was not all that there is of a call.
+        alone: bytes above what is resident that the graph takes as it is which is being planned; None if not known.
         broken: whether a graph was seen that is not all that there is of a call.
     """
 
@@ -39,6 +40,7 @@ class Account:
         self.hold: Callable[[int], None] = _unheld
         self.multiplies = self.broken = self.trains = self.to_be_trained = self.soft = False
         self.reference = Reference()
+        self.alone: int | None = None
         self._resident = resident
         self._arrived: Callable[[], Resident] | None = None
 
@@ -100,10 +102,20 @@ class Account:
 
     @property
     def room(self) -> int | None:
-        """Bytes of an absolute budget that are left beside what is resident; None without one."""
-        if self.budget is None or self.budget.bytes is None:
+        """Bytes that planning may take beside what is resident: operators that are timed, proofs; None for no limit.
+
+        A fraction that is not fixed yet is taken of what the step was seen to take; a call of inference before there is
+        a step takes what it needs as it is.
+        """
+        if self.budget is None or self.soft:
             return None
-        return max(0, self.usable(self.budget.bytes) - self.resident.total)
+        if self.budget.bytes is None and self.reference.training is None:
+            if self.alone is None or not self.trains:
+                return self.alone
+            limit = self.budget.resolve(self.resident.total + self.alone)
+        else:
+            limit = self.budget.resolve(self.reference.of(0))
+        return max(0, self.usable(limit) - self.resident.total)
 
     @property
     def planned_beside(self) -> int:

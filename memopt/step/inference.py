@@ -59,6 +59,7 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
     else:
         session.count_libraries([program])
     program = session.table.placed(program)
+    session.alone = timeline(program).peak_bytes
     before = timeline(program, workspace(program, session.table.measure_all(program)))
     own = session.resident.total + constant_bytes(program) + before.peak_bytes
     if not session.trains:

@@ -49,6 +49,18 @@ def test_what_is_left_beside_what_is_resident():
     assert Account(parse_budget("50%"), Resident()).room is None and Account(None, Resident()).room is None
 
 
+def test_what_is_left_of_a_fraction_that_is_not_fixed_yet_goes_by_what_is_planned():
+    account = Account(parse_budget("50%"), Resident(parameters=100))
+    account.alone = 900
+    assert account.room == 900  # inference: as it is
+    account.trains = True
+    assert account.room == 400
+    account.reference.trains(1600, "step")
+    assert account.room == 700
+    account.soft = True
+    assert account.room is None
+
+
 def test_on_cuda_the_allocator_has_its_part():
     limit = 10**9
     account = Account(parse_budget(limit), Resident(device=CUDA))

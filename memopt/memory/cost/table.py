@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,7 @@ class CostTable:
         limit_bytes: int | None = None,
         *,
         ceiling_bytes: int | None = None,
+        room: Callable[[], int | None] | None = None,
         target: Device | None = None,
         estimates: bool = False,
     ) -> None:
@@ -77,11 +78,12 @@ class CostTable:
                 half of the free memory on CUDA.
             ceiling_bytes: the most bytes that may be allocated on a CUDA device while operators are run, all that is
                 there already included. None: no more than that half.
+            room: of the bytes that operators may take now that are run where there is no such ceiling; None: no limit.
             target: the device to plan for, in place of this machine's: nothing is run.
             estimates: whether what cannot be run for now, as a profiler is active, is estimated until it can be.
         """
         self.limit_bytes, self.ceiling_bytes, self.target = limit_bytes, ceiling_bytes, target
-        self._estimates = estimates
+        self._estimates, self._room = estimates, room
         self._costs: dict[tuple[str, str], OperatorCost] = {}
         self._devices: dict[str, Device] = {}
         self._links: dict[str, tuple[float, float]] = {}
@@ -253,8 +255,10 @@ class CostTable:
         limit = self.limit_bytes
         if limit is None:
             limit = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else _ON_CPU
-        if self.ceiling_bytes is not None and device.type == "cuda":
+        if self.ceiling_bytes is not None and device.type == "cuda":  # whose allocator tells what there is
             limit = min(limit, self.ceiling_bytes - torch.cuda.memory_allocated(device))
+        elif self._room is not None and (room := self._room()) is not None:
+            limit = min(limit, room)
         return limit - clock_bytes(device)
 
     def _may_run(self, node: fx.Node) -> bool:

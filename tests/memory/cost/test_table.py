@@ -261,6 +261,12 @@ def test_the_limit_on_cuda(monkeypatch, limit, ceiling, allowed):
     assert CostTable(7, ceiling_bytes=1)._limit(torch.device("cpu")) == 7 - 100
 
 
+def test_where_no_ceiling_is_known_what_is_run_keeps_within_the_room_that_there_is_now(own_cache, runs):
+    node, rooms = call(aten.mm.default, *torch.randn(2, 64, 64).unbind()), [1000, 1_000_000]
+    assert not CostTable(room=lambda: rooms[0]).cost(node).measured and runs == []  # nor is the device
+    assert CostTable(room=lambda: rooms[1]).cost(node).measured and len(runs) == 1
+
+
 def test_devices_that_are_not_here_are_estimated(runs):
     cost = CostTable().cost(call(aten.mm.default, *torch.empty(2, 4096, 4096, device="meta").unbind()))
     assert not cost.measured and cost.output_bytes == 4 * 4096**2
