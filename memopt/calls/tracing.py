@@ -51,6 +51,7 @@ from memopt.torch_compat.dynamo_errors import (
     is_tracers_own,
     place_in_model,
 )
+from memopt.torch_compat.fixed_comparisons import fixed_comparisons
 from memopt.torch_compat.folded_errors import folded_errors_raise
 from memopt.torch_compat.formatted_keys import formatted_keys
 from memopt.torch_compat.logging_calls import deferred_logging, silence
@@ -321,6 +322,7 @@ def dynamo_settings(
                 stack.enter_context(static_shapes())
             for each in (deferred_logging(), formatted_keys(), folded_errors_raise(), functions_keep_backward()):
                 stack.enter_context(each)
+            stack.enter_context(fixed_comparisons())
             stack.enter_context(replaced_calls(REPLACEMENTS))
             stack.enter_context(numbers.followed())
             yield
