@@ -114,9 +114,9 @@ class SeveralCalls:
     def beside(self, session: Session, args: Any, kwargs: Any) -> Iterator[None]:
         """Within: the session knows what earlier calls of the step hold beside this one."""
         session.earlier, session.ran, session.inputs_beside = self._sessions.earlier.alive(), [], 0
-        session.recomputed, session.has_other_ways = [], not session.last_word and self.can_drop
-        session.beside_calls = self._sessions.group.alive(self._sessions)
+        session.beside_calls, session.recomputed = self._sessions.group.alive(self._sessions), []
         if every := [*session.beside_calls, *session.earlier]:
+            session.has_other_ways = not session.last_word and self.can_drop
             session.inputs_beside = arguments_beside(every, arguments_of(args, kwargs))
         try:
             yield

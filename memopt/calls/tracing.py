@@ -260,7 +260,8 @@ def _recomputable(run: Callable[..., Any], session: Session, hooks: Hooks) -> Ca
     facts = hooks.backward_facts() if session.budget is not None and hooks.needs_gradients else None
     if facts is None or facts.written is None or hooks.graph_break or session.broken or hooks.recorded is not None:
         return run
-    return recomputable(run, facts.written, session.model_name, session.recomputable)
+    names = [hooks.called(place) for place in range(len(hooks.origins))]
+    return recomputable(run, facts.written, session.model_name, session.recomputable, names.__getitem__)
 
 
 def _noted(run: Callable[..., Any], session: Session, hooks: Hooks) -> Callable[..., Any]:

@@ -18,12 +18,12 @@ from memopt.common.kernel_settings import kernel_settings, set_kernel_settings
 from memopt.common.random_streams import RandomStreams
 from memopt.step.backward_entry import Stamp
 from memopt.torch_compat.backward import keeps_graph
+from memopt.torch_compat.saved_tensors import hooks_allowed
 from memopt.torch_compat.storages import storage_id, version_of
 from memopt.torch_compat.tracing_context import in_trace
 
 _NOTHING: tuple[torch.Tensor | None, int] = None, 0
 _MOST_COPIED = 2**20  # bytes of what a call writes to and is copied before: counts and averages, no tables
-
 
 Listed = list["weakref.ref[RecomputedCall]"]
 
@@ -38,7 +38,14 @@ class RecomputedCall:
         before: called before the call is recomputed; raises where there is no room for that.
     """
 
-    def __init__(self, run: Callable[..., Any], args: Sequence[Any], written: Collection[int], name: str) -> None:
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        args: Sequence[Any],
+        written: Collection[int],
+        name: str,
+        called: Callable[[int], str],
+    ) -> None:
         """Remember what a call begins with.
 
         Args:
@@ -46,13 +53,14 @@ class RecomputedCall:
             args: its arguments.
             written: positions of those that it writes to.
             name: of the model, for errors.
+            called: what a user calls an argument, by its position.
         """
         self._run, self._name = run, name
         self._args = [value.detach() if isinstance(value, torch.Tensor) else value for value in args]
         self._wanted = [isinstance(value, torch.Tensor) and value.requires_grad for value in args]
         self._copies = {place: _Copy(args[place]) for place in written}
         self._stamps = [
-            Stamp(value, f"argument {place} of {name}", contents=False)
+            Stamp(value, called(place), contents=False)
             for place, value in enumerate(self._args)
             if isinstance(value, torch.Tensor) and place not in self._copies
         ]
@@ -147,7 +155,8 @@ def recomputable(
     run: Callable[..., Any],
     written: Collection[int],
     name: str,
-    ran: Callable[[], list[weakref.ref[RecomputedCall]] | None],
+    ran: Callable[[], Listed | None],
+    called: Callable[[int], str] = str,
 ) -> Callable[..., Any]:
     """A compiled graph whose calls can be recomputed.
 
@@ -156,16 +165,19 @@ def recomputable(
         written: positions of the arguments that it writes to.
         name: of the model, for errors.
         ran: where a call is to be listed that is about to run; None if it need not be recomputed.
+        called: what a user calls an argument, by its position.
     """
 
     def call(*args: Any) -> Any:
-        if not torch.is_grad_enabled() or in_trace():
+        if not torch.is_grad_enabled() or in_trace() or not hooks_allowed():
+            return run(*args)
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():  # no state can be read there
             return run(*args)
         listed = ran()
         copied = sum(args[place].untyped_storage().nbytes() for place in written) if listed is not None else 0
         if listed is None or copied > _MOST_COPIED:
             return run(*args)
-        made = RecomputedCall(run, args, written, name)
+        made = RecomputedCall(run, args, written, name, called)
         listed.append(weakref.ref(made))
         return made.forward(args)
 

@@ -21,6 +21,11 @@ def hooks_in_force() -> bool:
     return bool(torch._C._autograd._top_saved_tensors_default_hooks(True))
 
 
+def hooks_allowed() -> bool:
+    """Whether hooks may be set here: `disable_saved_tensors_hooks` forbids it."""
+    return bool(torch._C._autograd._saved_tensors_hooks_is_enabled())
+
+
 def is_from_hooks(error: Exception) -> bool:
     """Whether an error comes from a hook: the user's own, or a checkpoint's that has all it wants to compute again."""
     if isinstance(error, getattr(checkpoint, "_StopRecomputationError", ())):
