@@ -51,7 +51,8 @@ def outcome(node: torch.fx.Node) -> bool | None:
     if getattr(drawn.meta.get("example_value"), "dtype", None) not in _EXACT:
         return None
     # What is drawn is 0 or more, and less than 1.
-    least, most = compared(0.0, number), compared(1.0, number)
+    fixed: Any = number
+    least, most = compared(0.0, fixed), compared(1.0, fixed)
     strict = compared in (operator.lt, operator.ge)
     return bool(least) if least == most or (strict and number == 1) else None
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.utils import checkpoint
 
 # Torch's own files and memopt's.
 _OURS = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in (torch.__file__, os.path.dirname(__file__)))
+
+_enabled: Callable[[], bool] | None = getattr(torch._C._autograd, "_saved_tensors_hooks_is_enabled", None)
 
 
 def hooks_in_force() -> bool:
@@ -23,7 +25,7 @@ def hooks_in_force() -> bool:
 
 def hooks_allowed() -> bool:
     """Whether hooks may be set here: `disable_saved_tensors_hooks` forbids it."""
-    return bool(torch._C._autograd._saved_tensors_hooks_is_enabled())
+    return _enabled is None or bool(_enabled())
 
 
 def is_from_hooks(error: Exception) -> bool:
