@@ -131,8 +131,8 @@ def test_two_budgets_count_the_other_model():
 
 def test_calls_of_a_model_of_another_budget_are_named_with_what_plans_both():
     first, second, x = Net(), Net(), batch()
-    held = memopt.compile(first, "1MB", backend="aten")(x)
-    call = memopt.compile(second, "100kB", backend="aten")
+    make, call = (memopt.compile(each, budget, backend="aten") for each, budget in ((first, "1MB"), (second, "100kB")))
+    held = make(x)
     with pytest.raises(memopt.BudgetError, match=r"memopt\.compile\(\[one, other\], budget=\.\.\.\)"):
         call(x)
     del held
