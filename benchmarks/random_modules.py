@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import collections
 import faulthandler
+import gc
 import json
 import os
 import platform
@@ -35,6 +36,15 @@ ORDER = ("same", "refused", "fallback", "lenient", *WRONG)
 # -- one process ----------------------------------------------------------------------------------------------------
 
 
+def count_steps_alone() -> None:
+    """Budgets are of a program's steps, as in the tests: not of what its comparison and earlier programs keep."""
+    from memopt.calls.residents import Residents
+    from memopt.step.before_calls import BeforeCalls
+
+    Residents.look_around = lambda self, args, kwargs: None  # type: ignore[method-assign]
+    BeforeCalls.expect = lambda self, device, owner: None  # type: ignore[method-assign]
+
+
 def work(args: argparse.Namespace) -> None:
     """Read seeds, answer each with a line of JSON. Nothing else may write to the answers' pipe."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -45,6 +55,7 @@ def work(args: argparse.Namespace) -> None:
     import tests.modules.judging  # noqa: F401 - before the clock of the first program runs
 
     torch.set_num_threads(1)
+    count_steps_alone()
     print("READY", file=answers)
     for line in sys.stdin:
         print(json.dumps(row(int(line), args)), file=answers)
@@ -55,6 +66,8 @@ def row(seed: int, args: argparse.Namespace) -> dict[str, Any]:
     from tests.modules.programs import program
     from tests.modules.settings import settings
 
+    gc.collect()
+    gc.freeze()  # what compilers keep of earlier programs is not looked through at every measured step
     started = time.perf_counter()
     budget, verify = settings(seed)
     made = program(seed, args.inference)
@@ -219,6 +232,7 @@ def one_source(args: argparse.Namespace) -> int:
     from tests.modules.minimise import minimised
     from tests.modules.programs import judged_by_eager
 
+    count_steps_alone()
     source = Path(args.source).read_text()
     made = judged_by_eager(args.source, source) or judged_by_eager(args.source, source, raising=True)
     if made is None:

@@ -53,8 +53,12 @@ def live_blocks(device: torch.device) -> Blocks:
     del objects
     nodes, gradients = [], []
     for item in tensors:
-        if item.grad_fn is not None:
-            nodes.append(item.grad_fn)
+        try:
+            node = item.grad_fn
+        except RuntimeError:  # of a view whose base was written to since, which autograd forbids to use any more
+            continue
+        if node is not None:
+            nodes.append(node)
         elif item.requires_grad and item.grad is not None:
             gradients.append(item.grad)
     return blocks_of([*tensors, *gradients, *saved_behind(nodes)], device)

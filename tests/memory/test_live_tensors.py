@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+import memopt
 from memopt.memory.live_tensors import alive, live_blocks
 from memopt.torch_compat.storages import id_of_storage
 
@@ -40,3 +42,33 @@ def test_gradients_and_what_is_saved_are_seen_though_python_does_not_hold_them()
     del made
     assert set(numbers) <= live_blocks(CPU).keys()
     del result
+
+
+def forbidden_views():
+    """Views that autograd refuses to name a node of, as their bases were written to."""
+    split = torch.ones(4, requires_grad=True) * 2
+    first = split.chunk(2)[0]
+    split.add_(1)
+    base = torch.ones(4, requires_grad=True) * 2
+    with torch.no_grad():
+        second = base[:2]
+    base.mul_(2)
+    for view in (first, second):
+        with pytest.raises(RuntimeError, match="modified inplace"):
+            _ = view.grad_fn
+    return first, second
+
+
+def test_views_that_autograd_forbids_are_found_like_others():
+    views = forbidden_views()
+    found = live_blocks(CPU)
+    assert {id_of_storage(view.untyped_storage()) for view in views} <= set(found)
+
+
+@pytest.mark.whole_process
+def test_a_step_within_bytes_is_planned_beside_such_views():
+    kept = forbidden_views()
+    model = nn.Linear(8, 8)
+    run = memopt.compile(model, "1GB", backend="aten", verify=False)
+    run(torch.ones(4, 8)).sum().backward()
+    assert run.report.programs and len(kept) == 2
