@@ -80,6 +80,7 @@ class Sessions(Mapping[Plan, Session]):
         self._latest: tuple[Session, Sequence[Ran]] | None = None  # what has run last, with gradients
         self._short: weakref.WeakSet[Session] = weakref.WeakSet()  # of such steps
         self.compiled: dict[Plan, Callable[..., Any]] = {}
+        self._backends: weakref.WeakKeyDictionary[Any, Backend] = weakref.WeakKeyDictionary()  # by compiled function
         # The same of calls with symbolic sizes, and whether all sizes are symbols.
         self._symbolic: dict[tuple[Plan, bool], Callable[..., Any]] = {}
         self.sizing = Sizing(model, options)
@@ -178,8 +179,9 @@ class Sessions(Mapping[Plan, Session]):
         if not self.has_function(kind, symbolic=symbolic):
             every = symbolic and self._every(kind)
             backend = dynamo_backend(self.of(kind), symbolic=symbolic)
-            backend = self._counted(self.steady.noting(backend, kind.plan, symbolic=symbolic))
-            made = with_own_entry(torch.compile(self._model, backend=backend, dynamic=every))
+            backend = self.steady.noting(backend, kind.plan, symbolic=symbolic)
+            made = with_own_entry(torch.compile(self._model, backend=self._counted(backend), dynamic=every))
+            self._backends[made] = backend
             if symbolic:
                 self._symbolic[kind.plan, every] = made
             else:
@@ -310,17 +312,20 @@ class Sessions(Mapping[Plan, Session]):
         return self.recordings
 
     def _counted(self, backend: Backend) -> Backend:
-        """The same backend; the graphs that it is given are counted."""
-        here = weakref.ref(self)
+        """The same backend while it is kept here; the graphs that it is given are counted.
 
-        @functools.wraps(backend)
-        def counted(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-            sessions = here()
-            if sessions is not None:
-                sessions.graphs += 1
-            return backend(graph_module, example_inputs)
+        Dynamo keeps what it called last, after an error and `torch._dynamo.reset()` too: not a session and its model.
+        """
+        here, kept = weakref.ref(self), weakref.ref(backend)
 
-        return counted
+        def memopt(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            sessions, real = here(), kept()
+            if sessions is None or real is None:
+                raise RuntimeError("what memopt.compile returned is gone, and its compiled functions with it")
+            sessions.graphs += 1
+            return real(graph_module, example_inputs)
+
+        return memopt
 
     def allow(self, session: Session, limit_bytes: int) -> None:
         """Make the budget the limit of the device's allocator in the steps of this session."""

@@ -1,5 +1,9 @@
 """The sessions of one model, by kind of call."""
 
+import contextlib
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -44,3 +48,18 @@ def test_without_a_plan_the_last_note_says_why(sessions):
         sessions.report(())
     with pytest.raises(NotPlanned, match="such calls run as they are"):
         sessions.report(("first", "such calls run as they are"))
+
+
+@pytest.mark.parametrize("budget", [None, "38KB"])
+def test_a_model_is_let_go_with_what_compile_returned_after_a_refusal_too(budget):
+    """Dynamo keeps the backend that it called last when that raised, and what the backend keeps."""
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    held = weakref.ref(model[0].weight)
+    run = memopt.compile(model, budget, backend="aten", verify=False)
+    with contextlib.nullcontext() if budget is None else pytest.raises(memopt.BudgetError):
+        run(torch.ones(8, 64)).sum().backward()
+    del run, model
+    torch._dynamo.reset()
+    gc.collect()
+    assert held() is None
