@@ -59,6 +59,9 @@ def from_module(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str
     return from_exported_program(exported)
 
 
+_PLAIN = "only tensors and numbers may go in and out, without tokens or custom objects"
+
+
 def from_exported_program(exported: ExportedProgram) -> Program:
     """Lower an ExportedProgram to functional ATen operations and name the roles of its inputs and outputs.
 
@@ -80,7 +83,7 @@ def from_exported_program(exported: ExportedProgram) -> Program:
     for spec in signature.input_specs:
         name = renamed.get(getattr(spec.arg, "name", ""))
         if spec.kind not in _INPUT_KINDS or name is None:
-            raise CaptureError(f"input {spec.arg} is of kind {spec.kind.name}, which memopt does not support")
+            raise CaptureError(f"input {spec.arg} is of kind {spec.kind.name}, which memopt does not support: {_PLAIN}")
         inputs.append(Input(name, _INPUT_KINDS[spec.kind], spec.target))
         if spec.target is not None:
             found = lowered.state_dict.get(spec.target, lowered.constants.get(spec.target))
@@ -90,7 +93,7 @@ def from_exported_program(exported: ExportedProgram) -> Program:
     outputs = []
     for output in signature.output_specs:
         if output.kind not in _OUTPUT_KINDS:
-            raise CaptureError(f"an output is of kind {output.kind.name}, which memopt does not support")
+            raise CaptureError(f"an output is of kind {output.kind.name}, which memopt does not support: {_PLAIN}")
         kind = _OUTPUT_KINDS[output.kind]
         target = output.target if kind is OutputKind.MUTATION else None
         outputs.append(Output(kind, names.get(target, renamed.get(target)) if target is not None else None))
@@ -98,7 +101,8 @@ def from_exported_program(exported: ExportedProgram) -> Program:
         return program.finish(inputs=tuple(inputs), outputs=tuple(outputs), state=state)
     except (ValueError, RuntimeError) as error:
         # torch.export may record layouts that its own tracing settings gave, and views that real layouts do not allow.
-        raise CaptureError(f"the exported program does not hold at the layouts of its inputs: {error}") from error
+        text = f"the exported program does not hold at the layouts of its inputs: {first_line(error)}"
+        raise CaptureError(f"{text}: export it with contiguous() inputs, or reshape() in place of view()") from error
 
 
 def _decomposed(exported: ExportedProgram) -> ExportedProgram:
@@ -119,12 +123,23 @@ def _composites() -> dict[Any, Any]:
     return composites()
 
 
+# What makes tensors that are not strided, by words of the operator's name, and what to write instead.
+_STRIDED = {
+    "_sparse_coo_tensor": "hand over a dense tensor, or give the embedding sparse=False where this is its gradient",
+    "to_sparse": "leave to_sparse() out, or do it outside of the model",
+}
+
+
 def refuse_layouts(node: fx.Node) -> None:
     """Raise CaptureError where a node's value is a sparse tensor, or of another layout that is not strided."""
     for leaf in pytree.tree_leaves(node.meta.get("val")):
         if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
             where = f"{node.name} ({source_line(node) or 'source unknown'})"
-            raise CaptureError(f"{where} is a {leaf.layout} tensor: only strided tensors are supported")
+            way = next((way for words, way in _STRIDED.items() if words in str(node.target)), "call to_dense() on it")
+            raise CaptureError(f"{where} is a {leaf.layout} tensor: only strided tensors are supported: {way}")
+
+
+_FIXED = "fixed shapes are needed: pad to a fixed size, mask instead of selecting, and keep item() out of the model"
 
 
 def _refuse_unsupported(node: fx.Node) -> None:
@@ -133,4 +148,4 @@ def _refuse_unsupported(node: fx.Node) -> None:
     for leaf in pytree.tree_leaves(node.meta.get("val")):
         sizes = leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,)
         if any(isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)) for size in sizes):
-            raise CaptureError(f"{where} has a size or a value that depends on data or varies: fixed shapes are needed")
+            raise CaptureError(f"{where} has a size or a value that depends on data or varies: {_FIXED}")

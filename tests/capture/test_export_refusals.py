@@ -17,10 +17,10 @@ class _Apply(torch.nn.Module):
 
 @pytest.mark.parametrize("function", [torch.nonzero, lambda x: x[x > 0].sum(), lambda x: x.repeat_interleave(x.long())])
 def test_shapes_that_depend_on_data_are_refused(function) -> None:
-    with pytest.raises(CaptureError, match=r"fixed shapes are needed"):
+    with pytest.raises(CaptureError, match=r"fixed shapes are needed: pad"):
         from_module(_Apply(function), [torch.ones(3)])
 
 
 def test_sparse_tensors_are_refused() -> None:
-    with pytest.raises(CaptureError, match="only strided tensors"):
+    with pytest.raises(CaptureError, match=r"only strided tensors are supported: leave to_sparse\(\) out"):
         from_module(_Apply(lambda x: x.to_sparse()), [torch.ones(3)])
