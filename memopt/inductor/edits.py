@@ -10,10 +10,15 @@ from torch import fx
 from memopt.inductor.masked_writes import choose_by_masks
 from memopt.inductor.own_memory import keep_memory, keep_operands, keep_shared
 from memopt.inductor.own_reads import keep_reads
-from memopt.inductor.strided_views import as_it_lies
+from memopt.inductor.strided_views import as_it_lies, copy_bases
 from memopt.step.keys import versions
 from memopt.torch_compat.cat_layout import keep_cat_layout
-from memopt.torch_compat.joint_pass import after_joint_passes, before_joint_passes, before_lowering
+from memopt.torch_compat.joint_pass import (
+    after_joint_passes,
+    before_joint_passes,
+    before_lowering,
+    before_passes_of_halves,
+)
 from memopt.torch_compat.renamed_reads import keep_renamed_reads
 
 
@@ -29,6 +34,7 @@ def edits(first: Callable[[fx.Graph], None]) -> dict[str, Any]:
     return {
         **before_joint_passes(first, made_by),
         **after_joint_passes(_edit_last, made_by),
+        **before_passes_of_halves(copy_bases, made_by),
         **before_lowering(_edit_for_lowering, made_by),
     }
 

@@ -22,6 +22,7 @@ from memopt.common.phases import phase
 from memopt.inductor.edits import edits
 from memopt.inductor.operator_layout import as_operators_lie
 from memopt.inductor.own_memory import note_memory
+from memopt.inductor.strided_views import copy_bases
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.recording.speculative import meet
 from memopt.step.planned import fingerprint
@@ -240,6 +241,11 @@ def _ends(module: fx.GraphModule) -> tuple[int, int]:
     return inputs, len(module.graph.output_node().args[0])  # type: ignore[arg-type]
 
 
+def _edit_first(graph: fx.Graph) -> None:
+    note_memory(graph)
+    copy_bases(graph)
+
+
 def _lowered(
     module: fx.GraphModule,
     settings: Mapping[str, Any] | None = None,
@@ -248,6 +254,6 @@ def _lowered(
     module = as_operators_lie(module)
     inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     with out_of_trace(), torch.no_grad():
-        patches = {**(settings or {}), **edits(note_memory)}
+        patches = {**(settings or {}), **edits(_edit_first)}
         compiled: Any = compile_graph(module, inputs, inner_compile, patches)
     return compiled  # type: ignore[no-any-return]

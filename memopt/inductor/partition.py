@@ -21,7 +21,7 @@ from memopt.inductor.own_memory import note_memory
 from memopt.inductor.own_reads import note_reads
 from memopt.inductor.padding import pads_products
 from memopt.inductor.product_sums import register_product_sums
-from memopt.inductor.strided_views import show_bases
+from memopt.inductor.strided_views import copy_bases
 from memopt.inductor.together import together
 from memopt.inductor.trace import Trace
 from memopt.inductor.write_over import register_write_over
@@ -176,7 +176,7 @@ def compile_training(
 
 def _edit_first(graph: fx.Graph) -> None:
     note_memory(graph)
-    show_bases(graph)
+    copy_bases(graph)
     note_reads(graph)
 
 

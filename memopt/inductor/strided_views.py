@@ -24,6 +24,10 @@ _WRITTEN_TO_PARTS = (
     torch.ops.aten.as_strided_scatter, torch.ops.aten.index_put, torch.ops.aten.index_copy, torch.ops.aten.index_add,
     torch.ops.aten.scatter, torch.ops.aten.scatter_add, torch.ops.aten.scatter_reduce,
 )  # fmt: skip
+# What Inductor leaves out as nothing but a copy, alone or with what undoes it: its operand lies elsewhere.
+_COPIES = (
+    torch.ops.aten.clone, torch.ops.aten._to_copy, torch.ops.aten.copy, torch.ops.prims.convert_element_type,
+)  # fmt: skip
 # Inductor's mark of what is stored with the strides that it has in the graph.
 STORED = "inductor_realize_to_strides"
 
@@ -37,6 +41,27 @@ def show_bases(graph: fx.Graph) -> None:
             offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
             offset = given.meta["val"].storage_offset() if offset is None else offset
             node.args, node.kwargs = (base, node.args[1], node.args[2], offset), {}
+
+
+def copy_bases(graph: fx.Graph) -> None:
+    """Have `as_strided` read a copy where Inductor's passes would leave out the one that it reads.
+
+    They do so before a step is planned and in each of its halves, and planning leaves out a copy of a copy between.
+    """
+    show_bases(graph)
+    for node in graph.find_nodes(op="call_function", target=_AS_STRIDED):
+        base: Any = node.args[0]
+        if getattr(base.target, "overloadpacket", None) in _COPIES and not _shows_all(node, base):
+            with graph.inserting_before(node):
+                copied = graph.call_function(torch.ops.aten.lift_fresh_copy.default, (base,))
+            copied.meta |= {**base.meta, "val": apart(base.meta["val"])}
+            node.replace_input_with(base, copied)
+
+
+def _shows_all(node: fx.Node, base: fx.Node) -> bool:
+    """Whether `as_strided` shows what its operand does: so memopt's own rewrites have values stored."""
+    shown, value = node.meta["val"], base.meta["val"]
+    return bool(shown.shape == value.shape and shown.stride() == value.stride())
 
 
 def as_it_lies(graph: fx.Graph) -> None:

@@ -10,6 +10,7 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 _FIRST, _THEN, _LAST = "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_post_pass"
+_HALF = "post_grad_custom_pre_pass"
 
 
 class _Edit(CustomGraphPass):
@@ -42,6 +43,11 @@ def before_joint_passes(edit: Callable[[fx.Graph], None], versions: str) -> dict
 def after_joint_passes(edit: Callable[[fx.Graph], None], versions: str) -> dict[str, Any]:
     """The same for each joint graph, and each one for inference, when Inductor's own passes have edited it."""
     return _setting(_THEN, edit, versions)
+
+
+def before_passes_of_halves(edit: Callable[[fx.Graph], None], versions: str) -> dict[str, Any]:
+    """The same for one half of a step, or a graph for inference, before Inductor's last passes."""
+    return _setting(_HALF, edit, versions)
 
 
 def before_lowering(edit: Callable[[fx.Graph], None], versions: str) -> dict[str, Any]:

@@ -22,6 +22,21 @@ class Strided(nn.Module):
         return beyond * 2, beyond.chunk(2)[1], among, y[2:].as_strided((2, 2), (3, 1)).exp()
 
 
+class Copied(nn.Module):
+    """Inductor leaves copies out: what they are copies of lies elsewhere in its memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(1, 2, 8))
+
+    def forward(self, x):
+        y = (x * self.weight).view(2, 4)
+        written = y[1].clone()
+        written.as_strided((2,), (2,), 1).mul_(-1)
+        there_and_back = x[4:].double().float().as_strided((2,), (1,), 2)
+        return written * 1.5, x[4:].clone().as_strided((2,), (1,), 2) * y[0, :2], there_and_back + y[0, 0]
+
+
 class Rows(nn.Module):
     def __init__(self):
         super().__init__()
@@ -33,10 +48,10 @@ class Rows(nn.Module):
         return y[:, 1:3], y.detach().mT[1], columns.chunk(2, 1)[0], columns
 
 
-@pytest.mark.quick("Strided-False", "Rows-True")
+@pytest.mark.quick("Strided-False", "Rows-True", "Copied-True")
 @needs_compiler
 @pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("kind", [Strided, Rows])
+@pytest.mark.parametrize("kind", [Strided, Copied, Rows])
 def test_views_are_those_of_the_model(kind, train):
     torch._dynamo.reset()
     model, found = kind(), []
