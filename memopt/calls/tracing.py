@@ -308,6 +308,7 @@ def dynamo_settings(
     """
     settings = torch_settings(
         use_recursive_dict_tags_for_guards=False,
+        skip_nnmodule_hook_guards=False,  # a hook that is registered between two calls is run from then on
         skip_tensor_guards_with_matching_dict_tags=False,
         recompile_limit=_RECOMPILE_LIMIT,
         accumulated_recompile_limit=8 * _RECOMPILE_LIMIT,

@@ -63,3 +63,18 @@ def test_a_model_is_let_go_with_what_compile_returned_after_a_refusal_too(budget
     torch._dynamo.reset()
     gc.collect()
     assert held() is None
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_hooks_of_parts_that_come_and_go_between_calls_are_run(train):
+    """torch.compile leaves them out of its guards."""
+    torch._dynamo.reset()
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.ones(2, 4)
+    run = memopt.compile(model, backend="aten", verify=False)
+    with torch.set_grad_enabled(train):
+        for hook in (None, lambda module, args: (args[0] + 1,), lambda module, args: (args[0] * 3,), None):
+            handle = None if hook is None else model[0].register_forward_pre_hook(hook)
+            for _ in range(2):
+                torch.testing.assert_close(run(x), model(x))
+            if handle is not None:
+                handle.remove()
