@@ -77,7 +77,7 @@ def _compiled(
         backend=chosen.engine,
         passes=chosen.passes,
         verify=chosen.verify,
-        names={},
+        names=dict,
         resident=Resident(),
         table=CostTable(ceiling_bytes=None if chosen.budget is None else chosen.budget.bytes),
     )

@@ -47,11 +47,16 @@ class Phase(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """One placeholder. `target` is the parameter's or buffer's qualified name; None for other kinds."""
+    """One placeholder. `target` is the parameter's or buffer's qualified name; None for other kinds.
+
+    A parameter that was gathered for the call is gone after it, as its gradient is after backward: what stays of either
+    is a shard of `shard_bytes`.
+    """
 
     name: str
     kind: InputKind
     target: str | None = None
+    shard_bytes: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,6 +26,7 @@ from memopt.program import Program
 from memopt.step.sizes_apart import MadeAnewError, SizesError
 from memopt.step.whole import settled
 from memopt.torch_compat.autograd_nodes import first_nodes
+from memopt.torch_compat.fully_sharded import is_sharded
 
 
 def programs_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], session: Session) -> list[Program]:
@@ -130,6 +131,8 @@ class PlannedCalls:
 
     def _run_at_size(self, session: Session, start: CallStart, kind: Kind, args: Any, kwargs: Any) -> Any:
         try:
+            if session.step is None and is_sharded(self._model):  # no rank begins what another one may refuse
+                session.see_whole_step()
             return self._call(session, kind, args, kwargs)
         except WholeStepNeeded:
             self._begin_anew(start)

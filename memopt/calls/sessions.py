@@ -37,6 +37,7 @@ from memopt.step.optimizers import Optimizers
 from memopt.step.reference import Reference
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import with_own_entry
+from memopt.torch_compat.fully_sharded import is_sharded
 from memopt.torch_compat.saved_tensors import hooks_in_force
 
 log = logging.getLogger("memopt")
@@ -143,7 +144,7 @@ class Sessions(Mapping[Plan, Session]):
             backend=options.engine,
             passes=options.passes,
             verify=options.verify,
-            names=model_names(self._model),
+            names=functools.partial(model_names, self._model),
             resident=Resident(),
             table=self._table,
             model_name=type(self._model).__name__,
@@ -307,6 +308,8 @@ class Sessions(Mapping[Plan, Session]):
 
     def _recordings_here(self) -> Pool | None:
         """Where training steps are recorded, the same for all of them; None where they cannot be."""
+        if is_sharded(self._model):  # what is gathered lies elsewhere in each step
+            return None
         if self.recordings is None and any(parameter.is_cuda for parameter in self._model.parameters()):
             self.recordings = Pool(CudaRecorder(), functools.partial(_gradients, weakref.ref(self._model)))
         return self.recordings

@@ -14,6 +14,7 @@ from torch import nn
 from memopt.common.random_streams import RandomStreams
 from memopt.memory.attributes import objects_of
 from memopt.torch_compat import pytree
+from memopt.torch_compat.fully_sharded import let_go
 from memopt.torch_compat.storages import id_of_storage, version_of
 from memopt.torch_compat.transforms import is_transformed
 
@@ -42,6 +43,7 @@ class CallStart:
             buffers: whether the model's buffers are copied however large they are.
             objects: whether attributes of plain objects that its modules hold (a cache, a counter) are set back, too.
         """
+        self._model = model
         self._random = RandomStreams(sorted({p.device.index for p in model.parameters() if p.is_cuda}) if state else ())
         self._copies: dict[int, _Copy] = {}
         self._watched: list[tuple[str, torch.Tensor, int]] = []
@@ -65,6 +67,7 @@ class CallStart:
     def restore(self) -> str:
         """Set back what has changed since; the name of a tensor that has and was not copied, or else empty."""
         self._random.restore()
+        let_go(self._model)
         for attributes, known in self._attributes:
             for name in [name for name, value in attributes.items() if name not in known and _is_own(name, value)]:
                 del attributes[name]

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from memopt.capture.joint import Origin
+from memopt.memory.resident import storage_bytes
 from memopt.program import InputKind
 from memopt.torch_compat.fake_tensors import FakeTensor
 
@@ -31,6 +32,8 @@ def origin_of(node: fx.Node, value: Any, names: Names) -> Origin:
         return Origin(InputKind.USER, None, None)
     if id(value) in names:
         kind, target, real = names[id(value)]
+        if hasattr(real, "to_local"):  # gathered from shards for a moment: the whole has no value that stays
+            return Origin(kind, target, None, storage_bytes([real]))
         return Origin(kind, target, _known(real))
     argument = node.meta.get("grapharg")
     source = argument.source.name if argument is not None and argument.source is not None else ""

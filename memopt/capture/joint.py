@@ -36,11 +36,15 @@ Halved = tuple[fx.GraphModule, fx.GraphModule]
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What an input of a captured graph is: its role, its qualified name and its real value where they are known."""
+    """What an input of a captured graph is: its role, its qualified name and its real value where they are known.
+
+    Of a parameter that is gathered for the call, the bytes of the shard that stays, too.
+    """
 
     kind: InputKind
     target: str | None
     value: torch.Tensor | None
+    shard_bytes: int | None = None
 
 
 def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Origin]) -> Program:
@@ -158,7 +162,7 @@ def program_of_graph(
         if origin.kind is InputKind.TANGENT and not held.isdisjoint(storages(node)):
             node.meta["val"] = apart(node.meta["val"])  # that of a result which is a view was traced as that view
         held.update(storages(node))
-        inputs.append(Input(node.name, origin.kind, origin.target))
+        inputs.append(Input(node.name, origin.kind, origin.target, origin.shard_bytes))
         if origin.value is not None and origin.kind is not InputKind.USER:
             state[node.name] = origin.value
     by_position = placeholder_by_position(module)

@@ -16,6 +16,7 @@ from torch import nn
 from memopt.capture.export import NotCapturedError
 from memopt.capture.graph_inputs import Names
 from memopt.program import InputKind
+from memopt.torch_compat.fully_sharded import Gathered, groups, stand_in
 from memopt.torch_compat.packed_sequences import turned
 from memopt.torch_compat.valued_fakes import ValuedFakeMode
 
@@ -48,6 +49,7 @@ class Shadow:
         self._twins: dict[int, Any] = {}
         self._by_attributes: dict[int, Any] = {}
         self._alive: list[Any] = []
+        self._gathered = {id(each.shard): each for group, _ in groups(model) for each in group}
         self.model: nn.Module = self._twin_module(model)
         for twin in [twin for twin in self._twins.values() if isinstance(twin, nn.Module)]:
             own = {name: self._item(value) for name, value in twin.__dict__.items() if name not in _PARTS}
@@ -60,7 +62,8 @@ class Shadow:
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in self._twins:
-            fake = self._fake(tensor.detach())
+            whole = self._gathered.get(id(tensor))
+            fake = self._fake(tensor.detach()) if whole is None else self._fake_whole(whole)
             twin: torch.Tensor = nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
             if not isinstance(tensor, nn.Parameter) and tensor.requires_grad:
                 twin = fake.requires_grad_()
@@ -76,6 +79,11 @@ class Shadow:
             return fake
         # A model that is too large to build here: as on CPU, since autograd loses gradients of meta tensors (nll_loss).
         return self.mode.without_value(tensor)
+
+    def _fake_whole(self, whole: Gathered) -> torch.Tensor:
+        """What forward sees of a shard."""
+        with self.mode:
+            return torch.empty(whole.shape, dtype=whole.dtype, device=whole.shard.device)
 
     def _twin_module(self, module: nn.Module) -> Any:
         if id(module) in self._twins:
@@ -101,6 +109,9 @@ class Shadow:
         if isinstance(value, nn.Module):
             return self._twin_of(value)
         if isinstance(value, types.MethodType):
+            instead = stand_in(value)
+            if instead is not None:
+                return instead
             owner, function = self._turned(value.__self__), self._item(value.__func__)
             changed = owner is not value.__self__ or function is not value.__func__
             return types.MethodType(function, owner) if changed else value
@@ -185,6 +196,10 @@ def _bare(module: nn.Module) -> Any:
 def model_names(model: nn.Module) -> Names:
     """Role, qualified name and tensor of each parameter and buffer, by `id`; a shared tensor under its first name."""
     names: dict[int, tuple[InputKind, str, torch.Tensor]] = {}
+    for group, _ in groups(model):
+        for each in group:
+            if each.whole is not None:  # what forward sees in the shard's place
+                names[id(each.whole)] = InputKind.PARAMETER, each.name, each.shard
     for name, parameter in model.named_parameters():
         names.setdefault(id(parameter), (InputKind.PARAMETER, name, parameter))
     for name, buffer in model.named_buffers():

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import fx
@@ -67,7 +67,7 @@ class Session(SharedStep):
         backend: Engine,
         passes: Sequence[Pass] | None,
         verify: Verification,
-        names: Names,
+        names: Callable[[], Names],
         resident: Resident,
         table: CostTable,
         model_name: str = "",
@@ -129,7 +129,7 @@ class Session(SharedStep):
     @contextlib.contextmanager
     def collects(self, names: Names) -> Iterator[list[Program]]:
         """Within: graphs are only collected, of a model whose tensors have these names; gives the list of them."""
-        before, self._names = self._names, names
+        before, self._names = self._names, lambda: names
         collected: list[Program] = []
         self.collecting = collected
         try:
@@ -140,7 +140,7 @@ class Session(SharedStep):
 
     def names(self) -> Names:
         """Roles and qualified names of the model's tensors, by `id`."""
-        return self._names
+        return self._names()
 
     def engine(self) -> Engine:
         """The backend that runs the programs."""

@@ -1,12 +1,15 @@
-"""Processes that work together; what data parallelism holds on the device beside the model: buckets."""
+"""Processes that work together; what data parallelism holds beside the model: buckets, gathered parameters."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
+from memopt.torch_compat.fully_sharded import Gathered, groups
 from memopt.torch_compat.modules import running_replica
 
 
@@ -50,3 +53,30 @@ def buckets_of(model: nn.Module) -> Buckets:
         if module.gradient_as_bucket_view:
             viewed.update(id(p) for p in reduced)
     return Buckets(nbytes, frozenset(viewed))
+
+
+def gathered_bytes(model: nn.Module) -> int:
+    """The most bytes that FSDP2 holds beside shards and what graphs make: whole parameters, and what it sends.
+
+    While a group's backward runs, its parameters are whole, the next group's are being gathered, and what is sent of
+    the gradients of the one before is not let go of yet. In forward a group is copied out of the buffer that it was
+    received in, which goes as the next one has come.
+    """
+    stays, passing = 0, [(0, 0)]
+    for group, is_kept in groups(model):
+        whole, sent = _whole_bytes(group)
+        if is_kept:
+            stays += whole
+        passing.append((whole, sent))
+    passing.append((0, 0))
+    most = 0
+    for (before, _), (here, _), (after, sent) in zip(passing, passing[1:], [*passing[2:], (0, 0)], strict=False):
+        most = max(most, before + here + sent, here + 2 * after)
+    return stays + most
+
+
+def _whole_bytes(group: Sequence[Gathered]) -> tuple[int, int]:
+    """Bytes of a group's parameters as they are gathered, and of its gradients as they are sent."""
+    counts = [(math.prod(each.shape), each) for each in group]
+    whole = sum(count * each.dtype.itemsize for count, each in counts)
+    return whole, sum(count * each.reduced_dtype.itemsize for count, each in counts if each.shard.requires_grad)

@@ -41,8 +41,9 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield tensor
         return
     names, _ = flatten()
-    for name in names:
-        yield from plain_tensors(getattr(tensor, name))
+    for part in (getattr(tensor, name) for name in names):
+        if isinstance(part, torch.Tensor):  # a shard's mesh of devices is a part, too
+            yield from plain_tensors(part)
 
 
 def optimizers_in(root: Any) -> list[torch.optim.Optimizer]:

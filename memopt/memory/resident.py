@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from memopt.memory.allocator import library_bytes
-from memopt.memory.distributed import buckets_of
+from memopt.memory.distributed import buckets_of, gathered_bytes
 from memopt.memory.optimizer import OptimizerFootprint
-from memopt.memory.reach import is_sparse, plain_tensors
+from memopt.memory.reach import plain_tensors
 from memopt.memory.rounding import allocated_bytes
 from memopt.torch_compat import pytree
 from memopt.torch_compat.storages import id_of_storage
@@ -24,7 +24,7 @@ class Resident:
 
     Attributes:
         parameters: by storage; tied weights once.
-        buffers: by storage.
+        buffers: by storage; with them what data parallelism holds: buckets, parameters that are gathered.
         inputs: the caller's tensors.
         gradients: that exist already when the step begins (accumulation).
         optimizer: the optimizer's state, and its temporaries while it steps; None without an optimizer.
@@ -73,14 +73,15 @@ def storage_bytes(tensors: Sequence[Any], device: torch.device | None = None) ->
     """Bytes that the distinct storages of the tensors take of their allocators, or would take on `device`."""
     found: dict[int, int] = {}
     for tensor in tensors:
-        for plain in _dense(tensor) if isinstance(tensor, torch.Tensor) else ():
+        for plain in plain_tensors(tensor) if isinstance(tensor, torch.Tensor) else ():
             storage = plain.untyped_storage()
             found[id_of_storage(storage)] = allocated_bytes(storage.nbytes(), device or storage.device)
     return sum(found.values())
 
 
-def _dense(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
-    return plain_tensors(tensor) if is_sparse(tensor) else (tensor,)
+def _local(parameter: torch.Tensor) -> Iterable[torch.Tensor]:
+    """What this process has of a parameter; all of it, unless it is sharded."""
+    return plain_tensors(parameter) if hasattr(parameter, "to_local") else (parameter,)
 
 
 def resident_of(
@@ -113,14 +114,15 @@ def resident_of(
     home = device or (tensors[0].device if tensors else torch.device("cpu"))
     return Resident(
         parameters=storage_bytes(parameters, device),
-        buffers=storage_bytes(list(model.buffers()), device) + buckets.nbytes,
+        buffers=storage_bytes(list(model.buffers()), device) + buckets.nbytes + gathered_bytes(model),
         inputs=storage_bytes(pytree.tree_leaves((args, kwargs)), device),
         gradients=storage_bytes(gradients, device) if accumulating else 0,
         optimizer=footprint,
         trainable=sum(
-            allocated_bytes(parameter.numel() * parameter.element_size(), device or parameter.device)
+            allocated_bytes(part.numel() * part.element_size(), device or part.device)
             for parameter in own
             if parameter.requires_grad and id(parameter) not in dropped
+            for part in _local(parameter)
         ),
         loss=allocated_bytes(torch.float32.itemsize, home),
         stepping=stepping if handed else 0,

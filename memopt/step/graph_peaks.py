@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 from contextvars import ContextVar
 
+from torch import fx
+
 from memopt.common.scoped import scoped
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline
@@ -80,13 +82,12 @@ def peaks_of(program: Program, timeline: Timeline) -> GraphPeaks:
 
 def gradients_of(program: Program) -> tuple[tuple[str, int], ...]:
     """The gradients of parameters that a training program leaves: qualified names, and bytes."""
-    parameters = {entry.name: entry.target for entry in program.inputs if entry.kind is InputKind.PARAMETER}
+    parameters = {entry.name: entry for entry in program.inputs if entry.kind is InputKind.PARAMETER}
     found = {}
     for output, value in zip(program.outputs, program.output_nodes, strict=True):
-        name = parameters.get(output.target or "") if output.kind is OutputKind.GRADIENT else None
-        if name is not None and value is not None:
-            fake = value.meta["val"]
-            found[name] = allocated_bytes(fake.numel() * fake.element_size(), fake.device)
+        entry = parameters.get(output.target or "") if output.kind is OutputKind.GRADIENT else None
+        if entry is not None and entry.target is not None and value is not None:
+            found[entry.target] = _bytes(value) if entry.shard_bytes is None else entry.shard_bytes
     return tuple(found.items())
 
 
@@ -107,12 +108,21 @@ def graph_peaks(program: Program, lowering: Lowering, halves: Sequence[HalfPeaks
 
 
 def _left_bytes(program: Program, end_bytes: int) -> int:
-    """Of the bytes at the end of backward, those that stay: a user input's gradient is another graph's tangent."""
-    kinds = {entry.name: entry.kind for entry in program.inputs}
+    """Of the bytes at the end of backward, those that stay: a user input's gradient is another graph's tangent.
+
+    Of the gradient of a parameter that is sharded a shard stays.
+    """
+    entries = {entry.name: entry for entry in program.inputs}
     passed_on = 0
     for output, value in zip(program.outputs, program.output_nodes, strict=True):
-        if output.kind is OutputKind.GRADIENT and kinds.get(output.target or "") is InputKind.USER:
-            found = value.meta["val"] if value is not None else None
-            if found is not None:
-                passed_on += allocated_bytes(found.numel() * found.element_size(), found.device)
+        entry = entries.get(output.target or "") if output.kind is OutputKind.GRADIENT else None
+        if entry is None or value is None or value.meta["val"] is None:
+            continue
+        if entry.kind is InputKind.USER or entry.shard_bytes is not None:
+            passed_on += _bytes(value) - (entry.shard_bytes or 0)
     return max(0, end_bytes - passed_on)
+
+
+def _bytes(value: fx.Node) -> int:
+    fake = value.meta["val"]
+    return allocated_bytes(fake.numel() * fake.element_size(), fake.device)

@@ -1,0 +1,112 @@
+"""Parameters that FSDP2 (`fully_shard`) shards and gathers, where it has no public names; tried on 2.11 and 2.13."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+# Where the state of `fully_shard` is of one of its classes, the distributed part of torch has been imported.
+_STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
+
+
+class Gathered(NamedTuple):
+    """A parameter as forward sees it: whole, in the dtype that it computes in.
+
+    Attributes:
+        name: qualified, in the root; empty before the first call.
+        shard: what the model has of it outside of forward.
+        shape, dtype: of the whole.
+        whole: the parameter that has been gathered; None before the first call.
+        reduced_dtype: of the gradient that is sent.
+    """
+
+    name: str
+    shard: nn.Parameter
+    shape: torch.Size
+    dtype: torch.dtype
+    whole: nn.Parameter | None
+    reduced_dtype: torch.dtype
+
+
+def groups(model: nn.Module) -> Iterator[tuple[list[Gathered], bool]]:
+    """What is gathered together, in the order of the modules, and whether it stays from forward on to backward."""
+    root = True
+    for state in dict.fromkeys(filter(None, map(_state_of, model.modules()))):
+        for group in _groups_of(state):
+            stays = group.post_forward_mesh_info is None or (root and getattr(state, "_auto_reshard_after_forward", False))
+            yield [_gathered(param, group.mp_policy) for param in group.fsdp_params], stays
+        root = False
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a part of the model is sharded by `fully_shard`."""
+    return any(_state_of(module) is not None for module in model.modules())
+
+
+def let_go(model: nn.Module) -> None:
+    """After a forward that was broken off: what was gathered is let go of, and the next call begins anew."""
+    states = [state for state in dict.fromkeys(map(_state_of, model.modules())) if state is not None]
+    begun = [state for state in states if state._is_root and state._state_ctx.iter_forward_root is not None]
+    for root in begun:
+        if hasattr(root, "_reset_iter_state"):  # from 2.13 on
+            root._reset_iter_state()
+            continue
+        root._comm_ctx.all_gather_state = None
+        root._comm_ctx.post_forward_order.clear()
+        root._state_ctx.iter_forward_root = None
+        for state in root._state_ctx.all_states:
+            getattr(state, "_modules_to_run_forward", set()).clear()
+            state._training_state = type(state._training_state).IDLE
+            for group in _groups_of(state):
+                group.wait_for_unshard()
+                group._training_state = type(group._training_state).IDLE
+                group._post_forward_indices.clear()
+                group._to_sharded()
+
+
+def stand_in(hook: types.MethodType) -> Callable[..., Any] | None:
+    """What takes the place of a hook that gathers or frees, in a dry run: it only casts; None for any other method.
+
+    It breaks a graph where the hook does.
+    """
+    state = hook.__self__
+    if type(state).__module__ != _STATE:
+        return None
+    before, policy = hook.__func__.__name__ == "_pre_forward", state._mp_policy
+    wanted = policy.param_dtype if before and policy.cast_forward_inputs else None if before else policy.output_dtype
+
+    def cast(leaf: Any) -> Any:
+        is_cast = wanted is not None and isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+        return leaf.to(wanted) if is_cast else leaf
+
+    def enters(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return tree_map(cast, (args, kwargs))
+
+    def leaves(module: nn.Module, args: Any, output: Any) -> Any:
+        return tree_map(cast, output)
+
+    return torch.compiler.disable(enters if before else leaves, reason="FSDP gathers parameters")  # type: ignore[no-any-return]
+
+
+def _state_of(module: nn.Module) -> Any:
+    home = sys.modules.get(_STATE)  # nothing is sharded before it is imported
+    return None if home is None else home._get_module_fsdp_state(module)
+
+
+def _groups_of(state: Any) -> list[Any]:
+    many = getattr(state, "_fsdp_param_groups", None)  # before 2.12 there was one
+    return list(many) if many is not None else [group for group in (state._fsdp_param_group,) if group is not None]
+
+
+def _gathered(param: Any, policy: Any) -> Gathered:
+    shard = param.sharded_param
+    is_float = shard.dtype.is_floating_point
+    dtype = policy.param_dtype if policy.param_dtype is not None and is_float else shard.dtype
+    name, whole = getattr(param, "_param_fqn", None) or "", getattr(param, "_unsharded_param", None)
+    return Gathered(name, shard, shard.shape, dtype, whole, policy.reduce_dtype or dtype)
