@@ -111,7 +111,8 @@ class CompiledModule(nn.Module):
             return _run_outside(self, args, kwargs)
         self._memopt.reached = True
         try:
-            return self._memopt.run(args, kwargs)
+            with self._memopt.sessions.agreement.sought():
+                return self._memopt.run(args, kwargs)
         except BudgetError as error:
             raise OutOfBudgetError.of(error) from error.__cause__
 

@@ -18,6 +18,7 @@ from torch import fx
 
 import memopt
 from memopt.budget import BudgetError
+from memopt.calls.agreement import OtherRankError
 from memopt.capture.export import CaptureError, NotTracedError
 from memopt.common.cache_dir import cache_dir
 from memopt.errors import first_line
@@ -101,7 +102,7 @@ def failure_of(error: Exception, options: Options) -> Failure | None:
     if isinstance(error, NotTracedError) and options.budget is None:
         said, _, instead = str(error).rpartition(": ")
         return Failure(said, "".join(traceback.format_exception(error)), "", said, instead)
-    if isinstance(error, CaptureError | BudgetError | MemoryError | EvidenceError | MeasuringError):
+    if isinstance(error, CaptureError | BudgetError | MemoryError | EvidenceError | MeasuringError | OtherRankError):
         return None
     if is_from_hooks(error):
         return None

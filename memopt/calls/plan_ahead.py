@@ -77,15 +77,17 @@ class PlanAhead:
 
     def plan_if_possible(self, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """As `plan`; a failure inside memopt is a warning if there is no budget, as the model then runs as it is."""
-        if self._options.budget is not None:
-            self._residents.count_optimizers()
-            self._residents.refuse_hopeless(self._residents.of(args, kwargs, kind))
         try:
-            self.plan(kind, args, kwargs)
-        except PlanningFailed as error:
             if self._options.budget is not None:
-                raise
-            log.warning("memopt: %s", error)
+                self._residents.count_optimizers()
+                self._residents.refuse_hopeless(self._residents.of(args, kwargs, kind))
+            self.plan(kind, args, kwargs)
+        except Exception as error:
+            if isinstance(error, PlanningFailed) and self._options.budget is None:
+                log.warning("memopt: %s", error)
+                return
+            self._sessions.agreement.tell(error)  # the others hear of it in their first call
+            raise
 
     def _plan(self, session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         with planning(session.model_name), session.timed("tracing"), collecting_rarely():

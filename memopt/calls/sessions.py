@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from memopt.backends.recorder import CudaRecorder
 from memopt.budget import format_bytes
+from memopt.calls.agreement import Agreement
 from memopt.calls.group import Group
 from memopt.calls.guard_fast_path import Backend, Kind, Plan, SteadyCalls
 from memopt.calls.sizing import Sizing, Symbolic
@@ -57,6 +58,7 @@ class Sessions(Mapping[Plan, Session]):
         sizing: which calls are captured with symbolic sizes.
         earlier: the calls of the present step so far.
         group: models that share the budget.
+        agreement: of the ranks that train the model, on their first step.
         reference: what a budget is a fraction of.
         around: what the loop holds around the model's graphs.
         hooked: the model's parameters whose gradients hooks hand over within backward.
@@ -73,6 +75,7 @@ class Sessions(Mapping[Plan, Session]):
         self._table = CostTable(
             ceiling_bytes=ceiling, room=room, target=options.target, estimates=options.budget is None
         )
+        self.agreement = Agreement(model, due=options.budget is not None)
         self.numbers = ChangingNumbers(type(model).__name__)
         self._sizes = Sizes()
         self._sessions: dict[Plan, Session] = {}
@@ -315,7 +318,7 @@ class Sessions(Mapping[Plan, Session]):
         return self.recordings
 
     def _counted(self, backend: Backend) -> Backend:
-        """The same backend while it is kept here; the graphs that it is given are counted.
+        """The same backend while it is kept here; graphs are counted, and none runs before all ranks have the first.
 
         Dynamo keeps what it called last, after an error and `torch._dynamo.reset()` too: not a session and its model.
         """
@@ -326,7 +329,9 @@ class Sessions(Mapping[Plan, Session]):
             if sessions is None or real is None:
                 raise RuntimeError("what memopt.compile returned is gone, and its compiled functions with it")
             sessions.graphs += 1
-            return real(graph_module, example_inputs)
+            run = real(graph_module, example_inputs)
+            sessions.agreement.reach()
+            return run
 
         return memopt
 

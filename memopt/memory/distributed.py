@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from memopt.torch_compat.fully_sharded import Gathered, groups
+from memopt.torch_compat.fully_sharded import Gathered, groups, is_sharded
 from memopt.torch_compat.modules import running_replica
 
 
@@ -31,6 +32,44 @@ def has_group() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
+def groups_of(model: nn.Module) -> list[Any]:
+    """The process groups whose ranks train a model together: of each DistributedDataParallel, and of FSDP2's mesh."""
+    if not has_group():
+        return []
+    found = [replica.process_group for replica in _replicas(model)]
+    shard = next((group[0].shard for group, _ in groups(model) if group), None)
+    if shard is not None:
+        mesh = cast(Any, shard).device_mesh
+        found += [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
+    return list(dict.fromkeys(found))
+
+
+def most_of(value: int, groups: Sequence[Any], device: torch.device) -> int:
+    """The most of what the ranks of all these groups call this with."""
+    held = torch.tensor(value, dtype=torch.int64, device=device)
+    for group in groups:
+        torch.distributed.all_reduce(held, torch.distributed.ReduceOp.MAX, group=group)
+    return int(held.item())
+
+
+def sends_in_forward(model: nn.Module) -> bool:
+    """Whether a call of the model talks to other ranks: parameters are gathered in it, or buffers are sent."""
+    if not has_group():
+        return False
+    from torch.nn.parallel import DistributedDataParallel
+
+    return is_sharded(model) or any(isinstance(module, DistributedDataParallel) for module in model.modules())
+
+
+def _replicas(model: nn.Module) -> list[Any]:
+    """Every DistributedDataParallel in the model, or else the one whose forward is running: it wraps the model."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    found: list[Any] = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    around = running_replica()  # set while its forward runs
+    return found or ([] if around is None else [around])
+
+
 def buckets_of(model: nn.Module) -> Buckets:
     """Count the buckets of every DistributedDataParallel in the model, or else of the one whose forward is running.
 
@@ -38,15 +77,9 @@ def buckets_of(model: nn.Module) -> Buckets:
     """
     if not torch.distributed.is_available():
         return Buckets()
-    from torch.nn.parallel import DistributedDataParallel
-
-    found = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
-    around = running_replica()  # set while its forward runs: it wraps the compiled model
-    if not found and around is not None:
-        found = [around]
     nbytes = 0
     viewed: set[int] = set()
-    for module in found:
+    for module in _replicas(model):
         named = module.module.named_parameters()
         reduced = [p for name, p in named if p.requires_grad and name not in module.parameters_to_ignore]
         nbytes += sum(p.numel() * p.element_size() for p in reduced)

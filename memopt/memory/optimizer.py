@@ -114,7 +114,7 @@ def state_bytes(optimizer: Any, parameters: Iterable[torch.Tensor], device: torc
     """Bytes of what an optimizer, and all that it wraps, holds on a device by now, without parameters and gradients."""
     given = [p for item in optimizers_in(optimizer) for group in item.param_groups for p in group["params"]]
     given = [*given, *parameters]
-    known = {_key(t) for p in given for t in (p, p.grad) if t is not None}
+    known = {_key(part) for p in given for t in (p, p.grad) if t is not None for part in plain_tensors(t)}
     found = {
         _key(plain): allocated_bytes(plain.untyped_storage().nbytes(), device)
         for tensor in held_tensors(optimizer)

@@ -11,6 +11,7 @@ from memopt.memory.timeline import timeline
 from memopt.passes.checkpoint import workspace
 from memopt.program import Program
 from memopt.report.build import build_report
+from memopt.report.record import Report
 from memopt.step.inference_plan import HopelessError, plan_within
 from memopt.step.planned import Planned, constant_bytes
 
@@ -76,9 +77,8 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
         assert limit is not None
         session.inferred.not_in_chunks, session.inferred.unused = error.reason, -1
         needed = session.resident.total + error.least_bytes
-        session.report = build_report(
-            session, [error.planned], error.least_bytes, error.least_bytes, None, before.peak_bytes
-        )
+        least = error.least_bytes
+        _put_on_record(session, build_report(session, [error.planned], least, least, None, before.peak_bytes))
         if session.waits_for_training(needed):
             return plan_inference(session, program, settled=settled)
         raise _over(session, needed, limit) from None
@@ -88,7 +88,7 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
     session.inferred.unused = 0 if room is None else room - constants - peak
     session.inferred.planned = planned = session.with_trial(planned)
     session.note_failures([planned])
-    session.report = build_report(session, [planned], peak, peak, planned.measured, before.peak_bytes)
+    _put_on_record(session, build_report(session, [planned], peak, peak, planned.measured, before.peak_bytes))
     needed = session.resident.total + constants + max(peak, planned.measured or 0)
     if settled and limit is not None and needed > session.usable(limit):
         if session.waits_for_training(needed):
@@ -133,7 +133,7 @@ def settling(session: Session) -> Callable[..., None]:
     def settle(measured: int | None, short: bool = False) -> None:
         session.resident = resident
         taken = predicted if measured is None else measured
-        session.report = build_report(session, [planned], predicted, taken, measured, plain)
+        _put_on_record(session, build_report(session, [planned], predicted, taken, measured, plain))
         base = resident.total + constants
         limit = session.limit(own + plain)
         if short and limit is not None:
@@ -152,9 +152,16 @@ def emitted_inference(session: Session, peak: int) -> int | None:
     """
     planned = session.inferred.planned
     assert planned is not None
-    session.report = report = build_report(session, [planned], peak, peak, None, planned.timeline_before.peak_bytes)
+    report = build_report(session, [planned], peak, peak, None, planned.timeline_before.peak_bytes)
+    _put_on_record(session, report)
     limit = report.budget_bytes
     return None if limit is None else report.peak_bytes - session.usable(limit)
+
+
+def _put_on_record(session: Session, report: Report) -> None:
+    """In a step of training that is planned, what runs there without gradients is no report of the step."""
+    if session.report is None or session.step is None:
+        session.report = report
 
 
 def _over(session: Session, needed: int, limit: int) -> BudgetError:

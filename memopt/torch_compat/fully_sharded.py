@@ -39,7 +39,9 @@ def groups(model: nn.Module) -> Iterator[tuple[list[Gathered], bool]]:
     root = True
     for state in dict.fromkeys(filter(None, map(_state_of, model.modules()))):
         for group in _groups_of(state):
-            stays = group.post_forward_mesh_info is None or (root and getattr(state, "_auto_reshard_after_forward", False))
+            stays = group.post_forward_mesh_info is None or (
+                root and getattr(state, "_auto_reshard_after_forward", False)
+            )
             yield [_gathered(param, group.mp_policy) for param in group.fsdp_params], stays
         root = False
 
