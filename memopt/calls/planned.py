@@ -22,11 +22,11 @@ from memopt.common.progress import stage
 from memopt.compilation.layout import LayoutNeeded, lay_out
 from memopt.compilation.session import Session, WholeStepNeeded
 from memopt.errors import first_line
-from memopt.memory.distributed import sends_in_forward
 from memopt.program import Program
 from memopt.step.sizes_apart import MadeAnewError, SizesError
 from memopt.step.whole import settled
 from memopt.torch_compat.autograd_nodes import first_nodes
+from memopt.torch_compat.fully_sharded import is_sharded
 
 
 def programs_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], session: Session) -> list[Program]:
@@ -131,7 +131,7 @@ class PlannedCalls:
 
     def _run_at_size(self, session: Session, start: CallStart, kind: Kind, args: Any, kwargs: Any) -> Any:
         try:
-            if session.step is None and sends_in_forward(self._model):  # no rank begins what another one may refuse
+            if session.step is None and is_sharded(self._model):  # no rank begins what another one may refuse
                 session.see_whole_step()
             return self._call(session, kind, args, kwargs)
         except WholeStepNeeded:
@@ -146,7 +146,7 @@ class PlannedCalls:
                             raise
                         session.note(f"without a budget to be shared, each graph is planned by itself: {error}")
                         return self._call(session, kind, args, kwargs)
-                    if sends_in_forward(self._model):
+                    if is_sharded(self._model):
                         self._sessions.agreement.reach()
                     return self._call_as_foreseen(session, start, kind, args, kwargs)
             finally:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from memopt.torch_compat.fully_sharded import Gathered, groups, is_sharded
+from memopt.torch_compat.fully_sharded import Gathered, groups
 from memopt.torch_compat.modules import running_replica
 
 
@@ -50,15 +50,6 @@ def most_of(value: int, groups: Sequence[Any], device: torch.device) -> int:
     for group in groups:
         torch.distributed.all_reduce(held, torch.distributed.ReduceOp.MAX, group=group)
     return int(held.item())
-
-
-def sends_in_forward(model: nn.Module) -> bool:
-    """Whether a call of the model talks to other ranks: parameters are gathered in it, or buffers are sent."""
-    if not has_group():
-        return False
-    from torch.nn.parallel import DistributedDataParallel
-
-    return is_sharded(model) or any(isinstance(module, DistributedDataParallel) for module in model.modules())
 
 
 def _replicas(model: nn.Module) -> list[Any]:
