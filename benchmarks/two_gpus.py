@@ -88,11 +88,13 @@ def work(given: argparse.Namespace) -> dict[str, Any]:
     losses = [float(step(0))]
     first = time.perf_counter() - began
     losses += [float(step(number)) for number in range(1, given.losses)]
+    retries = torch.cuda.memory_stats().get("num_alloc_retries", 0) if cuda else 0
     seconds = [_timed(step, number, cuda) for number in range(given.repeats)]
     found: dict[str, Any] = {
         "losses": losses,
         "first_step_seconds": first,
         "seconds": statistics.median(seconds),
+        "retries": torch.cuda.memory_stats().get("num_alloc_retries", 0) - retries if cuda else 0,
         "allocated_bytes": torch.cuda.max_memory_allocated() if cuda else 0,
         "reserved_bytes": torch.cuda.max_memory_reserved() if cuda else 0,
     }
@@ -145,7 +147,7 @@ def run_row(row: str, budget: int | None, given: argparse.Namespace) -> dict[str
             lines = [Path(f"{folder}/{rank}.log").read_text().strip().splitlines()[-1:] for rank in range(RANKS)]
             return {"row": row, "budget_bytes": budget, "reason": next((line[0] for line in lines if line), "killed")}
         found = [json.loads(path.read_text()) for path in ranks]
-    worst = {key: max(rank[key] for rank in found) for key in found[0] if key.endswith(("bytes", "seconds"))}
+    worst = {key: max(rank[key] for rank in found) for key in found[0] if key.endswith(("bytes", "seconds", "retries"))}
     return {"row": row, "budget_bytes": budget, **worst, "losses": [rank["losses"] for rank in found],
             "notes": found[0].get("notes", [])}  # fmt: skip
 
@@ -177,7 +179,7 @@ def _line(found: dict[str, Any], peer: dict[str, Any]) -> str:
         f"{found['row']:18} {'-' if budget is None else f'{budget / 1e6:,.0f}':>8} "
         f"{found['reserved_bytes'] / 1e6:10,.0f} {found['allocated_bytes'] / 1e6:10,.0f} "
         f"{found['seconds'] * 1e3:9.1f} {ratio:6.3f} {found['first_step_seconds']:7.1f} "
-        f"{found['losses'][0][-1]:.5f} {over}"
+        f"{found['losses'][0][-1]:.5f} {found['retries']:4} {over}"
     )
 
 

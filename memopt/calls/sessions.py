@@ -342,7 +342,8 @@ class Sessions(Mapping[Plan, Session]):
             return
         guard = self.guards.setdefault(session, StepGuard())
         state = self._optimizers.state_bytes()
-        guard.allow(allowance_of(self._model, state, session.resident, limit_bytes, guard.allowance))
+        whole, known = session.budget is not None and session.budget.bytes is not None, guard.allowance
+        guard.allow(allowance_of(self._model, state, session.resident, limit_bytes, known, whole=whole))
         for optimizer in self._optimizers.instances():
             guard.during(optimizer)
 

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from memopt.capture.joint import Origin
-from memopt.memory.resident import storage_bytes
 from memopt.program import InputKind
 from memopt.torch_compat.fake_tensors import FakeTensor
 
 _LOCAL = r"\bL\['(\w+)'\]"  # how Dynamo's sources write a local variable
 
-# Role, qualified name and value of the model's tensors, by `id`.
-Names = Mapping[int, tuple[InputKind, str, torch.Tensor]]
+
+class Named(NamedTuple):
+    """A tensor of the model: its role, its qualified name and itself.
+
+    Of a parameter that is gathered for a call, the bytes that stay of its gradient after the graph's backward, too.
+    """
+
+    kind: InputKind
+    name: str
+    tensor: torch.Tensor
+    left_bytes: int | None = None
+
+
+Names = Mapping[int, Named]  # of the model's tensors, by `id`
 
 
 def origin_of(node: fx.Node, value: Any, names: Names) -> Origin:
@@ -31,10 +42,8 @@ def origin_of(node: fx.Node, value: Any, names: Names) -> Origin:
     if not isinstance(value, torch.Tensor):
         return Origin(InputKind.USER, None, None)
     if id(value) in names:
-        kind, target, real = names[id(value)]
-        if hasattr(real, "to_local"):  # gathered from shards for a moment: the whole has no value that stays
-            return Origin(kind, target, None, storage_bytes([real]))
-        return Origin(kind, target, _known(real))
+        kind, target, real, left = names[id(value)]
+        return Origin(kind, target, _known(real) if left is None else None, left)  # what is gathered does not stay
     argument = node.meta.get("grapharg")
     source = argument.source.name if argument is not None and argument.source is not None else ""
     source = source() if callable(source) else source

@@ -68,6 +68,8 @@ def held_now(device: torch.device) -> Held:
 class Allowance:
     """What the allocator may hold during a model's steps: its budget, and beside it what belongs to others.
 
+    A budget of all that the process holds is not exceeded for others while what it leaves to the allocator is more.
+
     Attributes:
         device: a CUDA device.
         limit_bytes: the budget.
@@ -75,6 +77,7 @@ class Allowance:
         own_bytes: what of that the budget counts.
         coming_bytes: what the budget counts and comes to stay later: the optimizer's state, libraries' buffers.
         pooled_bytes: what others' CUDA graphs keep beside tensors (see `memopt.memory.allocator.pooled_bytes`).
+        spare_bytes: what others may have of a budget of all that the process holds.
     """
 
     device: torch.device
@@ -83,13 +86,14 @@ class Allowance:
     own_bytes: int
     coming_bytes: int = 0
     pooled_bytes: int = 0
+    spare_bytes: int = 0
 
     def limit(self, held: Held) -> int:
         """The bytes that the allocator may hold in a step that begins where it holds so much."""
         missing = max(0, self.own_bytes - self.allocated_bytes)  # counted, but not there yet: libraries' buffers, say
         grown = held.allocated_bytes - self.allocated_bytes - self.coming_bytes - missing
         others = max(0, self.allocated_bytes - self.own_bytes) + self.pooled_bytes
-        return self.limit_bytes + others + max(0, grown)
+        return self.limit_bytes + max(0, others + max(0, grown) - self.spare_bytes)
 
     def expected(self, held: Held, beyond: int) -> int:
         """The bytes that it will hold, where a step takes `beyond` bytes more than what is there when it begins."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import itertools
 from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from memopt.torch_compat.fully_sharded import Gathered, groups
+from memopt.torch_compat.fully_sharded import groups
 from memopt.torch_compat.modules import running_replica
 
 
@@ -82,25 +82,15 @@ def buckets_of(model: nn.Module) -> Buckets:
 def gathered_bytes(model: nn.Module) -> int:
     """The most bytes that FSDP2 holds beside shards and what graphs make: whole parameters, and what it sends.
 
-    While a group's backward runs, its parameters are whole, the next group's are being gathered, and what is sent of
-    the gradients of the one before is not let go of yet. In forward a group is copied out of the buffer that it was
-    received in, which goes as the next one has come.
+    What arrives lies in memory of a stream of its own, which no other reuses: a group's is there until the next one's
+    has come. While a group's backward runs, its parameters are whole and what is sent of the gradients of the one after
+    it is not let go of yet. Gradients of a group whose parameters stay whole are sent when all of backward has run.
     """
-    stays, passing = 0, [(0, 0)]
+    stays, groups_here = 0, [(0, 0)]
     for group, is_kept in groups(model):
-        whole, sent = _whole_bytes(group)
-        if is_kept:
-            stays += whole
-        passing.append((whole, sent))
-    passing.append((0, 0))
-    most = 0
-    for (before, _), (here, _), (after, sent) in zip(passing, passing[1:], [*passing[2:], (0, 0)], strict=False):
-        most = max(most, before + here + sent, here + 2 * after)
-    return stays + most
-
-
-def _whole_bytes(group: Sequence[Gathered]) -> tuple[int, int]:
-    """Bytes of a group's parameters as they are gathered, and of its gradients as they are sent."""
-    counts = [(math.prod(each.shape), each) for each in group]
-    whole = sum(count * each.dtype.itemsize for count, each in counts)
-    return whole, sum(count * each.reduced_dtype.itemsize for count, each in counts if each.shard.requires_grad)
+        whole, sent = sum(each.whole_bytes for each in group), sum(each.sent_bytes for each in group)
+        stays += whole if is_kept else 0
+        groups_here.append((whole, 0 if is_kept else sent))
+    pairs = list(itertools.pairwise([*groups_here, (0, 0)]))
+    arriving = max(here + after for (here, _), (after, _) in pairs)
+    return stays + arriving + max(here + sent for (here, _), (_, sent) in pairs[1:] or pairs)

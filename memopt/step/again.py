@@ -307,7 +307,7 @@ def facts_of(session: Session, *, many_sizes: bool = False) -> bytes:
     resident = session.resident
     sizes = dataclasses.replace(resident, libraries=0)  # of these a step tells, when it is taken
     sizes = dataclasses.replace(sizes, inputs=0) if many_sizes else sizes
-    names = sorted({(str(kind), name) for kind, name, _ in session.names().values()})
+    names = sorted({(str(each.kind), each.name) for each in session.names().values()})
     facts = [
         versions(), repr(session.budget), session.margin, type(session.engine()).__qualname__, session.model_name,
         repr(session.verify), session.plan_seconds, described(session.rewriting.passes), repr(sizes), session.frozen,

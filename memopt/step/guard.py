@@ -15,7 +15,7 @@ from torch import nn
 
 from memopt.budget import format_bytes
 from memopt.errors import ShortOfMemoryError
-from memopt.memory.allocator import pooled_bytes, settled_bytes
+from memopt.memory.allocator import pooled_bytes, settled_bytes, slack_bytes
 from memopt.memory.allocator_limit import Allowance, Held, enter, grow, held_now, leave
 from memopt.memory.distributed import buckets_of
 from memopt.memory.reach import optimizers_in
@@ -129,7 +129,7 @@ class _UntilEnd:
 
 
 def allowance_of(
-    model: nn.Module, state: int, resident: Resident, limit_bytes: int, before: Allowance | None
+    model: nn.Module, state: int, resident: Resident, limit_bytes: int, before: Allowance | None, *, whole: bool
 ) -> Allowance:
     """What a model's steps may make the allocator of its CUDA device hold.
 
@@ -139,6 +139,7 @@ def allowance_of(
         resident: what lies there besides tensors that only a step has.
         limit_bytes: the budget.
         before: what was known of an earlier step; graphs that others have captured since are not looked for anew.
+        whole: whether the budget is of all that the process holds.
     """
     device = resident.device
     parameters = list(model.parameters())
@@ -151,7 +152,8 @@ def allowance_of(
         allocated = settled_bytes(device)
         own, coming = own - resident.libraries, coming + resident.libraries  # given back, and they come again
     pooled = pooled_bytes(device) if before is None else before.pooled_bytes
-    return Allowance(device, limit_bytes, allocated, own, coming, pooled)
+    spare = slack_bytes(limit_bytes, device) if whole else 0
+    return Allowance(device, limit_bytes, allocated, own, coming, pooled, spare)
 
 
 # -- memory that runs out ---------------------------------------------------------------------------------------------

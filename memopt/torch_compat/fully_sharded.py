@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -32,6 +33,16 @@ class Gathered(NamedTuple):
     dtype: torch.dtype
     whole: nn.Parameter | None
     reduced_dtype: torch.dtype
+
+    @property
+    def whole_bytes(self) -> int:
+        """Of the whole."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of its gradient as it is sent."""
+        return math.prod(self.shape) * self.reduced_dtype.itemsize if self.shard.requires_grad else 0
 
 
 def groups(model: nn.Module) -> Iterator[tuple[list[Gathered], bool]]:
