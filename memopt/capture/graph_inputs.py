@@ -16,7 +16,7 @@ from memopt.torch_compat.fake_tensors import FakeTensor
 _LOCAL = r"\bL\['(\w+)'\]"  # how Dynamo's sources write a local variable
 
 
-class Named(NamedTuple):
+class Known(NamedTuple):
     """A tensor of the model: its role, its qualified name and itself.
 
     Of a parameter that is gathered for a call, the bytes that stay of its gradient after the graph's backward, too.
@@ -28,7 +28,7 @@ class Named(NamedTuple):
     left_bytes: int | None = None
 
 
-Names = Mapping[int, Named]  # of the model's tensors, by `id`
+Names = Mapping[int, Known]  # of the model's tensors, by `id`
 
 
 def origin_of(node: fx.Node, value: Any, names: Names) -> Origin:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from memopt.capture.export import NotCapturedError
-from memopt.capture.graph_inputs import Named, Names
+from memopt.capture.graph_inputs import Known, Names
 from memopt.memory.resident import storage_bytes
 from memopt.program import InputKind
 from memopt.torch_compat.fully_sharded import Gathered, groups, stand_in
@@ -196,15 +196,15 @@ def _bare(module: nn.Module) -> Any:
 
 def model_names(model: nn.Module) -> Names:
     """Role, qualified name and tensor of each parameter and buffer, by `id`; a shared tensor under its first name."""
-    names: dict[int, Named] = {}
+    names: dict[int, Known] = {}
     left: dict[int, int] = {}
     for group, stays in groups(model):
         for each in group:
             left[id(each.shard)] = each.whole_bytes if stays else storage_bytes([each.shard])
             if each.whole is not None:  # what forward sees in the shard's place
-                names[id(each.whole)] = Named(InputKind.PARAMETER, each.name, each.shard, left[id(each.shard)])
+                names[id(each.whole)] = Known(InputKind.PARAMETER, each.name, each.shard, left[id(each.shard)])
     for name, parameter in model.named_parameters():
-        names.setdefault(id(parameter), Named(InputKind.PARAMETER, name, parameter, left.get(id(parameter))))
+        names.setdefault(id(parameter), Known(InputKind.PARAMETER, name, parameter, left.get(id(parameter))))
     for name, buffer in model.named_buffers():
-        names.setdefault(id(buffer), Named(InputKind.BUFFER, name, buffer))
+        names.setdefault(id(buffer), Known(InputKind.BUFFER, name, buffer))
     return names

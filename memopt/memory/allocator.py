@@ -21,9 +21,9 @@ _LIBRARIES = 65 * 2**20
 _SEGMENTS = 22 * 2**20
 OWN_SEGMENT = 10 * 2**20  # smaller blocks share segments
 _SHARE = 1000  # one part in so many is lost between blocks, with expandable segments
-# Segments grow by pages of this size, and a page that holds anything cannot be handed back: the smallest that torch
-# takes (by default they have 20 MiB).
-_PAGES = ",large_segment_size_mb:12"
+# Segments grow by pages, by default of so many bytes, and a page that holds anything cannot be handed back: the
+# smallest that torch takes are set where it takes any.
+_PAGE, _LEAST_PAGE = 20 * 2**20, 12 * 2**20
 _NO_POOL = (0, 0)  # of segments that no CUDA graph was captured in
 # Bytes that libraries were seen to keep beyond what was measured, by device.
 _further: dict[int, int] = {}
@@ -138,18 +138,27 @@ def _may_set() -> bool:
 
 
 def _set_expandable(expand: bool) -> None:
-    allocator_settings(f"expandable_segments:{expand}", pages=_PAGES * expand)
+    taken = allocator_settings(
+        f"expandable_segments:{expand}", pages=f",large_segment_size_mb:{_LEAST_PAGE >> 20}" * expand
+    )
     _now_expanding[:] = [expand]
+    _now_by[:] = [_LEAST_PAGE] if taken else []
 
 
 _now_expanding: list[bool] = []  # as was set here last; empty: never
+_now_by: list[int] = []  # by how many bytes segments grow then, where torch lets that be set
+
+
+def page_bytes() -> int:
+    """By how many bytes a segment that expands grows: torch's limit looks at what is asked for, not at that."""
+    return _now_by[0] if _now_by and _may_set() else _PAGE
 
 
 @contextlib.contextmanager
 def own_segment() -> Iterator[None]:
     """A block of `OWN_SEGMENT` bytes or more that is allocated within has a segment of its own, of its size to 2 MiB.
 
-    Segments that grow do so by 20 MiB. Settings of the user's that say more than that they grow are left alone.
+    Segments that grow do so by `page_bytes`. Settings of the user's that say more than that they grow are left alone.
     """
     if not _may_set() or not (_chosen() or _now_expanding == [True]):
         yield

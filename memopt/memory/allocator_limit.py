@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from memopt.memory.allocator import index_of, segments_expand
+from memopt.memory.allocator import index_of, page_bytes, segments_expand
 from memopt.torch_compat.cuda_memory import free_workspaces
 
 _PAGE = 2**21  # what the device gives out at a time
@@ -174,7 +174,7 @@ def grow(
         Whether it has taken more.
     """
     held = held_now(device) if held is None else held
-    missing = (size - held.reserved_bytes) // _PAGE * _PAGE
+    missing = _whole_pages(size - held.reserved_bytes)
     cached = held.reserved_bytes - held.allocated_bytes
     if missing <= 0 or not segments_expand() or (cached > _LITTLE and not in_pieces):
         return False
@@ -182,12 +182,17 @@ def grow(
         free_workspaces()
     if anew or in_pieces:
         torch.cuda.empty_cache()
-        missing = (size - held_now(device).reserved_bytes) // _PAGE * _PAGE
+        missing = _whole_pages(size - held_now(device).reserved_bytes)
     try:
         torch.empty(missing, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError:  # the step itself will tell
         return False
     return True
+
+
+def _whole_pages(size: int) -> int:
+    """Less than a page more would take all of it, beyond a limit maybe."""
+    return size // page_bytes() * page_bytes()
 
 
 def held_bytes(device: torch.device) -> int | None:

@@ -17,20 +17,25 @@ def free_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
-def allocator_settings(plain: str, *, pages: str = "") -> None:
+def allocator_settings(plain: str, *, pages: str = "") -> bool:
     """Set the allocator's settings, `expandable_segments:True` say, and with them what only newer versions know.
 
     Args:
         plain: what every version knows.
         pages: is added to it, where the version takes it.
+
+    Returns:
+        Whether it takes `pages`.
     """
     # The older function warns on versions that have the newer one.
     settings: Any = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     settings = settings or torch.cuda.memory._set_allocator_settings
     try:
         settings(plain + pages)
+        return True
     except (ValueError, RuntimeError):  # of a version that has pages of one size
         settings(plain)
+        return False
 
 
 def keeps_history() -> bool:

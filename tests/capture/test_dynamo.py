@@ -13,6 +13,7 @@ from torch import nn
 import memopt
 from memopt.backends.aten import AtenBackend, emit, lower_inference
 from memopt.capture.dynamo import Hooks, Watched
+from memopt.capture.graph_inputs import Known
 from memopt.capture.joint import Origin, constants_to_attributes
 from memopt.capture.shadow import model_names
 from memopt.passes.fold_constants import FoldConstants
@@ -121,7 +122,7 @@ def test_weights_are_known_by_name_and_value_in_training(known: bool) -> None:
 def test_names_given_for_a_tensor_win() -> None:
     model = nn.Linear(3, 2)
     real = torch.ones(2, 3)
-    session = Recorder({id(model.weight): (InputKind.BUFFER, "another", real)})
+    session = Recorder({id(model.weight): Known(InputKind.BUFFER, "another", real)})
     session.compile(model)(X)
     assert (InputKind.BUFFER, "another") in owned(session.hooks[0].origins)
     (origin,) = [origin for origin in session.hooks[0].origins if origin.target == "another"]

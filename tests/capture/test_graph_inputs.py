@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from memopt.capture.graph_inputs import called, origin_of
+from memopt.capture.graph_inputs import Known, called, origin_of
 from memopt.program import InputKind
 
 
@@ -46,6 +46,6 @@ def test_inputs_are_named_by_where_the_model_has_them():
 
 def test_names_that_are_known_come_first():
     model = Net()
-    names = {id(model.scale): (InputKind.BUFFER, "shared.scale", model.scale)}
+    names = {id(model.scale): Known(InputKind.BUFFER, "shared.scale", model.scale)}
     found = inputs_of(model, names, {"x": torch.ones(2, 3)})
     assert (InputKind.BUFFER, "shared.scale", "buffer 'shared.scale'") in found

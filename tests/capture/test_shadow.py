@@ -195,11 +195,11 @@ def test_names_lead_from_twins_to_real_tensors_under_their_first_name() -> None:
     model = Model()
     shadow = Shadow(model)
     twin = shadow.model
-    assert shadow.names[id(twin.head.weight)] == (InputKind.PARAMETER, "embedding.weight", model.head.weight)
+    assert shadow.names[id(twin.head.weight)] == (InputKind.PARAMETER, "embedding.weight", model.head.weight, None)
     assert shadow.names[id(twin.steps)][:2] == (InputKind.BUFFER, "steps")
     assert shadow.names[id(twin.again.bias)][1] == "blocks.0.bias"
     assert len(shadow.names) == len(model_names(model)) == 7
-    assert all(real is model_names(model)[id(real)][2] for _, _, real in shadow.names.values())
+    assert all(real is model_names(model)[id(real)][2] for _, _, real, _ in shadow.names.values())
     assert id(model.table) not in model_names(model)
 
 

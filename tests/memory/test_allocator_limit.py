@@ -11,7 +11,7 @@ from torch import nn
 
 import memopt
 from memopt.memory import allocator_limit
-from memopt.memory.allocator import pooled_bytes
+from memopt.memory.allocator import page_bytes, pooled_bytes
 from memopt.memory.allocator_limit import Allowance, Held, enter, grow, held_bytes, held_now, leave, lifted
 
 GPU = torch.device("cuda", 0)
@@ -169,7 +169,7 @@ def test_the_cache_grows_at_once_where_there_is_none(cuda, monkeypatch, allocate
     assert asked == []  # segments that do not expand
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     assert grow(GPU, 10**9 + 2**30, held_now(GPU)) is grows
-    assert asked == ([(2**30 - 2**20) // 2**21 * 2**21] if grows else [])
+    assert asked == ([(2**30 - 2**20) // page_bytes() * page_bytes()] if grows else [])
 
 
 def test_pieces_that_are_cached_are_handed_back_before_the_cache_grows(cuda, monkeypatch):
@@ -186,7 +186,7 @@ def test_pieces_that_are_cached_are_handed_back_before_the_cache_grows(cuda, mon
     grow(GPU, 10**9 + 2**27, in_pieces=True)
     assert asked == [], "it holds as much"
     grow(GPU, 10**9 + 2**30, in_pieces=True)
-    assert asked == ["all back", 2**30]
+    assert asked == ["all back", 2**30 // page_bytes() * page_bytes()]
 
 
 def test_a_cache_that_others_had_handed_back_is_told_from_what_the_allocator_did_at_its_limit():
@@ -209,7 +209,7 @@ def test_libraries_give_up_their_buffers_before_the_cache_grows_anew(cuda, monke
     monkeypatch.setattr(torch.cuda, "empty_cache", hand_back)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     grow(GPU, 10**9 + 2**30, anew=True)
-    assert asked == ["libraries", 2**30]
+    assert asked == ["libraries", 2**30 // page_bytes() * page_bytes()]
     grow(GPU, 10**9, anew=True)
     assert len(asked) == 2, "nothing is missing"
 

@@ -13,12 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import memopt
 from memopt.calls.guard_fast_path import Kind
 from memopt.errors import ShortOfMemoryError
+from memopt.memory.allocator import slack_bytes
 from memopt.memory.allocator_limit import Allowance, Held, held_now
 from memopt.step import guard as step_guard
 from memopt.step.guard import StepGuard
 from tests.training.steps import gradients, make
 
 GPU = torch.device("cuda", 0)
+SPARE = slack_bytes(10**9, GPU)
 
 
 @pytest.fixture(autouse=True)
@@ -211,10 +213,14 @@ def test_a_compiled_model_says_what_is_its_own(monkeypatch):
     session.hold(10**9)
 
 
-@pytest.mark.parametrize("others", [0, 7, 10**6])
-def test_what_others_hold_is_allowed_in_full_though_buffers_of_libraries_are_not_there(monkeypatch, others):
+@pytest.mark.parametrize(
+    ("budget", "others", "more"),
+    [(0.9, 0, 0), (0.9, 7, 7), (0.9, 10**6, 10**6), ("1GB", 10**6, 0), ("1GB", 10**8, 10**8 - SPARE)],
+    ids=["a share", "and few bytes", "and others", "others inside", "others beyond what is spare"],
+)
+def test_what_others_hold_is_allowed_beside_a_share_and_inside_a_budget_in_bytes(monkeypatch, budget, others, more):
     model, x = make(layers=1)
-    run = memopt.compile(model, "1GB", backend="aten")
+    run = memopt.compile(model, budget, backend="aten")
     run(x)
     session = run._memopt.sessions[Kind(True, False).plan]
     session.resident = dataclasses.replace(session.resident, device=GPU, inputs=100, libraries=65)
@@ -227,7 +233,7 @@ def test_what_others_hold_is_allowed_in_full_though_buffers_of_libraries_are_not
         allowance = run._memopt.guards[session].allowance
         for later in (there, there + 65):
             holds(monkeypatch, later)
-            assert allowance.limit(held_now(GPU)) == 10**9 + others
+            assert allowance.limit(held_now(GPU)) == 10**9 + more
 
 
 def test_memory_that_runs_out_in_a_step_is_one_clear_line(monkeypatch):

@@ -35,7 +35,7 @@ def session_with(budget):
         backend=options.engine,
         passes=None,
         verify=False,
-        names={},
+        names=dict,
         resident=RESIDENT,
         table=CostTable(),
     )

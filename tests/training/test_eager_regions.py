@@ -123,3 +123,27 @@ def test_a_fraction_is_of_the_whole_step(make, shape, place):
         found = compiled.report.budget_bytes
         assert _peak(compiled, model, x) <= found
     assert 0.85 * eager < found < 0.95 * eager
+
+
+class Watched(nn.Module):
+    """A part without gradients between two that have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x).relu()
+        torch._dynamo.graph_break()
+        with torch.no_grad():
+            scale = self.second(x).cos().mean()
+        torch._dynamo.graph_break()
+        return (self.second(x) * scale).square().mean()
+
+
+def test_the_report_is_of_the_step_and_not_of_a_part_of_it_without_gradients():
+    torch._dynamo.reset()
+    model, x = Watched(), torch.randn(4096, 64)
+    run = memopt.compile(model, "4GB", optimizer=torch.optim.AdamW(model.parameters()), backend="aten")
+    run(x).backward()
+    assert len(run.report.programs) > 1 and run.report.peak_bytes == run.report.breakdown.total

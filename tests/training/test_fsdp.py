@@ -1,0 +1,129 @@
+"""FSDP2 over two gloo processes: the parameters of one process after five steps, and a refusal that ends both ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+
+WORKER = """
+import json, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import memopt
+from memopt.solve import apart
+from tests.training.test_fsdp import Net
+
+search = apart.curve
+apart.curve = lambda problem, *, seconds: search(problem, seconds=min(seconds, 0.5))
+rank, path, kind = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+batch = torch.randn(5, 1024, 32, generator=torch.Generator().manual_seed(0))
+
+def train(run, model, rows):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    if kind != "plain" and run is None:
+        budget = {"refused": "20kB" if rank else 0.8}.get(kind, 0.8)
+        run = memopt.compile(model, budget, optimizer=optimizer, backend="aten")
+    for x in batch:
+        run(x[rows]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return run
+
+def sharded():
+    model = Net()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if kind == "bf16" else MixedPrecisionPolicy()
+    if kind != "root":
+        for block in model.blocks:
+            fully_shard(block, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    return model
+
+own = slice(512 * rank, 512 * rank + 512)
+model, found = sharded(), {}
+try:
+    report = train(None, model, own).report
+    found = {"budget": report.budget_bytes, "peak": report.peak_bytes, "total": report.breakdown.total,
+             "parameters": report.breakdown.parameters, "state": report.breakdown.optimizer_state}
+    twin = sharded() if kind == "bf16" else Net()
+    train(twin, twin, own if kind == "bf16" else slice(None))
+    whole = [p.full_tensor() for p in model.parameters()]
+    twins = [p.full_tensor() if kind == "bf16" else p for p in twin.parameters()]
+    found["apart"] = max((a - b).abs().max().item() for a, b in zip(whole, twins, strict=True))
+    found["moved"] = max((a - b).abs().max().item() for a, b in zip(whole, Net().parameters(), strict=True))
+except memopt.BudgetError as error:
+    found = {"refused": str(error)}
+with open(f"{path}.{rank}.json", "w") as file:
+    json.dump(found, file)
+dist.destroy_process_group()
+"""
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(32, 128), torch.nn.Linear(128, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+class Net(torch.nn.Module):
+    """Blocks, and parameters of the root's own; the same ones whenever it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.blocks, self.head = torch.nn.ModuleList(Block() for _ in range(4)), torch.nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).float().square().mean()
+
+
+def run_two(folder: Path, kind: str) -> list[dict]:
+    """What two processes found, in order of rank."""
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(rank), str(folder / "store"), kind],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [process.communicate(timeout=400)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(errors)
+    return [json.loads((folder / f"store.{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["blocks", pytest.param("root", marks=pytest.mark.long), "bf16"])
+def test_parameters_are_those_of_one_process_and_shards_are_counted(kind, tmp_path):
+    whole = sum(parameter.nbytes for parameter in Net().parameters())
+    for found in run_two(tmp_path, kind):
+        assert found["moved"] > 0.01
+        assert found["apart"] < (2e-2 if kind == "bf16" else 1e-6)
+        assert found["peak"] <= found["budget"] and found["peak"] == found["total"]
+        assert found["parameters"] == pytest.approx(whole / 2, rel=0.02) == found["state"]
+
+
+def test_a_refusal_of_one_rank_ends_both(tmp_path):
+    first, second = run_two(tmp_path, "refused")
+    assert second["refused"].startswith("no plan fits the budget of 20.00 kB")
+    assert first["refused"].startswith("no plan fits the budget of another rank: rank 1 needs ")
