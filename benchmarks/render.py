@@ -31,6 +31,7 @@ from benchmarks.render_conversions import (  # noqa: E402
 )
 from benchmarks.render_loops import loop_table  # noqa: E402
 from benchmarks.render_training import first_step_table, paired_table, ratios_table, training_table  # noqa: E402
+from benchmarks.render_two_gpus import two_gpus_table  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "results.md")
@@ -292,6 +293,7 @@ def lengths_table(result: dict[str, Any]) -> str:
 # By the first word of a result's name: what stands between marks, and what has a page of its own.
 TABLES = {
     "userloop": loop_table,
+    "two": two_gpus_table,
     "inference": inference_table,
     "material": material_table,
     "memory": memory_table,

@@ -88,7 +88,7 @@ def stand_in(hook: types.MethodType) -> Callable[..., Any] | None:
 
     It breaks a graph where the hook does.
     """
-    state = hook.__self__
+    state: Any = hook.__self__
     if type(state).__module__ != _STATE:
         return None
     before, policy = hook.__func__.__name__ == "_pre_forward", state._mp_policy
@@ -104,7 +104,7 @@ def stand_in(hook: types.MethodType) -> Callable[..., Any] | None:
     def leaves(module: nn.Module, args: Any, output: Any) -> Any:
         return tree_map(cast, output)
 
-    return torch.compiler.disable(enters if before else leaves, reason="FSDP gathers parameters")  # type: ignore[no-any-return]
+    return torch.compiler.disable(enters if before else leaves, reason="FSDP gathers parameters")  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _state_of(module: nn.Module) -> Any:
