@@ -17,13 +17,15 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="th
 @pytest.fixture
 def sharded(tmp_path):
     """A model that is sharded over one process: blocks, then the root, in bf16."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    mesh = init_device_mesh("cpu", (1,))
     model, policy = Net(), MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
-        fully_shard(block, mp_policy=policy)
-    yield fully_shard(model, mp_policy=policy)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    yield fully_shard(model, mesh=mesh, mp_policy=policy)
     torch.distributed.destroy_process_group()
 
 

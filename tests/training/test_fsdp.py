@@ -18,6 +18,7 @@ import json, sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import memopt
@@ -43,12 +44,12 @@ def train(run, model, rows):
     return run
 
 def sharded():
-    model = Net()
+    model, mesh = Net(), init_device_mesh("cpu", (2,))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if kind == "bf16" else MixedPrecisionPolicy()
     if kind != "root":
         for block in model.blocks:
-            fully_shard(block, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
 
 own = slice(512 * rank, 512 * rank + 512)
