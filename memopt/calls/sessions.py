@@ -25,6 +25,7 @@ from memopt.compilation.session import Session
 from memopt.memory.cost.table import CostTable
 from memopt.memory.distributed import has_group
 from memopt.memory.resident import Resident, storage_bytes
+from memopt.memory.window import unseen
 from memopt.options import Options
 from memopt.recording.pool import Pool
 from memopt.report.record import Report
@@ -253,6 +254,11 @@ class Sessions(Mapping[Plan, Session]):
             kept = functools.partial(_kept, weakref.ref(session), calls)
             call = Ended(key, device, early, lambda: storage_bytes(_gradients(model)), window, whole, lets_go, kept)
             self.around.ended(call, outputs, given, look)
+            where = unseen(device) if session.budget is not None else ""
+            if where:
+                session.note(
+                    f"what the loop holds around the model's calls is not seen {where}: it is beside the budget"
+                )
             if session.limit_of_all is not None:
                 BEFORE.expect(device, self.around)
 

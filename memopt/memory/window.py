@@ -32,12 +32,25 @@ class Held:
     released: int | None = 0
 
 
+def unseen(device: torch.device) -> str:
+    """Where the allocator is not looked at, in words; empty where it is.
+
+    Collectives end in threads of their own; and where another thread than the main one ends, torch's profiler is left
+    without it, and the process ends in a segmentation fault.
+    """
+    if device.type == "cuda":
+        return ""
+    if has_group():
+        return "in processes that work together"
+    if threading.current_thread() is not threading.main_thread():
+        return "in another thread than the main one"
+    return ""
+
+
 class Window:
     """Looks at the allocator of one device from now until backward begins.
 
-    On CPU by its events in this thread, which are read once backward is over; where processes work together nothing is
-    seen there, as their collectives end in threads of their own, nor in another thread than the main one: where such a
-    thread ends, torch's profiler is left without it, and the process ends in a segmentation fault. On CUDA by its own
+    On CPU by its events in this thread, which are read once backward is over, unless that is `unseen`. On CUDA by its own
     counts, which are the user's to reset and are let stand: of a peak that is no new one it is known that it was no
     higher than before.
     """
@@ -56,7 +69,7 @@ class Window:
         self.within = False  # whether a region of the profiler's that began meanwhile was open when it was closed
         if device.type == "cuda":
             self._before = self._start = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
-        elif not has_group() and not is_profiled() and threading.current_thread() is threading.main_thread():
+        elif not unseen(device) and not is_profiled():
             self._recording = Recording(device, known, yields=True)
             self._recording.begin()
 
