@@ -50,8 +50,8 @@ def unseen(device: torch.device) -> str:
 class Window:
     """Looks at the allocator of one device from now until backward begins.
 
-    On CPU by its events in this thread, which are read once backward is over, unless that is `unseen`. On CUDA by its own
-    counts, which are the user's to reset and are let stand: of a peak that is no new one it is known that it was no
+    On CPU by its events in this thread, which are read once backward is over, unless that is `unseen`. On CUDA by its
+    own counts, which are the user's to reset and are let stand: of a peak that is no new one it is known that it was no
     higher than before.
     """
 
