@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import operator
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,7 +18,8 @@ from memopt.torch_compat.storages import id_of_storage, version_of
 from memopt.torch_compat.transforms import is_transformed
 
 _SMALL = 2**20  # bytes of memory that is copied: what counts or averages is small, larger ones are tables and masks
-_PLAIN = (int, float, bool, str, type(None))
+_PLAIN = (bool, int, float, str, type(None))
+_TENSORS = (torch.Tensor, nn.Parameter)
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_parameters"}
 # A flag that a first forward sets beside them would be set back, and the next forward register them once more.
 _HOOKS = sorted(name for name in _INTERNAL if "forward" in name or "backward" in name)
@@ -48,7 +48,7 @@ class CallStart:
         self._copies: dict[int, _Copy] = {}
         self._watched: list[tuple[str, torch.Tensor, int]] = []
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._hooks: list[tuple[nn.Module, type, dict[str, _Kept]]] = []
+        self._hooks: list[tuple[nn.Module, type, dict[str, Any]]] = []  # those that there are: most are empty
         for name, tensor, is_buffer in _tensors(model, inputs):
             memory = tensor.untyped_storage()
             if id_of_storage(memory) in self._copies or not memory.nbytes():
@@ -58,8 +58,9 @@ class CallStart:
             elif not tensor.is_inference():
                 self._watched.append((name, tensor, version_of(tensor)))
         for module in model.modules() if state else ():
-            self._attributes.append((module.__dict__, {key: _kept(value) for key, value in _own(module)}))
-            hooks = {name: _kept(module.__dict__[name]) for name in _HOOKS if name in module.__dict__}
+            attributes = module.__dict__
+            self._attributes.append((attributes, _own(attributes)))
+            hooks = {name: _kept(value) for name in _HOOKS if (value := attributes.get(name)) or value is False}
             self._hooks.append((module, type(module), hooks))
         for value in objects_of(model) if state and objects else ():
             self._attributes.append((vars(value), {key: _kept(item) for key, item in vars(value).items()}))
@@ -74,7 +75,7 @@ class CallStart:
             attributes.update({name: _restored(kept) for name, kept in known.items()})
         for module, kind, hooks in self._hooks:
             if type(module) is kind:  # a lazy module is made another by its hook, once
-                module.__dict__.update({name: _restored(kept) for name, kept in hooks.items()})
+                _restore_hooks(module.__dict__, hooks)
         for copy in self._copies.values():
             copy.restore()
         return next((name for name, tensor, version in self._watched if version_of(tensor) != version), "")
@@ -108,7 +109,7 @@ def _tensors(model: nn.Module, inputs: Any) -> Iterator[tuple[str, torch.Tensor,
             yield f"parameter {name!r}", parameter, False
     for path, module in model.named_modules():
         for key, value in module.__dict__.items():
-            if _is_plain(value):
+            if type(value) in _TENSORS and _is_plain(value):
                 yield f"attribute {f'{path}.{key}'.lstrip('.')!r}", value, False
     for index, leaf in enumerate(pytree.tree_leaves(inputs)):
         if _is_plain(leaf):
@@ -116,21 +117,31 @@ def _tensors(model: nn.Module, inputs: Any) -> Iterator[tuple[str, torch.Tensor,
 
 
 def _is_plain(value: Any) -> bool:
-    plain = type(value) in (torch.Tensor, nn.Parameter) and value.layout is torch.strided
+    plain = type(value) in _TENSORS and value.layout is torch.strided
     return plain and value.device.type in ("cpu", "cuda") and not is_transformed(value)
 
 
 # -- attributes ------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kept:
+class _Kept(NamedTuple):
+    """A container, and what it held."""
+
     value: Any
-    contents: list[Any] | None
+    contents: list[Any]
 
 
-def _own(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    return ((name, value) for name, value in module.__dict__.items() if _is_own(name, value))
+def _own(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """A module's own attributes as `_restored` takes them: there may be thousands, before each call."""
+    found = {}
+    for name, value in attributes.items():
+        if name in _INTERNAL:
+            continue
+        if type(value) in _PLAIN or isinstance(value, (*_PLAIN, torch.Tensor)):
+            found[name] = value
+        elif (contents := contents_of(value)) is not None:
+            found[name] = _Kept(value, contents)
+    return found
 
 
 def _is_own(name: str, value: Any) -> bool:
@@ -140,14 +151,27 @@ def _is_own(name: str, value: Any) -> bool:
     return isinstance(value, (*_PLAIN, torch.Tensor)) or contents_of(value) is not None
 
 
-def _kept(value: Any) -> _Kept:
-    return _Kept(value, contents_of(value))
+def _kept(value: Any) -> Any:
+    contents = contents_of(value)
+    return value if contents is None else _Kept(value, contents)
 
 
-def _restored(kept: _Kept) -> Any:
-    if kept.contents is not None:
-        refill(kept.value, kept.contents)
+def _restored(kept: Any) -> Any:
+    if not isinstance(kept, _Kept):
+        return kept
+    refill(kept.value, kept.contents)
     return kept.value
+
+
+def _restore_hooks(attributes: dict[str, Any], hooks: Mapping[str, Any]) -> None:
+    for name in _HOOKS:
+        if name in hooks:
+            attributes[name] = _restored(hooks[name])
+        elif attributes.get(name):  # there was none
+            if contents_of(attributes[name]) is None:
+                attributes[name] = None
+            else:
+                attributes[name].clear()
 
 
 def contents_of(value: Any) -> list[Any] | None:
