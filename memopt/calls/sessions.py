@@ -349,7 +349,11 @@ class Sessions(Mapping[Plan, Session]):
         guard = self.guards.setdefault(session, StepGuard())
         state = self._optimizers.state_bytes()
         whole, known = session.budget is not None and session.budget.bytes is not None, guard.allowance
-        guard.allow(allowance_of(self._model, state, session.resident, limit_bytes, known, whole=whole))
+        allowance = allowance_of(self._model, state, session.resident, limit_bytes, known, whole=whole)
+        guard.allow(allowance)
+        if whole and allowance.beyond_bytes:
+            beyond = format_bytes(allowance.beyond_bytes, short=True)
+            session.note(f"{beyond} of the device that no tensor shows (libraries, others' CUDA graphs) come on top")
         for optimizer in self._optimizers.instances():
             guard.during(optimizer)
 

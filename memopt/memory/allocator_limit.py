@@ -88,12 +88,20 @@ class Allowance:
     pooled_bytes: int = 0
     spare_bytes: int = 0
 
+    @property
+    def beyond_bytes(self) -> int:
+        """Bytes by which what belongs to others exceeds the limit: more of it than is spare."""
+        return max(0, self._others - self.spare_bytes)
+
+    @property
+    def _others(self) -> int:
+        return max(0, self.allocated_bytes - self.own_bytes) + self.pooled_bytes
+
     def limit(self, held: Held) -> int:
         """The bytes that the allocator may hold in a step that begins where it holds so much."""
         missing = max(0, self.own_bytes - self.allocated_bytes)  # counted, but not there yet: libraries' buffers, say
         grown = held.allocated_bytes - self.allocated_bytes - self.coming_bytes - missing
-        others = max(0, self.allocated_bytes - self.own_bytes) + self.pooled_bytes
-        return self.limit_bytes + max(0, others + max(0, grown) - self.spare_bytes)
+        return self.limit_bytes + max(0, self._others + max(0, grown) - self.spare_bytes)
 
     def expected(self, held: Held, beyond: int) -> int:
         """The bytes that it will hold, where a step takes `beyond` bytes more than what is there when it begins."""
