@@ -104,14 +104,15 @@ class Account:
     def room(self) -> int | None:
         """Bytes that planning may take beside what is resident: operators that are timed, proofs; None for no limit.
 
-        A fraction that is not fixed yet is taken of what the step was seen to take; a call of inference before there is
-        a step takes what it needs as it is.
+        A fraction that is not fixed yet is taken of what the step was seen to take. Before there is a step, operators of
+        a call of inference are run with as much as it takes as it is, weights included: what they need beside their
+        operands is part of what the fraction is of.
         """
         if self.budget is None or self.soft:
             return None
         if self.budget.bytes is None and self.reference.training is None:
             if self.alone is None or not self.trains:
-                return self.alone
+                return None if self.alone is None else self.resident.total + self.alone
             limit = self.budget.resolve(self.resident.total + self.alone)
         else:
             limit = self.budget.resolve(self.reference.of(0))

@@ -52,7 +52,7 @@ def test_what_is_left_beside_what_is_resident():
 def test_what_is_left_of_a_fraction_that_is_not_fixed_yet_goes_by_what_is_planned():
     account = Account(parse_budget("50%"), Resident(parameters=100))
     account.alone = 900
-    assert account.room == 900  # inference: as it is
+    assert account.room == 1000  # inference: as it is, weights included
     account.trains = True
     assert account.room == 400
     account.reference.trains(1600, "step")
