@@ -104,8 +104,8 @@ class Account:
     def room(self) -> int | None:
         """Bytes that planning may take beside what is resident: operators that are timed, proofs; None for no limit.
 
-        A fraction that is not fixed yet is taken of what the step was seen to take. Before there is a step, operators of
-        a call of inference are run with as much as it takes as it is, weights included: what they need beside their
+        A fraction that is not fixed yet is taken of what the step was seen to take. Before there is a step, operators
+        of a call of inference are run with as much as it takes as it is, weights included: what they need beside their
         operands is part of what the fraction is of.
         """
         if self.budget is None or self.soft:
