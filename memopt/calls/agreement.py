@@ -50,16 +50,13 @@ class Agreement:
             CaptureError: another rank failed otherwise.
         """
         try:
-            try:
-                yield
-            except OtherRankError:
-                raise
-            except Exception as error:
-                self.tell(error)
-                raise
+            yield
             self.reach()  # where no graph was compiled
         except OtherRankError as error:
             raise error.told() from None
+        except Exception as error:
+            self.tell(error)
+            raise
 
     def reach(self) -> None:
         """Say that this rank can take its first step, and hear what the others have found.

@@ -48,7 +48,7 @@ class Gathered(NamedTuple):
 def groups(model: nn.Module) -> Iterator[tuple[list[Gathered], bool]]:
     """What is gathered together, in the order of the modules, and whether it stays from forward on to backward."""
     root = True
-    for state in dict.fromkeys(filter(None, map(_state_of, model.modules()))):
+    for state in _states_of(model):
         for group in _groups_of(state):
             stays = group.post_forward_mesh_info is None or (
                 root and getattr(state, "_auto_reshard_after_forward", False)
@@ -59,13 +59,12 @@ def groups(model: nn.Module) -> Iterator[tuple[list[Gathered], bool]]:
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether a part of the model is sharded by `fully_shard`."""
-    return any(_state_of(module) is not None for module in model.modules())
+    return bool(_states_of(model))
 
 
 def let_go(model: nn.Module) -> None:
     """After a forward that was broken off: what was gathered is let go of, and the next call begins anew."""
-    states = [state for state in dict.fromkeys(map(_state_of, model.modules())) if state is not None]
-    begun = [state for state in states if state._is_root and state._state_ctx.iter_forward_root is not None]
+    begun = [state for state in _states_of(model) if state._is_root and state._state_ctx.iter_forward_root is not None]
     for root in begun:
         if hasattr(root, "_reset_iter_state"):  # from 2.13 on
             root._reset_iter_state()
@@ -107,9 +106,11 @@ def stand_in(hook: types.MethodType) -> Callable[..., Any] | None:
     return torch.compiler.disable(enters if before else leaves, reason="FSDP gathers parameters")  # type: ignore[no-untyped-call,no-any-return]
 
 
-def _state_of(module: nn.Module) -> Any:
-    home = sys.modules.get(_STATE)  # nothing is sharded before it is imported
-    return None if home is None else home._get_module_fsdp_state(module)
+def _states_of(model: nn.Module) -> list[Any]:
+    home = sys.modules.get(_STATE)
+    if home is None:  # nothing is sharded before it is imported: calls without gradients ask each time
+        return []
+    return list(dict.fromkeys(filter(None, map(home._get_module_fsdp_state, model.modules()))))
 
 
 def _groups_of(state: Any) -> list[Any]:

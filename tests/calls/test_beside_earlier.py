@@ -1,0 +1,67 @@
+"""In which order a call without room is tried; whole steps of several calls are in training/test_several_calls.py."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from memopt.budget import BudgetError
+from memopt.calls.beside_earlier import run_beside
+from memopt.calls.guard_fast_path import Kind
+from memopt.step.earlier_calls import NoRoomBesideError
+
+KIND = Kind(True, False)
+
+
+class Steps(dict):
+    """Sessions by plan, and what is done with them."""
+
+    def of(self, kind):
+        return self.setdefault(kind.plan, types.SimpleNamespace(last_word=False))
+
+    def forget(self, plan):
+        self.pop(plan, None)
+
+
+class Calls:
+    def __init__(self, *, room: bool, can_drop: bool) -> None:
+        self.room, self.can_drop, self.dropped = room, can_drop, 0
+
+    def have_room(self, session, graph):
+        return self.room
+
+    def drop(self):
+        self.dropped += 1
+
+
+@pytest.mark.parametrize(
+    ("room", "can_drop", "failures", "expected", "dropped"),
+    [
+        (True, False, 0, [(False, False)], 0),  # as it is planned
+        (False, False, 0, [(True, True)], 0),  # anew, with the last word
+        (True, False, 1, [(False, False), (True, True)], 0),
+        (False, True, 0, [(True, False)], 0),  # what the earlier ones hold is enough to plan with
+        (False, True, 1, [(True, False), (True, True)], 1),  # and where not, they let go
+    ],
+)
+def test_ways_are_tried_one_after_another(room, can_drop, failures, expected, dropped):
+    sessions, calls, tried = Steps(), Calls(room=room, can_drop=can_drop), []
+
+    def run(kind):
+        tried.append((kind.beside, sessions.of(kind).last_word))
+        if len(tried) <= failures:
+            raise NoRoomBesideError(None)
+        return "outputs"
+
+    assert run_beside(sessions, calls, KIND, object(), run) == "outputs"
+    assert tried == expected and calls.dropped == dropped
+    assert not any(session.last_word for session in sessions.values())
+
+
+def test_a_call_that_has_no_room_at_all_is_refused():
+    def run(kind):
+        raise BudgetError(2, 1)
+
+    with pytest.raises(BudgetError):
+        run_beside(Steps(), Calls(room=False, can_drop=True), KIND, None, run)
