@@ -16,7 +16,7 @@ from memopt.backends.hand_over import Generate, in_pieces, relayed
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.engine import Engine
 from memopt.memory.aliasing import owner
-from memopt.memory.hand_over import Handing
+from memopt.memory.hand_over import Handing, changed_by_hook
 from memopt.torch_compat.aot_autograd import aot_autograd
 from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.dead_draws import dead_draws_kept
@@ -59,14 +59,14 @@ class AtenBackend(Engine):
         )
         hooked = hooks.session.hooked
         if hooked is not None:
-            hooks.handed = hooked.names
+            hooks.handed = hooked.gone
         with dead_draws_kept(), nothing_donated():  # no half writes over what it is given
             run = lower(graph_module, example_inputs)
         found = hooks.handing
         if found is None or hooked is None or hooks.dry:
             return run
         groups = [[found.inputs[number] for number in item.outputs] for item in found.hand_overs]
-        return relayed(run, groups, found.inputs, hooked.keeps)
+        return relayed(run, groups, found.inputs, hooks.dropped(hooked.names), hooked.keeps)
 
 
 def lower_inference(
@@ -151,7 +151,7 @@ def _emitted(graph_module: fx.GraphModule, handing: Handing | None) -> Any:
         free_at.setdefault(index, []).append(node)  # type: ignore[arg-type]
     lines += _frees(free_at.get(-1, []), names)
     if pieces is not None:
-        constants |= {"changed": _changed, "version_of": version_of}
+        constants |= {"changed": changed_by_hook, "version_of": version_of}
         lines += pieces.versions(names)
     for index, node in enumerate(steps):
         names[node] = f"v{index}"
@@ -216,13 +216,6 @@ class _Pieces:
             values = ", ".join(names[self._results[output]] for output in outputs)
             lines += [f"    give({number}, ({values},))", f"    del {values}", "    yield"]
         return lines
-
-
-def _changed(name: str) -> None:
-    raise RuntimeError(
-        f"{name} was changed by a hook of another module's parameter while backward still reads it: "
-        "let such hooks change parameters of their own module only"
-    )
 
 
 def _is_item(node: fx.Node) -> bool:

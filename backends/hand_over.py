@@ -28,14 +28,14 @@ Generate = Callable[[list[Any], Callable[[int, Sequence[Any]], None]], Iterator[
 class Step:
     """One run of a compiled function that is in backward, or will be."""
 
-    def __init__(self, handed: Sequence[torch.Tensor], keeps: Callable[[], None]) -> None:
+    def __init__(self, dropped: Sequence[torch.Tensor], keeps: Callable[[], None]) -> None:
         """Backward has not begun.
 
         Args:
-            handed: the parameters whose gradients are handed over.
+            dropped: the parameters whose gradients hooks are to drop.
             keeps: called when backward has ended, and hooks have left some of them.
         """
-        self._handed, self._keeps = handed, keeps
+        self._dropped, self._keeps = dropped, keeps
         self._pieces: Iterator[None] | None = None
         self._given: dict[int, Sequence[Any]] = {}
         self._advance: Callable[[list[Any]], Sequence[Any]] = _advance
@@ -70,11 +70,12 @@ class Step:
 
         self._given, self._rest = {}, lambda gradients: existing(enumerate(gradients))
         self._pieces, self._advance = generate(args, give), advance
-        at_end_of_backward(self._see)
+        if self._dropped:
+            at_end_of_backward(self._see)
         self._run_on()
 
     def _see(self) -> None:
-        if any(parameter.grad is not None for parameter in self._handed):
+        if any(parameter.grad is not None for parameter in self._dropped):
             self._keeps()
 
     def take(self, number: int) -> Sequence[Any]:
@@ -118,11 +119,13 @@ def in_pieces(
     return boxed(backward)
 
 
-def drained(generate: Generate) -> Callable[[list[Any]], Sequence[Any]]:
-    """The same from begin to end: what is handed over is dropped at once."""
+def drained(
+    generate: Generate, give: Callable[[int, Sequence[Any]], None] = lambda number, gradients: None
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """The same from begin to end: what is handed over is given there, or dropped at once."""
 
     def run(args: list[Any]) -> Sequence[Any]:
-        pieces = generate(args, lambda number, gradients: None)
+        pieces = generate(args, give)
         done: Sequence[Any] = ()
         while not done:
             done = _advance([pieces])
@@ -133,7 +136,11 @@ def drained(generate: Generate) -> Callable[[list[Any]], Sequence[Any]]:
 
 
 def relayed(
-    run: Callable[..., Any], groups: Sequence[Sequence[int]], rest: Sequence[int], keeps: Callable[[], None]
+    run: Callable[..., Any],
+    groups: Sequence[Sequence[int]],
+    rest: Sequence[int],
+    dropped: Sequence[int],
+    keeps: Callable[[], None],
 ) -> Callable[..., Any]:
     """A compiled function whose inputs reach it through relays.
 
@@ -141,6 +148,7 @@ def relayed(
         run: the function.
         groups: per hand-over, in order, which inputs its gradients are of.
         rest: per gradient of backward, which input it is of.
+        dropped: the inputs whose gradients hooks are to drop.
         keeps: called where hooks have left gradients that were handed over.
     """
     handed = {index for group in groups for index in group}
@@ -150,7 +158,7 @@ def relayed(
     def call(*args: Any) -> Any:
         if not torch.is_grad_enabled():
             return run(*args)
-        values, step = list(args), Step([args[index] for index in sorted(handed)], keeps)
+        values, step = list(args), Step([args[index] for index in dropped if index in handed], keeps)
         trained = [index for index, value in enumerate(args) if isinstance(value, torch.Tensor) and value.requires_grad]
         others = [index for index in trained if index not in handed]
         # Of nodes that are ready autograd runs the latest first: what is handed over first is made last.

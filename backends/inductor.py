@@ -26,7 +26,6 @@ from memopt.inductor.training import Training
 from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import Timeline
 from memopt.program import Program
-from memopt.step.hooked import HELD
 from memopt.step.inference import settling
 from memopt.step.sizes_apart import SizesError
 from memopt.torch_compat.inductor_files import has_cpp_compiler, has_triton
@@ -83,8 +82,8 @@ class InductorBackend(Engine):
         if hooks.dry:
             lower = rehearse if session.rehearsing else emit_training
             return lower(graph_module, example_inputs, hooks)
-        if session.hooked is not None and session.hooked.names:
-            session.note(HELD)
+        if session.hooked is not None:
+            hooks.handed = session.hooked.gone
         return _training(graph_module, example_inputs, hooks).compile()
 
     def compile_symbolic(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> ManySizes:

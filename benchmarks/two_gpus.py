@@ -1,8 +1,9 @@
 """A user's loop on two devices: DistributedDataParallel and FSDP2 by the usual recipes, compiled, and within budgets.
 
 Llama of transformers, a batch a rank; with DDP float32 weights under bf16 autocast, with FSDP2 bf16 parameters and
-float32 reduction, block by block and then the root. Each row is two processes of its own, and what they reserved is the
-most of their whole lives. A budget is a share of what the compiled peer of the same kind reserved on its worst rank.
+float32 reduction, block by block and then the root; `inside` is a model that has DistributedDataParallel in it. Each row
+is two processes of its own, and what they reserved is the most of their whole lives. A budget is a share of what the
+compiled peer of the same kind reserved on its worst rank.
 
 python benchmarks/two_gpus.py --device cuda --json two_gpus_llama_1b.json
 python benchmarks/two_gpus.py --tiny
@@ -54,8 +55,10 @@ def made(row: str, device: str, *, tiny: bool, budget: int | None) -> tuple[nn.M
     run: Any = model
     if engine == "memopt":
         run = memopt.compile(model, budget=f"{budget}B", optimizer=optimizer)
-    if kind == "ddp":
+    if kind in ("ddp", "inside"):
         run = DistributedDataParallel(run, gradient_as_bucket_view=True)
+    if kind == "inside":
+        run = memopt.compile(run, budget=f"{budget}B", optimizer=optimizer)
     if engine == "compile":
         run = torch.compile(run)
     return model, run, optimizer
@@ -73,7 +76,7 @@ def work(given: argparse.Namespace) -> dict[str, Any]:
     sizes = TINY if given.tiny else SIZES
     model, run, optimizer = made(given.row, device, tiny=given.tiny, budget=given.budget)
     batch = batches(MODEL, 4 * RANKS, sizes, tiny=given.tiny, device=device)[given.rank :: RANKS]
-    cast = torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=given.row.startswith("ddp"))
+    cast = torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=given.row.startswith(("ddp", "inside")))
 
     def step(number: int) -> torch.Tensor:
         with cast:
@@ -160,7 +163,7 @@ def main() -> None:
         return
     rows: dict[str, dict[str, Any]] = {}
     for row in given.rows.split(","):
-        kind, share = row.partition("_")[0], row.partition(":")[2]
+        kind, share = row.replace("inside:", "ddp_:").partition("_")[0], row.partition(":")[2]
         peer = rows.get(f"{kind}_compile", {}).get("reserved_bytes") or given.reference
         budget = int(float(share) * peer) if share else None
         rows[row] = run_row(row, budget, given)

@@ -313,6 +313,7 @@ def dynamo_settings(
         recompile_limit=_RECOMPILE_LIMIT,
         accumulated_recompile_limit=8 * _RECOMPILE_LIMIT,
         fail_on_recompile_limit_hit=True,
+        optimize_ddp=False,  # it cuts the graph where buckets are full: gradients are handed over within backward
         use_numpy_random_stream=True,  # numpy.random draws from NumPy's own stream, and not from torch's
     )
     try:

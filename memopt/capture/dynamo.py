@@ -11,7 +11,7 @@ import dataclasses
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, MutableSet, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableSet, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -92,7 +92,7 @@ class Hooks:
         self._called = [called(node, origin) for node, origin in zip(placeholders, self.origins, strict=True)]
         # Weakly: the caller's tensors are the caller's.
         self._given = [weakref.ref(value) if isinstance(value, torch.Tensor) else None for value in example_inputs]
-        self.handed: frozenset[str] = frozenset()  # parameters whose gradients an engine hands over within backward
+        self.handed: frozenset[str] = frozenset()  # parameters whose gradients are dropped within backward
         self.lets_go = False  # whether the caller is to let go of what is returned beside the loss before backward
         self.handing: Handing | None = None  # how the backward half that was cut last does so
         self.dry = session.dry
@@ -123,6 +123,10 @@ class Hooks:
     def called(self, place: int) -> str:
         """What a user calls an input of Dynamo's graph."""
         return self._called[place].removeprefix("input ")
+
+    def dropped(self, names: Collection[str]) -> list[int]:
+        """The places of the parameters by these names among the inputs of Dynamo's graph."""
+        return [place for place, origin in enumerate(self.origins) if origin.target in names]
 
     def infers(self) -> None:
         """An engine has found that nothing which the graph computes needs gradients, though inputs do."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from memopt.backends.hand_over import Generate
 from memopt.inductor.lines import with_lines
 from memopt.inductor.loading import Call, stand_in
+from memopt.inductor.pieces import Pieces, generator_of
 from memopt.inductor.replay import Wrapper
 from memopt.recording.ends import Ends
 from memopt.recording.guide import FIRST, Guide
@@ -33,6 +35,7 @@ class GeneratedCode:
         wrapper: the code; None as long as there is none.
         overwrites: positions of the arguments that it writes its own values to; None: these are not known.
         instead: what runs in place of it.
+        pieces: the code that gives some of its results before it ends, where there is such.
     """
 
     def __init__(self, around: Callable[[Call], Call] = lambda call: call) -> None:
@@ -41,14 +44,16 @@ class GeneratedCode:
         self.wrapper: Wrapper | None = None
         self.overwrites: Sequence[int] | None = ()
         self.instead: Call | None = None
+        self.pieces: Pieces | None = None
         self._load: Callable[[], ModuleType] | None = None
         self._module: ModuleType | None = None
+        self._generator: Generate | None = None
 
     def taken(self, load: Callable[[], ModuleType], path: str, attributes: Mapping[str, Any]) -> Any:
         """Take the code; see `memopt.inductor.loading.loaded_by`."""
         self.wrapper = Wrapper(Path(path).read_text(), dict(attributes))
         self.overwrites = overwritten_arguments(self.wrapper.source)
-        self._load, self._module = load, None
+        self._load, self._module, self._generator = load, None, None
         return stand_in(self.around(self._run), path)
 
     def load(self) -> ModuleType | None:
@@ -57,6 +62,14 @@ class GeneratedCode:
             with no_fake_mode():
                 self._module = self._load()
         return self._module
+
+    def generate(self, args: list[Any], give: Callable[[int, Sequence[Any]], None]) -> Iterator[None]:
+        """The generator of one run of the pieces: see `memopt.backends.hand_over`."""
+        if self._generator is None:
+            module = self.load()
+            assert module is not None and self.pieces is not None
+            self._generator = generator_of(self.pieces, module)
+        return self._generator(args, give)
 
     def _run(self, args: list[Any]) -> Sequence[Any]:
         module = self._module or self.load()

@@ -9,12 +9,14 @@ import contextlib
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from memopt.backends.hand_over import drained
+from memopt.backends.hand_over import in_pieces as run_in_pieces
 from memopt.capture.dependence import SavedFor, saved_in_part
 from memopt.common.phases import phase
 from memopt.common.progress import stage
@@ -22,7 +24,10 @@ from memopt.inductor.ahead import Ahead, BegunError, lays_out
 from memopt.inductor.generated import GeneratedCode, recordable
 from memopt.inductor.loading import Call, loaded_by
 from memopt.inductor.offload import waiting
+from memopt.inductor.pieces import NAMES, Pieces, in_pieces
 from memopt.inductor.replay import Meter, ReplayError, Workspace, Wrapper, replay
+from memopt.memory.aliasing import analyse
+from memopt.memory.hand_over import due, showing
 from memopt.memory.timeline import is_of_a_loss
 from memopt.program import InputKind, OutputKind, Program, copy_node, module_of
 from memopt.recording.ends import ends_of
@@ -135,6 +140,27 @@ class Halves:
             if half is not None:
                 half.load()
 
+    def hand_over(self, program: Program, names: Iterable[str], guarded: Callable[[Call], Call]) -> Pieces | None:
+        """Have backward give gradients of these parameters as soon as its code is through with them.
+
+        Args:
+            program: the joint program that was lowered.
+            names: of the parameters.
+            guarded: wraps what runs a piece, for errors.
+
+        Returns:
+            The code in pieces; None where it gives none of them before it ends.
+        """
+        backward = self.backward
+        if backward is None or backward.wrapper is None:
+            return None
+        aliasing = analyse(program)
+        wanted = due(program, aliasing, names)
+        found = backward.pieces = in_pieces(backward.wrapper.source, wanted, showing(program, aliasing))
+        if found is not None:
+            backward.instead = run_in_pieces(backward.generate, len(backward.outputs), found.outputs, guarded)
+        return found
+
     def recordable(self, program: Program, pool: Pool) -> RecordedStep | None:
         """Both halves as `memopt.inductor.generated.recordable` has them; None where their ends are not known.
 
@@ -143,7 +169,7 @@ class Halves:
             pool: where they would be recorded.
         """
         forward, backward = self.forward, self.backward
-        if forward is None or backward is None:
+        if forward is None or backward is None or backward.pieces is not None:
             return None
         fixed = {entry.name for entry in program.inputs if entry.kind in (InputKind.PARAMETER, InputKind.BUFFER)}
         names = [name for name, _ in forward.inputs]
@@ -207,7 +233,7 @@ class Halves:
         del values, given
         meter.add(arguments)
         meter.mark()
-        gradients = replay(backward.wrapper, arguments, mode, meter)
+        gradients, early = _backward_replayed(backward, program, arguments, mode, meter)
         del roots
         end = meter.live
         kinds = {entry.name: entry.kind for entry in program.inputs}
@@ -217,7 +243,7 @@ class Halves:
             if kinds.get(output.target or "") is InputKind.USER and isinstance(value, torch.Tensor)
         ]
         left = end - sum({storage_id(v): v.untyped_storage().nbytes() for v in passed_on}.values())
-        del held
+        del held, early
         return GraphPeaks(peak_forward, meter.peak, saved, max(0, left), gradients_of(program))
 
 
@@ -228,6 +254,26 @@ class _Followed:
     mode: FakeTensorMode
     meter: Meter
     results: list[Any]
+
+
+def _backward_replayed(
+    backward: Half, program: Program, arguments: list[Any], mode: FakeTensorMode, meter: Meter
+) -> tuple[list[Any], list[Any]]:
+    """What backward's code returns on fake arguments, and those of what it gave before that are not dropped then."""
+    assert backward.wrapper is not None
+    pieces, early = backward.pieces, list[Any]()
+    if pieces is None:
+        return replay(backward.wrapper, arguments, mode, meter), early
+    late = program.outputs[program.forward_outputs :]
+
+    def give(number: int, values: Sequence[Any]) -> None:
+        early.extend(
+            value for place, value in zip(pieces.outputs[number], values, strict=True) if not late[place].handed
+        )
+
+    wrapper = Wrapper(pieces.source, {**backward.wrapper.attributes, **NAMES})
+    results = replay(wrapper, arguments, mode, meter, lambda call, given: drained(call, give)(given))
+    return results, early
 
 
 def _followed(forward: Half, wrapper: Wrapper, workspace: Workspace) -> _Followed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from memopt.recording.step import Call
@@ -35,20 +35,34 @@ def with_lines(
     Returns:
         The function, and the number after the last; None where the module has no such function.
     """
-    tree = ast.parse(source)
-    found = next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "call"), None)
+    found = call_of(ast.parse(source))
     if found is None:
         return None
     counter = _Counter(first)
     found.body = counter.told(found.body)
-    found.name, found.decorator_list = "_memopt_call", []
+    return made_of(found, module, {_BEFORE: before}), counter.next
+
+
+def call_of(tree: ast.AST) -> ast.FunctionDef | None:
+    """The function that runs a generated module, in its source."""
+    return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "call"), None)
+
+
+def made_of(function: ast.FunctionDef, module: types.ModuleType, names: Mapping[str, Any]) -> Any:
+    """An edited `call` of a generated module, which uses what the module has loaded.
+
+    Args:
+        function: the edited function.
+        module: the generated module, loaded.
+        names: what the function calls beside what the module has.
+    """
+    function.name, function.decorator_list = "_memopt_call", []
     made: dict[str, Any] = {}
-    module.__dict__[_BEFORE] = before
-    code = ast.fix_missing_locations(ast.Module(body=[found], type_ignores=[]))
+    module.__dict__.update(names)
+    code = ast.fix_missing_locations(ast.Module(body=[function], type_ignores=[]))
     exec(compile(code, module.__file__ or "<inductor wrapper>", "exec"), module.__dict__, made)
-    function = made["_memopt_call"]
     own = getattr(module, "runner", None)
-    return (types.MethodType(function, own) if found.args.args[0].arg == "self" else function), counter.next
+    return types.MethodType(made["_memopt_call"], own) if function.args.args[0].arg == "self" else made["_memopt_call"]
 
 
 class _Counter:

@@ -43,6 +43,10 @@ class Wrapper:
     attributes: Mapping[str, Any]
 
 
+def _ran(call: Callable[[list[Any]], Any], arguments: list[Any]) -> Any:
+    return call(arguments)
+
+
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all storages that appear while it is entered, until they die, but of what is on the host.
 
@@ -109,7 +113,13 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._told_later.append((self.live, taken))
 
 
-def replay(wrapper: Wrapper, arguments: list[Any], mode: FakeTensorMode, meter: Meter) -> list[Any]:
+def replay(
+    wrapper: Wrapper,
+    arguments: list[Any],
+    mode: FakeTensorMode,
+    meter: Meter,
+    run: Callable[[Any, list[Any]], Any] = _ran,
+) -> list[Any]:
     """Run a wrapper on fake arguments and return its results, fake as well.
 
     Args:
@@ -117,6 +127,7 @@ def replay(wrapper: Wrapper, arguments: list[Any], mode: FakeTensorMode, meter: 
         arguments: fake tensors and plain numbers; the list is emptied, as the wrapper frees what it reads last.
         mode: the fake mode of the arguments.
         meter: what counts.
+        run: calls what the wrapper names `call` with the arguments.
 
     Raises:
         ReplayError: something in the code is not understood.
@@ -124,7 +135,7 @@ def replay(wrapper: Wrapper, arguments: list[Any], mode: FakeTensorMode, meter: 
     try:
         namespace = _load(wrapper, {**_STUBS, "extern_kernels": _ExternKernels(meter)})
         with torch.no_grad(), mode, meter:
-            return list(namespace["call"](arguments))
+            return list(run(namespace["call"], arguments))
     except Exception as error:  # whatever generated code may raise
         reason = str(error).splitlines()[0] if str(error) else ""
         raise ReplayError(f"Inductor's code cannot be followed ({type(error).__name__}: {reason})") from error

@@ -12,8 +12,9 @@ from typing import Any
 from torch import fx
 
 from memopt.backends.aten import AtenBackend
+from memopt.backends.hand_over import relayed
 from memopt.capture.dynamo import Hooks, outside_tracing
-from memopt.capture.joint import Halved
+from memopt.capture.joint import Halved, placeholder_by_position
 from memopt.common.garbage import collect_early
 from memopt.common.phases import phase
 from memopt.engine import Recalled
@@ -31,6 +32,7 @@ from memopt.inductor.replay import ReplayError
 from memopt.inductor.settled import Settled, SettledSteps, key_of
 from memopt.inductor.trace import Trace
 from memopt.inductor.workspace import MeasuredWorkspace
+from memopt.memory.hand_over import gives_gradients_only, sources
 from memopt.program import Program
 from memopt.step.corrections import corrected
 from memopt.step.graph_peaks import GraphPeaks
@@ -129,7 +131,9 @@ class Training:
 
     def _repeatable(self, attempt: _Attempt) -> Callable[[], None] | None:
         """Keeps the code for `recall`; None where it cannot be kept."""
-        forward, entry = attempt.halves.forward, attempt.entry
+        forward, backward, entry = attempt.halves.forward, attempt.halves.backward, attempt.entry
+        if backward is not None and backward.pieces is not None:
+            return None
         if entry is None or forward is None or forward.waiting:  # what waits on the host, backward asks for by name
             return None
         return functools.partial(self._joint_cache.write, entry)
@@ -266,6 +270,7 @@ class Training:
                 return self._again()
         captured = self.hooks.captured
         assert captured is not None
+        run = self._handing_over(run, captured, halves)
         correction = session.correction if session.search else -self._own.spared
         settled = Settled(session.search, tuple(item.key for item in session.lowering), correction)
         try:
@@ -287,6 +292,23 @@ class Training:
             self._plans.code = attempt
             self._plans.took(session.code_peak())
         return attempt
+
+    def _handing_over(self, run: Callable[..., Any], captured: Program, halves: Halves) -> Callable[..., Any]:
+        """The step whose gradients go to hooks, or to what reduces them, as soon as they are final."""
+        hooked, hooks = self.session.hooked, self.hooks
+        if hooked is None or not hooked.early:
+            return run
+        position = {name: index for index, name in placeholder_by_position(captured.graph_module).items()}
+        pieces = None
+        if gives_gradients_only(captured, position):
+            pieces = halves.hand_over(captured, hooked.early, hooks.backward)
+        if pieces is None:
+            if hooked.names:
+                self.session.note(HELD)
+            return run
+        inputs = sources(captured, position)
+        groups = [[inputs[number] for number in outputs] for outputs in pieces.outputs]
+        return relayed(run, groups, inputs, hooks.dropped(hooked.names), hooked.keeps)
 
     def _meanwhile(self, halves: Halves) -> None:
         """Do what there will be to do while backward's code is generated elsewhere."""

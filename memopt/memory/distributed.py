@@ -21,10 +21,12 @@ class Buckets:
     Attributes:
         nbytes: of all buckets.
         viewed: ids of the parameters whose gradients are views of a bucket: they take no memory of their own.
+        reduced: ids of all parameters whose gradients are reduced.
     """
 
     nbytes: int = 0
     viewed: frozenset[int] = frozenset()
+    reduced: frozenset[int] = frozenset()
 
 
 def has_group() -> bool:
@@ -66,17 +68,19 @@ def buckets_of(model: nn.Module) -> Buckets:
 
     A reducer holds one flat buffer per bucket from its construction on, together as large as the gradients.
     """
-    if not torch.distributed.is_available():
+    if not has_group():
         return Buckets()
     nbytes = 0
     viewed: set[int] = set()
+    every: set[int] = set()
     for module in _replicas(model):
         named = module.module.named_parameters()
         reduced = [p for name, p in named if p.requires_grad and name not in module.parameters_to_ignore]
         nbytes += sum(p.numel() * p.element_size() for p in reduced)
+        every.update(id(p) for p in reduced)
         if module.gradient_as_bucket_view:
             viewed.update(id(p) for p in reduced)
-    return Buckets(nbytes, frozenset(viewed))
+    return Buckets(nbytes, frozenset(viewed), frozenset(every))
 
 
 def gathered_bytes(model: nn.Module) -> int:

@@ -46,6 +46,19 @@ class Handing:
     shown: Mapping[str, str]
 
 
+@dataclasses.dataclass(frozen=True)
+class Due:
+    """Gradients of one module's parameters, for code that finds out by itself when they are final.
+
+    Attributes:
+        outputs: which of the backward half's results they are.
+        shown: names of the values that show these parameters, which are not to be read any more.
+    """
+
+    outputs: tuple[int, ...]
+    shown: frozenset[str]
+
+
 def is_hooked(parameter: torch.Tensor) -> bool:
     """Whether a parameter has hooks that run as soon as its gradient is accumulated."""
     return bool(hooks_after_accumulation(parameter)) or is_stepped_in_backward(parameter)
@@ -92,6 +105,27 @@ def hand_overs(program: Program, aliasing: Aliasing) -> list[HandOver]:
     return [HandOver(calls[when].name, outputs) for when, outputs in sorted(found)]
 
 
+def due(program: Program, aliasing: Aliasing, names: Iterable[str]) -> list[Due]:
+    """The gradients of these parameters, by the module that has them."""
+    known, targets = frozenset(names), {entry.name: entry.target or "" for entry in program.inputs}
+    of = {node.name: set(aliasing.of.get(node, ())) for node in program.placeholders}
+    groups: dict[str, list[int]] = {}
+    memory: dict[str, set[int]] = {}
+    for number, output in enumerate(program.outputs[program.forward_outputs :]):
+        name = targets.get(output.target or "", "")
+        if output.kind is OutputKind.GRADIENT and name in known:
+            module = name.rpartition(".")[0]
+            groups.setdefault(module, []).append(number)
+            memory.setdefault(module, set()).update(of.get(output.target or "", ()))
+    return [
+        Due(
+            tuple(numbers),
+            frozenset(node.name for node, indices in aliasing.of.items() if memory[module].intersection(indices)),
+        )
+        for module, numbers in groups.items()
+    ]
+
+
 def handing(program: Program, aliasing: Aliasing, position: Mapping[str, int]) -> Handing | None:
     """How the backward half of a program hands gradients over; None where it returns all in the end.
 
@@ -101,21 +135,48 @@ def handing(program: Program, aliasing: Aliasing, position: Mapping[str, int]) -
         position: by name of a placeholder, which input of the captured graph it is.
     """
     found, start = hand_overs(program, aliasing), program.forward_outputs
-    late = list(zip(program.outputs, program.output_nodes, strict=True))[start:]
-    plain = all(value is None or (out.kind is OutputKind.GRADIENT and out.target in position) for out, value in late)
-    kinds = {entry.name: entry for entry in program.inputs}
-    if not found or not plain or any(kinds[name].kind is not InputKind.BUFFER for name in program.mutated):
+    if not found or not gives_gradients_only(program, position):
         return None
+    return Handing(
+        tuple(HandOver(item.after, tuple(number - start for number in item.outputs)) for item in found),
+        sources(program, position),
+        showing(program, aliasing),
+    )
+
+
+def gives_gradients_only(program: Program, position: Mapping[str, int]) -> bool:
+    """Whether backward returns nothing but gradients of the graph's inputs, and forward writes to buffers only."""
+    late = list(zip(program.outputs, program.output_nodes, strict=True))[program.forward_outputs :]
+    plain = all(value is None or (out.kind is OutputKind.GRADIENT and out.target in position) for out, value in late)
+    kinds = {entry.name: entry.kind for entry in program.inputs}
+    return plain and all(kinds[name] is InputKind.BUFFER for name in program.mutated)
+
+
+def sources(program: Program, position: Mapping[str, int]) -> tuple[int, ...]:
+    """Per result of backward, which input of the captured graph it is the gradient of; -1 for none."""
+    return tuple(position.get(out.target or "", -1) for out in program.outputs[program.forward_outputs :])
+
+
+def showing(program: Program, aliasing: Aliasing) -> dict[str, str]:
+    """By name, the values that show a parameter's or a buffer's memory, and its name."""
     named = {
         index: entry.target or entry.name
         for node, entry in zip(program.placeholders, program.inputs, strict=True)
         if entry.kind in (InputKind.PARAMETER, InputKind.BUFFER)
         for index in aliasing.of.get(node, ())
     }
-    return Handing(
-        tuple(HandOver(item.after, tuple(number - start for number in item.outputs)) for item in found),
-        tuple(position.get(out.target or "", -1) for out, _ in late),
-        {node.name: named[index] for node, indices in aliasing.of.items() for index in indices if index in named},
+    return {node.name: named[index] for node, indices in aliasing.of.items() for index in indices if index in named}
+
+
+def changed_by_hook(name: str) -> None:
+    """Refuse a parameter that was changed while backward still reads it.
+
+    Raises:
+        RuntimeError: always.
+    """
+    raise RuntimeError(
+        f"{name} was changed by a hook of another module's parameter while backward still reads it: "
+        "let such hooks change parameters of their own module only"
     )
 
 

@@ -1,4 +1,4 @@
-"""Which gradients of a model hooks use and drop within backward: by the hooks, and by what backward leaves."""
+"""Which gradients of a model are used within backward: dropped by hooks, or reduced with those of other ranks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from memopt.memory.distributed import buckets_of
 from memopt.memory.hand_over import hooked_names
 from memopt.torch_compat.autograd_nodes import at_end_of_backward
 from memopt.torch_compat.modules import hooks_after_accumulation
@@ -22,18 +23,31 @@ KEPT = "hooks of parameters leave gradients where they are: these count until th
 
 
 class Hooked:
-    """The parameters whose gradients are handed over to hooks in the middle of backward, and not held to its end.
+    """The parameters whose gradients are handed over in the middle of backward.
 
     Attributes:
-        names: their names in the model.
-        kept: whether a backward left gradients of theirs: hooks that only look at gradients save nothing.
+        names: those whose gradients hooks use and drop, by their names in the model.
+        reduced: those whose gradients DistributedDataParallel begins to reduce as soon as it has them.
+        viewed: of these, those whose gradients it keeps in its buckets: what backward made is dropped then.
+        kept: whether a backward left gradients of `names`: hooks that only look at gradients save nothing.
     """
 
     def __init__(self, model: nn.Module) -> None:
         """Look for hooks."""
         self.names = hooked_names(model)
+        self.reduced = self.viewed = frozenset[str]()
         self.kept = False
         self._calls = 0
+
+    @property
+    def gone(self) -> frozenset[str]:
+        """Those whose gradients backward makes, and does not hold to its end."""
+        return self.names | self.viewed
+
+    @property
+    def early(self) -> frozenset[str]:
+        """Those whose gradients are wanted before the end of backward."""
+        return self.names | self.reduced
 
     def keeps(self) -> None:
         """A backward has left gradients of these parameters."""
@@ -44,9 +58,14 @@ class Hooked:
         self._calls += 1
         if self._calls > _LOOKS and self._calls & (self._calls - 1) and not self.kept:
             return False
-        names = frozenset[str]() if self.kept else hooked_names(model)
-        before, self.names = self.names, names
-        return names != before
+        before = self.names, self.reduced, self.viewed
+        self.names = frozenset[str]() if self.kept else hooked_names(model)
+        buckets = buckets_of(model)
+        if buckets.reduced:  # an evaluation may leave DistributedDataParallel out
+            named = [(name, id(parameter)) for name, parameter in model.named_parameters()]
+            self.reduced = frozenset(name for name, key in named if key in buckets.reduced)
+            self.viewed = frozenset(name for name, key in named if key in buckets.viewed)
+        return (self.names, self.reduced, self.viewed) != before
 
 
 def spare(parameter: torch.Tensor) -> None:

@@ -31,10 +31,11 @@ def test_buckets_are_as_large_as_the_gradients():
     assert buckets_of(model) == Buckets()
     wrapped = memopt.measure(DistributedDataParallel, model, device="cpu")
     assert wrapped.end_bytes >= nbytes
-    assert buckets_of(wrapped.value) == Buckets(nbytes)
-    assert buckets_of(torch.nn.Sequential(wrapped.value)) == Buckets(nbytes)
+    reduced = frozenset(id(p) for p in trained)
+    assert buckets_of(wrapped.value) == Buckets(nbytes, reduced=reduced)
+    assert buckets_of(torch.nn.Sequential(wrapped.value)) == Buckets(nbytes, reduced=reduced)
     viewed = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    assert buckets_of(viewed) == Buckets(nbytes, frozenset(id(p) for p in trained))
+    assert buckets_of(viewed) == Buckets(nbytes, viewed=reduced, reduced=reduced)
 
 
 @pytest.mark.usefixtures("alone")
@@ -51,6 +52,6 @@ def test_the_one_that_runs_around_is_found_and_ignored_parameters_are_not_counte
     model = Inner()
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["norm.weight"])
     DistributedDataParallel(model)(torch.ones(2, 24))
-    expected = sum(p.nbytes for name, p in model.named_parameters() if name != "norm.weight")
-    assert seen == [Buckets(expected)]
+    reduced = [p for name, p in model.named_parameters() if name != "norm.weight"]
+    assert seen == [Buckets(sum(p.nbytes for p in reduced), reduced=frozenset(map(id, reduced)))]
     assert buckets_of(model) == Buckets()
