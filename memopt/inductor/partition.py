@@ -38,6 +38,8 @@ IN_ORDER, ADDED_IN_ORDER, IN_ANY_ORDER = b"memopt, in either order", b"memopt, r
 
 # A buffer that waits for another of its size is alive meanwhile; the allocator reuses memory as well.
 _FREED_AT_ONCE = {"allow_buffer_reuse": False}
+# The order that frees most at once computes gradients of weights last; theirs are wanted as soon as they can be there.
+_GRADIENTS_EARLY = {"reorder_for_peak_memory": False}
 # The order is chosen anew by a count of bytes that knows of no sum that takes the memory of its operand.
 _AS_PLANNED = {**_FREED_AT_ONCE, "reorder_for_peak_memory": False}
 
@@ -85,6 +87,11 @@ def keep_order(policy: contextlib.ExitStack, partition: Partition, *, added_only
 def free_at_once(policy: contextlib.ExitStack) -> None:
     """Until the policy is left, code lets go of each buffer where it is read last, and keeps none for the next."""
     policy.enter_context(inductor_settings(_FREED_AT_ONCE))
+
+
+def gradients_early(policy: contextlib.ExitStack) -> None:
+    """Until the policy is left, code computes each gradient where backward comes to it."""
+    policy.enter_context(inductor_settings(_GRADIENTS_EARLY))
 
 
 def planned_cut(hooks: Hooks, joint: fx.GraphModule, num_fwd_outputs: int, **options: Any) -> Any:

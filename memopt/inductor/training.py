@@ -25,7 +25,7 @@ from memopt.inductor.generated import recordable
 from memopt.inductor.halves import Halves
 from memopt.inductor.joint_cache import JointCache
 from memopt.inductor.own_cut import OwnCut
-from memopt.inductor.partition import Partition, compile_training, free_at_once, keep_order
+from memopt.inductor.partition import Partition, compile_training, free_at_once, gradients_early, keep_order
 from memopt.inductor.plans import KnownPlan, Plans
 from memopt.inductor.recalled import recalled
 from memopt.inductor.replay import ReplayError
@@ -247,6 +247,8 @@ class Training:
                             keep_order(policy, partition, added_only=True)
                         elif self._own.short:
                             free_at_once(policy)
+                        if session.hooked is not None and session.hooked.early:
+                            gradients_early(policy)
                         return found
                     session.search, session.lowering = True, ()
                 keep_order(policy, partition)
