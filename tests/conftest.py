@@ -2,8 +2,6 @@
 
 import fnmatch
 import gc
-import os
-import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,23 +12,13 @@ import torch._dynamo.guards
 
 from memopt.calls.residents import Residents
 from memopt.common import garbage
-from memopt.memory.cost import measure, roofline
-from memopt.memory.cost.devices import CPU, typical
-from memopt.memory.cost.table import CostTable
-from memopt.solve import recompute, search
-from memopt.solve.rollout import Rollout
-from memopt.step import again, script_store, side_by_side
+from memopt.step import again, script_store
 from memopt.step.before_calls import BeforeCalls
+from tests.planning import brief_searches, costs_by_figures
 
 # No time limit for an example, as machines are busy, and the same examples every time: what fails is found again.
 hypothesis.settings.register_profile("memopt", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("memopt")
-
-# What one operation of a search counts for, of the seconds that it is given: about what it takes.
-_PLAYED = 1e-5
-# How many operations a search may play out, and vain rounds per level.
-_EFFORT, _PATIENCE = 100_000, 4
-
 
 @pytest.fixture(autouse=True)
 def _deterministic() -> None:
@@ -80,40 +68,30 @@ def _alone(request: pytest.FixtureRequest, own_patch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture(autouse=True)
 def _brief_searches(request: pytest.FixtureRequest, own_patch: pytest.MonkeyPatch) -> None:
-    """A step must stay inside whatever plan was found: how good the plan is, tests/solve asks, and the slow tests.
-
-    A count of operations ends such a search, not the time: its plan is the same on a busy machine.
-    """
-    if request.node.get_closest_marker("slow"):
-        return
-    own_patch.setattr(recompute, "EFFORT", _EFFORT)
-    own_patch.setattr(recompute, "PATIENCE", _PATIENCE)
-    own_patch.setenv("BRIEF_SEARCHES", f"{_EFFORT},{_PATIENCE}")  # in the processes that a test starts, too
-    own_patch.setenv("PYTHONPATH", str(Path(__file__).with_name("started")), prepend=os.pathsep)
-    own_patch.setattr(recompute, "_SINKING", 2.0)  # of a slow machine's time the floor gets what it takes
-    own_patch.setattr(side_by_side, "_cores", lambda: 1)  # none in another process, which would take its time
-    seconds, play = [0.0], Rollout.play
-
-    def counted(rollout, saved, hold):
-        outcome = play(rollout, saved, hold)
-        seconds[0] += _PLAYED * len(outcome.steps)
-        return outcome
-
-    own_patch.setattr(Rollout, "play", counted)
-    own_patch.setattr(search, "time", types.SimpleNamespace(thread_time=lambda: seconds[0]))
+    """A step must stay inside whatever plan was found: how good the plan is, tests/solve asks, and the slow tests."""
+    if not request.node.get_closest_marker("slow"):
+        brief_searches(own_patch)
 
 
 @pytest.fixture(autouse=True)
 def _costs_by_figures(request: pytest.FixtureRequest, own_patch: pytest.MonkeyPatch) -> None:
     """On a CPU the times by which steps are planned come of figures: a noisy clock would choose another plan.
 
-    Bytes are measured all the same. The folder tests/memory/cost, which is about the clock, does without this.
+    The folder tests/memory/cost, which is about the clock, does without this.
     """
-    if any(map(request.node.get_closest_marker, ("slow", "gpu"))):
-        return
-    own_patch.setattr(CostTable, "_place", lambda self, device: f"{device} by figures")  # apart from other processes'
-    own_patch.setattr(CostTable, "_calibrated", lambda self, device, place: typical(device.type))
-    own_patch.setattr(measure, "_timed", lambda node, *rest: roofline.seconds(node, CPU))
+    if not any(map(request.node.get_closest_marker, ("slow", "gpu"))):
+        costs_by_figures(own_patch)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fixtures of a whole module are made before those above: they plan as the test does for which they are made."""
+    item = request._pyfuncitem
+    with pytest.MonkeyPatch.context() as patch:
+        if fixturedef.scope != "function" and not any(map(item.get_closest_marker, ("slow", "gpu"))):
+            brief_searches(patch)
+            costs_by_figures(patch)
+        return (yield)
 
 
 @pytest.fixture(autouse=True)

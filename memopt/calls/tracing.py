@@ -174,6 +174,8 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         session.multiplies |= hooks.graph_break  # what runs beside this graph may
         if hooks.graph_break and not hooks.needs_gradients:
             session.see_whole_step()
+        elif hooks.graph_break and hooks.reaches_gradients:
+            session.see_whole_step_of_training()
 
         checkpointed = hooks.needs_gradients and has_checkpoints(graph_module)
         if checkpointed:

@@ -120,6 +120,11 @@ class Hooks:
         )
         self._reached = reached_inputs(graph_module) if self.needs_gradients else {}
 
+    @property
+    def reaches_gradients(self) -> bool:
+        """Whether it is certain before the graph is lowered that it has a backward."""
+        return bool(self._reached)
+
     def called(self, place: int) -> str:
         """What a user calls an input of Dynamo's graph."""
         return self._called[place].removeprefix("input ")

@@ -155,6 +155,16 @@ class Session(SharedStep):
         if self.collecting is None and self.search and self.trains and self.whole_step:
             raise WholeStepNeeded
 
+    def see_whole_step_of_training(self) -> None:
+        """A graph with gradients comes, and others after it: said before it is lowered, which would be in vain.
+
+        Raises:
+            WholeStepNeeded: nothing of the step is planned yet, and it is certain that all of it will be asked for.
+        """
+        certain = self.budget is not None or self._engine.exact  # an engine's own partition may do without, else
+        if certain and self.collecting is None and self.search and self.whole_step and not self._known_plans:
+            raise WholeStepNeeded
+
     def inference(self, program: Program) -> Program:
         """Rewrite an inference program; raise BudgetError when its peak is over the budget."""
         if self.collecting is not None:

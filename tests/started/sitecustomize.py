@@ -1,4 +1,4 @@
-"""Brief searches in the processes that a test starts, too: see `_brief_searches` of tests/conftest.py.
+"""Brief searches in the processes that a test starts, too: see `brief_searches` of tests/planning.py.
 
 Python imports this module as it starts, before anything else, where the folder is on its path.
 """
