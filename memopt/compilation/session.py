@@ -203,7 +203,7 @@ class Session(SharedStep):
         strange = self.foreseen and self.step is not None and key not in self.step.keys
         if self.search and (strange or (self.whole_step and (graph_break or another))):
             raise WholeStepNeeded
-        planned = self.plan_training([program], settled=self.exact)[0]
+        planned = self._planned_alone(program)
         if planned.source is program:
             return planned.program
         # Planned for an equal graph that was captured before: a graph is lowered by the capture that made it.
@@ -211,6 +211,21 @@ class Session(SharedStep):
         return self._known_plans.replayed_by(known, program, self._stages(), schedule)
 
     # -- planning ------------------------------------------------------------------------------------------------
+
+    def _planned_alone(self, program: Program) -> Planned:
+        """The plan of a graph that is all of its step; made anew in place where less may be allowed for a loss.
+
+        Raises:
+            BudgetError: no plan keeps the budget; the first refusal, which names what does with all that is allowed for.
+        """
+        refused: BudgetError | None = None
+        while True:
+            try:
+                return self.plan_training([program], settled=self.exact)[0]
+            except BudgetError as error:
+                refused = refused or error
+            if not self.allows_no_more():
+                raise refused
 
     def plan_training(self, programs: Sequence[Program], *, settled: bool = True) -> list[Planned]:
         """Plan all graphs of one call, together with those of the other calls of its step where there are several.

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import memopt
+from memopt.backends.aten import AtenBackend
 from memopt.capture.export import CaptureError
 from memopt.compilation.layout import LayoutNeeded
 
@@ -29,6 +30,35 @@ def test_weights_are_laid_out_and_the_call_begins_anew(monkeypatch):
         assert torch.equal(run(x), model(x))
     assert moved == [(model, ("weight",), ())]
     assert run._memopt.last.contiguous == (True,) and run._memopt.last.movable == frozenset()
+
+
+class Broken(nn.Module):
+    """Two graphs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.first(x).tanh()
+        torch._dynamo.graph_break()
+        return self.second(x).square().mean()
+
+
+@pytest.mark.parametrize("budget", [None, "1MB"])
+def test_no_graph_of_several_is_lowered_before_all_are_known(monkeypatch, budget):
+    torch._dynamo.reset()
+    lowered, compile_captured = [], AtenBackend.compile_captured
+
+    def counted(self, graph_module, *rest):
+        lowered.append(graph_module)
+        return compile_captured(self, graph_module, *rest)
+
+    monkeypatch.setattr(AtenBackend, "compile_captured", counted)
+    model, x = Broken(), torch.randn(4, 8)
+    memopt.compile(model, budget, backend="aten")(x).backward()
+    assert len(lowered) == 4, "each as it is collected, and as it runs"
+    assert model.first.weight.grad is not None
 
 
 class Averages(nn.BatchNorm1d):
