@@ -2,8 +2,8 @@
 
 Llama of transformers, a batch a rank; with DDP float32 weights under bf16 autocast, with FSDP2 bf16 parameters and
 float32 reduction, block by block and then the root; `inside` is a model with DistributedDataParallel in it. Each row is
-two processes of its own, and what they reserved is the most of their whole lives. A budget is a share of what the compiled
-peer of the same kind reserved on its worst rank.
+two processes of its own, and what they reserved is the most of their whole lives. A budget is a share of what the
+compiled peer of the same kind reserved on its worst rank.
 
 python benchmarks/two_gpus.py --device cuda --json two_gpus_llama_1b.json
 python benchmarks/two_gpus.py --tiny

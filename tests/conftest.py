@@ -20,6 +20,7 @@ from tests.planning import brief_searches, costs_by_figures
 hypothesis.settings.register_profile("memopt", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("memopt")
 
+
 @pytest.fixture(autouse=True)
 def _deterministic() -> None:
     torch.set_num_threads(1)

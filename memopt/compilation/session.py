@@ -216,7 +216,7 @@ class Session(SharedStep):
         """The plan of a graph that is all of its step; made anew in place where less may be allowed for a loss.
 
         Raises:
-            BudgetError: no plan keeps the budget; the first refusal, which names what does with all that is allowed for.
+            BudgetError: no plan keeps the budget; the first refusal, whose minimum is with all that is allowed for.
         """
         refused: BudgetError | None = None
         while True:
