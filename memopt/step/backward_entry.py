@@ -129,6 +129,7 @@ class _Entry:
         self._lent = [(value, version_of(value), known[place]) for place, value in lent if place in known]
         self._stamps = [Stamp(args[place], name, contents) for place, name in facts.recomputed]
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator] - the model itself may ask for gradients
     def begin(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Called with the gradients of the outputs before backward runs; None stands for one that there is not.
 
@@ -189,6 +190,7 @@ class _Exit:
         self._next = [edge for edge, _ in node.next_functions]
         self._handle = node.register_hook(self.end)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def end(self, returned: Sequence[torch.Tensor | None], _: Any) -> Any:
         """Called with what backward returns; returns what autograd takes instead, None for the same."""
         self._handle.remove()
@@ -233,6 +235,7 @@ def look_of(node: Any) -> Callable[[Sequence[Any]], None]:
     return look
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def refuse(_: Any) -> None:
     """Refuse a second derivative.
 

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo import convert_frame, eval_frame, exc, external_utils, trace_rules, utils
+from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.misc import AutogradFunctionVariable
+from torch._dynamo.variables.tensor import TensorVariable
 
 from memopt.torch_compat.backward import backward_task
 from memopt.torch_compat.patched import replaced
@@ -45,10 +47,11 @@ def with_own_entry(compiled: Any) -> Any:
 
 @contextlib.contextmanager
 def functions_keep_backward() -> Iterator[None]:
-    """Within, Dynamo breaks the graph at an `autograd.Function` under `torch.vmap` or `torch.func.jvp`.
+    """Within, Dynamo breaks the graph at an `autograd.Function` whose backward it would lose under a transform.
 
-    It would trace the function's forward alone there, since a tensor within vmap does not say that it requires a
-    gradient, and the gradient of that: 0 for a straight-through estimator. What breaks is run as it is.
+    It would trace the function's forward alone there, since a tensor within `torch.vmap`, or one that `torch.func.grad`
+    differentiates by, does not say that it requires a gradient, and the gradient of that: 0 for a straight-through
+    estimator. What breaks is run as it is.
     Tried on torch 2.11 and 2.13; where Dynamo has no such method to stand before, nothing changes.
     """
     call_apply = _breaking_call_apply()
@@ -73,20 +76,32 @@ def _breaking_call_apply() -> Callable[..., Any] | None:
         return None
 
     def call_apply(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        if _loses_backward():
-            _break(f"{self.fn_cls.__name__}, an autograd.Function, is called under torch.vmap or torch.func.jvp")
+        if _loses_backward(args, kwargs):
+            _break(f"{self.fn_cls.__name__}, an autograd.Function, is called under a transform of torch.func")
         return original(self, tx, *args, **kwargs)
 
     return call_apply
 
 
-def _loses_backward() -> bool:
+def _loses_backward(*operands: Any) -> bool:
     """Whether transforms are in force in which Dynamo drops the backward, or the jvp, of an `autograd.Function`."""
     functorch = torch._C._functorch
     stack = functorch.get_interpreter_stack() if functorch.maybe_current_level() is not None else None
-    kinds = {interpreter.key() for interpreter in stack or ()}
-    vmapped = functorch.TransformType.Vmap in kinds and torch.is_grad_enabled()
-    return vmapped or functorch.TransformType.Jvp in kinds
+    kinds, transforms = {interpreter.key() for interpreter in stack or ()}, functorch.TransformType
+    if transforms.Jvp in kinds or not torch.is_grad_enabled():
+        return transforms.Jvp in kinds
+    return transforms.Vmap in kinds or (transforms.Grad in kinds and not _requires_gradient(operands))
+
+
+def _requires_gradient(operands: Any) -> bool:
+    """Whether Dynamo knows of a tensor among these variables that it requires a gradient."""
+    found: list[bool] = []
+
+    def visit(variable: Any) -> None:
+        found.append(isinstance(variable, TensorVariable) and variable.requires_grad is not False)
+
+    VariableTracker.visit(visit, operands)
+    return any(found)
 
 
 def _break(why: str) -> None:

@@ -118,6 +118,9 @@ CALLS = {
     "vmap_of_grad": lambda f, x: torch.vmap(torch.func.grad(lambda z: Round.apply(4 * f(z)).square().sum()))(x).sum(),
     "grad": lambda f, x: torch.func.grad(lambda z: Round.apply(4 * f(z)).square().sum())(x).sum(),
     "vjp": lambda f, x: torch.func.vjp(lambda z: Round.apply(4 * f(z)).square(), x)[1](torch.ones_like(x))[0].sum(),
+    "grad_by_the_input": lambda f, x: (f(x) * torch.func.grad(lambda z: Round.apply(4 * z).square().sum())(X)).sum(),
+    "vjp_by_the_input": lambda f, x: (f(x) * torch.func.vjp(lambda z: Round.apply(4 * z), X)[1](X)[0]).sum(),
+    "jacrev_by_the_input": lambda f, x: (f(x) * torch.func.jacrev(lambda z: Round.apply(4 * z))(X[0]).sum(1)).sum(),
     "functional_call": lambda f, x: Round.apply(
         4 * torch.func.functional_call(f, dict(f.named_parameters()), (x,))
     ).sum(),
@@ -144,7 +147,7 @@ def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.quick("grad", "vjp", "functional_call", "without_vmap", "without_a_function", "own_rule", "vmap")
+@pytest.mark.quick("grad", "grad_by_the_input", "vjp", "functional_call", "without_vmap", "without_a_function", "own_rule", "vmap")
 @pytest.mark.parametrize("name", CALLS)
 def test_gradients_are_those_of_eager(name):
     found = []
@@ -162,6 +165,12 @@ def test_without_gradients_vmap_is_one_graph():
         compiled = memopt.compile(model, backend="aten")
         torch.testing.assert_close(compiled(X), model(X))
     assert not compiled.report.notes
+
+
+def test_without_gradients_a_transform_s_own_are_kept():
+    model = Model(CALLS["grad_by_the_input"])
+    with torch.no_grad():
+        torch.testing.assert_close(memopt.compile(model, backend="aten")(X), model(X))
 
 
 def test_torch_compile_with_memopt_as_its_backend():
