@@ -36,7 +36,7 @@ from memopt.memory.reach import shown_tensors
 from memopt.memory.tangents import Tangents, tangents_of
 from memopt.program import Program
 from memopt.step.again import found_again, keep_for_others
-from memopt.step.backward_entry import watched
+from memopt.step.backward_entry import BackwardFacts, watched
 from memopt.step.graph_peaks import step_peak
 from memopt.step.measured import lower_within
 from memopt.step.recomputed_calls import recomputable
@@ -69,6 +69,10 @@ _TORCH, _HERE = (os.path.dirname(file) + os.sep for file in (torch.__file__, mem
 _INSTEAD = {
     "Tensor must have a last dimension of size 2": "clone() the view before the branch",  # view_as_complex over a break
 }
+_TWICE = (
+    "{} cannot be captured: it takes gradients with create_graph=True, and graphs have first derivatives only: compile "
+    "the parts of it that are not differentiated twice"
+)
 _APART = "move that line into a function under torch.compiler.disable"
 
 # How many shapes and modes of one model are compiled before a call is refused.
@@ -199,10 +203,13 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
             raise allowing  # it names what does with a loss outside of the graph
 
         def looked_after(run: Callable[..., Any]) -> Callable[..., Any]:
-            run = watched(run, hooks.backward_facts(), lambda error: session.short_of_memory(error))
+            run = watched(run, hooks.backward_facts(), session.short_of_memory, inside)
             if hooks.lets_go:
                 run = watched_for_outputs(run, session.unused, session.by_loss_alone.held)
             return attached(run, others, session.by_loss_alone.needed) if by_loss_alone and others else run
+
+        def inside() -> Exception | None:
+            return NotTracedError(_TWICE.format(session.model_name)) if session.in_call or session.dry else None
 
         def for_many_sizes() -> Callable[..., Any]:
             code = session.engine().compile_symbolic(graph_module, example_inputs, hooks)
@@ -223,7 +230,9 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
                     run = lower_within(session, lower, hooks, example_inputs)
                     keep_for_others(session, hooks, run)
                 if collected is not None:
-                    return _counted(run, session, collected, first)
+                    run = _counted(run, session, collected, first)
+                    facts = BackwardFacts()
+                    return watched(run, facts, session.short_of_memory, inside) if hooks.needs_gradients else run
                 run = _noted(_recomputable(run, session, hooks), session, hooks)
                 if not hooks.needs_gradients:
                     return run

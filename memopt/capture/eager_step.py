@@ -15,6 +15,7 @@ from memopt.memory.ledger import Ledger
 from memopt.step.graph_peaks import GraphPeaks
 from memopt.torch_compat import pytree
 from memopt.torch_compat.fake_tensors import FakeTensor, FakeTensorMode, no_fake_mode
+from memopt.torch_compat.transforms import transforms_left
 
 log = logging.getLogger("memopt")
 
@@ -57,7 +58,7 @@ def _peaks(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Graph
     if not trained:
         return None
     ledger = Ledger(trained[0].device)
-    with mode, ledger, torch.random.fork_rng(devices=[]):
+    with transforms_left(), mode, ledger, torch.random.fork_rng(devices=[]):
         for value in tensors:
             ledger.enter(value, counted=False)
         # A copy of the input is what autograd sees: leaves may not be written to in place.

@@ -24,6 +24,7 @@ from memopt.torch_compat import pytree
 from memopt.torch_compat.dispatch import TorchDispatchMode
 from memopt.torch_compat.operators import schema_of
 from memopt.torch_compat.symbols import is_symbolic, surely
+from memopt.torch_compat.transforms import transforms_left
 
 aten = torch.ops.aten
 
@@ -55,7 +56,7 @@ def refuse_lost_writes(graph_module: fx.GraphModule) -> None:
         return
     run = _Run(graph_module)
     try:
-        with torch.no_grad(), mode:
+        with transforms_left(), torch.no_grad(), mode:
             given = [_like(value) if isinstance(value, torch.Tensor) else value for value in values]
             with run.watch:
                 run.run(*given)

@@ -31,6 +31,7 @@ class Account:
         multiplies: whether any graph that was seen may have cuBLAS multiply, or was not all that there is of a call.
         alone: bytes above what is resident that the graph takes as it is which is being planned; None if not known.
         broken: whether a graph was seen that is not all that there is of a call.
+        in_call: whether a call of the model is running.
     """
 
     def __init__(self, budget: Budget | None, resident: Resident) -> None:
@@ -38,7 +39,7 @@ class Account:
         self.budget = budget
         self.margin = self.aside = 0
         self.hold: Callable[[int], None] = _unheld
-        self.multiplies = self.broken = self.trains = self.to_be_trained = self.soft = False
+        self.multiplies = self.broken = self.trains = self.to_be_trained = self.soft = self.in_call = False
         self.reference = Reference()
         self.alone: int | None = None
         self._resident = resident
@@ -58,11 +59,11 @@ class Account:
     @contextlib.contextmanager
     def call(self, count: Callable[[], Resident]) -> Iterator[None]:
         """A call of the model, in which `count` may be asked for what is resident."""
-        self._arrived = count
+        self._arrived, self.in_call = count, True
         try:
             yield
         finally:
-            self._arrived = None  # it holds the call's inputs
+            self._arrived, self.in_call = None, False  # it holds the call's inputs
 
     def count_libraries(self, programs: Iterable[Program]) -> bool:
         """Count what libraries keep only where a graph may have them multiply, one of these or one seen before.

@@ -28,6 +28,11 @@ from memopt.torch_compat.tracing_context import in_trace
 # between forward and backward does so in every step.
 _CALLS = 3
 _NONE = "memopt: no gradients"  # in the metadata of autograd's node
+# Eager has a graph for each output there, memopt one for all.
+_RELEASED = (
+    "the model itself has taken gradients, and let go of what this backward needs: give that torch.autograd.grad "
+    "retain_graph=True, or call the original model"
+)
 _CHANGED = "memopt: changed, and of no gradient that is given"
 
 
@@ -86,7 +91,10 @@ class BackwardFacts:
 
 
 def watched(
-    run: Callable[..., Any], facts: BackwardFacts, say: Callable[[torch.OutOfMemoryError], str]
+    run: Callable[..., Any],
+    facts: BackwardFacts,
+    say: Callable[[torch.OutOfMemoryError], str],
+    inside: Callable[[], Exception | None] = lambda: None,
 ) -> Callable[..., Any]:
     """A compiled graph whose backward is looked after.
 
@@ -94,6 +102,7 @@ def watched(
         run: takes the graph's arguments and returns its outputs in a sequence.
         facts: of its backward.
         say: one line for memory that ran out while that was looked at.
+        inside: while the model's call runs, what is raised where the model takes a gradient of gradients; else None.
     """
     left = _CALLS
 
@@ -107,7 +116,7 @@ def watched(
         node = compiled_node(results, first) or compiled_node(args, first)
         if node is not None:
             left -= 1
-            node.register_prehook(_Entry(facts, args, left >= 0, say, lent).begin)
+            node.register_prehook(_Entry(facts, args, left >= 0, say, inside, lent).begin)
         return results
 
     return call
@@ -122,21 +131,30 @@ class _Entry:
         args: Sequence[Any],
         contents: bool,
         say: Callable[[torch.OutOfMemoryError], str],
+        inside: Callable[[], Exception | None],
         lent: Sequence[tuple[int, torch.Tensor]],
     ) -> None:
-        self._facts, self._say = facts, say
+        self._facts, self._say, self._inside, self._released = facts, say, inside, False
         known = {item.place: item for item in facts.in_part}
         self._lent = [(value, version_of(value), known[place]) for place, value in lent if place in known]
         self._stamps = [Stamp(args[place], name, contents) for place, name in facts.recomputed]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator] - the model itself may ask for gradients
+    # Where the model itself asks for gradients, Dynamo would trace this.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def begin(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Called with the gradients of the outputs before backward runs; None stands for one that there is not.
 
         Raises:
-            RuntimeError: what backward recomputes values from is not what it was.
+            RuntimeError: what backward recomputes values from is not what it was, or the model itself has let go of it.
+            CaptureError: the model takes a gradient of gradients.
             MemoryError: memory ran out.
         """
+        inside = self._inside()
+        if inside is not None and torch.is_grad_enabled():
+            raise inside
+        if self._released:
+            raise RuntimeError(_RELEASED)
+        self._released = inside is not None and not keeps_graph()
         known = len(gradients) == self._facts.outputs
         missing = {place for place, gradient in enumerate(gradients) if known and gradient is None}
         changed = self._look(missing)

@@ -6,6 +6,9 @@ torch's own layers. Tried on torch 2.11 and 2.13.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 from torch.autograd import forward_ad
@@ -26,6 +29,22 @@ def in_force() -> str:
     if torch._C._len_torch_dispatch_stack() and _has_users_mode():
         return "a TorchDispatchMode"
     return ""
+
+
+@contextlib.contextmanager
+def transforms_left() -> Iterator[None]:
+    """Within: a run of a graph of Dynamo's, which enters and leaves transforms as it goes. If it fails, all are left.
+
+    Else all that comes after would run within them, or fail at a level of forward-mode differentiation that is open.
+    """
+    depth, level = torch._C._functorch.get_dynamic_layer_stack_depth(), forward_ad._current_level
+    try:
+        yield
+    except BaseException:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        with contextlib.suppress(RuntimeError):  # there is no such level
+            torch._C._exit_dual_level(level=level + 1)
+        raise
 
 
 def _has_users_mode() -> bool:

@@ -147,7 +147,9 @@ def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.quick("grad", "grad_by_the_input", "vjp", "functional_call", "without_vmap", "without_a_function", "own_rule", "vmap")
+@pytest.mark.quick(
+    "grad", "grad_by_the_input", "vjp", "functional_call", "without_vmap", "without_a_function", "own_rule", "vmap"
+)
 @pytest.mark.parametrize("name", CALLS)
 def test_gradients_are_those_of_eager(name):
     found = []
@@ -171,6 +173,12 @@ def test_without_gradients_a_transform_s_own_are_kept():
     model = Model(CALLS["grad_by_the_input"])
     with torch.no_grad():
         torch.testing.assert_close(memopt.compile(model, backend="aten")(X), model(X))
+
+
+@pytest.mark.parametrize("budget", [None, pytest.param(1.0, marks=pytest.mark.long)])
+def test_a_hessian_leaves_no_level_of_differentiation_open(budget):
+    model = Model(lambda f, x: torch.func.hessian(lambda z: f(z).tanh().sum())(x[0]).sum() + f(x).sum())
+    torch.testing.assert_close(memopt.compile(model, budget, backend="aten")(X), model(X))
 
 
 def test_torch_compile_with_memopt_as_its_backend():
