@@ -182,7 +182,7 @@ def _lowered_within(
         written, allowed = measurable(session, hooks), held_bytes(device)
         if written is None or allowed is None:
             return _Lowered(run, hooks, tried=False)
-        taken = _free(_stepping(run, hooks), given, written, device, allowed)
+        taken = _free(run, hooks, given, written, device, allowed)
         if isinstance(taken, Taken):
             if taken.kept_bytes > session.resident.libraries:
                 session.libraries_keep(taken.kept_bytes - session.resident.libraries)
@@ -190,7 +190,7 @@ def _lowered_within(
             session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
         coming = session.resident.coming  # what the optimizer's first steps add, within the same limit
         over = taken.reserved_bytes + coming - allowed if isinstance(taken, Taken) else 0
-        held = taken if isinstance(taken, Short) else _held(session, _stepping(run, hooks), given, written, taken)
+        held = taken if isinstance(taken, Short) else _held(session, run, hooks, given, written, taken)
         if isinstance(held, _Held) and (held.full_speed or (over <= 0 and not left)):
             return _Lowered(run, hooks, cache_bytes=held.cache_bytes, full_speed=held.full_speed)
         within = isinstance(held, _Held) and over <= 0
@@ -263,14 +263,14 @@ def keeps(
     allowed = held_bytes(device)
     if allowed is None:
         return False
-    taken = _free(_stepping(run, hooks), given, written, device, allowed)
+    taken = _free(run, hooks, given, written, device, allowed)
     if isinstance(taken, Short) or taken.kept_bytes > session.resident.libraries:
         return False
     session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
     if gain is Gain.MEMORY:
         fits = taken.allocated_bytes + session.resident.coming <= allowed
         return fits and not _tried(session, run, hooks, given, written, gain).reason
-    held = _held(session, _stepping(run, hooks), given, written, taken)
+    held = _held(session, run, hooks, given, written, taken)
     if isinstance(held, Short) or (full_speed and not held.full_speed):
         return False
     if gain is Gain.TIME:
@@ -285,20 +285,35 @@ def _stepping(run: Callable[..., Any], hooks: Hooks) -> Callable[..., Any]:
 
 
 def _free(
-    run: Callable[..., Any], given: Sequence[Any], written: frozenset[int], device: torch.device, allowed: int
+    run: Callable[..., Any],
+    hooks: Hooks,
+    given: Sequence[Any],
+    written: frozenset[int],
+    device: torch.device,
+    allowed: int,
 ) -> Taken | Short:
     """What a step takes where the allocator is not held to the budget."""
     stage("taking a step")
+    take = functools.partial(
+        take_step, _stepping(run, hooks), given, written, device, dropped=hooks.dropped(hooks.handed)
+    )
     with phase("trial steps"):
-        return patiently(functools.partial(take_step, run, given, written, device), device, allowed)
+        return patiently(take, device, allowed)
 
 
 def _held(
-    session: Session, run: Callable[..., Any], given: Sequence[Any], written: frozenset[int], taken: Taken
+    session: Session,
+    run: Callable[..., Any],
+    hooks: Hooks,
+    given: Sequence[Any],
+    written: frozenset[int],
+    taken: Taken,
 ) -> _Held | Short:
     """How a step runs where the allocator is held to the budget, after one that was not."""
     device, coming = session.resident.device, session.resident.coming
-    again = functools.partial(take_step, run, given, written, device, held=True)
+    again = functools.partial(
+        take_step, _stepping(run, hooks), given, written, device, dropped=hooks.dropped(hooks.handed), held=True
+    )
     within = functools.partial(_taken_within, again, device, taken, coming)
     held = patiently(within, device, held_bytes(device) or 0)
     if isinstance(held, _Held):

@@ -65,7 +65,13 @@ def mutated(program: Program) -> frozenset[int] | None:
 
 
 def take_step(
-    run: Callable[..., Any], given: Sequence[Any], written: Collection[int], device: torch.device, *, held: bool = False
+    run: Callable[..., Any],
+    given: Sequence[Any],
+    written: Collection[int],
+    device: torch.device,
+    *,
+    dropped: Collection[int] = (),
+    held: bool = False,
 ) -> Taken | Short:
     """Run forward and backward of a compiled graph and let go of all that came of it.
 
@@ -77,6 +83,7 @@ def take_step(
         given: its arguments.
         written: positions of the arguments that it writes to.
         device: the CUDA device that is watched.
+        dropped: positions of those whose gradients are dropped within backward.
         held: whether the allocator's limit is in force, and its cache kept from one step to the next, as in the
             caller's own steps. Else the limit is lifted, so that what the allocator would reserve is seen.
 
@@ -94,7 +101,7 @@ def take_step(
                     torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(device)
                 before, retried = torch.cuda.memory_allocated(device), retries_of(device)
-                results_of(run, given, written)
+                results_of(run, given, written, dropped)
                 torch.cuda.synchronize(device)
             peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
             return Taken(*peaks, before, _left(device, first, before), retries_of(device) - retried)
@@ -133,13 +140,16 @@ def _left(device: torch.device, first: int, second: int) -> int:
     return max(0, min(second, torch.cuda.memory_allocated(device)) - first)
 
 
-def results_of(run: Callable[..., Any], given: Sequence[Any], written: Collection[int]) -> list[Any]:
+def results_of(
+    run: Callable[..., Any], given: Sequence[Any], written: Collection[int], dropped: Collection[int] = ()
+) -> list[Any]:
     """Forward's results and the gradients of one step of a compiled graph, with tangents of ones.
 
     Args:
         run: the compiled graph.
         given: its arguments; hooks and gradients of these see nothing.
         written: positions of those that it is to write to copies of.
+        dropped: positions of those whose gradients are dropped as soon as they are there: None stands for them.
     """
     arguments = [_own(value, index in written) for index, value in enumerate(given)]
     wanted = [value for value in arguments if isinstance(value, torch.Tensor) and value.requires_grad]
@@ -149,8 +159,18 @@ def results_of(run: Callable[..., Any], given: Sequence[Any], written: Collectio
         gradients: Sequence[Any] = ()
         if made and wanted:
             ones = [torch.ones_like(value) for value in made]
-            gradients = torch.autograd.grad(made, wanted, ones, allow_unused=True)
+            if dropped:
+                for value in (arguments[index] for index in dropped):
+                    value.register_post_accumulate_grad_hook(_drop)
+                torch.autograd.backward(made, ones, inputs=wanted)
+                gradients = [value.grad for value in wanted]
+            else:
+                gradients = torch.autograd.grad(made, wanted, ones, allow_unused=True)
     return [*(value.detach() if isinstance(value, torch.Tensor) else value for value in results), *gradients]
+
+
+def _drop(parameter: torch.Tensor) -> None:
+    parameter.grad = None
 
 
 def _own(value: Any, copied: bool) -> Any:

@@ -75,7 +75,7 @@ def test_where_that_is_no_gain_any_more_its_code_runs(tape, monkeypatch, why):  
     assert [note for note in second.notes if note.startswith("the step is not recorded")]
 
 
-def step_that_lies_badly(*args, held=False):
+def step_that_lies_badly(*args, held=False, **_):
     return Taken(1, 2 * 10**9, 0, retries=3 * held)
 
 
@@ -115,7 +115,7 @@ def test_one_that_was_not_is_planned_anew_where_it_is(tape, monkeypatch):  # noq
 @pytest.mark.long
 def test_a_share_of_what_a_step_takes_is_that_of_its_first_process(monkeypatch):
     """Libraries may be seen to keep more than was known when the limit was set."""
-    monkeypatch.setattr(measured, "take_step", lambda *args, held=False: Taken(1, 1, 0, kept_bytes=5 * 10**5))
+    monkeypatch.setattr(measured, "take_step", lambda *args, held=False, **_: Taken(1, 1, 0, kept_bytes=5 * 10**5))
     for module in (again, session):
         monkeypatch.setattr(module, "count_library_bytes", lambda device, size: None)
     first, _ = trained(made(), "100%")

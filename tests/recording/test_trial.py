@@ -55,7 +55,7 @@ def tape(monkeypatch):
         monkeypatch.setattr(module, "held_bytes", lambda device: _HELD)
         monkeypatch.setattr(module, "settled_bytes", lambda device: 0)
     monkeypatch.setattr(measured, "measurable", lambda session, hooks: hooks.captured and mutated(hooks.captured))
-    monkeypatch.setattr(measured, "take_step", lambda *args, held=False: Taken(1, 1, 0))
+    monkeypatch.setattr(measured, "take_step", lambda *args, held=False, **_: Taken(1, 1, 0))
     monkeypatch.setattr(measured, "grow", lambda device, size: None)
     monkeypatch.setattr(recording, "lifted", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(recording, "_WORTH", 1e9)
@@ -283,7 +283,7 @@ def test_a_recording_leaves_room_for_what_is_allocated_beside_it(tape, monkeypat
 
 @pytest.mark.parametrize("lacking", [0, 80_000], ids=["fits", "fits with less"])
 def test_a_step_whose_blocks_lie_badly_is_recorded_before_it_is_planned_for_less(tape, monkeypatch, asked, lacking):
-    def taken(*args, held=False):
+    def taken(*args, held=False, **_):
         return Taken(1, 2 * 10**9, 0, retries=3 * held)
 
     monkeypatch.setattr(measured, "take_step", taken)

@@ -33,7 +33,7 @@ def steps(monkeypatch):
     """
     figures, last = [], []
 
-    def take(*args, held=False):
+    def take(*args, held=False, **_):
         if not held:
             last[:] = [figures.pop(0)]
         elif last[0].reserved_bytes > measured_step.held_bytes(CPU):
@@ -129,7 +129,7 @@ def test_a_step_that_would_reserve_more_and_runs_within_the_limit_is_taken(monke
     torch._dynamo.reset()
     steps()
     taken = {False: Taken(budget - 10, budget + 20_000, 50), True: Taken(budget - 10, budget - 5, 50)}
-    monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False: taken[held])
+    monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False, **_: taken[held])
     run = memopt.compile(model, budget, backend="aten")
     trained(run, x)
     assert run.report.peak_bytes == plain.report.peak_bytes and not run.report.notes
@@ -160,7 +160,7 @@ def test_a_step_that_runs_out_of_memory_however_little_is_planned_is_refused(mon
     model, x, budget = budget_and_session(monkeypatch)
     steps()
     taken = Taken(budget - 10, budget - 5, 50)
-    monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False: Short() if held else taken)
+    monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False, **_: Short() if held else taken)
     start = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(memopt.BudgetError) as found:
         memopt.compile(model, budget, backend="aten")(x)
@@ -175,7 +175,7 @@ def test_code_that_runs_out_of_memory_however_little_is_planned_gives_way_to_ope
     steps()
     taken, fails = Taken(budget - 10, budget - 5, 50), []
 
-    def take(*args, held=False):
+    def take(*args, held=False, **_):
         fails.append(run._memopt.sessions[Kind(True, False).plan].code_fails)
         return Short() if held and not fails[-1] else taken
 
@@ -195,7 +195,7 @@ def test_where_operators_do_not_keep_the_budget_either_the_lesser_need_is_named(
     model, x, budget = budget_and_session(monkeypatch)
     steps()
     taken = Taken(budget - 10, budget - 5, 50)
-    monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False: Short() if held else taken)
+    monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False, **_: Short() if held else taken)
 
     def refused(self, known):
         raise memopt.BudgetError(int(least * budget), budget)
@@ -288,7 +288,7 @@ def test_what_others_hold_is_no_fault_of_the_plan(monkeypatch, steps, first):
     steps()
     taken = Taken(budget - 10, budget - 5, 50)
     short = Short(others=True)
-    monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False: short if held or first else taken)
+    monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False, **_: short if held or first else taken)
     run = memopt.compile(model, budget, backend="aten")
     expected = trained(model, x), gradients(model)
     model.zero_grad()
@@ -304,7 +304,7 @@ def test_at_first_it_is_planned_for_less_by_what_was_missing(monkeypatch, steps,
     first, second = Taken(budget - 10, budget - 5, 0), Taken(budget - 30_000, budget - 100, 50)
     left, now, asked = steps(first, second), [], []
 
-    def take(*args, held=False):
+    def take(*args, held=False, **_):
         now[:] = now if held else [left.pop(0)]
         return Short(1000) if held and now[0] is first else now[0]
 

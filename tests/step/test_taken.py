@@ -141,3 +141,16 @@ def test_what_a_step_lacked_is_known_from_what_it_asked_for(monkeypatch, message
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * 2**20)
     monkeypatch.setattr(taken_step, "held_bytes", lambda device: 2**22)
     assert taken_step.lacked(torch.OutOfMemoryError(message), torch.device("cuda", 0), True) == expected
+
+
+def test_gradients_that_are_dropped_within_backward_are_not_kept_by_a_step_either():
+    layer, x = nn.Linear(4, 4), torch.randn(2, 4)
+    given = [layer.weight, layer.bias, x]
+
+    def run(weight, bias, x):
+        return [torch.nn.functional.linear(x, weight, bias)]
+
+    output, weight, bias = taken_step.results_of(run, given, ())
+    found = taken_step.results_of(run, given, (), [0])
+    assert found[1] is None and torch.equal(found[2], bias) and torch.equal(found[0], output)
+    assert weight is not None and layer.weight.grad is None
