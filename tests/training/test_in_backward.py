@@ -393,3 +393,30 @@ def test_code_of_inductor_refuses_a_hook_that_changes_what_is_read_later():
         p.register_post_accumulate_grad_hook(decay)
     with pytest.raises(RuntimeError, match=r"^2\.weight was changed by a hook of another module's parameter while "):
         train(compiled(model, backend="inductor"), 1)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_code_of_inductor_drops_what_hooks_drop():
+    def peak_of(prepare):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(8))).cuda()
+        prepare(model)
+        x, run = torch.randn(64, 2048, device="cuda"), memopt.compile(model)
+        for _ in range(3):
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            run(x).square().mean().backward()
+            model.zero_grad()
+        return torch.cuda.max_memory_allocated() - before, [p.detach().cpu() for p in model.parameters()]
+
+    every = 8 * 2048 * 2048 * 4
+    plain, _ = peak_of(lambda model: None)
+    taken, found = peak_of(hooked)
+    assert plain > every and taken < plain - every // 2
+    torch.manual_seed(0)
+    eager = hooked(nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(8))).cuda())
+    x = torch.randn(64, 2048, device="cuda")
+    for _ in range(3):
+        eager(x).square().mean().backward()
+    torch.testing.assert_close(found, [p.detach().cpu() for p in eager.parameters()], rtol=1e-3, atol=1e-4)
