@@ -9,8 +9,9 @@ DEMO_STAMP := $(VENV)/.installed-demo
 # Without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu spares the gigabytes of CUDA libraries.
 TORCH_INDEX ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-# One thread per process: xdist already uses every core.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# One thread per process: xdist already uses every core. And no process with caches of its own tries first whether the
+# compiler makes vector code, which takes it seven seconds.
+PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_VEC_ISA_OK=1 $(BIN)/python -m pytest
 
 .PHONY: demo docs examples test test-slow test-tensorflow test-gpu test-onnx-material test-conversions test-conversion-memory \
 	test-random-modules test-model-classes test-packing test-integrations lint readme clean

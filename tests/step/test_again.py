@@ -20,7 +20,7 @@ from memopt.capture.dynamo import Hooks
 from memopt.inductor.training import Training
 from memopt.recording.ends import Ends
 from memopt.recording.trial import Gain
-from memopt.step import again
+from memopt.step import again, script_store
 from memopt.step.again import Settlement, Settlements
 from memopt.step.backward_entry import BackwardFacts
 from memopt.step.graph_peaks import GraphPeaks
@@ -29,10 +29,33 @@ from tests.report.samples import report
 pytestmark = pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
 
 
+def _caches_in(folder, patch):
+    patch.setenv("MEMOPT_CACHE_DIR", str(folder / "memopt"))
+    patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+    for module in (again, script_store):
+        patch.setattr(module, "versions", lambda: "as ever")
+
+
 @pytest.fixture(autouse=True)
 def _own_caches(tmp_path, monkeypatch):
-    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path / "memopt"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    _caches_in(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def settled(tmp_path_factory):
+    """The step of a model, and the folder of all that is kept of it; made once for all tests."""
+    folder = tmp_path_factory.mktemp("settled")
+    with pytest.MonkeyPatch.context() as patch:
+        _caches_in(folder, patch)
+        return folder, _step(_model())
+
+
+@pytest.fixture
+def first(settled, tmp_path):
+    """A step as an earlier process has settled it, which the test has on disk for itself."""
+    folder, seen = settled
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    return seen
 
 
 class Block(nn.Module):
@@ -119,8 +142,8 @@ def test_a_fraction_is_of_as_much_as_where_the_step_was_planned():
     assert budgets[0] == budgets[1]
 
 
+@pytest.mark.usefixtures("first")
 def test_nothing_is_traced_for_it(monkeypatch):
-    _step(_model())
     from torch._functorch._aot_autograd import graph_compile
 
     def never(*_, **__):
@@ -177,8 +200,8 @@ def test_gradients_that_exist_already_are_another_step():
 
 @pytest.mark.quick("budget", "source")
 @pytest.mark.parametrize("what", ["budget", "optimizer", "passes", "model", "name", "source", "size"])
+@pytest.mark.usefixtures("first")
 def test_what_a_step_depends_on_is_told_apart(what, monkeypatch):
-    _step(_model())
     model, budget, options, rows = _model(), "60%", {}, 256
     if what == "budget":
         budget = "61%"
@@ -215,8 +238,7 @@ def test_who_wants_no_cache_has_none(name, monkeypatch, tmp_path):
 
 @pytest.mark.quick("steps")
 @pytest.mark.parametrize("lost", ["steps", "aotautograd", "fxgraph"])
-def test_where_a_part_of_it_is_lost_the_step_is_lowered(lost, tmp_path):
-    first = _step(_model())
+def test_where_a_part_of_it_is_lost_the_step_is_lowered(lost, first, tmp_path):
     for folder in [path for path in tmp_path.rglob(lost) if path.is_dir()]:
         shutil.rmtree(folder)
     second = _step(_model())
@@ -226,8 +248,7 @@ def test_where_a_part_of_it_is_lost_the_step_is_lowered(lost, tmp_path):
 
 @pytest.mark.quick("steps")
 @pytest.mark.parametrize("damaged", ["steps", "aotautograd"])
-def test_what_is_damaged_is_ignored(damaged, tmp_path):
-    first = _step(_model())
+def test_what_is_damaged_is_ignored(damaged, first, tmp_path):
     files = [path for path in tmp_path.rglob("*") if path.is_file() and damaged in path.parts]
     assert files
     for path in files:
@@ -237,8 +258,7 @@ def test_what_is_damaged_is_ignored(damaged, tmp_path):
     assert not second.found and _equal(first.results, second.results)
 
 
-def test_a_step_that_does_not_keep_the_budget_now_is_planned_anew(monkeypatch):
-    first = _step(_model())
+def test_a_step_that_does_not_keep_the_budget_now_is_planned_anew(first, monkeypatch):
     monkeypatch.setattr(again, "_still_keeps", lambda *_: False)
     second = _step(_model())
     assert not second.found

@@ -202,6 +202,7 @@ def test_where_operators_do_not_keep_the_budget_either_the_lesser_need_is_named(
 
     monkeypatch.setattr("memopt.inductor.training.Training._operator_by_operator", refused)
     monkeypatch.setattr(measured_step, "kept_least", lambda session, refused, lower: refused)
+    monkeypatch.setattr(measured_step, "_ROUNDS", 0)  # what is planned for less is not asked here
     with pytest.raises(memopt.BudgetError) as found:
         memopt.compile(model, budget, backend="inductor")(x)
     assert found.value.minimum_bytes == min(int(least * budget), budget + budget // 16)
