@@ -50,6 +50,7 @@ class OnnxRuntimeBackend(Engine):
 
     name = "onnxruntime"
     exact = False
+    recurrent = False
     measures = True  # a run says what it takes: the program's own timeline is that of other kernels
 
     def __init__(self, device: torch.device, *, share_weights: bool = False, limit: int | None = None) -> None:

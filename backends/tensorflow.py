@@ -35,6 +35,7 @@ class TensorFlowBackend(Engine):
 
     name = "tensorflow"
     exact = False
+    recurrent = False
 
     def __init__(self, device: torch.device) -> None:
         for package in ("tensorflow", "jax", "torchax", "onnx"):

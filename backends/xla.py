@@ -50,6 +50,7 @@ class XlaBackend(Engine):
 
     name = "xla"
     exact = False
+    recurrent = False
     measures = True  # the compiler says what its executables take: the program's own timeline is that of other kernels
 
     def __init__(self, device: torch.device) -> None:

@@ -68,6 +68,7 @@ class Engine(abc.ABC):
         many_sizes: whether it makes code for many sizes.
         rehearses: whether it makes the code of graphs that are only collected, where the session is rehearsing, and
             leaves to operators what is lowered while the session is exact.
+        recurrent: whether it runs a recurrent layer as one operator; else Dynamo leaves such layers to eager.
         frees_outputs: whether memory of forward's outputs is free as soon as the caller lets go of them.
     """
 
@@ -79,6 +80,7 @@ class Engine(abc.ABC):
     fuses = False
     many_sizes = False
     rehearses = False
+    recurrent = True
     frees_outputs = False
 
     @abc.abstractmethod

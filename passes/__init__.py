@@ -18,6 +18,7 @@ from memopt.passes.merge_common import MergeCommon
 from memopt.passes.reorder import Reorder
 from memopt.passes.shrink_indices import ShrinkIndices
 from memopt.passes.split_batch import SplitBatch
+from memopt.passes.split_recurrence import SplitRecurrence
 from memopt.passes.sum_lookups import SumLookups
 from memopt.passes.unpad_products import UnpadProducts
 
@@ -45,6 +46,7 @@ TRAINING: tuple[Pass, ...] = (
     CompressMasks(),
     ChunkLoss(),
     SplitBatch(),
+    SplitRecurrence(),
     Checkpoint(),
     Inplace(),
 )

@@ -15,7 +15,7 @@ from memopt.calls.guard_fast_path import Kind
 from memopt.calls.sessions import Sessions
 from memopt.calls.sizing import Symbolic
 from memopt.calls.start import CallStart
-from memopt.calls.tracing import collect, dynamo_settings
+from memopt.calls.tracing import collect, settings_of
 from memopt.capture.export import CaptureError, NotCapturedError, NotTracedError
 from memopt.common.one_piece import in_one_piece
 from memopt.common.progress import stage
@@ -107,7 +107,7 @@ class PlannedCalls:
             return self._run_at_size(session, start, kind, args, kwargs)
         graphs, made = self._sessions.graphs, self._sessions.has_function(kind, symbolic=True)
         try:
-            with dynamo_settings(session.numbers, symbolic=True, varying=symbols.varying):
+            with settings_of(session, symbolic=True, varying=symbols.varying):
                 return self._sessions.function(kind, symbolic=True)(*args, **kwargs)
         except MadeAnewError:
             raise
@@ -160,7 +160,7 @@ class PlannedCalls:
 
     def _call(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Any:
         function = self._sessions.function(kind)
-        with dynamo_settings(session.numbers):
+        with settings_of(session):
             return function(*args, **kwargs)
 
     def _call_as_foreseen(self, session: Session, start: CallStart, kind: Kind, args: Any, kwargs: Any) -> Any:

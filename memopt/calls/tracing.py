@@ -55,6 +55,7 @@ from memopt.torch_compat.fixed_comparisons import fixed_comparisons
 from memopt.torch_compat.folded_errors import folded_errors_raise
 from memopt.torch_compat.formatted_keys import formatted_keys
 from memopt.torch_compat.logging_calls import deferred_logging, silence
+from memopt.torch_compat.recurrent_calls import RECURRENT_CALLS
 from memopt.torch_compat.replaced_calls import replaced_calls
 from memopt.torch_compat.saved_tensors import saved_as_it_is
 from memopt.torch_compat.static_shapes import Varying, static_shapes, varying_shapes
@@ -89,7 +90,7 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
     fake_args, fake_kwargs = shadow.inputs(args, kwargs)
     try:
         with session.collects(shadow.names) as collected, contextlib.ExitStack() as settings:
-            for setting in (shadow.mode, dynamo_settings(session.numbers), silence(), streams_kept(), saved_as_it_is()):
+            for setting in (shadow.mode, settings_of(session), silence(), streams_kept(), saved_as_it_is()):
                 settings.enter_context(setting)
             compiled = with_own_entry(torch.compile(shadow.model, backend=dynamo_backend(session), dynamic=False))
             mark = session.outside.mark((fake_args, fake_kwargs))
@@ -306,13 +307,21 @@ def _counted(run: Callable[..., Any], session: Session, collected: list[Program]
     return counted
 
 
+def settings_of(
+    session: Session, *, symbolic: bool = False, varying: Varying | None = None
+) -> contextlib.AbstractContextManager[None]:
+    """`dynamo_settings` for a session's engine."""
+    return dynamo_settings(session.numbers, symbolic=symbolic, varying=varying, recurrent=session.engine().recurrent)
+
+
 @contextlib.contextmanager
 def dynamo_settings(
-    numbers: ChangingNumbers, *, symbolic: bool = False, varying: Varying | None = None
+    numbers: ChangingNumbers, *, symbolic: bool = False, varying: Varying | None = None, recurrent: bool = True
 ) -> Iterator[None]:
     """Let many shapes be compiled, refuse instead of falling back to eager, and raise memopt's own errors.
 
     With `symbolic` sizes are captured as symbols, as far as they may vary; where they are listed, those that are.
+    Recurrent layers are captured, as one operator each, if `recurrent`.
 
     Guards look at every tensor: by the tags of dictionaries, as torch 2.11 has it by default, a weight whose `data` is
     of another dtype or layout now would not be noticed.
@@ -322,6 +331,7 @@ def dynamo_settings(
         skip_nnmodule_hook_guards=False,  # a hook that is registered between two calls is run from then on
         skip_tensor_guards_with_matching_dict_tags=False,
         recompile_limit=_RECOMPILE_LIMIT,
+        allow_rnn=recurrent,
         accumulated_recompile_limit=8 * _RECOMPILE_LIMIT,
         fail_on_recompile_limit_hit=True,
         optimize_ddp=False,  # it cuts the graph where buckets are full: gradients are handed over within backward
@@ -337,7 +347,7 @@ def dynamo_settings(
             for each in (deferred_logging(), formatted_keys(), folded_errors_raise(), functions_keep_backward()):
                 stack.enter_context(each)
             stack.enter_context(fixed_comparisons())
-            stack.enter_context(replaced_calls(REPLACEMENTS))
+            stack.enter_context(replaced_calls({**REPLACEMENTS, **RECURRENT_CALLS}))
             stack.enter_context(numbers.followed())
             yield
     except BackendCompilerFailed as error:

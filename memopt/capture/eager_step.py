@@ -11,7 +11,7 @@ from torch import fx
 from torch.utils.checkpoint import checkpoint
 
 from memopt.errors import first_line
-from memopt.memory.ledger import Ledger
+from memopt.memory.hidden import WholeLedger
 from memopt.step.graph_peaks import GraphPeaks
 from memopt.torch_compat import pytree
 from memopt.torch_compat.fake_tensors import FakeTensor, FakeTensorMode, no_fake_mode
@@ -57,7 +57,7 @@ def _peaks(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Graph
     trained = [value for value in tensors if value.requires_grad]
     if not trained:
         return None
-    ledger = Ledger(trained[0].device)
+    ledger = WholeLedger(trained[0].device)
     with transforms_left(), mode, ledger, torch.random.fork_rng(devices=[]):
         for value in tensors:
             ledger.enter(value, counted=False)

@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 
 from memopt.torch_compat.autograd_nodes import first_nodes
-from memopt.torch_compat.dynamo import compilations, traces_recurrent_layers
+from memopt.torch_compat.dynamo import compilations
 
 _MOST = 3  # places, and kinds of operations, that are named
 
@@ -89,7 +89,7 @@ class Outside:
         self, model: nn.Module, outputs: Any, latest: Any, before: frozenset[Any]
     ) -> tuple[list[str], list[str]]:
         """Places, and operations."""
-        places = list(dict.fromkeys([*_abandoned(model, latest), *_recurrent(model)]))
+        places = list(dict.fromkeys(_abandoned(model, latest)))
         operations = list(_eager(outputs, before))
         # Else what follows a break is captured too, or computes nothing, as a print.
         if operations or not torch.is_grad_enabled():
@@ -118,14 +118,6 @@ def _eager(outputs: Any, before: frozenset[Any]) -> Iterator[str]:
             told.add(name)
             yield name
         waiting += [following for following, _ in node.next_functions if following is not None]
-
-
-def _recurrent(model: nn.Module) -> Iterator[str]:
-    """The model's modules that Dynamo does not trace."""
-    if not traces_recurrent_layers():
-        for name, module in model.named_modules():
-            if isinstance(module, nn.RNNBase):
-                yield f"{type(module).__name__} {name}".rstrip()
 
 
 def _abandoned(model: nn.Module, latest: Any) -> Iterator[str]:

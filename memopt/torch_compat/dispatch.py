@@ -6,6 +6,8 @@ Tried on torch 2.11 and 2.13.
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -46,3 +48,30 @@ def has_kernel(operator: str, key: str) -> bool:
         key: `CUDA`, say.
     """
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator, key))
+
+
+@contextlib.contextmanager
+def as_in_eager(*, gradients: bool) -> Iterator[None]:
+    """Within, in an operator's kernel: functions of torch's run as they do where a user calls them.
+
+    Args:
+        gradients: whether autograd follows them.
+    """
+    left_out = torch._C._dispatch_tls_local_exclude_set() & _beside_autograd()
+    own = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set() | own, left_out))
+        # Tracers put decompositions in Python in the place of what a function of C++ is composed of.
+        stack.enter_context(torch._C._DisablePythonDispatcher())
+        stack.enter_context(torch.set_grad_enabled(gradients))
+        yield
+
+
+@functools.cache
+def _beside_autograd() -> Any:
+    """All of the dispatcher's keys but those of autograd; whether autocast is on is a key too."""
+    keys: Any = torch._C._after_autograd_keyset
+    for name, key in torch._C.DispatchKey.__members__.items():
+        if name.startswith("Autocast"):
+            keys = keys | torch._C.DispatchKeySet(key)
+    return keys

@@ -137,11 +137,6 @@ def dynamo_settings(**settings: Any) -> contextlib.AbstractContextManager[Any]:
     return patch
 
 
-def traces_recurrent_layers() -> bool:
-    """Whether Dynamo traces through `nn.RNN`, `nn.LSTM` and `nn.GRU`; tried on torch 2.11 and 2.13."""
-    return bool(torch._dynamo.config.allow_rnn)
-
-
 def compilations() -> list[Any]:
     """Dynamo's compilations so far, the oldest left out when there are many: where each failed, and why.
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
 from memopt.graph.fake_calls import CHANNELS_LAST
 from memopt.memory.cost.roofline import makes_nothing, operands_of, span
 from memopt.memory.rounding import allocated_bytes
-from memopt.program import tensors_of
+from memopt.program import argument, tensors_of
+from memopt.torch_compat.recurrent_layers import RECURRENT_BACKWARD
 from memopt.torch_compat.storages import storage_id
 
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 _CHANNELS = 8
+_KEPT = {"LSTM": 16, "GRU": 11, "RNN_TANH": 3, "RNN_RELU": 3}
 _SORTS = (torch.ops.aten.sort.default, torch.ops.aten.sort.stable)
 
 
@@ -44,10 +48,25 @@ def workspace_bytes(node: fx.Node) -> int:
         return sum(allocated_bytes(span(t) * t.element_size(), t.device) for t in operands_of(node))
     if node.target in _SORTS:
         return output_bytes(node)
+    if node.target is RECURRENT_BACKWARD:
+        return _recurrent_bytes(node)
     if "attention" in str(node.target) and "backward" in str(node.target):
         query = tensors_of(node)[0]
         return allocated_bytes(span(query) * query.element_size(), query.device)
     return 0
+
+
+def _recurrent_bytes(node: fx.Node) -> int:
+    """About what backward through a recurrent layer computes anew and saves, and the weights as a library wants them.
+
+    Elements of the output by kind: measured for 64 steps of 16 sequences and widths from 32 to 256 on a CPU.
+    """
+    values: Any = fx.map_arg(node.args[3:6], lambda operand: operand.meta["val"])
+    input, states, weights = values
+    (length, batch, _), wide = input.shape, states[-1]
+    elements = length * batch * wide.shape[0] * wide.shape[-1] * _KEPT[str(argument(node, "kind"))]
+    elements = elements // argument(node, "pieces") + sum(weight.numel() for weight in weights)
+    return allocated_bytes(int(elements) * wide.element_size(), wide.device)
 
 
 def _lies_last(image: torch.Tensor) -> bool:
