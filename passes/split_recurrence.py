@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import fx
 
@@ -10,13 +10,13 @@ from memopt.graph.rewrite import Refused, forget_inplace
 from memopt.memory.cost.scratch import workspace_bytes
 from memopt.memory.timeline import timeline
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
-from memopt.program import Program, argument, tensors_of
+from memopt.program import Program, argument, base_of, tensors_of
 from memopt.torch_compat.recurrent_layers import RECURRENT, RECURRENT_BACKWARD
 
 _PIECES = 4
 _MORE = 4  # times as many, where that is still too much
 _SHARE = 1 / 16  # of the step's peak: what backward through a layer takes by itself, to be split
-_LAST = {RECURRENT: 9, RECURRENT_BACKWARD: 13}  # the place of the number of pieces among the arguments
+_LAST: dict[Any, int] = {RECURRENT: 9, RECURRENT_BACKWARD: 13}  # the place of the number of pieces among the arguments
 
 
 class SplitRecurrence(Pass):
@@ -84,18 +84,23 @@ class SplitRecurrence(Pass):
         return PassResult(new.finish(), tuple(changes), tuple(refusals))
 
     def _split(self, node: fx.Node, least: float) -> Change:
-        layer = node.args[2][0].args[0]  # type: ignore[index, union-attr]
+        layer = _layer_of(node)
         length = tensors_of(layer)[0].shape[0]
         if argument(node, "bidirectional") and argument(node, "layers") != 1:
-            raise Refused(
-                node.name, "several layers of two directions run as one operator: none of it is done in pieces"
-            )
+            raise Refused("several layers of two directions run as one operator: none of it is done in pieces")
         if not isinstance(length, int) or length < 2:
-            raise Refused(node.name, f"a sequence of length {length} has no pieces")
+            raise Refused(f"a sequence of length {length} has no pieces")
         if (own := workspace_bytes(node)) < least:
-            raise Refused(node.name, f"about {own} bytes are taken within it: recomputing lowers the rest")
+            raise Refused(f"about {own} bytes are taken within it: recomputing lowers the rest")
         pieces = min(self.pieces, length)
         for one in (layer, node):
             one.args = (*one.args[: _LAST[one.target]], pieces)
         names = layer.name, node.name
         return Change(f"{layer.name}: a sequence of {length} steps in {pieces} pieces", names, names)
+
+
+def _layer_of(node: fx.Node) -> fx.Node:
+    """The layer in forward whose backward a node is."""
+    kept: Any = node.args[2]
+    layer: fx.Node = base_of(kept[0]).args[0]  # type: ignore[assignment]
+    return layer

@@ -74,16 +74,12 @@ class Outside:
         if _latest() is latest:
             return None
         places, operations = self._found(model, outputs, latest, before)
-        return _line(places, operations) if places or operations else None
+        return _line(places or [_forward_of(model)], operations) if places or operations else None
 
     def told_of_all(self, model: nn.Module, outputs: Any, mark: Mark) -> str:
         """As `told`, of a call of which nothing was captured, whether or not anything was compiled."""
         places, operations = self._found(model, outputs, *mark)
-        code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
-        if not places:
-            own = type(model).__name__
-            places = [own if code is None else _place(f"{own}.forward", code.co_filename, code.co_firstlineno)]
-        return _line(places, operations)
+        return _line(places or [_forward_of(model)], operations)
 
     def _found(
         self, model: nn.Module, outputs: Any, latest: Any, before: frozenset[Any]
@@ -95,6 +91,12 @@ class Outside:
         if operations or not torch.is_grad_enabled():
             places += [where + why for where, why in self._breaks.items()]
         return places, operations
+
+
+def _forward_of(model: nn.Module) -> str:
+    own = type(model).__name__
+    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+    return own if code is None else _place(f"{own}.forward", code.co_filename, code.co_firstlineno)
 
 
 def _line(places: list[str], operations: list[str]) -> str:

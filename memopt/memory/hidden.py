@@ -121,7 +121,7 @@ def _saved_by_layer(input: Any, states: Any, weights: Any, *how: Any) -> tuple[i
 
 def _beside(weights: Any, kind: str) -> int:
     """About what a layer takes while it runs: oneDNN wants the weights twice more, others' kernels a gradient."""
-    sizes = [math.prod(shape) * dtype.itemsize for _, shape, dtype, _ in weights]
+    sizes: list[int] = [math.prod(shape) * dtype.itemsize for _, shape, dtype, _ in weights]
     return 2 * sum(sizes) if kind == "LSTM" else max(sizes)
 
 

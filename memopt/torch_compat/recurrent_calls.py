@@ -40,7 +40,7 @@ def _layered(kind: str, input: torch.Tensor, hx: Any, *others: Any) -> Any:
     if input.device.type != "cpu" and (drops or not on_gpu):
         torch._dynamo.graph_break(msg="a library draws the dropout between a recurrent network's layers")
     x = input.transpose(0, 1) if batch_first else input
-    states = [state for state in hx] if kind == "LSTM" else [hx]
+    states = list(hx) if kind == "LSTM" else [hx]
     autocast = torch.get_autocast_dtype(input.device.type) if torch.is_autocast_enabled(input.device.type) else None
     pieces = 1 if on_gpu else layers  # cuDNN overlaps layers
     each, rows = len(weights) // pieces, states[0].size(0) // pieces

@@ -25,9 +25,9 @@ for _schema in (
 ):
     _LIBRARY.define(_schema)  # type: ignore[no-untyped-call]
 
-# Of an input (length, batch, features), with states of (layers × directions, batch, width): the output (length, batch,
-# directions × width); the last states; states (pieces - 1, …) between pieces of the sequence, from which backward goes
-# on. With one piece these are empty, and live as long as what eager would have saved.
+# Of an input (length, batch, features), with states of (layers x directions, batch, width): the output (length, batch,
+# directions x width); the last states; states (pieces - 1, ...) between pieces of the sequence, for backward to go on
+# from. With one piece these are empty, and live as long as what eager would have saved.
 RECURRENT = torch.ops.memopt.recurrent.default
 RECURRENT_BACKWARD = torch.ops.memopt.recurrent_backward.default
 
@@ -54,7 +54,7 @@ def run(
 
     Args:
         input: (length, batch, features).
-        states: the first ones, (layers × directions, batch, width) each: of an LSTM the hidden and the cell's.
+        states: the first ones, (layers x directions, batch, width) each: of an LSTM the hidden and the cell's.
         weights: as `nn.RNNBase` lists them.
         kind: of `FUNCTIONS`.
         biases: whether there are any among the weights.
@@ -64,7 +64,8 @@ def run(
         autocast: the dtype of autocast; None: it is off.
     """
     given = list(states) if kind == "LSTM" else states[0]
-    with torch.autocast(input.device.type, dtype=autocast or torch.bfloat16, enabled=autocast is not None):
+    half = autocast if autocast in (torch.bfloat16, torch.float16) else None  # else it is a run in float64, to compare
+    with torch.autocast(input.device.type, dtype=half or torch.bfloat16, enabled=half is not None):
         found = FUNCTIONS[kind](input, given, list(weights), biases, layers, 0.0, train, bidirectional, False)
     return tuple(found)
 

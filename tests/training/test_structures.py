@@ -298,7 +298,12 @@ def test_a_padded_sequence_is_refused_in_one_line_where_it_cannot_be_planned_and
 
 
 def test_what_cannot_be_captured_runs_as_it_is_where_its_count_keeps_the_budget():
-    model, x = nn.LSTM(4, 4), torch.randn(3, 2, 4)
+    class LSTM(nn.LSTM):
+        @torch.compiler.disable
+        def forward(self, *args):
+            return super().forward(*args)
+
+    model, x = LSTM(4, 4), torch.randn(3, 2, 4)
     run = memopt.compile(model, "1GB", backend="aten")
     assert torch.equal(run(x)[0], model(x)[0])
     line = r"no graph could be captured of LSTM \(parts run outside of captured graphs: .*LSTM"
