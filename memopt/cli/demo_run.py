@@ -15,6 +15,7 @@ import torch
 
 import memopt
 from memopt import models
+from memopt.step.observed_steps import FIRST_STEPS
 
 Verdict = Literal["baseline", "ok", "over budget", "numbers differ"]
 
@@ -97,7 +98,6 @@ _RESNET_50 = Case(
     device="cuda",
     engine="inductor",
 )
-_LOOKED_AT = 4  # the first steps, in which memopt looks at the loop and at what else the process holds
 _MOST = 0.8  # of the device's memory: plain PyTorch is to fit, with the gaps of its allocator
 
 
@@ -262,7 +262,7 @@ def measure_steps(
 
     step()  # the first one makes the optimizer's state and fills caches
     if next(model.parameters()).is_cuda:  # there a budget is of what is reserved
-        for _ in range(_LOOKED_AT):
+        for _ in range(FIRST_STEPS):  # memopt looks at what else the process holds in these
             step()
         _let_go("cuda")
         torch.cuda.reset_peak_memory_stats()

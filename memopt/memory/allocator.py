@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 from collections.abc import Iterator
@@ -141,17 +142,23 @@ def _set_expandable(expand: bool) -> None:
     taken = allocator_settings(
         f"expandable_segments:{expand}", pages=f",large_segment_size_mb:{_LEAST_PAGE >> 20}" * expand
     )
-    _now_expanding[:] = [expand]
-    _now_by[:] = [_LEAST_PAGE] if taken else []
+    _growth[:] = [_Growth(expand, _LEAST_PAGE if taken else _PAGE)]
 
 
-_now_expanding: list[bool] = []  # as was set here last; empty: never
-_now_by: list[int] = []  # by how many bytes segments grow then, where torch lets that be set
+@dataclasses.dataclass(frozen=True)
+class _Growth:
+    """How segments grow: whether they do, and by how many bytes."""
+
+    expands: bool
+    page: int
+
+
+_growth: list[_Growth] = []  # as was set here last; empty: never
 
 
 def page_bytes() -> int:
     """By how many bytes a segment that expands grows: torch's limit looks at what is asked for, not at that."""
-    return _now_by[0] if _now_by and _may_set() else _PAGE
+    return _growth[0].page if _growth and _may_set() else _PAGE
 
 
 @contextlib.contextmanager
@@ -160,7 +167,7 @@ def own_segment() -> Iterator[None]:
 
     Segments that grow do so by `page_bytes`. Settings of the user's that say more than that they grow are left alone.
     """
-    if not _may_set() or not (_chosen() or _now_expanding == [True]):
+    if not _may_set() or not (_chosen() or any(growth.expands for growth in _growth)):
         yield
         return
     _set_expandable(False)

@@ -19,13 +19,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from memopt.budget import format_bytes
 from memopt.common.garbage import collect
 from memopt.memory.window import Held, Window
+from memopt.step.observed_steps import is_observed
 from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import at_end_of_backward, compiled_nodes, first_nodes
 from memopt.torch_compat.backward import backward_task, keeps_graph
 from memopt.torch_compat.storages import id_of_storage
 
-# The first steps of a graph that are looked at; after them ever fewer, as looking takes time.
-_FIRST = 4
 # Bytes of losses and counts that a loop keeps: below this nothing is planned for.
 SCALARS = 256
 # The same on a GPU, where each takes a block: what its allocator may lose beside a plan is a thousand times as much.
@@ -166,7 +165,7 @@ class Around:
         count = self._steps[key] = self._steps.get(key, 0) + 1
         # Of a call within backward (a reentrant checkpoint) autograd would end the recording unseen.
         may = not self.blind and backward_task() == -1
-        looks = may and (count <= _FIRST or count & (count - 1) == 0 or call.window is not None)
+        looks = may and (is_observed(count) or call.window is not None)
         nodes = (compiled_nodes(outputs) or first_nodes(outputs)) if looks else []
         if call.window is not None and not nodes:
             call.window.close()

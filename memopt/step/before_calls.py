@@ -19,10 +19,9 @@ from memopt.memory.distributed import has_group
 from memopt.memory.live_tensors import Block, live_blocks
 from memopt.memory.measure import Recording, is_profiled
 from memopt.memory.window import unseen
+from memopt.step.observed_steps import FIRST_STEPS
 from memopt.torch_compat.profilers import mark
 
-# The first of a model's, which are looked at: later there may be evaluations of minutes, too much for a profiler.
-_FIRST = 4
 _GONE = "gone "
 
 
@@ -90,7 +89,8 @@ class BeforeCalls:
             return
         if device.type == "cuda":
             self._look = _OnCuda(device)
-        elif self._looks.get(owner, 0) < _FIRST and not unseen(device) and not is_profiled():
+        # Not later: there may be evaluations of minutes, too much for a profiler.
+        elif self._looks.get(owner, 0) < FIRST_STEPS and not unseen(device) and not is_profiled():
             self._looks[owner] = self._looks.get(owner, 0) + 1
             self._look = _OnCpu(device)
 

@@ -18,13 +18,12 @@ from memopt.budget import format_bytes
 from memopt.common.garbage import collect
 from memopt.memory.live_tensors import Blocks, alive, blocks_of, live_blocks
 from memopt.memory.reach import shown_tensors
+from memopt.step.observed_steps import FIRST_STEPS, is_observed
 from memopt.torch_compat.autograd_nodes import compiled_nodes, first_nodes
 from memopt.torch_compat.storages import id_of_storage
 
 # Bytes of losses, counts and rates, which come and go: below this nothing is counted, and no change is one.
 LITTLE = 1024
-# The first steps, in all of which they are counted; later in ever fewer, each looked at from the step before.
-_FIRST = 4
 # Of what grows from step to step, one part in so many is left to it beyond what there is.
 _GROWTH = 8
 # What lies in cycles may hold others, which the next collection finds.
@@ -109,7 +108,7 @@ class OtherTensors:
             self._again = None
             return total
         rate = rates[-1]
-        wanted = self.total if total + rate <= self.total else total + max(total // _GROWTH, _FIRST * rate)
+        wanted = self.total if total + rate <= self.total else total + max(total // _GROWTH, FIRST_STEPS * rate)
         self._again = self._steps + max(1, (wanted - total) // rate)
         return wanted
 
@@ -159,8 +158,8 @@ class OtherTensors:
             self._between = {key: block for key, block in live_blocks(device).items() if key not in before}
 
     def _judges(self, step: int) -> bool:
-        """Whether to count in this step: what the loop holds around the model's graphs was told apart in the last."""
-        return step <= _FIRST or (step - 1) & (step - 2) == 0 or step == self._again
+        """Whether to count in this step: what the loop holds around the model's graphs was observed in the last."""
+        return is_observed(step - 1) or step == self._again
 
 
 def others_in_words(size: int) -> str:

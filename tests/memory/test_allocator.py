@@ -116,15 +116,15 @@ def test_what_measuring_on_another_stream_left_is_not_there_once_settled():
 )  # fmt: skip
 def test_a_segment_of_its_own_is_taken_where_segments_grow(monkeypatch, given, before, during):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", given)
-    monkeypatch.setattr(allocator, "_now_expanding", list(before))
+    monkeypatch.setattr(allocator, "_growth", [allocator._Growth(expands, 2**20) for expands in before])
     set_to = []
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", set_to.append, raising=False)
     with pytest.raises(KeyError), allocator.own_segment():
-        assert allocator._now_expanding == during
+        assert [growth.expands for growth in allocator._growth] == during
         raise KeyError
     pages = "expandable_segments:True,large_segment_size_mb:12"
     assert set_to == (["expandable_segments:False", pages] if during else [])
-    assert allocator._now_expanding == ([True] if during else before)
+    assert [growth.expands for growth in allocator._growth] == ([True] if during else before)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_segment_of_its_own_is_taken_where_segments_grow(monkeypatch, given, b
 def test_segments_grow_by_small_pages_where_torch_has_them(monkeypatch, given, refused, expected):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", given)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(allocator, "_now_expanding", [])
+    monkeypatch.setattr(allocator, "_growth", [])
     set_to = []
 
     def settings(text):
