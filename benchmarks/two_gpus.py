@@ -37,7 +37,7 @@ sys.path.insert(0, str(HERE))
 from user_models import TINY, batches, built  # noqa: E402 - found once its folder is on the path
 
 ROWS = "ddp_compile,fsdp_compile,ddp_memopt:0.8,fsdp_memopt:0.8,ddp_memopt:0.6,fsdp_memopt:0.6,fsdp,fsdp_checkpoint,ddp"
-RANKS, MODEL, SIZES = 2, "llama_1b", {"batch": 2, "length": 2048}
+MODEL, SIZES = "llama_1b", {"batch": 2, "length": 2048}
 
 
 def made(row: str, device: str, *, tiny: bool, budget: int | None) -> tuple[nn.Module, Any, torch.optim.Optimizer]:
@@ -71,11 +71,11 @@ def work(given: argparse.Namespace) -> dict[str, Any]:
     if cuda:
         torch.cuda.set_device(given.rank)
     torch.distributed.init_process_group(
-        "nccl" if cuda else "gloo", init_method=f"file://{given.store}", rank=given.rank, world_size=RANKS
+        "nccl" if cuda else "gloo", init_method=f"file://{given.store}", rank=given.rank, world_size=given.ranks
     )
     sizes = TINY if given.tiny else SIZES
     model, run, optimizer = made(given.row, device, tiny=given.tiny, budget=given.budget)
-    batch = batches(MODEL, 4 * RANKS, sizes, tiny=given.tiny, device=device)[given.rank :: RANKS]
+    batch = batches(MODEL, 4 * given.ranks, sizes, tiny=given.tiny, device=device)[given.rank :: given.ranks]
     cast = torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=given.row.startswith(("ddp", "inside")))
 
     def step(number: int) -> torch.Tensor:
@@ -122,10 +122,11 @@ def run_row(row: str, budget: int | None, given: argparse.Namespace) -> dict[str
     with tempfile.TemporaryDirectory() as folder:
         caches = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "MEMOPT_CACHE_DIR": f"{folder}/memopt"}
         settings = ["--device", given.device, "--losses", str(given.losses), "--repeats", str(given.repeats)]
+        settings += ["--ranks", str(given.ranks)]
         settings += ["--tiny"] if given.tiny else []
         settings += [] if budget is None else ["--budget", str(budget)]
         started = []
-        for rank in range(RANKS):
+        for rank in range(given.ranks):
             own = ["--row", row, "--rank", str(rank), "--store", f"{folder}/store", "--out", f"{folder}/{rank}.json"]
             with open(f"{folder}/{rank}.log", "w") as log:
                 started.append(
@@ -145,9 +146,9 @@ def run_row(row: str, budget: int | None, given: argparse.Namespace) -> dict[str
         for process in started:
             process.kill()
             process.wait()
-        ranks = [Path(f"{folder}/{rank}.json") for rank in range(RANKS)]
+        ranks = [Path(f"{folder}/{rank}.json") for rank in range(given.ranks)]
         if not all(path.exists() for path in ranks):
-            lines = [Path(f"{folder}/{rank}.log").read_text().strip().splitlines()[-1:] for rank in range(RANKS)]
+            lines = [Path(f"{folder}/{rank}.log").read_text().strip().splitlines()[-1:] for rank in range(given.ranks)]
             return {"row": row, "budget_bytes": budget, "reason": next((line[0] for line in lines if line), "killed")}
         found = [json.loads(path.read_text()) for path in ranks]
     worst = {key: max(rank[key] for rank in found) for key in found[0] if key.endswith(("bytes", "seconds", "retries"))}
@@ -191,7 +192,7 @@ def _described(given: argparse.Namespace, rows: dict[str, dict[str, Any]]) -> di
 
     cuda = given.device.startswith("cuda")
     return {
-        "machine": f"{RANKS} x {torch.cuda.get_device_name()}" if cuda else platform.processor() or "cpu",
+        "machine": f"{given.ranks} x {torch.cuda.get_device_name()}" if cuda else platform.processor() or "cpu",
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "memopt": memopt.__version__,
@@ -206,6 +207,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rows", default=ROWS)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--losses", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--limit", type=float, default=300, help="seconds of a row")
