@@ -65,16 +65,19 @@ class Step:
             look(values)
             return values
 
-        def give(number: int, gradients: Sequence[Any]) -> None:
-            self._given[number] = existing(zip(outputs[number], gradients, strict=True))
+        given = self._given = {}
 
-        self._given, self._rest = {}, lambda gradients: existing(enumerate(gradients))
+        def give(number: int, gradients: Sequence[Any]) -> None:  # knows of no step: both would wait for garbage
+            given[number] = existing(zip(outputs[number], gradients, strict=True))
+
+        self._rest = lambda gradients: existing(enumerate(gradients))
         self._pieces, self._advance = generate(args, give), advance
-        if self._dropped:
-            at_end_of_backward(self._see)
+        at_end_of_backward(self._end)
         self._run_on()
 
-    def _see(self) -> None:
+    def _end(self) -> None:
+        """Let go of what no relay has asked for: code that stands behind its last hand-over holds what it last read."""
+        self._pieces, self._given = None, {}
         if any(parameter.grad is not None for parameter in self._dropped):
             self._keeps()
 

@@ -83,7 +83,8 @@ class Ahead:
                 yield
         except Exception as error:
             if self.inside:
-                log.info("backward's code cannot be generated ahead: %s: %s", type(error).__name__, first_line(error))
+                cause = _first_of(error)  # torch names shapes where it was kept from asking the device, say
+                log.info("backward's code cannot be generated ahead: %s: %s", type(cause).__name__, first_line(cause))
                 log.debug("where that was", exc_info=True)
             raise
         finally:
@@ -204,6 +205,13 @@ class Ahead:
 def lays_out(half: fx.GraphModule) -> bool:
     """Whether Inductor may lay out values of a graph otherwise than they were traced, for the sake of convolutions."""
     return bool(half.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default))
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """The error that all the others come of."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return error
 
 
 def _frozen(value: Any) -> Any:
