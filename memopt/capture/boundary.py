@@ -12,6 +12,7 @@ from memopt.capture.dropouts import without_idle_dropouts
 from memopt.capture.identities import as_identical
 from memopt.capture.metadata import Expected
 from memopt.capture.returned import views_outside
+from memopt.capture.returned_inputs import inputs_outside
 from memopt.capture.writes import refuse_lost_writes
 from memopt.torch_compat.synthetic_bases import bases_told_rightly
 
@@ -34,10 +35,10 @@ def at_boundary(backend: Backend, *, check: bool, laid_out: Callable[[], bool] =
         refuse_lost_writes(graph_module)
         expected = Expected(graph_module, strides=not laid_out()) if check else None
         identical = as_identical(graph_module)
-        views = views_outside(graph_module)
+        filled, views = inputs_outside(graph_module), views_outside(graph_module)
         with bases_told_rightly():
             run = backend(graph_module, example_inputs)
-        whole = identical(run if views is None else _then(run, views))
+        whole = identical(filled(run if views is None else _then(run, views)))
         return whole if expected is None else expected.around(whole)
 
     return compiled
