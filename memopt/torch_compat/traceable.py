@@ -103,6 +103,29 @@ def _log_sigmoid(input: torch.Tensor) -> torch.Tensor:
     return output.contiguous() if input.device.type == "cpu" else output
 
 
+def _rrelu(
+    input: torch.Tensor,
+    lower: float = 1.0 / 8,
+    upper: float = 1.0 / 3,
+    training: bool = False,
+    inplace: bool = False,
+) -> torch.Tensor:
+    """For `F.rrelu` and `torch.rrelu`: on a CPU its result is contiguous where it draws, and it draws in that order."""
+    if inplace:
+        return _rrelu_in_place(input, lower, upper, training)
+    given = input.contiguous() if training and input.device.type == "cpu" else input
+    return functional.rrelu(given, lower, upper, training)
+
+
+def _rrelu_in_place(
+    input: torch.Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False
+) -> torch.Tensor:
+    """For `F.rrelu_`, likewise."""
+    if not training or input.device.type != "cpu" or input.is_contiguous():
+        return functional.rrelu(input, lower, upper, training, True)
+    return input.copy_(functional.rrelu(input.contiguous(), lower, upper, training))
+
+
 def _as_on_cpu(input: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     if input.device.type != "cpu" or input.is_contiguous():
         return output
@@ -131,6 +154,9 @@ REPLACEMENTS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     functional.batch_norm: _batch_norm,
     torch.batch_norm: _plain_batch_norm,
     functional.logsigmoid: _log_sigmoid,
+    functional.rrelu: _rrelu,
+    torch.rrelu: _rrelu,
+    torch.rrelu_: _rrelu_in_place,
     torch._check_tensor_all: _check_in_graph,
     batchnorm._BatchNorm.forward: _normalize,
 }
