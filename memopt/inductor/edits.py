@@ -11,8 +11,10 @@ from memopt.inductor.masked_writes import choose_by_masks
 from memopt.inductor.own_memory import keep_memory, keep_operands, keep_shared
 from memopt.inductor.own_reads import keep_reads
 from memopt.inductor.strided_views import as_it_lies, copy_bases
+from memopt.program import draws_numbers
 from memopt.step.keys import versions
 from memopt.torch_compat.cat_layout import keep_cat_layout
+from memopt.torch_compat.draw_order import keep_draw_order
 from memopt.torch_compat.joint_pass import (
     after_joint_passes,
     before_joint_passes,
@@ -30,6 +32,7 @@ def edits(first: Callable[[fx.Graph], None]) -> dict[str, Any]:
     """
     keep_renamed_reads()
     keep_cat_layout()
+    keep_draw_order(draws_numbers)
     made_by = versions()
     return {
         **before_joint_passes(first, made_by),

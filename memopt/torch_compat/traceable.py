@@ -110,10 +110,10 @@ def _rrelu(
     training: bool = False,
     inplace: bool = False,
 ) -> torch.Tensor:
-    """For `F.rrelu` and `torch.rrelu`: on a CPU its result is contiguous where it draws, and it draws in that order."""
+    """For `F.rrelu` and `torch.rrelu`: on a CPU its result is contiguous, and it draws in that order."""
     if inplace:
         return _rrelu_in_place(input, lower, upper, training)
-    given = input.contiguous() if training and input.device.type == "cpu" else input
+    given = input.contiguous() if input.device.type == "cpu" else input
     return functional.rrelu(given, lower, upper, training)
 
 

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.modules import transformer
 
 import memopt
@@ -182,3 +183,38 @@ def test_batch_norms_lie_as_on_a_cpu(kind, shape, train):
     torch.testing.assert_close(dict(copy.state_dict()), dict(model.state_dict()))
     torch.testing.assert_close([p.grad for p in copy.parameters()], [p.grad for p in model.parameters()])
     assert not [note for note in compiled.report.notes if "outside" in note]
+
+
+class Leaky(nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.call = nn.Linear(6, 6), call
+
+    def forward(self, x):
+        return self.call(self.linear(x).t())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda y: functional.rrelu(y, training=True),
+        lambda y: nn.RReLU()(y),
+        lambda y: torch.rrelu(y, 0.1, 0.3, True),
+        lambda y: functional.rrelu_(y * 1, training=True),
+        lambda y: functional.rrelu(y * 1, training=True, inplace=True),
+        lambda y: functional.rrelu(y, training=False),
+    ],
+    ids=["function", "module", "torch", "in_place", "asked_in_place", "inference"],
+)
+def test_a_leaky_relu_that_draws_lies_as_in_eager(call):
+    torch._dynamo.reset()
+    model, x, found = Leaky(call), torch.randn(4, 6), []
+    for run in (model, memopt.compile(model, backend="aten")):
+        torch.manual_seed(3)
+        model.zero_grad()
+        y = run(x)
+        y.sin().sum().backward()
+        found.append([y, model.linear.weight.grad])
+    torch.testing.assert_close(found[1], found[0])
+    assert found[1][0].stride() == found[0][0].stride()
