@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memopt import models
-    from memopt.api import compile, estimate, export, export_tensorflow, plan
+    from memopt.api import compile, estimate, plan
     from memopt.budget import BudgetError
     from memopt.capture.export import CaptureError
     from memopt.comparison import Comparison, compare
     from memopt.memory.breakdown import MemoryBreakdown
     from memopt.memory.measure import Measurement, measure
+    from memopt.model_files import export, export_tensorflow
     from memopt.module import CompiledModule
     from memopt.pass_manager import Change, Pass, PassError, PassManager, PassResult, Refusal
     from memopt.passes import INFERENCE, TRAINING
@@ -54,7 +55,8 @@ __all__ = [
 
 # Where each name is defined.
 _HOMES = {
-    "memopt.api": ("compile", "estimate", "export", "export_tensorflow", "plan"),
+    "memopt.api": ("compile", "estimate", "plan"),
+    "memopt.model_files": ("export", "export_tensorflow"),
     "memopt.budget": ("BudgetError",),
     "memopt.capture.export": ("CaptureError",),
     "memopt.comparison": ("Comparison", "compare"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.utils import _pytree as pytree
 
@@ -65,3 +66,10 @@ def assert_same(found: Any, expected: Any, *, rtol: float = 0.0, atol: float = 0
     torch.testing.assert_close(
         pytree.tree_leaves(found), pytree.tree_leaves(expected), rtol=rtol, atol=atol, equal_nan=True
     )
+
+
+def in_one_line(error, match, call, *args, **options):
+    """The call raises the error, whose message is of one line."""
+    with pytest.raises(error, match=match) as caught:
+        call(*args, **options)
+    assert "\n" not in str(caught.value)

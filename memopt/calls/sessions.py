@@ -19,6 +19,15 @@ from memopt.calls.group import Group
 from memopt.calls.guard_fast_path import Backend, Kind, Plan, SteadyCalls
 from memopt.calls.sizing import Sizing, Symbolic
 from memopt.calls.tracing import dynamo_backend
+from memopt.calls.weak_sessions import (
+    allow_limit,
+    gradients_of,
+    kept_more,
+    models_waiting,
+    planning_room,
+    release,
+    reserved_for_others,
+)
 from memopt.capture.shadow import model_names
 from memopt.compilation.layout import movable_parameters
 from memopt.compilation.session import Session
@@ -73,7 +82,7 @@ class Sessions(Mapping[Plan, Session]):
         self._model, self._options, self._optimizers = model, options, optimizers
         ceiling = None if options.budget is None else options.budget.bytes
         # Of a budget in bytes the costs of operators must not depend: what it is refused for names the least.
-        room = functools.partial(_room, weakref.ref(self)) if ceiling is None else None
+        room = functools.partial(planning_room, weakref.ref(self)) if ceiling is None else None
         self._table = CostTable(
             ceiling_bytes=ceiling, room=room, target=options.target, estimates=options.budget is None
         )
@@ -100,7 +109,7 @@ class Sessions(Mapping[Plan, Session]):
         self.last: Session | None = None
         self.recordings: Pool | None = None
         self.graphs = 0
-        weakref.finalize(self, _release, self._sessions).atexit = False
+        weakref.finalize(self, release, self._sessions).atexit = False
 
     def __getitem__(self, plan: Plan) -> Session:
         return self._sessions[plan]
@@ -167,10 +176,11 @@ class Sessions(Mapping[Plan, Session]):
         session.whole_step = True
         here = weakref.ref(self)
         session.elsewhere = self.group.elsewhere
-        session.waiting, session.reserve = functools.partial(_waiting, here), functools.partial(_reserve, here)
+        session.waiting = functools.partial(models_waiting, here)
+        session.reserve = functools.partial(reserved_for_others, here)
         session.calls, session.known_calls = kind.calls, self.earlier
         session.recordings = self._recordings_here()
-        session.hold = functools.partial(_allow, weakref.ref(self), weakref.ref(session))
+        session.hold = functools.partial(allow_limit, weakref.ref(self), weakref.ref(session))
         if options.engine.lays_out:
             session.movable = movable_parameters(self._model)
         return session
@@ -252,8 +262,8 @@ class Sessions(Mapping[Plan, Session]):
             model = weakref.ref(self._model)
             key, device = session.ran[0].key, session.resident.device
             lets_go = bool(session.by_loss_alone.held)
-            kept = functools.partial(_kept, weakref.ref(session), calls)
-            call = Ended(key, device, early, lambda: storage_bytes(_gradients(model)), window, whole, lets_go, kept)
+            kept = functools.partial(kept_more, weakref.ref(session), calls)
+            call = Ended(key, device, early, lambda: storage_bytes(gradients_of(model)), window, whole, lets_go, kept)
             self.around.ended(call, outputs, given, look)
             where = unseen(device) if session.budget is not None else ""
             if where:
@@ -288,7 +298,7 @@ class Sessions(Mapping[Plan, Session]):
         """Plan calls of these kinds anew."""
         session = self._sessions.pop(plan, None)
         if session is not None:
-            _release({plan: session})
+            release({plan: session})
             self.guards.pop(session, None)
         self.compiled.pop(plan, None)
         for every in (False, True):
@@ -297,7 +307,7 @@ class Sessions(Mapping[Plan, Session]):
 
     def forget_all(self) -> None:
         """Forget all plans: of the same model, whose fraction stays one of the same bytes."""
-        _release(self._sessions)
+        release(self._sessions)
         self._sessions.clear()
         self.compiled.clear()
         self._symbolic.clear()
@@ -321,7 +331,7 @@ class Sessions(Mapping[Plan, Session]):
         if is_sharded(self._model):  # what is gathered lies elsewhere in each step
             return None
         if self.recordings is None and any(parameter.is_cuda for parameter in self._model.parameters()):
-            self.recordings = Pool(CudaRecorder(), functools.partial(_gradients, weakref.ref(self._model)))
+            self.recordings = Pool(CudaRecorder(), functools.partial(gradients_of, weakref.ref(self._model)))
         return self.recordings
 
     def _counted(self, backend: Backend) -> Backend:
@@ -359,52 +369,7 @@ class Sessions(Mapping[Plan, Session]):
             guard.during(optimizer)
 
 
-def _release(sessions: Mapping[Plan, Session]) -> None:
-    """Give back what a model's compiled functions hold between calls: Dynamo keeps them as long as the model itself."""
-    for session in sessions.values():
-        for function in list(session.functions):
-            function.release()
-        if session.recordings is not None:
-            session.recordings.release()
-
-
 def _look(owner: weakref.ref[Sessions], session: weakref.ref[Session], calls: Sequence[Ran]) -> None:
     sessions, known = owner(), session()
     if sessions is not None and known is not None:
         sessions._look(known, calls)
-
-
-def _kept(session: weakref.ref[Session], calls: Sequence[Ran]) -> int:
-    """Bytes that backward of these calls takes more where their graphs are kept."""
-    known = session()
-    return 0 if known is None else known.kept_more(sum(ran.saved for ran in calls))
-
-
-def _room(owner: weakref.ref[Sessions]) -> int | None:
-    """Bytes that planning the latest call may take beside what is resident."""
-    sessions = owner()
-    return None if sessions is None or sessions.last is None else sessions.last.room
-
-
-def _waiting(owner: weakref.ref[Sessions]) -> int:
-    """How many other models of the budget were not seen yet."""
-    sessions = owner()
-    return 0 if sessions is None else sessions.group.waiting()
-
-
-def _reserve(owner: weakref.ref[Sessions], room: int) -> int:
-    """Of the room of a step, what to leave to calls of other models that the budget is of."""
-    sessions = owner()
-    return 0 if sessions is None else sessions.group.reserve(sessions, room)
-
-
-def _gradients(model: weakref.ref[nn.Module]) -> list[torch.Tensor]:
-    here = model()
-    return [] if here is None else [p.grad for p in here.parameters() if p.grad is not None]
-
-
-def _allow(owner: weakref.ref[Sessions], session: weakref.ref[Session], limit_bytes: int) -> None:
-    """Tell a compiled model, where it still lives, the budget in bytes of a step that is about to run."""
-    sessions, known = owner(), session()
-    if sessions is not None and known is not None:
-        sessions.allow(known, limit_bytes)

@@ -315,7 +315,7 @@ def test_memory_that_runs_out_in_a_later_backward_is_one_clear_line(backend):
 
 def test_plans_without_a_budget_or_for_another_device_limit_nothing(monkeypatch):
     held = []
-    monkeypatch.setattr("memopt.calls.sessions._allow", lambda owner, session, limit: held.append(limit))
+    monkeypatch.setattr("memopt.calls.sessions.allow_limit", lambda owner, session, limit: held.append(limit))
     model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()), torch.ones(4, 8)
     memopt.plan(model, x)
     memopt.plan(model, x, "1GB", device="h100")

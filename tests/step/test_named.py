@@ -37,7 +37,7 @@ def lossy(monkeypatch):
     def held(device):
         return limits[-1] if limits else None
 
-    def take(*args, held=False):
+    def take(*args, held=False, **_):
         session = steps[-1]
         allocated = session.step.base + session.code_peak()
         reserved = allocated + allocated // 20
@@ -49,7 +49,7 @@ def lossy(monkeypatch):
         steps.append(session)
         return None if hooks.captured is None or session.exact else mutated(hooks.captured)
 
-    monkeypatch.setattr("memopt.calls.sessions._allow", lambda owner, session, limit: limits.append(limit))
+    monkeypatch.setattr("memopt.calls.sessions.allow_limit", lambda owner, session, limit: limits.append(limit))
     monkeypatch.setattr(measured_step, "held_bytes", held)
     monkeypatch.setattr(measured_step, "take_step", take)
     monkeypatch.setattr(measured_step, "measurable", measurable)

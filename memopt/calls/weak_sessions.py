@@ -1,0 +1,63 @@
+"""What the parts of a step ask of a model's sessions, or tell them: none of them keeps the sessions alive."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from memopt.calls.guard_fast_path import Plan
+from memopt.compilation.session import Session
+from memopt.step.earlier_calls import Ran
+
+if TYPE_CHECKING:
+    from memopt.calls.sessions import Sessions
+
+
+def release(sessions: Mapping[Plan, Session]) -> None:
+    """Give back what a model's compiled functions hold between calls: Dynamo keeps them as long as the model itself."""
+    for session in sessions.values():
+        for function in list(session.functions):
+            function.release()
+        if session.recordings is not None:
+            session.recordings.release()
+
+
+def kept_more(session: weakref.ref[Session], calls: Sequence[Ran]) -> int:
+    """Bytes that backward of these calls takes more where their graphs are kept."""
+    known = session()
+    return 0 if known is None else known.kept_more(sum(ran.saved for ran in calls))
+
+
+def planning_room(owner: weakref.ref[Sessions]) -> int | None:
+    """Bytes that planning the latest call may take beside what is resident."""
+    sessions = owner()
+    return None if sessions is None or sessions.last is None else sessions.last.room
+
+
+def models_waiting(owner: weakref.ref[Sessions]) -> int:
+    """How many other models of the budget were not seen yet."""
+    sessions = owner()
+    return 0 if sessions is None else sessions.group.waiting()
+
+
+def reserved_for_others(owner: weakref.ref[Sessions], room: int) -> int:
+    """Of the room of a step, what to leave to calls of other models that the budget is of."""
+    sessions = owner()
+    return 0 if sessions is None else sessions.group.reserve(sessions, room)
+
+
+def gradients_of(model: weakref.ref[nn.Module]) -> list[torch.Tensor]:
+    """The gradients that the model's parameters have now."""
+    here = model()
+    return [] if here is None else [p.grad for p in here.parameters() if p.grad is not None]
+
+
+def allow_limit(owner: weakref.ref[Sessions], session: weakref.ref[Session], limit_bytes: int) -> None:
+    """Tell a compiled model, where it still lives, the budget in bytes of a step that is about to run."""
+    sessions, known = owner(), session()
+    if sessions is not None and known is not None:
+        sessions.allow(known, limit_bytes)
