@@ -83,19 +83,19 @@ class Broken(Small):
 
 
 @pytest.mark.quick("1MB")
-@pytest.mark.parametrize("budget", [None, "1MB", 1.0])
+@pytest.mark.parametrize("budget", [None, "1MB"])
 def test_graph_breaks(budget, capsys):
-    model = Broken()
-    if budget == 1.0:  # of eager's own peak, a little less than what is between two graphs beside them
-        with pytest.raises(memopt.BudgetError) as refused:
-            gradients_of(compiled(model, budget), model, X)
-        torch._dynamo.reset()
-        assert refused.value.minimum_bytes < 1.05 * refused.value.budget_bytes
-        budget = refused.value.minimum_bytes
-    run = assert_like_eager(model, X, budget=budget)
+    run = assert_like_eager(Broken(), X, budget=budget)
     assert capsys.readouterr().out.count("between") >= 2
     if budget is not None:
         assert len(run.report.programs) == 2
+
+
+def test_graph_breaks_within_eagers_own_peak(caplog):
+    """What is between two graphs takes the plan a little beyond it: the model runs as it is, which keeps it."""
+    assert_like_eager(Broken(), X, budget=1.0)
+    (line,) = [record.getMessage() for record in caplog.records if "runs as it is" in record.getMessage()]
+    assert "\n" not in line and "no plan was made: one takes at least" in line
 
 
 def test_a_budget_over_a_graph_break_counts_the_whole_step():

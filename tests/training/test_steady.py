@@ -77,7 +77,7 @@ def test_a_steady_step_looks_for_gradients_once_and_sets_nothing(monkeypatch):
         run._memopt.steady, "find", lambda *args, **options: looked.append("guards") or find(*args, **options)
     )
     with monkeypatch.context() as patch:
-        patch.delattr(memopt.calls.planned, "dynamo_settings")
+        patch.delattr(memopt.calls.planned, "settings_of")
         for name in ("note_outside", "planning"):
             patch.delattr(memopt.calls.model_calls, name)
         for _ in range(3):
