@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.own_tests import untested
 from tests.private_own import borrowed
 from tests.private_torch import own_names, private_uses
 
@@ -170,3 +171,24 @@ def test_every_package_is_installed() -> None:
     found = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "memopt").rglob("__init__.py")}
     found |= {f"memopt.{room}" for room in ("passes", "backends", "models")}
     assert sorted(found) == sorted(named)
+
+
+@pytest.mark.parametrize(
+    "room",
+    [
+        "backends", "calls", "capture", "cli", "common", "comparison", "compilation", "convert", "difference", "graph",
+        "host", "inductor", "onnxruntime", "passes", "recording", "solve", "static", "step",
+    ],
+)  # fmt: skip
+def test_each_module_has_a_test_of_its_own(room: str) -> None:
+    folder = FOLDERS[room]
+    modules = [path for path in sorted(folder.rglob("*.py")) if path.name != "__init__.py"]
+    assert modules and list(untested(modules, folder, f"memopt.{room}", ROOT / "tests")) == []
+
+
+def test_a_module_without_a_test_is_found(tmp_path: Path) -> None:
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (tests / "test_b.py").write_text("from memopt.room.c import x\nfrom memopt.room import d, e\n")
+    modules = [tmp_path / "room" / f"{name}.py" for name in "abcde"]
+    assert list(untested(modules, tmp_path / "room", "memopt.room", tests)) == ["memopt.room.a"]
