@@ -162,6 +162,7 @@ def test_the_budget_is_kept_with_eagers_numbers(make, inputs, share):
         assert any("recomputed in backward" in note for note in run.report.notes)
 
 
+@pytest.mark.quick("Stack-rows")
 @pytest.mark.parametrize(("make", "inputs"), [(Stack, rows), (Packed, tokens)])
 def test_the_minimum_that_is_named_is_kept(make, inputs):
     model, given = make(), inputs()

@@ -73,8 +73,13 @@ def test_an_encoder_with_a_mask_is_one_graph(train):
         _same(Encoder().train(train), 1.0, [(_SOURCE, None, _CAUSAL), (_SOURCE, None, _BAND)])
 
 
+@pytest.mark.quick("True-plain", "False-norm", "True-unnested")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("options", [{}, {"norm": nn.LayerNorm(32)}, {"enable_nested_tensor": False}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"norm": nn.LayerNorm(32)}, {"enable_nested_tensor": False}],
+    ids=["plain", "norm", "unnested"],
+)
 @pytest.mark.parametrize("train", [True, False])
 def test_padding_that_eager_leaves_out_is_zero(train, options):
     with torch.set_grad_enabled(train):
