@@ -136,7 +136,7 @@ class CompiledModule(nn.Module):
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> CompiledModule:
-        with self._memopt.moving():
+        with self._memopt.sessions.moving():
             change_tensors(self._memopt.model, fn, recurse)
         return self
 
@@ -320,7 +320,7 @@ def _passed_on(name: str) -> Callable[..., Any]:
     """A method that is the model's; if the model returns itself, the stand-in does."""
 
     def method(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.nullcontext() if name.startswith("__") else self._memopt.moving():
+        with contextlib.nullcontext() if name.startswith("__") else self._memopt.sessions.moving():
             result = getattr(self._memopt.model, name)(*args, **kwargs)
         return self if result is self._memopt.model else result
 

@@ -20,6 +20,7 @@ from memopt.calls.failures import Failure, failure_of
 from memopt.calls.fallback import Fallback
 from memopt.calls.group import Group
 from memopt.calls.guard_fast_path import Kind, SteadyGraph
+from memopt.calls.kinds import Kinds
 from memopt.calls.pace import pace_of
 from memopt.calls.plan_ahead import PlanAhead
 from memopt.calls.planned import PlannedCalls, programs_of, set_back, was_planned
@@ -29,6 +30,7 @@ from memopt.calls.sessions import Sessions
 from memopt.calls.several import SeveralCalls
 from memopt.calls.stages import stages
 from memopt.calls.tracing import note_outside
+from memopt.calls.transforms import Transformed
 from memopt.calls.verified import verified
 from memopt.capture.export import CaptureError, NotCapturedError
 from memopt.common.garbage import collect, collecting_rarely
@@ -36,7 +38,6 @@ from memopt.common.progress import planning
 from memopt.compilation.layout import LayoutNeeded
 from memopt.compilation.session import Session
 from memopt.errors import ShortOfMemoryError
-from memopt.memory.addresses import addresses
 from memopt.memory.gradients import Gradients
 from memopt.memory.reach import shown_tensors
 from memopt.options import Options
@@ -49,7 +50,6 @@ from memopt.step.optimizers import Optimizers
 from memopt.step.sizes_apart import SizesError
 from memopt.torch_compat.backward import backward_task
 from memopt.torch_compat.modules import has_disabled_forward
-from memopt.torch_compat.saved_tensors import hooks_in_force
 from memopt.torch_compat.transforms import in_force
 
 log = logging.getLogger("memopt")
@@ -73,6 +73,8 @@ class ModelCalls:
         planned: calls that go the long way.
         ahead: plans without running the model.
         gradients: whether the model's exist.
+        kinds: tells of which kind a call is.
+        transformed: calls that nothing is compiled through.
         fallback: calls that memopt failed at.
         as_it_is: calls that cannot be captured, and run within a budget.
         refusals: calls whose budget was refused.
@@ -91,14 +93,15 @@ class ModelCalls:
         self.several = SeveralCalls(model, options.budget, self.sessions)
         self.residents = Residents(model, options, self.optimizers, self.sessions, group)
         self.planned = PlannedCalls(model, self.sessions)
-        self.gradients = Gradients(model)
+        self.gradients, budgeted = Gradients(model), options.budget is not None
+        self.kinds = Kinds(self.gradients, self.several, self.steady, budgeted=budgeted)
+        self.transformed = Transformed(model, budgeted=budgeted)
         self.fallback, self.refusals = Fallback(model, options), Refusals(model)
         self.as_it_is = AsItIs(model, options)
         self.ahead = PlanAhead(model, options, self.sessions, self.residents, self.fallback)
         self.inlined, self.reached = False, False
         self._trained = model.training  # whether it was in training's mode when it was compiled
         self._kind: Kind | None = None  # of the latest call
-        self._said: set[str] = set()  # what runs as it is, told once
         self._verifying = False  # whether a call is run to be compared with the model's own
 
     @property
@@ -127,7 +130,7 @@ class ModelCalls:
         """
         around = in_force()
         if around:
-            return self._run_as_it_is(around, args, kwargs)
+            return self.transformed.call(around, args, kwargs)
         if self.sessions.hooked.changed(self.model) and self.sessions:
             self.sessions.forget_all()
         new_step = self.options.budget is not None and self.sessions.begins()
@@ -137,7 +140,7 @@ class ModelCalls:
             self.residents.recount()
         if look:
             self.residents.look_around(args, kwargs)
-        kind, steady = self._find_steady(args, kwargs)
+        kind, steady = self.kinds.find(args, kwargs, self._kind)
         if new_step and not look and steady is None and kind.plan not in self.sessions:
             self.residents.look_around(args, kwargs)
         try:
@@ -314,18 +317,6 @@ class ModelCalls:
         self.refusals.raise_known(called, resident)
         self.residents.refuse_hopeless(resident)
 
-    def _run_as_it_is(self, around: str, args: Any, kwargs: Any) -> Any:
-        """Call the model within something that nothing is compiled through."""
-        name = type(self.model).__name__
-        if self.options.budget is not None:
-            raise CaptureError(
-                f"{around} is not planned through, so that {name} keeps no budget there: call the original model"
-            )
-        if around not in self._said:
-            self._said.add(around)
-            log.info("memopt: within %s %s runs as it is", around, name)
-        return self.model(*args, **kwargs)
-
     def plan(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:
         """Plan for these inputs without running the model.
 
@@ -333,11 +324,11 @@ class ModelCalls:
             BudgetError: no plan keeps the budget.
             CaptureError: the model's control flow depends on the values of tensors, or no graph can be captured.
         """
-        return self.ahead.plan(Kind(torch.is_grad_enabled(), self._accumulating()), args, kwargs)
+        return self.ahead.plan(self.kinds.alone(), args, kwargs)
 
     def plan_ahead(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """As `plan`; it is no error if the model is going to run as it is: without a budget, or within it."""
-        kind = Kind(torch.is_grad_enabled(), self._accumulating())
+        kind = self.kinds.alone()
         self.residents.look_around(args, kwargs)
         try:
             self.ahead.plan_if_possible(kind, args, kwargs)
@@ -362,33 +353,6 @@ class ModelCalls:
         except ValueError:
             self.set_optimizer(before)
             raise
-
-    @contextlib.contextmanager
-    def moving(self) -> Iterator[None]:
-        """Within: the model's tensors may be moved or cast. If any was, all plans are made anew; the report stays."""
-        before = addresses(self.model)
-        try:
-            yield
-        finally:
-            if addresses(self.model) != before:
-                self.sessions.forget_model()
-
-    def _find_steady(self, args: Any, kwargs: Any) -> tuple[Kind, SteadyGraph | None]:
-        """The kind of a call, and the graph that it would run; None where it must go the long way.
-
-        Gradients are looked for after the guards were asked, where there are hardly any: those read the same memory
-        in less time.
-        """
-        likely = torch.is_grad_enabled() and (self.gradients.likely() or hooks_in_force())
-        kind = self.several.kind(torch.is_grad_enabled(), likely and self._accumulating())
-        # What is recorded for other kinds of calls is to be given back first.
-        steady = self.steady.find(kind, args, kwargs, early=not kind.gradients or kind == self._kind)
-        if not likely and self._accumulating():
-            if steady is not None:
-                steady.end()
-            kind = kind._replace(accumulating=True)
-            steady = self.steady.find(kind, args, kwargs, early=kind == self._kind)
-        return kind, steady
 
     def _steady_call(self, run: Callable[..., Any], kind: Kind, args: Any, kwargs: Any) -> Any:
         """Run what was compiled for such a call; without gradients it plans anew where it folds weights anew."""
@@ -429,10 +393,3 @@ class ModelCalls:
         guard.backward(outputs)
         if not self._verifying:
             self.sessions.ended(session, outputs, (args, kwargs), watch)
-
-    def _accumulating(self) -> bool:
-        """Whether gradients exist already, so that backward adds to them: that takes a plan of its own."""
-        if self.options.budget is None or not torch.is_grad_enabled():
-            return False
-        # A checkpoint around the model runs the call again within backward: by the same plan, whatever exists by then.
-        return hooks_in_force() or self.gradients.exist()

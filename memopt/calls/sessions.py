@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -31,6 +32,7 @@ from memopt.calls.weak_sessions import (
 from memopt.capture.shadow import model_names
 from memopt.compilation.layout import movable_parameters
 from memopt.compilation.session import Session
+from memopt.memory.addresses import addresses
 from memopt.memory.cost.table import CostTable
 from memopt.memory.distributed import has_group
 from memopt.memory.resident import Resident, storage_bytes
@@ -320,6 +322,16 @@ class Sessions(Mapping[Plan, Session]):
         self.sizing.forget()
         if self.last is not None and self.last.report is not None:
             self._report, self.last = self.last.report, None
+
+    @contextlib.contextmanager
+    def moving(self) -> Iterator[None]:
+        """Within: the model's tensors may be moved or cast. If any was, all plans are made anew; the report stays."""
+        before = addresses(self._model)
+        try:
+            yield
+        finally:
+            if addresses(self._model) != before:
+                self.forget_model()
 
     def forget_model(self) -> None:
         """Forget all plans, and what fractions are of: the model lies elsewhere now, or is of another dtype."""

@@ -56,7 +56,7 @@ def image(*shape):
 def ways(compiled):
     """Collects the way that each call takes, "short" or "long", or "as it is" where the model runs by itself."""
     taken, long, forward = [], compiled._memopt.planned.run, compiled.forward
-    by_itself = compiled._memopt._run_as_it_is
+    by_itself = compiled._memopt.transformed.call
 
     def planned_call(*args):
         taken[-1] = "long"
@@ -71,11 +71,11 @@ def ways(compiled):
         return forward(*args, **kwargs)
 
     compiled._memopt.planned.run, compiled.forward = planned_call, called
-    compiled._memopt._run_as_it_is = called_by_itself
+    compiled._memopt.transformed.call = called_by_itself
     try:
         yield taken
     finally:
-        del compiled._memopt.planned.run, compiled.forward, compiled._memopt._run_as_it_is
+        del compiled._memopt.planned.run, compiled.forward, compiled._memopt.transformed.call
 
 
 def same(compiled, model, *args, tolerance=1e-10, **kwargs):
