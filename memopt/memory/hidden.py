@@ -43,7 +43,8 @@ class WholeLedger(Ledger):  # type: ignore[no-untyped-call]
         if self.counting and func is RECURRENT:
             return self._layer(args)
         if self.counting and func is RECURRENT_BACKWARD:
-            self.peak = max(self.peak, self.live + _beside(_described(args[5]), args[7]))
+            own = 2 * sum(gradient.nbytes for gradient in args[0]) if args[7] == "LSTM" else 0
+            self.peak = max(self.peak, self.live + own + _beside(_described(args[5]), args[7]))
         if self.counting and "rnn_layer_backward" in str(func):
             self.peak = max(self.peak, self.live + self._backward_scratch(args))
         return super().__torch_dispatch__(func, types, args, kwargs)

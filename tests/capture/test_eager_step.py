@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
 import memopt
 from memopt.capture.eager_step import eager_peaks, has_checkpoints
 from memopt.step.graph_peaks import step_peak
+from memopt.torch_compat.recurrent_layers import RECURRENT
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +70,24 @@ def test_leaves_the_random_stream_and_the_inputs_alone():
 def test_says_nothing_of_what_needs_no_gradients():
     model = nn.Linear(4, 4).requires_grad_(False)
     assert _seen(model, torch.randn(2, 4))[0] is None
+
+
+@pytest.mark.parametrize("steps", [40, 200])
+@pytest.mark.parametrize(("kind", "within"), [(nn.LSTM, 0.2), (nn.GRU, 0.01), (nn.RNN, 0.01)])
+def test_recurrent_layers_count_as_eager_runs_them(kind, within, steps):
+    module, x, state = kind(16, 64), torch.randn(steps, 24, 16), torch.zeros(1, 24, 64)
+    count = 2 if kind is nn.LSTM else 1
+
+    def loss(x, state, *weights):
+        found = RECURRENT(x, [state] * count, list(weights), module.mode, True, 1, True, False, None)
+        return found[0].square().mean()
+
+    def eager():
+        output, _ = module(x, (state, state) if kind is nn.LSTM else state)
+        return torch.autograd.grad(output.square().mean(), list(module.parameters()))
+
+    graph = fx.symbolic_trace(lambda x, state, a, b, c, d: loss(x, state, a, b, c, d))
+    peaks = eager_peaks(graph, [x, state, *module.parameters()])
+    eager()
+    expected = memopt.measure(eager).peak_bytes
+    assert abs(max(peaks.forward, peaks.backward) - expected) <= within * expected

@@ -16,7 +16,7 @@ from memopt.torch_compat.storages import storage_id
 
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 _CHANNELS = 8
-_KEPT = {"LSTM": 16, "GRU": 11, "RNN_TANH": 3, "RNN_RELU": 3}
+_KEPT = {"LSTM": 24, "GRU": 12, "RNN_TANH": 4, "RNN_RELU": 4}
 _SORTS = (torch.ops.aten.sort.default, torch.ops.aten.sort.stable)
 
 
@@ -65,7 +65,7 @@ def _recurrent_bytes(node: fx.Node) -> int:
     input, states, weights = values
     (length, batch, _), wide = input.shape, states[-1]
     elements = length * batch * wide.shape[0] * wide.shape[-1] * _KEPT[str(argument(node, "kind"))]
-    elements = elements // argument(node, "pieces") + sum(weight.numel() for weight in weights)
+    elements = elements // argument(node, "pieces") + 2 * sum(weight.numel() for weight in weights)
     return allocated_bytes(int(elements) * wide.element_size(), wide.device)
 
 

@@ -29,6 +29,7 @@ from memopt.memory.cost.scratch import output_bytes, workspace_bytes
 from memopt.memory.measure import is_profiled
 from memopt.program import Program, is_effectful, is_random, tensors_of
 from memopt.torch_compat.operators import OpOverload
+from memopt.torch_compat.recurrent_layers import RECURRENT_BACKWARD
 
 _ON_CPU = 2**31  # bytes with which an operator is run on CPU unless a limit is given
 _CALIBRATION, _LINK = "calibration", "link"
@@ -271,7 +272,8 @@ class CostTable:
         tensors = [*tensors_of(node), *operands_of(node)]
         if not all(tensor.layout is torch.strided and _is_here(tensor.device) for tensor in tensors):
             return False
-        return bytes_needed(node) <= self._limit(_device_of(node))
+        within = workspace_bytes(node) if node.target is RECURRENT_BACKWARD else 0  # that is most of what it takes
+        return bytes_needed(node) + within <= self._limit(_device_of(node))
 
 
 def _device_of(node: fx.Node) -> torch.device:

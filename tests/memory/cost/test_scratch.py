@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from memopt.memory.cost.measure import bytes_needed
 from memopt.memory.cost.scratch import output_bytes, workspace_bytes
+from memopt.memory.cost.table import CostTable
 from memopt.program import Program
+from memopt.torch_compat.recurrent_layers import RECURRENT, RECURRENT_BACKWARD
+from tests.memory.cost.build import call
 from tests.passes.build import trace
 
 X = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
@@ -94,5 +100,21 @@ def test_the_backward_of_attention_accumulates_the_query_s_gradient() -> None:
 
 @pytest.mark.parametrize("function", [torch.sin, lambda x: x @ x, lambda x: x.softmax(-1), lambda x: x.t()])
 def test_others_need_none(function) -> None:
-    for call in trace(lambda x: (function(x),), X[0, 0]).calls:
-        assert workspace_bytes(call) == 0
+    for each in trace(lambda x: (function(x),), X[0, 0]).calls:
+        assert workspace_bytes(each) == 0
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_backward_through_a_recurrent_layer_and_its_run_within_a_limit(kind: Any, pieces: int) -> None:
+    module, x = kind(32, 64), torch.randn(64, 16, 32)
+    states = [torch.zeros(1, 16, 64) for _ in range(2 if kind is nn.LSTM else 1)]
+    weights = [weight.detach() for weight in module.parameters()]
+    how = module.mode, True, 1, True, False, None, pieces
+    output, *others = RECURRENT(x, states, weights, *how)
+    wanted = [True, *(False for _ in states), *(True for _ in weights)]
+    given = [output], [0], others[len(states) :], x, states, weights, wanted
+    node = call(RECURRENT_BACKWARD, *given, *how)
+    estimate, cost = workspace_bytes(node), CostTable().cost(node)
+    assert cost.measured and 0.9 * cost.workspace_bytes <= estimate <= 2.5 * cost.workspace_bytes
+    assert not CostTable(limit_bytes=bytes_needed(node) + estimate // 2).cost(node).measured
