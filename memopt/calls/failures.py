@@ -40,12 +40,17 @@ _AROUND |= {os.path.join(_HERE, *name.split("/")) for name in ("module.py", "com
 _AROUND |= {os.path.join(_HERE, "recording", "speculative.py")}
 _AROUND |= AROUND_CALLS
 
+_SHARED = "clone() the input that shares memory with another, of which autograd knows otherwise, before the call"
+
 # What autograd says of writes as a whole step is traced, though the model's loss may not use what they are to, and what
 # to write instead.
 _INSTEAD = {
     "modified by an inplace operation": "clone() what backward needs before it is written to",
     "has been modified inplace": "clone() the piece before it is written to",
     "refers to a single memory location": "clone() the input that shows an element many times (expand) before the call",
+    "non-differentiable view input mutations": _SHARED,
+    "any_leaf=": _SHARED,
+    "a leaf Variable that requires grad is being used in an in-place operation": _SHARED,
 }
 
 # Engines that run part of what models do: what they raise themselves says what to do.

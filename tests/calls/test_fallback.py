@@ -257,3 +257,39 @@ def test_writes_that_no_graph_can_hold_are_named_with_what_to_write_instead(kind
     with pytest.raises(CaptureError, match=r"no graph can hold what it writes: .*; clone\(\)") as caught:
         memopt.compile(model, "1MB", backend="aten")(torch.ones(given).expand(6, 4))
     assert "\n" not in str(caught.value)
+
+
+class Shared(nn.Module):
+    """Writes to one of two inputs that share memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, read, written):
+        with torch.no_grad():
+            written.mul_(2)
+        return self.linear(read.clone())
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [lambda x: (x, x.detach()), lambda x: (x, x.view(-1)), lambda x: (x[0], x.view(-1))],
+    ids=["detached", "view", "views"],
+)
+def test_inputs_that_autograd_knows_apart_are_named_with_what_to_write_instead(shared, caplog):
+    torch._dynamo.reset()
+    model, found = Shared(), []
+    with caplog.at_level(logging.WARNING, "memopt"):
+        for call in (model, memopt.compile(model, backend="aten")):
+            model.zero_grad()
+            x = torch.ones(6, 4).requires_grad_()
+            call(*shared(x)).sum().backward()
+            found.append([x, x.grad, model.linear.weight.grad])
+    torch.testing.assert_close(found[1], found[0])
+    assert "no graph can hold what it writes" in caplog.text and "clone() the input that shares" in caplog.text
+    assert "report it" not in caplog.text
+    torch._dynamo.reset()
+    with pytest.raises(CaptureError, match=r"no graph can hold what it writes: .*; clone\(\)") as caught:
+        memopt.compile(model, "1MB", backend="aten")(*shared(torch.ones(6, 4).requires_grad_()))
+    assert "\n" not in str(caught.value)
