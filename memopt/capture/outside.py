@@ -18,6 +18,7 @@ from torch import fx, nn
 from memopt.torch_compat.autograd_nodes import first_nodes
 from memopt.torch_compat.dynamo import compilations
 
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MOST = 3  # places, and kinds of operations, that are named
 
 OUTSIDE = "parts run outside of captured graphs: "
@@ -54,7 +55,10 @@ class Outside:
         if reason is None or not reason.graph_break or reason.reason.startswith("generic_jump"):
             return  # a jump by a tensor's value computes nothing
         why = "" if reason.reason.startswith("step_unsupported") else f" ({reason.reason.splitlines()[0]})"
-        frame = reason.user_stack[-1] if reason.user_stack else None
+        own = [
+            frame for frame in reason.user_stack if not frame.filename.startswith(_HERE)
+        ]  # not what stands for torch's
+        frame = own[-1] if own else None
         where = "a function" if frame is None else _place(frame.name, frame.filename, frame.lineno)
         self._breaks[where] = self._breaks.get(where) or why
 

@@ -31,9 +31,17 @@ def _rnn_relu(input: torch.Tensor, hx: Any, *others: Any) -> Any:
     return _layered("RNN_RELU", input, hx, *others)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # asked as the call is traced
+def _transformed() -> bool:
+    functorch: Any = torch._C._functorch
+    return functorch.maybe_current_level() is not None
+
+
 def _layered(kind: str, input: torch.Tensor, hx: Any, *others: Any) -> Any:
     if len(others) != 7 or isinstance(others[0], torch.Tensor):
         torch._dynamo.graph_break(msg="a packed sequence: a recurrent layer runs it as it is")
+    if _transformed():
+        torch._dynamo.graph_break(msg="a recurrent layer is differentiated by torch.func: it runs as it is")
     weights, biases, layers, dropout, train, bidirectional, batch_first = others
     drops = dropout > 0 and train and layers > 1
     on_gpu = input.device.type == "cuda"

@@ -161,3 +161,21 @@ def test_packed_sequences_run_as_they_are_beside_what_is_captured():
         for call in (run, plain):
             call(x, torch.tensor(lengths)).square().sum().backward()
         torch.testing.assert_close(gradients(model), gradients(plain), rtol=0, atol=0)
+
+
+def test_what_is_differentiated_by_torch_func_runs_as_it_is():
+    class Sensitive(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.GRU(4, 6)
+
+        def forward(self, x):
+            return self.rnn(x)[0].sum() + torch.func.grad(lambda y: self.rnn(y)[0].sum())(x).square().sum()
+
+    torch.manual_seed(0)
+    model, x = Sensitive(), torch.randn(5, 2, 4)
+    run, plain = memopt.compile(model, "10MB", backend="aten"), copy.deepcopy(model)
+    for call in (run, plain):
+        call(x).backward()
+    torch.testing.assert_close(gradients(model), gradients(plain))
+    assert "recurrent_calls" not in str(run.report.notes).replace("test_recurrent_calls", "")
