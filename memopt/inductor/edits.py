@@ -14,6 +14,7 @@ from memopt.inductor.strided_views import as_it_lies, copy_bases
 from memopt.program import draws_numbers
 from memopt.step.keys import versions
 from memopt.torch_compat.cat_layout import keep_cat_layout
+from memopt.torch_compat.distinct_draws import keep_draws_apart
 from memopt.torch_compat.draw_order import keep_draw_order
 from memopt.torch_compat.joint_pass import (
     after_joint_passes,
@@ -33,6 +34,7 @@ def edits(first: Callable[[fx.Graph], None]) -> dict[str, Any]:
     keep_renamed_reads()
     keep_cat_layout()
     keep_draw_order(draws_numbers)
+    keep_draws_apart()
     made_by = versions()
     return {
         **before_joint_passes(first, made_by),
