@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import weakref
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -12,6 +13,10 @@ from torch import nn
 
 from memopt.torch_compat.fully_sharded import groups
 from memopt.torch_compat.modules import running_replica
+from memopt.torch_compat.storages import is_tracked_view
+
+# Those whose gradients were seen outside of their buckets: a step that begins otherwise for once changes no plan.
+_apart: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +83,26 @@ def buckets_of(model: nn.Module) -> Buckets:
         reduced = [p for name, p in named if p.requires_grad and name not in module.parameters_to_ignore]
         nbytes += sum(p.numel() * p.element_size() for p in reduced)
         every.update(id(p) for p in reduced)
-        if module.gradient_as_bucket_view:
+        if module.gradient_as_bucket_view and not _accumulates_apart(module, reduced):
             viewed.update(id(p) for p in reduced)
     return Buckets(nbytes, frozenset(viewed), frozenset(every))
+
+
+def _accumulates_apart(replica: Any, reduced: Sequence[nn.Parameter]) -> bool:
+    """Whether gradients are accumulated in memory of their own, for all that they are to be views of buckets.
+
+    They become views as they are reduced. A loop that sets them to None and begins in `no_sync` sums them up before.
+    """
+    if torch.is_grad_enabled() and replica not in _apart:
+        there = [p.grad for p in reduced if p.grad is not None]
+        begins = not replica.require_backward_grad_sync and len(there) < len(reduced)
+        if begins or not all(_is_of_bucket(gradient) for gradient in there):
+            _apart.add(replica)
+    return replica in _apart
+
+
+def _is_of_bucket(gradient: torch.Tensor) -> bool:
+    return is_tracked_view(gradient) or gradient.untyped_storage().nbytes() > gradient.nbytes
 
 
 def gathered_bytes(model: nn.Module) -> int:

@@ -55,3 +55,27 @@ def test_the_one_that_runs_around_is_found_and_ignored_parameters_are_not_counte
     reduced = [p for name, p in model.named_parameters() if name != "norm.weight"]
     assert seen == [Buckets(sum(p.nbytes for p in reduced), reduced=frozenset(map(id, reduced)))]
     assert buckets_of(model) == Buckets()
+
+
+@pytest.mark.usefixtures("alone")
+def test_gradients_that_are_summed_up_outside_of_buckets_take_memory_of_their_own():
+    from torch.nn.parallel import DistributedDataParallel
+
+    every, seen = [], []
+
+    class Inner(Deep):
+        def forward(self, x):
+            seen.append(len(buckets_of(self).viewed))
+            return super().forward(x)
+
+    for accumulates in (False, True):
+        replica = DistributedDataParallel(Inner(), gradient_as_bucket_view=True)
+        every.append(len(list(replica.parameters())))
+        for _ in range(2):
+            if accumulates:
+                with replica.no_sync():
+                    replica(torch.ones(2, 24)).sum().backward()
+            replica(torch.ones(2, 24)).sum().backward()
+            replica(torch.ones(2, 24)).sum().backward()  # on what was reduced, which lies in buckets
+            replica.zero_grad()
+    assert seen == [every[0]] * 4 + [0] * 6
