@@ -135,7 +135,7 @@ def _written(y):
 @pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instantiated")
 def test_what_torch_s_capture_makes_wrong_is_found_without_the_mends(name, monkeypatch):
     monkeypatch.setattr(boundary, "refuse_lost_writes", lambda graph_module: None)
-    monkeypatch.setattr(dynamo, "_loses_backward", lambda: False)
+    monkeypatch.setattr(dynamo, "_loses_backward", lambda *_: False)
     compiled = memopt.compile(Plain(LOST[name]), backend="aten", verify="full")
     with pytest.raises(ModelError, match=r"Plain and its captured program differ: (output 0|gradient of)") as error:
         compiled(X)

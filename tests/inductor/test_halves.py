@@ -58,7 +58,7 @@ def halves():
     for name, (inputs, outputs, source) in ends.items():
         half = object.__new__(Half)
         half.inputs, half.outputs = inputs, outputs
-        half.wrapper = Wrapper(source, {"float32": torch.float32})
+        half.wrapper, half.pieces = Wrapper(source, {"float32": torch.float32}), None
         setattr(found, name, half)
     return found
 
