@@ -174,11 +174,12 @@ class MeasuringError(RuntimeError):
 def is_profiled() -> bool:
     """Whether a profiler is active in this thread, beside which no memory can be measured.
 
-    A `Recording` that yields is none: it ends here.
+    A `Recording` that yields is none: it ends here, but for one of another thread, which only that can end. A profile
+    that began meanwhile would have the process end as it does.
     """
     if _yielding:
         _yielding[0].end()
-    return profilers.is_running()
+    return bool(_yielding) or profilers.is_running()
 
 
 _yielding: list[Recording] = []  # the one that ends where something else is to be measured
@@ -212,7 +213,12 @@ class Recording:
             MeasuringError: a profiler is already active.
         """
         if is_profiled():
-            raise MeasuringError("memory cannot be measured while a profiler is active: leave it first")
+            raise MeasuringError(
+                "memory cannot be measured in this thread while another one is in a loop within a budget: plan there, "
+                "or leave this thread's budget out"
+                if _yielding
+                else "memory cannot be measured while a profiler is active: leave it first"
+            )
         self._thread, self._task = threading.get_ident(), backward_task()
         early = torch.empty(1)
         with without_lines(*_CHATTER):

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from memopt.memory.measure import allocations, measure, record
+from memopt.memory.measure import MeasuringError, Recording, allocations, is_profiled, measure, record
 
 KB = 1024
 
@@ -161,3 +161,18 @@ def test_what_is_called_within_a_backward_pass_is_measured():
     product.sum().backward()
     assert next(size for _, size in found[0]) == 1024
     assert not torch._C._autograd._profiler_enabled()
+
+
+def test_beside_a_recording_of_another_thread_nothing_is_measured_and_it_ends_in_its_own():
+    recording, said = Recording(torch.device("cpu"), yields=True), []
+
+    def work():
+        said.append(is_profiled())
+        with pytest.raises(MeasuringError, match="in this thread while another one is in a loop within a budget"):
+            Recording(torch.device("cpu")).begin()
+
+    recording.begin()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert said == [True] and not is_profiled() and recording.ended
