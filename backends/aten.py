@@ -65,8 +65,8 @@ class AtenBackend(Engine):
         found = hooks.handing
         if found is None or hooked is None or hooks.dry:
             return run
-        groups = [[found.inputs[number] for number in item.outputs] for item in found.hand_overs]
-        return relayed(run, groups, found.inputs, hooks.dropped(hooked.names), hooked.keeps)
+        outputs = [item.outputs for item in found.hand_overs]
+        return relayed(run, outputs, found.inputs, hooks.dropped(hooked.names), hooked.keeps)
 
 
 def lower_inference(

@@ -140,8 +140,8 @@ def drained(
 
 def relayed(
     run: Callable[..., Any],
-    groups: Sequence[Sequence[int]],
-    rest: Sequence[int],
+    outputs: Sequence[Sequence[int]],
+    sources: Sequence[int],
     dropped: Sequence[int],
     keeps: Callable[[], None],
 ) -> Callable[..., Any]:
@@ -149,25 +149,27 @@ def relayed(
 
     Args:
         run: the function.
-        groups: per hand-over, in order, which inputs its gradients are of.
-        rest: per gradient of backward, which input it is of.
+        outputs: by hand-over, in order, which of backward's gradients it gives.
+        sources: per gradient of backward, which input it is of.
         dropped: the inputs whose gradients hooks are to drop.
         keeps: called where hooks have left gradients that were handed over.
     """
+    groups = [[sources[number] for number in given] for given in outputs]
     handed = {index for group in groups for index in group}
+    seen = [index for index in dropped if index in handed]
 
     relay: Any = _Relay.apply
 
     def call(*args: Any) -> Any:
         if not torch.is_grad_enabled():
             return run(*args)
-        values, step = list(args), Step([args[index] for index in dropped if index in handed], keeps)
+        values, step = list(args), Step([args[index] for index in seen], keeps)
         trained = [index for index, value in enumerate(args) if isinstance(value, torch.Tensor) and value.requires_grad]
         others = [index for index in trained if index not in handed]
         # Of nodes that are ready autograd runs the latest first: what is handed over first is made last.
         for number, group in ((REST, others), *reversed([*enumerate(groups)])):
             wanted = [index for index in group if index in trained]
-            order = rest if number == REST else group
+            order = sources if number == REST else group
             places = [order.index(index) if index in order else None for index in wanted]
             if wanted:
                 passed = relay(step, number, places, *(values[index] for index in wanted))

@@ -26,7 +26,7 @@ from memopt.capture.joint import (
     erase_dead_draws,
     from_joint,
     mutations_in_place,
-    placeholder_by_position,
+    positions,
     program_of_graph,
     split,
 )
@@ -151,9 +151,7 @@ class Hooks:
             return partition_at(module, saved, program.forward_outputs, static)
 
         if self.handed:
-            by_position = placeholder_by_position(program.graph_module)
-            position = {name: index for index, name in by_position.items()}
-            self.handing = handing(program, analyse(program), position)
+            self.handing = handing(program, analyse(program), positions(program.graph_module))
         forward, backward = split(program, extract)
         mark_let_go(forward, program)
         erase_dead_draws(backward)

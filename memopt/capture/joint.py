@@ -335,6 +335,11 @@ def _origin(node: fx.Node, origins: Sequence[Origin]) -> Origin:
     return Origin(InputKind.USER, None, None)
 
 
+def positions(module: fx.GraphModule) -> dict[str, int]:
+    """By name of a placeholder, which input of the captured graph it is."""
+    return {name: index for index, name in placeholder_by_position(module).items()}
+
+
 def placeholder_by_position(module: fx.GraphModule) -> dict[int, str]:
     """The names of a graph's placeholders by which input they are of the graph that AOTAutograd was given."""
     return {

@@ -55,9 +55,8 @@ class Outside:
         if reason is None or not reason.graph_break or reason.reason.startswith("generic_jump"):
             return  # a jump by a tensor's value computes nothing
         why = "" if reason.reason.startswith("step_unsupported") else f" ({reason.reason.splitlines()[0]})"
-        own = [
-            frame for frame in reason.user_stack if not frame.filename.startswith(_HERE)
-        ]  # not what stands for torch's
+        # What stands for functions of torch's is no place of the user's.
+        own = [frame for frame in reason.user_stack if not frame.filename.startswith(_HERE)]
         frame = own[-1] if own else None
         where = "a function" if frame is None else _place(frame.name, frame.filename, frame.lineno)
         self._breaks[where] = self._breaks.get(where) or why

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+from memopt.graph.targets import draws
 from memopt.inductor.masked_writes import choose_by_masks
 from memopt.inductor.own_memory import keep_memory, keep_operands, keep_shared
 from memopt.inductor.own_reads import keep_reads
@@ -34,7 +35,7 @@ def edits(first: Callable[[fx.Graph], None]) -> dict[str, Any]:
     keep_renamed_reads()
     keep_cat_layout()
     keep_draw_order(draws_numbers)
-    keep_draws_apart()
+    keep_draws_apart(draws)
     made_by = versions()
     return {
         **before_joint_passes(first, made_by),

@@ -189,8 +189,6 @@ class _Memory:
 
 def _shown_by(value: ast.expr) -> set[str]:
     """The names whose memory an expression may show."""
-    if isinstance(value, (ast.Name, ast.Subscript)):
-        return _names(value)
     if not isinstance(value, ast.Call):
         return _names(value)
     called = ast.unparse(value.func)

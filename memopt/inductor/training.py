@@ -14,7 +14,7 @@ from torch import fx
 from memopt.backends.aten import AtenBackend
 from memopt.backends.hand_over import relayed
 from memopt.capture.dynamo import Hooks, outside_tracing
-from memopt.capture.joint import Halved, placeholder_by_position
+from memopt.capture.joint import Halved, positions
 from memopt.common.garbage import collect_early
 from memopt.common.phases import phase
 from memopt.engine import Recalled
@@ -300,7 +300,7 @@ class Training:
         hooked, hooks = self.session.hooked, self.hooks
         if hooked is None or not hooked.early:
             return run
-        position = {name: index for index, name in placeholder_by_position(captured.graph_module).items()}
+        position = positions(captured.graph_module)
         pieces = None
         if gives_gradients_only(captured, position):
             pieces = halves.hand_over(captured, hooked.early, hooks.backward)
@@ -308,9 +308,8 @@ class Training:
             if hooked.names:
                 self.session.note(HELD)
             return run
-        inputs = sources(captured, position)
-        groups = [[inputs[number] for number in outputs] for outputs in pieces.outputs]
-        return relayed(run, groups, inputs, hooks.dropped(hooked.names), hooked.keeps)
+        dropped = hooks.dropped(hooked.names)
+        return relayed(run, pieces.outputs, sources(captured, position), dropped, hooked.keeps)
 
     def _meanwhile(self, halves: Halves) -> None:
         """Do what there will be to do while backward's code is generated elsewhere."""

@@ -284,6 +284,14 @@ def _stepping(run: Callable[..., Any], hooks: Hooks) -> Callable[..., Any]:
     return numbers_alone(run) if hooks.lets_go else run
 
 
+def _taking(
+    run: Callable[..., Any], hooks: Hooks, given: Sequence[Any], written: frozenset[int], device: torch.device
+) -> functools.partial[Taken | Short]:
+    """What takes a step that lets go of outputs and gradients as the caller's loop does."""
+    dropped = hooks.dropped(hooks.handed)
+    return functools.partial(take_step, _stepping(run, hooks), given, written, device, dropped=dropped)
+
+
 def _free(
     run: Callable[..., Any],
     hooks: Hooks,
@@ -294,9 +302,7 @@ def _free(
 ) -> Taken | Short:
     """What a step takes where the allocator is not held to the budget."""
     stage("taking a step")
-    take = functools.partial(
-        take_step, _stepping(run, hooks), given, written, device, dropped=hooks.dropped(hooks.handed)
-    )
+    take = _taking(run, hooks, given, written, device)
     with phase("trial steps"):
         return patiently(take, device, allowed)
 
@@ -311,9 +317,7 @@ def _held(
 ) -> _Held | Short:
     """How a step runs where the allocator is held to the budget, after one that was not."""
     device, coming = session.resident.device, session.resident.coming
-    again = functools.partial(
-        take_step, _stepping(run, hooks), given, written, device, dropped=hooks.dropped(hooks.handed), held=True
-    )
+    again = functools.partial(_taking(run, hooks, given, written, device), held=True)
     within = functools.partial(_taken_within, again, device, taken, coming)
     held = patiently(within, device, held_bytes(device) or 0)
     if isinstance(held, _Held):

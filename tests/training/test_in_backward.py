@@ -45,6 +45,18 @@ def compiled(model, budget="40MB", backend="aten", **options):
     return memopt.compile(model, budget, backend=backend, **options)
 
 
+def halve_within(model, weight):
+    """Have the hook of each parameter change a weight, which may be another module's."""
+
+    def decay(p):
+        with torch.no_grad():
+            weight.mul_(0.5)
+        p.grad = None
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(decay)
+
+
 def resident(model, optimizers=()):
     state = (v for item in optimizers for entry in item.state.values() for v in entry.values())
     return sum(t.nbytes for t in (*model.parameters(), *state, X))
@@ -330,13 +342,7 @@ def test_a_hook_may_change_its_own_modules_parameters_and_no_others_that_are_sti
     model = net()
     everything = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
 
-    def decay(p):
-        with torch.no_grad():
-            model[2].weight.mul_(0.5)
-        p.grad = None
-
-    for p in model.parameters():
-        p.register_post_accumulate_grad_hook(decay)
+    halve_within(model, model[2].weight)
     with pytest.raises(
         RuntimeError, match=r"^2\.weight was changed by a hook of another module's parameter while "
     ) as caught:
@@ -384,13 +390,7 @@ def test_code_of_inductor_calls_hooks_as_eager_does_with_a_graph_that_is_kept():
 def test_code_of_inductor_refuses_a_hook_that_changes_what_is_read_later():
     model = net(3)
 
-    def decay(p):
-        with torch.no_grad():
-            model[2].weight.mul_(0.5)
-        p.grad = None
-
-    for p in model.parameters():
-        p.register_post_accumulate_grad_hook(decay)
+    halve_within(model, model[2].weight)
     with pytest.raises(RuntimeError, match=r"^2\.weight was changed by a hook of another module's parameter while "):
         train(compiled(model, backend="inductor"), 1)
 
