@@ -85,7 +85,7 @@ class Ahead:
             if self.inside:
                 cause = _first_of(error)  # torch names shapes where it was kept from asking the device, say
                 log.info("backward's code cannot be generated ahead: %s: %s", type(cause).__name__, first_line(cause))
-                log.debug("where that was", exc_info=True)
+                log.debug("where that was", exc_info=cause)
             raise
         finally:
             self._may = False

@@ -267,6 +267,7 @@ class Training:
                     )
             except InductorError as error:  # the graph may hold what this version of Inductor has no code for
                 session.note(f"Inductor has no code for this graph: {first_line(error)}")
+                log.debug("where that was", exc_info=error)
                 return None
             except KnownPlan:
                 return self._again()

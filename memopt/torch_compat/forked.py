@@ -20,6 +20,7 @@ from torch._subclasses import fake_tensor
 from torch.utils._triton import has_triton, triton_hash_with_backend
 
 from memopt.torch_compat.patched import replaced
+from memopt.torch_compat.unguarded_calls import call_operators_alone
 
 # What fake convolutions ask the libraries of a GPU.
 _ASKED = ("_select_conv_backend", "_conv_determine_backend_memory_format")
@@ -108,3 +109,4 @@ def stand_alone(gpus: Mapping[int, Any]) -> None:
     for name, stand_in in shared.items():  # it holds functions of torch.cuda by names of its own
         setattr(CudaInterface, name.removeprefix("_"), staticmethod(stand_in))
     fake_tensor.init_gpu_context = lambda *_: None  # type: ignore[assignment]
+    call_operators_alone()

@@ -44,13 +44,13 @@ def _layered(kind: str, input: torch.Tensor, hx: Any, *others: Any) -> Any:
         torch._dynamo.graph_break(msg="a recurrent layer is differentiated by torch.func: it runs as it is")
     weights, biases, layers, dropout, train, bidirectional, batch_first = others
     drops = dropout > 0 and train and layers > 1
-    on_gpu = input.device.type == "cuda"
-    if input.device.type != "cpu" and (drops or not on_gpu):
-        torch._dynamo.graph_break(msg="a library draws the dropout between a recurrent network's layers")
+    if input.device.type not in ("cpu", "cuda"):
+        torch._dynamo.graph_break(msg=f"a recurrent layer on {input.device.type} runs as it is")
     x = input.transpose(0, 1) if batch_first else input
     states = list(hx) if kind == "LSTM" else [hx]
     autocast = torch.get_autocast_dtype(input.device.type) if torch.is_autocast_enabled(input.device.type) else None
-    pieces = 1 if on_gpu else layers  # cuDNN overlaps layers
+    # cuDNN overlaps layers; what it drops between them cannot be drawn once more in backward, so it is drawn here.
+    pieces = 1 if input.device.type == "cuda" and not drops else layers
     each, rows = len(weights) // pieces, states[0].size(0) // pieces
     last: list[list[torch.Tensor]] = [[] for _ in states]
     for piece in range(pieces):

@@ -351,12 +351,7 @@ def _step_on_gpu(run, model, x):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_same_plan_takes_less_and_computes_the_same(wide, monkeypatch):
-    from memopt.inductor import plans
-    from memopt.step import corrections
-
-    for module in (plans, corrections):  # so that both are of one plan
-        monkeypatch.setattr(module, "leaves_much", lambda session, excess: False)
+def test_on_a_gpu_a_step_takes_or_recomputes_less_and_computes_the_same(wide, monkeypatch):
     # Of a recording's memory the allocator does not tell what is in use.
     monkeypatch.setattr(Sessions, "_recordings_here", lambda self: None)
     model, x, budget = wide
@@ -369,9 +364,9 @@ def test_on_a_gpu_the_same_plan_takes_less_and_computes_the_same(wide, monkeypat
         reports.append(run.report)
         del run
     assert any("wait" in note for note in reports[1].notes) and not any("wait" in note for note in reports[0].notes)
-    predicted = reports[0].peak_bytes - reports[1].peak_bytes
-    assert predicted > 2**27
-    assert taken[0] - taken[1] == pytest.approx(predicted, rel=0.05)
+    assert taken == [pytest.approx(report.peak_bytes, rel=0.005) for report in reports]
+    extra = [next(point.extra for point in report.curve if point.chosen) for report in reports]
+    assert taken[1] < taken[0] - 2**27 or extra[1] < extra[0], "which of both is for the planner to say"
     assert_same(found[1], found[0])
 
 
