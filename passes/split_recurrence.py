@@ -95,6 +95,7 @@ class SplitRecurrence(Pass):
         pieces = min(self.pieces, length)
         for one in (layer, node):
             one.args = (*one.args[: _LAST[one.target]], pieces)
+            one.meta.pop("eager_input_vals", None)  # Inductor lays out as many arguments as stand there
         names = layer.name, node.name
         return Change(f"{layer.name}: a sequence of {length} steps in {pieces} pieces", names, names)
 

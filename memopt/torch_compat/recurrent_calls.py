@@ -49,8 +49,8 @@ def _layered(kind: str, input: torch.Tensor, hx: Any, *others: Any) -> Any:
     x = input.transpose(0, 1) if batch_first else input
     states = list(hx) if kind == "LSTM" else [hx]
     autocast = torch.get_autocast_dtype(input.device.type) if torch.is_autocast_enabled(input.device.type) else None
-    # cuDNN overlaps layers; what it drops between them cannot be drawn once more in backward, so it is drawn here.
-    pieces = 1 if input.device.type == "cuda" and not drops else layers
+    # cuDNN overlaps layers of one direction; what it drops between layers could not be drawn once more in backward.
+    pieces = 1 if input.device.type == "cuda" and not (drops or bidirectional) else layers
     each, rows = len(weights) // pieces, states[0].size(0) // pieces
     last: list[list[torch.Tensor]] = [[] for _ in states]
     for piece in range(pieces):

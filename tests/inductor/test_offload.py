@@ -327,6 +327,7 @@ def wide():
         model, x = Wide().bfloat16(), torch.randn(4096, 4096, dtype=torch.bfloat16)
     run = torch.compile(model)
     taken, _ = _step_on_gpu(run, model, x)
+    torch.cuda.empty_cache()  # what the tests look at is reserved from now on
     yield model, x, before + int(0.95 * (taken - before))  # what others hold is inside a budget in bytes
     del model, run, x
     torch._dynamo.reset()
@@ -367,7 +368,8 @@ def test_on_a_gpu_a_step_takes_or_recomputes_less_and_computes_the_same(wide, mo
     assert taken == [pytest.approx(report.peak_bytes, rel=0.005) for report in reports]
     extra = [next(point.extra for point in report.curve if point.chosen) for report in reports]
     assert taken[1] < taken[0] - 2**27 or extra[1] < extra[0], "which of both is for the planner to say"
-    assert_same(found[1], found[0])
+    for one, other in zip(*found, strict=True):  # fused otherwise, bfloat16 is rounded elsewhere
+        assert (one - other).float().norm() <= 0.02 * other.float().norm()
 
 
 @pytest.mark.gpu

@@ -52,6 +52,15 @@ def test_pieces_take_less_and_give_the_same(kind, bidirectional):
     assert measured(result.program) < 0.75 * measured(joint)
 
 
+def test_arguments_as_dynamo_saw_them_are_forgotten_where_others_stand_there():
+    joint, _ = program()
+    for node in joint.calls:
+        node.meta["eager_input_vals"] = (node.args, {})
+    changed = SplitRecurrence(share=0.0).run(joint).program
+    seen = {node.target: "eager_input_vals" in node.meta for node in changed.calls}
+    assert not seen[RECURRENT] and not seen[RECURRENT_BACKWARD] and any(seen.values())
+
+
 def test_no_more_pieces_than_steps():
     joint, given = program(length=3)
     assert "3 steps in 3 pieces" in split(SplitRecurrence(16, share=0.0), joint, given).changes[0].summary
