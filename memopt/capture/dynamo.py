@@ -35,7 +35,7 @@ from memopt.capture.lending import lend, position_of
 from memopt.capture.let_go import letting_go, mark_let_go
 from memopt.capture.reached import reached_inputs
 from memopt.memory.aliasing import analyse
-from memopt.memory.hand_over import Handing, handing, marked
+from memopt.memory.hand_over import Handing, handing, mark_handed, marked
 from memopt.memory.ledger import apart
 from memopt.memory.optimizer_steps import stepped_since, steps_seen, watch_steps
 from memopt.program import InputKind, Program, draws_numbers
@@ -154,6 +154,7 @@ class Hooks:
             self.handing = handing(program, analyse(program), positions(program.graph_module))
         forward, backward = split(program, extract)
         mark_let_go(forward, program)
+        mark_handed(backward, program)
         erase_dead_draws(backward)
         self.recomputed = recomputed_from(forward, backward)
         in_part = saved_in_part(forward, backward, breaks=self.graph_break)

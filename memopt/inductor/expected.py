@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from memopt.inductor.fusion import stored_reads
-from memopt.inductor.least import larger_half, memory_of
+from memopt.inductor.least import larger_half, memory_of, read_by
+from memopt.memory.hand_over import handed_of
 from memopt.patterns.overwrites import written_over
 from memopt.program import is_any_view
 from memopt.solve.overwrite import shared_bytes
@@ -66,6 +67,7 @@ def _peak(module: fx.GraphModule, there: Collection[int], held: Mapping[int, int
     reads, fused, calls = stored_reads(module.graph)
     nodes = [node for node in module.graph.nodes if node not in fused]
     own = memory_of(nodes, there)
+    handed = handed_of(module)
     last: dict[int, int] = {}
     computed: dict[int, int] = {}  # the last node that computes something of it
     shared: set[int] = set()  # what several nodes of a window read: one kernel may read it until it ends
@@ -73,7 +75,9 @@ def _peak(module: fx.GraphModule, there: Collection[int], held: Mapping[int, int
     for index, node in enumerate(nodes):
         if node in calls:
             window = index
-        read = {key for argument in node.all_input_nodes for stored in reads[argument] for key in own[stored]}
+        read = {key for argument in read_by(node, handed) for stored in reads[argument] for key in own[stored]}
+        if node in handed:
+            last.update(dict.fromkeys(own[node], index))
         for key in read:
             last[key] = index
             if not is_any_view(node):

@@ -15,6 +15,7 @@ from memopt.capture.let_go import let_go_of
 from memopt.graph.rewrite import storages
 from memopt.host.operators import TO_HOST
 from memopt.inductor.padding import padded_in_place
+from memopt.memory.hand_over import handed_of
 from memopt.patterns.overwrites import sum_so_far
 from memopt.torch_compat.operators import operator_name
 
@@ -43,7 +44,8 @@ def least_of_backward(forward: fx.GraphModule, backward: fx.GraphModule, outputs
         forward, backward, outputs: the cut; see `least_bytes`.
     """
     there, held = _ends(forward, outputs)
-    return lambda nodes: _taken(nodes, there, held)
+    handed = handed_of(backward)
+    return lambda nodes: _taken(nodes, there, held, handed)
 
 
 def larger_half(
@@ -91,15 +93,24 @@ def memory_of(nodes: Iterable[fx.Node], there: Collection[int]) -> dict[fx.Node,
     return found
 
 
+def read_by(node: fx.Node, handed: Collection[fx.Node]) -> list[fx.Node]:
+    """What a node reads; the end of a half reads no results that are handed over before it."""
+    return [value for value in node.all_input_nodes if node.op != "output" or value not in handed]
+
+
 def _peak(module: fx.GraphModule, there: Collection[int], held: Mapping[int, int]) -> int:
-    return max(_taken(list(module.graph.nodes), there, held))
+    return max(_taken(list(module.graph.nodes), there, held, handed_of(module)))
 
 
-def _taken(nodes: Sequence[fx.Node], there: Collection[int], held: Mapping[int, int]) -> list[int]:
+def _taken(
+    nodes: Sequence[fx.Node], there: Collection[int], held: Mapping[int, int], handed: Collection[fx.Node]
+) -> list[int]:
     own = memory_of(nodes, there)
     last: dict[int, int] = {}
     for index, node in enumerate(nodes):
-        for argument in node.all_input_nodes:
+        if node in handed:
+            last.update(dict.fromkeys(own[node], index))
+        for argument in read_by(node, handed):
             last.update(dict.fromkeys(own[argument], index))
     in_memory = set(held)
     for node in nodes:
@@ -127,8 +138,7 @@ def _taken(nodes: Sequence[fx.Node], there: Collection[int], held: Mapping[int, 
                     live[key] = size
                     total += size
         found.append(total)
-        if call:
-            total -= sum(live.pop(key, 0) for key in dying.get(index, ()))
+        total -= sum(live.pop(key, 0) for key in dying.get(index, ()))
     return found
 
 

@@ -19,6 +19,7 @@ from memopt.inductor.least import least_bytes
 from memopt.inductor.partition import saved_bytes
 from memopt.inductor.sinks import put_off_sinks
 from memopt.inductor.spared import spare_saved
+from memopt.memory.hand_over import mark_handed
 from memopt.pass_manager import Pass
 from memopt.step.measured import step_decides
 from memopt.step.own_copies import is_copy_of_input, keep_small_inputs
@@ -151,6 +152,7 @@ class OwnCut:
         with aot_settings(cse=plain), phase("cutting"):
             forward, backward = min_cut(module, joint_inputs, num_fwd_outputs=kept + early, **options)
         mark_let_go(forward, program)
+        mark_handed(backward, program)
         if early:
             drop_outputs(forward, kept, kept + early)
         whole = forward, backward

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -16,6 +17,8 @@ from memopt.memory.aliasing import Aliasing
 from memopt.memory.distributed import buckets_of
 from memopt.program import InputKind, OutputKind, Phase, Program
 from memopt.torch_compat.modules import hooks_after_accumulation, is_stepped_in_backward
+
+_HANDED = "handed over within backward"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +83,20 @@ def marked(program: Program, names: Iterable[str]) -> Program:
         for output in program.outputs
     ]
     return dataclasses.replace(program, outputs=tuple(outputs))
+
+
+def mark_handed(backward: fx.GraphModule, program: Program) -> None:
+    """Have a backward half know which of its results it hands over before it ends; see `handed_of`."""
+    results = program.outputs[program.forward_outputs :]
+    backward.meta[_HANDED] = frozenset(place for place, output in enumerate(results) if output.handed)
+
+
+def handed_of(half: fx.GraphModule) -> frozenset[fx.Node]:
+    """The results of a half that are gone as soon as nothing reads them any more, where it was marked."""
+    places: frozenset[int] = half.meta.get(_HANDED, frozenset())
+    results: Any = half.graph.output_node().args[0] if places else ()
+    kept = {value for place, value in enumerate(results) if place not in places}
+    return frozenset(value for value in results if isinstance(value, fx.Node) and value not in kept)
 
 
 def hand_overs(program: Program, aliasing: Aliasing) -> list[HandOver]:

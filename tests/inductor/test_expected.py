@@ -1,5 +1,7 @@
 """The bytes that a cut is expected to take: by hand on small graphs, and against the code that Inductor makes."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ import memopt
 from memopt.inductor import expected, own_cut
 from memopt.inductor.expected import expected_bytes
 from memopt.inductor.least import least_bytes
+from memopt.memory.hand_over import mark_handed
 from tests.inductor.test_least import Attention, Convolutions, half, needs_compiler
 
 aten = torch.ops.aten
@@ -39,6 +42,29 @@ def test_what_a_fused_value_is_computed_from_waits_for_its_reader():
     made = half({"x": x, "weight": weight}, forward)
     nothing = half({"weight": weight}, lambda call, w: [w])
     assert expected_bytes(made, nothing, 1) == 800  # the first and the second; the sum goes over one of them
+
+
+def test_gradients_that_are_handed_over_are_gone_once_nothing_reads_them():
+    weight, tangent = torch.randn(10, 10), torch.randn(10, 10)
+
+    def backward(call, t, w):  # two gradients of weights, each beside what is multiplied next; one of the input
+        first = call(aten.mm.default, t, t)
+        second = call(aten.mm.default, t, w)
+        third = call(aten.mm.default, second, second)
+        last = call(aten.mm.default, second, w)
+        return first, third, last, first
+
+    forward = half({"w": weight}, lambda call, w: [w])
+    results = {}
+    for handed in ((), (1,), (0, 1, 3), (0, 1)):
+        made = half({"t": tangent, "w": weight}, backward)
+        outputs = [SimpleNamespace(handed=number in handed) for number in range(4)]
+        mark_handed(made, SimpleNamespace(outputs=[None, *outputs], forward_outputs=1))
+        results[handed] = expected_bytes(forward, made, 1), least_bytes(forward, made, 1)
+    assert results[()] == (1600, int(0.97 * 1600)), "three results beside what they are made of"
+    assert results[(1,)] == (1200, int(0.97 * 1200)), "the third is gone when the last is made"
+    assert results[(0, 1, 3)] == (800, int(0.97 * 800)), "the first is gone when the second is made"
+    assert results[(0, 1)] == results[(1,)], "what is a result of another place as well stays"
 
 
 def test_forward_is_looked_at_once_whatever_order_backward_has(monkeypatch):
