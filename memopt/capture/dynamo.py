@@ -42,7 +42,7 @@ from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.backward_entry import BackwardFacts, InPart
 from memopt.step.guard import said
 from memopt.step.hooked import Hooked
-from memopt.step.own_copies import recomputed_from
+from memopt.step.own_copies import recomputed_from, shown_to_backward
 from memopt.step.taken import mutated
 from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.dispatch import no_autocast
@@ -205,7 +205,14 @@ class Hooks:
             recomputed,
             self._in_part(program, places),
             None if (written := mutated(program)) is None else tuple(sorted(written)),
+            self._shown(program, places),
         )
+
+    def _shown(self, program: Program, places: Mapping[str, int | None]) -> tuple[tuple[int, str], ...]:
+        """Arguments that backward reads as they lay when forward ran: eager's views of them, and what is lent to it."""
+        lent = [item.argument for item in self.in_part if item.argument is not None]
+        names = dict.fromkeys([*shown_to_backward(program), *lent])
+        return tuple((place, self._called[place]) for place in map(places.get, names) if place is not None)
 
     def _in_part(self, program: Program, places: Mapping[str, int | None]) -> tuple[InPart, ...]:
         outputs, found = places_of_tangents(program), []

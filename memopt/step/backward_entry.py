@@ -1,7 +1,8 @@
 """What is looked at when backward of a compiled graph begins, and was noted when its forward ended.
 
 1. Inputs that backward reads to recompute values must be what they were: a plan reads more of them than eager does, and
-   autograd itself sees no write through `tensor.data`.
+   autograd itself sees no write through `tensor.data`. Those of which eager saves views must lie where they lay: it
+   reads what they were though `tensor.data = …` has given them other memory, and a plan would read what they are.
 2. What depends only on outputs that the loss did not use gets no gradient, where AOTAutograd would return zeros.
 3. A second derivative is refused.
 """
@@ -63,6 +64,7 @@ class BackwardFacts:
         recomputed: positions and names of the arguments that backward reads to recompute values.
         in_part: what is looked at here, and not by autograd, since it may not matter.
         written: positions of the arguments that forward writes to; None where that is not known.
+        shown: positions and names of the arguments that backward reads as they lay when forward ran.
     """
 
     outputs: int = 0
@@ -70,23 +72,26 @@ class BackwardFacts:
     recomputed: tuple[tuple[int, str], ...] = ()
     in_part: tuple[InPart, ...] = ()
     written: tuple[int, ...] | None = None
+    shown: tuple[tuple[int, str], ...] = ()
 
     def listed(self) -> list[Any]:
         """The facts as plain lists."""
         sources = [None if item is None else list(item) for item in self.sources]
         in_part = [[item.place, item.name, list(item.outputs), item.recomputed] for item in self.in_part]
-        return [self.outputs, sources, [list(item) for item in self.recomputed], in_part, self.written]
+        recomputed, shown = ([list(item) for item in named] for named in (self.recomputed, self.shown))
+        return [self.outputs, sources, recomputed, in_part, self.written, shown]
 
     @staticmethod
     def of_list(record: Any) -> BackwardFacts:
         """The facts of such lists; raises ValueError or TypeError where they are none."""
-        outputs, sources, recomputed, in_part, written = record
+        outputs, sources, recomputed, in_part, written, shown = record
         return BackwardFacts(
             int(outputs),
             tuple(None if item is None else tuple(map(int, item)) for item in sources),
             tuple((int(place), str(name)) for place, name in recomputed),
             tuple(InPart(int(a), str(b), tuple(map(int, c)), bool(d)) for a, b, c, d in in_part),
             None if written is None else tuple(map(int, written)),
+            tuple((int(place), str(name)) for place, name in shown),
         )
 
 
@@ -137,7 +142,8 @@ class _Entry:
         self._facts, self._say, self._inside, self._released = facts, say, inside, False
         known = {item.place: item for item in facts.in_part}
         self._lent = [(value, version_of(value), known[place]) for place, value in lent if place in known]
-        self._stamps = [Stamp(args[place], name, contents) for place, name in facts.recomputed]
+        self._stamps: list[Stamp | Place] = [Stamp(args[place], name, contents) for place, name in facts.recomputed]
+        self._stamps += [Place(args[place], name) for place, name in facts.shown]
 
     # Where the model itself asks for gradients, Dynamo would trace this.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -296,6 +302,38 @@ class Stamp:
             raise RuntimeError(
                 f"{self.name} was changed between forward and backward, which recomputes activations from it: change "
                 "it after backward(), or call the original model in such a step"
+            )
+
+
+class Place:
+    """What tells whether an argument was given other memory, and other values there."""
+
+    def __init__(self, value: Any, name: str) -> None:
+        self._value, self.name = value, name
+        known = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+        self._before = value.detach() if known else None  # which keeps what `tensor.data = …` lets go of, as eager does
+        self._size = 0 if self._before is None else self._before.untyped_storage().nbytes()
+
+    def differs(self) -> bool:
+        """Whether it lies elsewhere, with other values."""
+        before, value = self._before, self._value
+        if before is None or storage_id(before) == storage_id(value):
+            return False
+        if before.untyped_storage().nbytes() != self._size:  # what it was is gone
+            return True
+        same = (before.shape, before.dtype, before.device) == (value.shape, value.dtype, value.device)
+        return not same or not torch.equal(before, value)
+
+    def check(self) -> None:
+        """Refuse to read it in backward if it lies elsewhere.
+
+        Raises:
+            RuntimeError: it does.
+        """
+        if self.differs():
+            raise RuntimeError(
+                f"{self.name} was given other memory between forward and backward (tensor.data = …), which reads it, "
+                "and recomputes from it: change it after backward(), or call the original model in such a step"
             )
 
 

@@ -15,10 +15,10 @@ from torch import fx
 
 from memopt.graph.fake_calls import apart
 from memopt.memory.cost.roofline import result_bytes
-from memopt.program import Phase, base_of, shows_operand, tensors_of
+from memopt.program import Phase, Program, base_of, shows_operand, tensors_of
 
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten.lift_fresh_copy.default)
-# Meta of a node of backward that recomputes a value of forward without a name of its own in the plan.
+# Meta of a node of backward that recomputes a value of forward.
 RECOMPUTED = "recomputed"
 # Meta of a copy that forward makes for this: it has the value of its operand.
 OWN_COPY = "own_copy"
@@ -29,7 +29,7 @@ _VECTOR, _PART = 2**16, 64
 def recomputes(node: fx.Node) -> bool:
     """Whether a call of a backward half recomputes a value of forward; views do not."""
     meta = node.meta
-    again = "recomputes" in meta or RECOMPUTED in meta or meta.get("phase") is Phase.FORWARD
+    again = RECOMPUTED in meta or meta.get("phase") is Phase.FORWARD
     return again and node.op == "call_function" and not shows_operand(node)
 
 
@@ -56,6 +56,26 @@ def recomputed_from(forward: fx.GraphModule, backward: fx.GraphModule) -> list[s
             if base is not None and base.op == "placeholder":
                 found[base.name] = None
     return list(found)
+
+
+def shown_to_backward(program: Program) -> list[str]:
+    """Names of the inputs of a step that forward reads through views, and backward reads.
+
+    Eager saves the views, as of a linear layer's weight, which show what the input was when forward ran.
+    """
+    by_view, read = dict[str, None](), set[str]()
+    for node in program.graph.nodes:
+        if node.op != "call_function" or shows_operand(node):
+            continue
+        for operand in node.all_input_nodes:
+            base = base_of(operand)
+            if base.op != "placeholder":
+                continue
+            if node.meta.get("phase") is Phase.BACKWARD:
+                read.add(base.name)
+            elif operand is not base:
+                by_view[base.name] = None
+    return [name for name in by_view if name in read]
 
 
 def copy_small_inputs(graph: fx.Graph, inputs: Collection[fx.Node]) -> None:

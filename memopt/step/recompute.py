@@ -211,6 +211,8 @@ class _Emitter:
             args, kwargs = fx.map_arg((arguments, node.kwargs), self._resolve)
             copied = self.graph.create_node("call_function", target, args, kwargs, name=f"{node.name}_again")
             copied.meta = {**node.meta, "recomputes": node.name}
+            if node.meta["phase"] is Phase.FORWARD:  # what backward itself computes reads what eager's reads
+                copied.meta[RECOMPUTED] = True
         else:
             copied = self._copy(node, self._resolve)
         copied.meta["phase"] = Phase.BACKWARD

@@ -67,6 +67,7 @@ class RecomputedCall:
         self._devices = sorted({v.device.index for v in args if isinstance(v, torch.Tensor) and v.is_cuda})
         self._drawn, self._settings = RandomStreams(self._devices), kernel_settings()
         self._saved: list[tuple[torch.Tensor | None, int]] = []  # each with its count of writes
+        self._leaves: dict[int, torch.Tensor] = {}  # the arguments among it that are read as they are then, as in eager
         self.kept_bytes = self.returned_bytes = 0
         self.dropped = False
         self.before: Callable[[], None] = _nothing
@@ -79,7 +80,11 @@ class RecomputedCall:
         """
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             results = self._run(*args)
-        given = {_memory(value) for value in self._args}
+        given = {memory: place for place, value in enumerate(self._args) if (memory := _memory(value))}
+        for number, (value, _) in enumerate(self._saved):
+            place = given.get(_memory(value) or 0)
+            if value is not None and place is not None and args[place].is_leaf and _same(args[place], value):
+                self._leaves[number] = args[place]
         made = {
             key: size
             for value in results
@@ -114,6 +119,7 @@ class RecomputedCall:
                 f"what {self._name} has saved for backward, an output or an argument, was changed before backward: "
                 "change it after backward(), or call the original model in such a step"
             )
+        value = self._leaves[place].detach() if place in self._leaves else value
         if not keeps_graph():
             self._saved[place] = _NOTHING
         return value
@@ -203,6 +209,13 @@ class _Copy:
 
 def _leaf(value: Any, wanted: bool) -> Any:
     return value.detach().requires_grad_(wanted) if isinstance(value, torch.Tensor) else value
+
+
+def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors in one memory show the same of it."""
+    return (first.shape, first.stride(), first.dtype) == (second.shape, second.stride(), second.dtype) and (
+        first.storage_offset() == second.storage_offset()
+    )
 
 
 def _memory(value: Any) -> int | None:

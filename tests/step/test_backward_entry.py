@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -70,10 +71,15 @@ def _swap(tensor):
     tensor.data = torch.ones_like(tensor)
 
 
+def _move(tensor):
+    tensor.data = tensor.data.clone()
+
+
 HARMLESS = {
     "biases by their data": _each(".bias", lambda tensor: tensor.data.add_(1)),
     "biases that lie elsewhere": _each(".bias", _swap),
     "scales by their data": _each("norm.weight", lambda tensor: tensor.data.mul_(2)),
+    "weights that lie elsewhere with equal values": _each("product.weight", _move),
     "nothing": lambda model, batch: None,
 }
 REFUSED = {
@@ -100,6 +106,74 @@ def test_what_backward_recomputes_activations_from_may_not(tight, what) -> None:
     write, name = REFUSED[what]
     with pytest.raises(RuntimeError, match=f"{name} was changed between forward and backward, which recomputes"):
         _gradients(model, compiled, x, write)
+    _gradients(model, compiled, x, HARMLESS["nothing"])
+
+
+class Layers(nn.Module):
+    """Linear layers, whose weights eager reads through views, and a scale and a buffer that it reads as they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(5)])
+        self.scale = nn.Parameter(torch.ones(32))
+        self.register_buffer("wave", torch.linspace(0.5, 1.5, 32))
+
+    def forward(self, x):
+        return (self.layers(x) * self.scale * self.wave).sin().mean(0)
+
+
+@pytest.fixture(scope="module", params=[None, 0.6], ids=["kept", "recomputed"])
+def layers(request):
+    """A model, its stand-in, and a batch."""
+    torch.manual_seed(0)
+    model, x = Layers(), torch.randn(4096, 32)
+    compiled = memopt.compile(model, request.param, backend="aten", verify=False)
+    compiled(x).square().mean().backward()
+    return model, compiled, x
+
+
+def _write(name, change):
+    def write(model, batch):
+        change(model.get_parameter(name) if name != "wave" else model.wave)
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["layers.2.0.weight", "scale", "wave"])
+def test_what_backward_reads_is_what_it_is_then_whichever_plan_recomputes_beside_it(layers, name) -> None:
+    """Backward's own products may be put off, or done twice: they read the weight and not forward's copy of it."""
+    model, compiled, x = layers
+    write = _write(name, lambda tensor: tensor.data.mul_(0.5))
+    expected = _gradients(model, model, x, write)
+    for first, second in zip(_gradients(model, compiled, x, write), expected, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["layers.2.0.weight", "scale", "wave"])
+def test_what_is_given_other_memory_is_eagers_or_refused(layers, name) -> None:
+    """Eager reads views of a weight as they were, and a scale as it is: a plan cannot tell, and its copies neither."""
+    model, compiled, x = layers
+    before = model.wave
+
+    def swap(tensor):
+        tensor.data = torch.full_like(tensor, 0.03)
+
+    try:
+        expected = _gradients(model, model, x, _write(name, swap))
+        try:
+            found = _gradients(model, compiled, x, _write(name, swap))
+        except RuntimeError as error:
+            assert re.fullmatch(
+                rf"(parameter|buffer) '{name}' was given other memory between forward and backward .*, and recomputes "
+                r"from it: change it after backward\(\), or call the original model in such a step",
+                str(error),
+            )
+        else:
+            assert name != "layers.2.0.weight"
+            for first, second in zip(found, expected, strict=True):
+                torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-7)
+    finally:
+        model.wave = before
     _gradients(model, compiled, x, HARMLESS["nothing"])
 
 

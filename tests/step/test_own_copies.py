@@ -73,7 +73,7 @@ def test_what_backward_reads_for_its_own_formulas_is_read_where_it_is() -> None:
     graph = Graph()
     bias, tangent = graph.placeholder("bias", 64), graph.placeholder("tangents_1", 64)
     made = graph.call(aten.tanh.default, bias, name="made", phase=Phase.FORWARD)
-    again = graph.call(aten.tanh.default, bias, name="made_again", recomputes="made")
+    again = graph.call(aten.tanh.default, bias, name="made_again", recomputes="made", recomputed=True)
     formula = graph.call(aten.mul.Tensor, tangent, bias, name="formula")
     gradient = graph.call(aten.add.Tensor, formula, again, name="gradient")
     graph.module(made, gradient)
