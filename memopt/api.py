@@ -111,7 +111,7 @@ def compile(
             unconstrained peak. None: memory is reduced only where it costs no time.
         example_inputs: positional arguments as a tuple or list, keyword arguments as a mapping, or one tensor: plan at
             once, without running the model. Without them the first call plans.
-        optimizer: what will step the parameters: an optimizer (one that wraps others, too), a list of several, or a
+        optimizer: what will step the parameters: an optimizer (or what wraps or schedules one), a list of several, or a
             class or function that makes one of a list of parameters. State and temporaries count; it is never stepped
             here. State that a step on fake tensors does not tell (LBFGS) counts after the first step, as that of an
             optimizer which was not given does under a budget; `set_optimizer` of the stand-in gives one later.

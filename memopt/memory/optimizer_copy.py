@@ -15,7 +15,7 @@ from torch import nn
 
 from memopt.memory.reach import optimizers_in, plain_tensors
 from memopt.torch_compat.dispatch import no_modes
-from memopt.torch_compat.fake_tensors import FakeTensorMode
+from memopt.torch_compat.optimizers import fakes_without_address
 
 
 class CannotCount(Exception):
@@ -27,7 +27,7 @@ class Twins:
 
     def __init__(self, trained: Mapping[int, torch.Tensor], target: torch.device | None) -> None:
         """Make those of the parameters that have gradients, by `id`, as if on `target`; None: where they are."""
-        self.mode = FakeTensorMode()
+        self.mode = fakes_without_address()
         self.target = target
         self.trained = trained
         self.twins: dict[int, nn.Parameter] = {}

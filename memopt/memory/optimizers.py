@@ -23,6 +23,7 @@ from memopt.memory.reach import optimizers_in
 
 NONE = OptimizerFootprint(0, 0, 0)
 _TAKES = "one optimizer, a list of them, or a class or function that makes one of a list of parameters"
+_SETTINGS = (bool, int, float, str, type(None))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,32 +42,54 @@ class Counted:
 def listed(given: Any) -> tuple[OptimizerLike, ...]:
     """What a user gave as `optimizer`, one by one; empty for None.
 
+    Of what only holds optimizers, as their schedulers and some wrappers do, those count that it leads to. In containers
+    settings may lie beside them, as in what Lightning's `configure_optimizers` returns.
+
     Raises:
-        TypeError: something else than an optimizer, what wraps one, or what makes one is among it.
+        TypeError: something else than an optimizer, what holds one, or what makes one is among it.
     """
     if given is None:
         return ()
-    if is_optimizer(given):
-        return (given,)
-    if isinstance(given, Mapping):
-        given = list(given.values())
-    if isinstance(given, (list, tuple, set)):
-        if not given:
+    if isinstance(given, (list, tuple, set, Mapping)):
+        elements = list(given.values()) if isinstance(given, Mapping) else list(given)
+        if isinstance(given, Mapping) and any(map(_leads, elements)):
+            elements = [element for element in elements if not isinstance(element, _SETTINGS)]
+        if not elements:
             raise TypeError(f"optimizer is empty: it takes {_TAKES}")
-        found = [item for element in given for item in _one(element)]
-        return tuple({id(item): item for item in found}.values())
-    return _one(given)
+        found = [item for element in elements for item in _of_element(element)]
+    else:
+        found = list(_one(given))
+    inside = {id(inner) for item in found if is_optimizer(item) for inner in _inner(item)}
+    return tuple({id(item): item for item in found if id(item) not in inside}.values())
+
+
+def _of_element(element: Any) -> tuple[OptimizerLike, ...]:
+    if element is None:
+        raise TypeError(f"optimizer takes {_TAKES}, not None among others")
+    return listed(element)
+
+
+def _leads(value: Any) -> bool:
+    """Whether a value is an optimizer, or holds or makes one."""
+    try:
+        return bool(listed(value))
+    except TypeError:
+        return False
 
 
 def _one(given: Any) -> tuple[OptimizerLike, ...]:
-    if isinstance(given, (list, tuple, set, Mapping)) or is_optimizer(given):
-        return listed(given)
+    if is_optimizer(given):
+        return (given,)
     if isinstance(given, type):
         if issubclass(given, torch.optim.Optimizer):
             return (given,)
         raise TypeError(f"optimizer takes {_TAKES}, not the class {given.__name__}")
     makes = (functools.partial, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
     if isinstance(given, makes):
+        return (given,)
+    if inner := _outermost(given):
+        return tuple(inner)
+    if callable(given) and not isinstance(given, (torch.Tensor, torch.nn.Module)):
         return (given,)
     raise TypeError(f"optimizer takes {_TAKES}, not {type(given).__name__}")
 
@@ -137,10 +160,13 @@ def _alone(optimizer: OptimizerLike, parameters: Sequence[torch.Tensor], target:
 
 def _inner(optimizer: OptimizerLike) -> list[Any]:
     """The outermost of the optimizers that a wrapper holds: what those hold counts with them."""
-    if not is_optimizer(optimizer):
-        return []
-    found, covered = [], {id(optimizer)}
-    for item in optimizers_in(optimizer):
+    return _outermost(optimizer) if is_optimizer(optimizer) else []
+
+
+def _outermost(root: Any) -> list[Any]:
+    """The optimizers that an object leads to, without itself and those that another of them leads to."""
+    found, covered = [], {id(root)}
+    for item in optimizers_in(root):
         if id(item) not in covered:
             found.append(item)
             covered.update(map(id, optimizers_in(item)))

@@ -1,6 +1,7 @@
 """Optimizers as people write them: several, makers, wrappers; each counted as its real state turns out to be."""
 
 import functools
+import types
 
 import pytest
 import torch
@@ -173,6 +174,114 @@ def test_what_makes_one_counts_as_what_it_makes(make):
     found = count(listed(make), net.parameters()).footprint
     expected = count([adamw(net)], net.parameters()).footprint
     assert found == expected
+
+
+class Opaque:
+    """Steps another one, and says nothing of its parameters."""
+
+    def __init__(self, optimizer):
+        self.inside = [optimizer]
+
+    def step(self):
+        self.inside[0].step()
+
+
+class Factory:
+    """Makes one, and is an object."""
+
+    def __call__(self, parameters):
+        return torch.optim.AdamW(parameters)
+
+
+def scheduled(optimizer):
+    constant = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, [constant, scheduler(optimizer)], [1])
+
+
+def scheduler(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+
+HOLD = {
+    "a scheduler": scheduler,
+    "a scheduler of schedulers": scheduled,
+    "beside its scheduler": lambda optimizer: [optimizer, scheduler(optimizer)],
+    "Lightning's lists": lambda optimizer: ([optimizer], [scheduler(optimizer)]),
+    "Lightning's dictionary": lambda optimizer: {
+        "optimizer": optimizer,
+        "lr_scheduler": {"scheduler": scheduler(optimizer), "interval": "step", "frequency": 1, "monitor": None},
+    },
+    "an opaque wrapper": Opaque,
+    "one in another": lambda optimizer: Opaque(Opaque(optimizer)),
+    "a namespace": lambda optimizer: types.SimpleNamespace(adam=optimizer),
+    "a wrapper beside what it wraps": lambda optimizer: [Pair([optimizer]), optimizer],
+    "an object that makes one": lambda optimizer: Factory(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*epoch parameter:UserWarning")  # of torch's own SequentialLR
+@pytest.mark.parametrize("kind", HOLD)
+def test_what_leads_to_one_counts_as_that_and_once(kind):
+    net = model()
+    optimizer = adamw(net)
+    found = count(listed(HOLD[kind](optimizer)), net.parameters())
+    step(net, [optimizer])
+    assert found.later == () and found.footprint.state_bytes == real(net, [optimizer])
+
+
+RAN = []
+
+
+def _backend(graph, inputs):
+    return lambda *args: RAN.append(args) or graph(*args)
+
+
+def _update(p, average, grad):
+    average.lerp_(grad, 0.1)
+    p.sub_(average)
+
+
+class Compiled(torch.optim.Optimizer):
+    """Compiles its step, as torchao's; the code writes to addresses."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            if "average" not in self.state[p]:
+                self.state[p]["average"] = torch.zeros_like(p)
+            torch.compile(_update, backend=_backend, dynamic=False)(p.detach(), self.state[p]["average"], p.grad)
+
+
+def test_what_was_compiled_of_a_step_is_not_run_on_fake_tensors():
+    net = model()
+    optimizer = Compiled(net.parameters())
+    for _ in range(2):  # before anything is compiled, and after
+        RAN.clear()
+        found = count([optimizer], net.parameters())
+        assert not RAN and found.later == ()
+        step(net, [optimizer])
+        assert RAN and found.footprint.state_bytes == real(net, [optimizer])
+
+
+class Addressed(torch.optim.SGD):
+    """A kernel of its own takes addresses."""
+
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            self.kernel(p.data_ptr())
+
+    def kernel(self, address):
+        assert address
+
+
+def test_a_kernel_of_an_optimizers_own_is_not_called_without_an_address():
+    net = model()
+    assert count([Addressed(net.parameters(), lr=0.1)], net.parameters()) == Counted(
+        together([]).footprint, ("Addressed",)
+    )
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
