@@ -177,6 +177,8 @@ class ModelCalls:
         trainable = any(parameter.requires_grad for parameter in self.model.parameters())
         session.trains, likely = gradients and trainable, self._trained or self.options.optimizer is not None
         session.to_be_trained = trainable and not gradients and likely
+        if session.report is None and not self.fallback.has_worked(called):
+            self.residents.refuse_at_once(args, kwargs, kind)
         self.residents.count_optimizers()
         resident = functools.partial(self.residents.of, args, kwargs, kind)
         with self.several.beside(session, args, kwargs), session.call(resident), self._expecting(session, args, kwargs):

@@ -79,6 +79,7 @@ class PlanAhead:
         """As `plan`; a failure inside memopt is a warning if there is no budget, as the model then runs as it is."""
         try:
             if self._options.budget is not None:
+                self._residents.refuse_at_once(args, kwargs, kind)
                 self._residents.count_optimizers()
                 self._residents.refuse_hopeless(self._residents.of(args, kwargs, kind))
             self.plan(kind, args, kwargs)

@@ -84,10 +84,15 @@ def _seen(value: Any) -> Any:
     return id(value)
 
 
-def refuse_hopeless(account: Account, model: nn.Module) -> None:
+def refuse_hopeless(account: Account, model: nn.Module, ending: int = 0) -> None:
     """Refuse a budget in bytes that does not hold what is there before and after the step itself.
 
     A small model is planned all the same, in about a second: its refusal names a minimum that a plan was found for.
+
+    Args:
+        account: of the model's steps.
+        model: which is judged small by what it holds.
+        ending: bytes of the gradients that an optimizer finds which is not counted yet; 0 without one.
 
     Raises:
         BudgetError: its minimum is one that no plan goes below.
@@ -97,10 +102,11 @@ def refuse_hopeless(account: Account, model: nn.Module) -> None:
         return
     if resident.parameters < _LARGE_BYTES and sum(1 for _ in model.modules()) < _LARGE_MODULES:
         return
-    held = max(resident.total, account.optimizer_peak()) - resident.libraries
+    stepping = resident.total - resident.gradients + ending
+    held = max(resident.total, stepping, account.optimizer_peak()) - resident.libraries
     if held > account.usable(budget.bytes):
         least, beside = with_slack(held, resident.device), others_in_words(resident.others)
-        raise BudgetError(least, budget.bytes, Held(resident), beside=beside, at_least=True)
+        raise BudgetError(least, budget.bytes, Held(resident, ending), beside=beside, at_least=True)
 
 
 class Held:
@@ -108,8 +114,9 @@ class Held:
 
     activations = workspace = 0
 
-    def __init__(self, resident: Resident) -> None:
-        """Of what the device holds."""
+    def __init__(self, resident: Resident, ending: int = 0) -> None:
+        """Of what the device holds, and of gradients that are not in that."""
         self.parameters, self.buffers, self.inputs = resident.parameters, resident.buffers, resident.inputs
         self.optimizer_state = resident.optimizer_state
-        self.gradients = resident.trainable if resident.optimizer is not None else resident.gradients
+        known = resident.trainable if resident.optimizer is not None else resident.gradients
+        self.gradients = max(known, ending)

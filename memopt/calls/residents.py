@@ -141,6 +141,17 @@ class Residents:
         own = [*parameters, *buffers, *gradients, *held_tensors(self._model)]
         return [*own, *self._group.tensors(self._model), *steps, *given]
 
+    def refuse_at_once(self, args: Sequence[Any], kwargs: Mapping[str, Any], kind: Kind) -> None:
+        """Refuse a budget that parameters and gradients alone exceed: optimizers take a second or more to be counted.
+
+        Raises:
+            BudgetError: no plan goes below that.
+        """
+        if self._options.budget is not None and self._options.budget.bytes is not None:
+            resident = dataclasses.replace(self.of(args, kwargs, kind), optimizer=None, outside=0)
+            ending = resident.trainable if kind.gradients and self._options.optimizer is not None else 0
+            refuse_hopeless(Account(self._options.budget, resident), self._model, ending)
+
     def refuse_hopeless(self, resident: Resident) -> None:
         """Refuse a budget that does not hold what is there anyway in a call.
 

@@ -49,6 +49,21 @@ def traced(monkeypatch):
 
 @pytest.mark.usefixtures("_large")
 @pytest.mark.parametrize("ahead", [False, True])
+def test_what_gradients_alone_exceed_is_refused_before_optimizers_are_counted(ahead, traced, monkeypatch):
+    """A copy of one is stepped for that, which takes a second for some hundred parameters."""
+    model, x, optimizer = made()
+    weights, counted = sum(p.nbytes for p in model.parameters()), []
+    monkeypatch.setattr("memopt.memory.optimizers.optimizer_footprint", lambda *given: counted.append(given))
+    given = x if ahead else None
+    least = 2 * weights + x.nbytes
+    with pytest.raises(memopt.BudgetError, match=r"at least .* gradients") as caught:
+        memopt.compile(model, least - 4096, optimizer=optimizer, backend="aten", example_inputs=given)(x)
+    assert not counted and not traced
+    assert least <= caught.value.minimum_bytes <= least + 4096 and caught.value.breakdown.gradients == weights
+
+
+@pytest.mark.usefixtures("_large")
+@pytest.mark.parametrize("ahead", [False, True])
 def test_a_hopeless_budget_is_refused_before_anything_is_traced(ahead, traced):
     model, x, optimizer = made()
     weights = sum(p.nbytes for p in model.parameters())
