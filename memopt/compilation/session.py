@@ -316,6 +316,20 @@ class Session(SharedStep):
             self._go_by_loss_alone()
         return any(self.by_loss_alone.stage)
 
+    def raise_if_hopeless(self, least: int) -> None:
+        """Have a step that no code can keep the budget with planned for gradients of the loss alone, where it may be.
+
+        Args:
+            least: bytes that any code of the plan that was made last takes above what is resident.
+
+        Raises:
+            BudgetError: that takes more, and the step is planned for less then (`plans_for_less`).
+        """
+        step = self.step
+        may = not self.broken and self.by_loss_alone.has_fewer_gradients and self._may_go_by_loss_alone()
+        if may and step is not None and not self.feasible and self.excess_with(least):
+            raise BudgetError(self.least_budget(step.base + least), self.limit_bytes, beside=self.beside)
+
     def _may_go_by_loss_alone(self) -> bool:
         """Not where the user has all gradients compared, or calls share a step."""
         return self.budget is not None and self.verify != "full" and not (self.soft or self.calls > 1 or self.earlier)

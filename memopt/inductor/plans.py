@@ -8,6 +8,7 @@ from torch import fx
 
 from memopt.capture.dynamo import Hooks
 from memopt.inductor.expected import expected_bytes
+from memopt.inductor.least import least_bytes
 from memopt.inductor.partition import cut_as_planned
 from memopt.program import Program
 from memopt.step.corrections import corrected_by, leaves_much
@@ -78,6 +79,7 @@ class Plans(Generic[T]):
 
         Raises:
             KnownPlan: `code` is what came of the same plan, or is as good.
+            BudgetError: no code keeps the budget, and less may be planned for.
         """
         session: Any = self._hooks.session
         more = not self._known and session.correction == 0
@@ -98,6 +100,8 @@ class Plans(Generic[T]):
             self._last = key
             halves = cut_as_planned(self._hooks, program, num_fwd_outputs, **options)
             forward, backward = halves
+            if session.one_graph and not session.feasible:
+                session.raise_if_hopeless(least_bytes(forward, backward, num_fwd_outputs))
             self._expected = expected = expected_bytes(forward, backward, num_fwd_outputs)
             if not (left and foresee and session.one_graph):
                 break

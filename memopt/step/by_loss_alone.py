@@ -54,6 +54,11 @@ class ByLossAlone:
         """Tells apart what is planned for."""
         return self.needed, self.held
 
+    @property
+    def has_fewer_gradients(self) -> bool:
+        """Whether a refusal leaves it to plan for gradients of the loss alone."""
+        return bool(self._graph) and self._others and not self.needed and not self.held
+
     def sees(self, graph_module: fx.GraphModule, inputs: Sequence[Any], *, others: bool) -> None:
         """Note a graph of Dynamo's that returns a loss, and more beside it.
 

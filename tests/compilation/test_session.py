@@ -6,6 +6,11 @@ from torch import nn
 
 import memopt
 from memopt.backends.aten import AtenBackend
+from memopt.inductor.halves import Halves
+from memopt.step.by_loss_alone import ByLossAlone
+from tests.backends.conftest import _compiler
+
+__all__ = ["_compiler"]
 
 
 @pytest.fixture
@@ -28,3 +33,36 @@ def test_what_is_planned_with_no_loss_allowed_for_is_not_traced_again(traced):
     with pytest.raises(memopt.BudgetError):
         memopt.compile(model, "20kB", backend="aten")(x)
     assert len(traced) == 1
+
+
+class Beside(nn.Module):
+    """A model that returns a loss, and more beside it that has a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        logits = self.last(self.first(x).tanh())
+        return logits.square().mean(), logits
+
+
+@pytest.mark.usefixtures("_compiler")
+def test_no_code_is_made_of_a_plan_that_is_hopeless_where_less_may_be_planned_for(monkeypatch):
+    """With the gradients of the logits nothing keeps the budget, whatever is fused: their code would be in vain."""
+    happened, compile_half, refused_before = [], Halves.compile, ByLossAlone.refused
+
+    def compiles(self, *args, **options):
+        happened.append("code")
+        return compile_half(self, *args, **options)
+
+    def seen(self, error, **options):
+        happened.append(self.stage)
+        return refused_before(self, error, **options)
+
+    monkeypatch.setattr(Halves, "compile", compiles)
+    monkeypatch.setattr(ByLossAlone, "refused", seen)
+    with pytest.raises(memopt.BudgetError) as refused:
+        memopt.compile(Beside(), "60kB", backend="inductor")(torch.randn(64, 8))
+    assert happened[0] == ("", "") and "code" in happened, "the least that is named in the end is of code"
+    assert refused.value.minimum_bytes > 60_000

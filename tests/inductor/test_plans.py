@@ -30,9 +30,10 @@ class Hooks:
 
     def __init__(self, share, least=0, most=9000):
         self.session, self.share, self.least, self.most, self.planned = SimpleNamespace(), share, least, most, []
+        self.hopeless_at = []  # the bytes with which it was asked whether that is hopeless
         self.session.__dict__.update(
             correction=0, limit_bytes=LIMIT, recomputes=True, one_graph=True, feasible=True,
-            judged_as=self.judged_as, forget_plan=lambda: None,
+            judged_as=self.judged_as, forget_plan=lambda: None, raise_if_hopeless=self.hopeless_at.append,
         )  # fmt: skip
 
     def rewrite(self, joint, num_fwd_outputs):
@@ -51,6 +52,7 @@ def _numbers(request, monkeypatch):
     monkeypatch.setattr(engine, "fingerprint", lambda program: str(program.taken))
     monkeypatch.setattr(engine, "cut_as_planned", lambda hooks, program, outputs: (program.taken * hooks.share, None))
     monkeypatch.setattr(engine, "expected_bytes", lambda forward, backward, outputs: engine._EXPECTED * forward)
+    monkeypatch.setattr(engine, "least_bytes", lambda forward, backward, outputs: forward // 2)
 
 
 def test_a_plan_whose_code_will_leave_much_is_made_for_more_before_there_is_any():
@@ -77,6 +79,8 @@ def test_a_plan_whose_code_would_take_too_much_is_made_for_less_before_there_is_
     hooks = Hooks(1.1, least=1000)
     hooks.session.feasible = False
     assert _planned(hooks) == [1000], "there is no deeper plan"
+    assert hooks.hopeless_at == [550]
+    assert not Hooks(1.1).hopeless_at, "a plan that keeps the budget is not hopeless"
 
 
 def test_what_code_took_more_than_was_expected_is_expected_of_the_next_plans():

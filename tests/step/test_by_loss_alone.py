@@ -30,7 +30,10 @@ def test_what_was_refused_is_remembered_by_the_same_script_model_budget_and_grap
     returns(monkeypatch, 500_000)
     refused = seen()
     assert not seen().remembers() and not refused.notes
+    assert refused.has_fewer_gradients and not seen(others=False).has_fewer_gradients
+    assert not ByLossAlone("Net", "1MB").has_fewer_gradients, "no graph was seen"
     assert refused.refused(refusal(2_000_000)) and not refused.refused(refusal(1_900_000))
+    assert not refused.has_fewer_gradients
     later = seen()
     assert later.remembers() and not later.remembers()
     assert later.needed == refused.needed == "2.00 MB or more" and not later.held
