@@ -145,6 +145,9 @@ def results_of(
 ) -> list[Any]:
     """Forward's results and the gradients of one step of a compiled graph, with tangents of ones.
 
+    Backward begins at single numbers where there are any, as it does in a loop with a loss: what stands in for other
+    tangents is made within it then, and gone once it was read. Tangents that are given are held to its end.
+
     Args:
         run: the compiled graph.
         given: its arguments; hooks and gradients of these see nothing.
@@ -157,6 +160,7 @@ def results_of(
         results = run(*arguments)
         made = [value for value in results if isinstance(value, torch.Tensor) and value.requires_grad]
         gradients: Sequence[Any] = ()
+        made = [value for value in made if value.numel() == 1] or made
         if made and wanted:
             ones = [torch.ones_like(value) for value in made]
             if dropped:

@@ -154,3 +154,33 @@ def test_gradients_that_are_dropped_within_backward_are_not_kept_by_a_step_eithe
     found = taken_step.results_of(run, given, (), [0])
     assert found[1] is None and torch.equal(found[2], bias) and torch.equal(found[0], output)
     assert weight is not None and layer.weight.grad is None
+
+
+class _Seen(torch.autograd.Function):
+    """Passes values on; its backward tells which gradients it was given."""
+
+    @staticmethod
+    def forward(ctx, seen, *values):
+        ctx.seen = seen
+        ctx.set_materialize_grads(False)
+        return tuple(value.clone() for value in values)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        ctx.seen.append([None if gradient is None else gradient.shape for gradient in gradients])
+        return None, *gradients
+
+
+def test_backward_begins_where_that_of_a_loop_does_and_no_other_tangent_is_held_to_its_end():
+    weight, seen = nn.Parameter(torch.randn(3, 4)), []
+
+    def with_loss(weight):
+        return _Seen.apply(seen, weight.square().mean(), weight.sin())
+
+    def without(weight):
+        return _Seen.apply(seen, weight.square(), weight.sin())
+
+    taken_step.results_of(with_loss, [weight], ())
+    assert seen.pop() == [torch.Size([]), None]
+    taken_step.results_of(without, [weight], ())
+    assert seen.pop() == [torch.Size([3, 4])] * 2
