@@ -57,14 +57,13 @@ class AtenBackend(Engine):
         lower = aot_autograd(
             fw_compiler=half, bw_compiler=backward, inference_compiler=inference, partition_fn=hooks.partition
         )
-        hooked = hooks.session.hooked
-        if hooked is not None:
-            hooks.handed = hooked.gone
+        hooks.hand_over()
         with dead_draws_kept(), nothing_donated():  # no half writes over what it is given
             run = lower(graph_module, example_inputs)
-        found = hooks.handing
-        if found is None or hooked is None or hooks.dry:
+        found, early = hooks.handing, hooks.session.early
+        if found is None or early is None or hooks.dry:
             return run
+        hooked = early.hooked
         outputs = [item.outputs for item in found.hand_overs]
         return relayed(run, outputs, found.inputs, hooks.dropped(hooked.names), hooked.keeps)
 

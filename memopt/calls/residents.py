@@ -50,16 +50,16 @@ class Residents:
         """What the device holds in a call of this kind with these arguments, optimizers as they were counted last."""
         footprint, outside = self._optimizers.counted(), 0
         handed = self._sessions.hooked.names if kind.alone else frozenset[str]()
-        stepping = self._optimizers.stepping(handed)
+        stepping, session = self._optimizers.stepping(handed), self._sessions.get(kind.plan)
+        added = session.early.added if session is not None and session.early is not None else frozenset[str]()
         resident = resident_of(
-            self._model, args, kwargs, footprint, kind.accumulating, self._options.place, handed, stepping
+            self._model, args, kwargs, footprint, kind.accumulating, self._options.place, handed, stepping, added
         )
         if kind.calls > 1:  # what each of them holds is in the plan, but for the others' arguments
             outside = max(0, self._sessions.earlier.inputs - sum(arguments_of(args, kwargs).values()))
         elif kind.beside:
             earlier = self._sessions.earlier.alive()
             outside = sum(ran.saved for ran in earlier) + arguments_beside(earlier, arguments_of(args, kwargs))
-        session = self._sessions.get(kind.plan)
         if session is not None:
             outside += session.outside_beside + session.seen.held
         alive = self._group.alive(self._sessions)

@@ -45,7 +45,7 @@ from memopt.step.before_calls import BEFORE
 from memopt.step.carry import Sizes
 from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Ran
 from memopt.step.guard import StepGuard, allowance_of
-from memopt.step.hooked import KEPT, Hooked
+from memopt.step.hooked import KEPT, EarlyGradients, Hooked, added_names
 from memopt.step.optimizers import Optimizers
 from memopt.step.reference import Reference
 from memopt.torch_compat.changing_numbers import ChangingNumbers
@@ -168,7 +168,7 @@ class Sessions(Mapping[Plan, Session]):
             reference=self.reference,
             numbers=self.numbers,
             frozen="freeze" in options.allow,
-            hooked=self.hooked if kind.alone else None,
+            early=self._early(kind),
         )
         if self.hooked.kept:
             session.note(KEPT)
@@ -186,6 +186,12 @@ class Sessions(Mapping[Plan, Session]):
         if options.engine.lays_out:
             session.movable = movable_parameters(self._model)
         return session
+
+    def _early(self, kind: Kind) -> EarlyGradients | None:
+        """Whose gradients calls of a kind hand over within backward; None where others of the step add to them."""
+        if not kind.alone:
+            return None
+        return EarlyGradients(self.hooked, added_names(self._model) if kind.accumulating else frozenset())
 
     def function(self, kind: Kind, *, symbolic: bool = False) -> Callable[..., Any]:
         """What `torch.compile` makes of the model for a kind of call; its graphs go to the session of that kind.

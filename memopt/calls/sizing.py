@@ -84,7 +84,7 @@ class Sizing:
             return "the passes are the user's own" if self._options.passes is not None else ""
         if not kind.alone or session.broken or not (session.step is None or session.one_graph) or has_group():
             return "a step of several graphs, calls or processes shares its budget among them"
-        if session.hooked is not None and session.hooked.early:
+        if session.early is not None and session.early.hooked.early:
             return "gradients are handed over within backward"
         if not self._options.engine.many_sizes:
             return f"backend {self._options.engine.name!r} makes no code for many sizes"

@@ -35,13 +35,13 @@ from memopt.capture.lending import lend, position_of
 from memopt.capture.let_go import letting_go, mark_let_go
 from memopt.capture.reached import reached_inputs
 from memopt.memory.aliasing import analyse
-from memopt.memory.hand_over import Handing, handing, mark_handed, marked
+from memopt.memory.hand_over import Handing, gives_gradients_only, handing, mark_handed, marked
 from memopt.memory.ledger import apart
 from memopt.memory.optimizer_steps import stepped_since, steps_seen, watch_steps
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.backward_entry import BackwardFacts, InPart
 from memopt.step.guard import said
-from memopt.step.hooked import Hooked
+from memopt.step.hooked import EarlyGradients
 from memopt.step.own_copies import recomputed_from, shown_to_backward
 from memopt.step.taken import mutated
 from memopt.torch_compat.boxed import boxed
@@ -57,11 +57,14 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 class Session(Protocol):
     """Decides what becomes of each captured program; `memopt.compilation.session.Session` is the one that compiles."""
 
-    hooked: Hooked | None  # the parameters whose gradients hooks use and drop, where the model is known
+    early: EarlyGradients | None  # gradients that are handed over within backward, where the model is known
 
     @property
     def dry(self) -> bool:
         """Whether graphs are only collected: nothing needs to be compiled."""
+
+    def may_lack(self, program: Program, graph_break: bool) -> bool:
+        """Whether a step of a joint program may need its gradients handed over as they come, to keep the budget."""
 
     def names(self) -> Names:
         """Roles and qualified names of the model's tensors, by `id`; empty when the model is not known."""
@@ -92,7 +95,9 @@ class Hooks:
         self._called = [called(node, origin) for node, origin in zip(placeholders, self.origins, strict=True)]
         # Weakly: the caller's tensors are the caller's.
         self._given = [weakref.ref(value) if isinstance(value, torch.Tensor) else None for value in example_inputs]
-        self.handed: frozenset[str] = frozenset()  # parameters whose gradients are dropped within backward
+        self._early: EarlyGradients | None = None  # of an engine that is able to hand gradients over
+        # Parameters whose gradients are handed over within backward, and of these, those whose gradients are gone then.
+        self.early = self.handed = frozenset[str]()
         self.lets_go = False  # whether the caller is to let go of what is returned beside the loss before backward
         self.handing: Handing | None = None  # how the backward half that was cut last does so
         self.dry = session.dry
@@ -132,6 +137,10 @@ class Hooks:
     def dropped(self, names: Collection[str]) -> list[int]:
         """The places of the parameters by these names among the inputs of Dynamo's graph."""
         return [place for place, origin in enumerate(self.origins) if origin.target in names]
+
+    def hand_over(self) -> None:
+        """The engine is able to hand gradients over within backward."""
+        self._early = self.session.early
 
     def infers(self) -> None:
         """An engine has found that nothing which the graph computes needs gradients, though inputs do."""
@@ -185,11 +194,21 @@ class Hooks:
                     refuse_layouts(node)
                 captured = from_joint(joint, forward_outputs, self.origins)
                 captured = letting_go(captured) if self.lets_go else captured
+                self._find_early(captured)
                 self.captured, self._joint = marked(captured, self.handed), joint
                 self._forward_outputs = forward_outputs
                 self.first = self.first or self.captured
                 lend(self.captured, self.example_inputs())
         return self.captured
+
+    def _find_early(self, captured: Program) -> None:
+        """Find whose gradients are handed over: those that are only added to others, where the budget needs that."""
+        early = self._early
+        if early is None or not gives_gradients_only(captured, positions(captured.graph_module)):
+            self.early = self.handed = frozenset()
+            return
+        added = early.added if early.added and self.session.may_lack(captured, self.graph_break) else frozenset()
+        self.early, self.handed = early.hooked.early | added, early.hooked.gone | added
 
     def backward_facts(self) -> BackwardFacts:
         """What is to be looked at when backward of the lowered graph begins."""

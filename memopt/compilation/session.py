@@ -27,6 +27,7 @@ from memopt.evidence import Verification
 from memopt.memory.allocator import count_library_bytes, library_bytes
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
+from memopt.memory.timeline import timeline
 from memopt.pass_manager import Pass
 from memopt.program import Program
 from memopt.recording.pool import Pool
@@ -38,7 +39,7 @@ from memopt.step.carry import Sizes
 from memopt.step.found import Found
 from memopt.step.graph_peaks import GraphPeaks
 from memopt.step.graphs import StepGraphs
-from memopt.step.hooked import Hooked
+from memopt.step.hooked import EarlyGradients
 from memopt.step.inference import Inferred, plan_inference
 from memopt.step.planned import Planned, fingerprint, measured_peak, predicted_peak
 from memopt.step.reference import Reference
@@ -76,14 +77,14 @@ class Session(SharedStep):
         reference: Reference | None = None,
         numbers: ChangingNumbers | None = None,
         frozen: bool = False,
-        hooked: Hooked | None = None,
+        early: EarlyGradients | None = None,
     ) -> None:
         super().__init__(budget, resident)
         self.passes, self.verify = passes, verify
         self._engine, self._names = backend, names
         self.table = table
         self.model_name, self.plan_seconds = model_name, plan_seconds
-        self.hooked = hooked  # whose gradients are handed over within backward
+        self.early = early  # whose gradients are handed over within backward
         self.outside = Outside()  # of captured graphs: what runs there
         self.collecting: list[Program] | None = None
         self.whole_step = False  # whether a graph break may be answered by collecting all graphs first
@@ -164,6 +165,17 @@ class Session(SharedStep):
         certain = self.budget is not None or self._engine.exact  # an engine's own partition may do without, else
         if certain and self.collecting is None and self.search and self.whole_step and not self._known_plans:
             raise WholeStepNeeded
+
+    def may_lack(self, program: Program, graph_break: bool) -> bool:
+        """Whether a step of a joint program may need its gradients handed over as they come, to keep the budget.
+
+        Those of one of several graphs may wait for another graph's of the same parameter. A step that hands gradients
+        over is not recorded: where it may be, the answer is of what it takes as it is.
+        """
+        if graph_break or self.foreseen or self.broken or self.collecting is not None:
+            return False
+        limit = None if self.exact or self.recordings is None else self.limit(0)
+        return limit is None or self.resident.total + timeline(program).peak_bytes > self.usable(limit)
 
     def inference(self, program: Program) -> Program:
         """Rewrite an inference program; raise BudgetError when its peak is over the budget."""

@@ -20,7 +20,7 @@ from memopt.graph.synthesis import synthesize
 from memopt.module import calls_of
 from memopt.program import InputKind, Program
 from memopt.step.guard import short_of_memory
-from memopt.step.hooked import Hooked
+from memopt.step.hooked import EarlyGradients
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 
 
@@ -60,7 +60,7 @@ class _Recorder:
     """Stands where a session stands: takes every graph as it is."""
 
     dry = False
-    hooked: Hooked | None = None
+    early: EarlyGradients | None = None
 
     def __init__(self, names: Names) -> None:
         self._names = names
@@ -69,6 +69,9 @@ class _Recorder:
 
     def names(self) -> Names:
         return self._names
+
+    def may_lack(self, program: Program, graph_break: bool) -> bool:
+        return False
 
     def training(self, program: Program, graph_break: bool) -> Program:
         self.found.append((program, []))

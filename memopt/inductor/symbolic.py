@@ -70,7 +70,7 @@ class SymbolicTraining:
         session = self.session
         if self.hooks.graph_break or session.calls > 1 or has_group():
             raise SizesError("a step of several graphs, calls or processes shares its budget among them")
-        if session.hooked is not None and session.hooked.early:
+        if session.early is not None and session.early.hooked.early:
             raise SizesError("gradients are handed over within backward")
         self._plans = session.plans_sizes
         session.size_plans += self._plans

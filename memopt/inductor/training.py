@@ -32,7 +32,7 @@ from memopt.inductor.replay import ReplayError
 from memopt.inductor.settled import Settled, SettledSteps, key_of
 from memopt.inductor.trace import Trace
 from memopt.inductor.workspace import MeasuredWorkspace
-from memopt.memory.hand_over import gives_gradients_only, sources
+from memopt.memory.hand_over import sources
 from memopt.program import Program
 from memopt.step.corrections import corrected
 from memopt.step.graph_peaks import GraphPeaks
@@ -247,7 +247,7 @@ class Training:
                             keep_order(policy, partition, added_only=True)
                         elif self._own.short:
                             free_at_once(policy)
-                        if session.hooked is not None and session.hooked.early:
+                        if self.hooks.early:
                             gradients_early(policy)
                         return found
                     session.search, session.lowering = True, ()
@@ -298,17 +298,16 @@ class Training:
 
     def _handing_over(self, run: Callable[..., Any], captured: Program, halves: Halves) -> Callable[..., Any]:
         """The step whose gradients go to hooks, or to what reduces them, as soon as they are final."""
-        hooked, hooks = self.session.hooked, self.hooks
-        if hooked is None or not hooked.early:
+        early, hooks = self.session.early, self.hooks
+        if early is None:
             return run
-        position = positions(captured.graph_module)
-        pieces = None
-        if gives_gradients_only(captured, position):
-            pieces = halves.hand_over(captured, hooked.early, hooks.backward)
+        hooked = early.hooked
+        pieces = halves.hand_over(captured, hooks.early, hooks.backward) if hooks.early else None
         if pieces is None:
             if hooked.names:
                 self.session.note(HELD)
             return run
+        position = positions(captured.graph_module)
         dropped = hooks.dropped(hooked.names)
         return relayed(run, pieces.outputs, sources(captured, position), dropped, hooked.keeps)
 

@@ -93,6 +93,7 @@ def resident_of(
     device: torch.device | None = None,
     handed: frozenset[str] = frozenset(),
     stepping: int = 0,
+    added: frozenset[str] = frozenset(),
 ) -> Resident:
     """Count what the device holds during the whole step, by storage; on `device`, where it is not the tensors' own.
 
@@ -104,19 +105,21 @@ def resident_of(
         device: where to count; None: where the tensors are.
         handed: names of the parameters whose gradients hooks use and drop within backward.
         stepping: bytes that optimizers take which such hooks step.
+        added: names of the parameters whose gradients are counted though they are gone: backward gives these early.
     """
     dropped = {id(parameter) for name, parameter in model.named_parameters() if name in handed} if handed else set()
     parameters = list(model.parameters())
     buckets = buckets_of(model)
     own = [parameter for parameter in parameters if id(parameter) not in buckets.viewed]
     gradients = [parameter.grad for parameter in own if parameter.grad is not None]
+    coming = [parameter for name, parameter in model.named_parameters() if name in added and parameter.grad is None]
     tensors = [*parameters, *(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))]
     home = device or (tensors[0].device if tensors else torch.device("cpu"))
     return Resident(
         parameters=storage_bytes(parameters, device),
         buffers=storage_bytes(list(model.buffers()), device) + buckets.nbytes + gathered_bytes(model),
         inputs=storage_bytes(pytree.tree_leaves((args, kwargs)), device),
-        gradients=storage_bytes(gradients, device) if accumulating else 0,
+        gradients=storage_bytes(gradients, device) + storage_bytes(coming, device) if accumulating else 0,
         optimizer=footprint,
         trainable=sum(
             allocated_bytes(part.numel() * part.element_size(), device or part.device)

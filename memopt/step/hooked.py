@@ -1,7 +1,8 @@
-"""Which gradients of a model are used within backward: dropped by hooks, or reduced with those of other ranks."""
+"""Which gradients of a model are used within backward: dropped by hooks, reduced among ranks, or added to others."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -66,6 +67,28 @@ class Hooked:
             self.reduced = frozenset(name for name, key in named if key in buckets.reduced)
             self.viewed = frozenset(name for name, key in named if key in buckets.viewed)
         return (self.names, self.reduced, self.viewed) != before
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyGradients:
+    """Whose gradients the calls of one kind hand over in the middle of backward.
+
+    Attributes:
+        hooked: the parameters whose gradients are wanted by then.
+        added: names of those whose gradients autograd adds to existing ones, in place: the new one is gone then.
+    """
+
+    hooked: Hooked
+    added: frozenset[str] = frozenset()
+
+
+def added_names(model: nn.Module) -> frozenset[str]:
+    """The first names of the parameters whose gradients exist and are dense: backward adds to these in place."""
+    return frozenset(
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and type(parameter.grad) is torch.Tensor and parameter.grad.layout is torch.strided
+    )
 
 
 def spare(parameter: torch.Tensor) -> None:

@@ -189,12 +189,13 @@ class _Emitter:
         return dataclasses.replace(program, graph_module=module).finish()
 
     def _handed(self) -> dict[fx.Node, list[fx.Node]]:
-        """The gradients that are handed over, by the operation that makes their memory."""
+        """The gradients that are handed over, by the last operation that makes or writes to their memory."""
         program, aliasing = self.program, self.lowering.aliasing
         found: dict[fx.Node, list[fx.Node]] = {}
+        last = {index: node for node in self.lowering.operations for index in aliasing.of.get(node, ())}
         for item in hand_overs(program, aliasing):
             for value in (program.output_nodes[number] for number in item.outputs):
-                found.setdefault(owner(aliasing.storages[aliasing.of[value][0]].producer), []).append(value)
+                found.setdefault(last[aliasing.of[value][0]], []).append(value)
         return found
 
     def _copy(self, node: fx.Node, resolve: Any) -> fx.Node:
