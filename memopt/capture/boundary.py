@@ -11,6 +11,7 @@ from torch import fx
 from memopt.capture.dropouts import without_idle_dropouts
 from memopt.capture.identities import as_identical
 from memopt.capture.metadata import Expected
+from memopt.capture.plain_inputs import plainly
 from memopt.capture.returned import views_outside
 from memopt.capture.returned_inputs import inputs_outside
 from memopt.capture.writes import refuse_lost_writes
@@ -38,7 +39,7 @@ def at_boundary(backend: Backend, *, check: bool, laid_out: Callable[[], bool] =
         filled, views = inputs_outside(graph_module), views_outside(graph_module)
         with bases_told_rightly():
             run = backend(graph_module, example_inputs)
-        whole = identical(filled(run if views is None else _then(run, views)))
+        whole = plainly(identical(filled(run if views is None else _then(run, views))))
         return whole if expected is None else expected.around(whole)
 
     return compiled

@@ -40,6 +40,11 @@ def function_modes() -> int:
     return int(torch._C._len_torch_function_stack())
 
 
+def dispatches_itself(kind: type[torch.Tensor]) -> bool:
+    """Whether a class of tensors says what operators do with it, and not only what torch's functions do."""
+    return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+
+
 def has_kernel(operator: str, key: str) -> bool:
     """Whether an operator has a kernel of its own for a dispatch key.
 
