@@ -63,9 +63,8 @@ class AtenBackend(Engine):
         found, early = hooks.handing, hooks.session.early
         if found is None or early is None or hooks.dry:
             return run
-        hooked = early.hooked
         outputs = [item.outputs for item in found.hand_overs]
-        return relayed(run, outputs, found.inputs, hooks.dropped(hooked.names), hooked.keeps)
+        return relayed(run, outputs, found.inputs, hooks.watched(early.hooked))
 
 
 def lower_inference(

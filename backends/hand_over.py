@@ -8,13 +8,14 @@ accumulates them, calls hooks, and waits for what other parts of the graph add: 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from memopt.step.backward_entry import look_of, no_gradient, refuse
-from memopt.step.hooked import spare
+from memopt.step.hooked import ToBeGone, spare
 from memopt.torch_compat.autograd_nodes import at_end_of_backward
 from memopt.torch_compat.backward import running_node
 from memopt.torch_compat.boxed import boxed
@@ -28,14 +29,15 @@ Generate = Callable[[list[Any], Callable[[int, Sequence[Any]], None]], Iterator[
 class Step:
     """One run of a compiled function that is in backward, or will be."""
 
-    def __init__(self, dropped: Sequence[torch.Tensor], keeps: Callable[[], None]) -> None:
+    def __init__(self, dropped: Sequence[torch.Tensor], watched: ToBeGone) -> None:
         """Backward has not begun.
 
         Args:
             dropped: the parameters whose gradients hooks are to drop.
-            keeps: called when backward has ended, and hooks have left some of them.
+            watched: what is called where gradients stay.
         """
-        self._dropped, self._keeps = dropped, keeps
+        self._dropped, self._watched = dropped, watched
+        self._added: list[weakref.ref[torch.Tensor]] = []  # of the last hand-over, what was to be added to others
         self._pieces: Iterator[None] | None = None
         self._given: dict[int, Sequence[Any]] = {}
         self._advance: Callable[[list[Any]], Sequence[Any]] = _advance
@@ -79,10 +81,17 @@ class Step:
         """Let go of what no relay has asked for: code that stands behind its last hand-over holds what it last read."""
         self._pieces, self._given = None, {}
         if any(parameter.grad is not None for parameter in self._dropped):
-            self._keeps()
+            self._watched.keeps()
+
+    def adds(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Note what autograd is to add to existing gradients before it asks for the next ones."""
+        self._added = [weakref.ref(gradient) for gradient in gradients]
 
     def take(self, number: int) -> Sequence[Any]:
         """The gradients of a hand-over, or of the rest: backward is run on to where they are. They are given once."""
+        if any(gradient() is not None for gradient in self._added):
+            self._watched.waits()
+        self._added = []
         while number not in self._given and self._pieces is not None:
             self._run_on()
         return self._given.pop(number, ())
@@ -142,8 +151,7 @@ def relayed(
     run: Callable[..., Any],
     outputs: Sequence[Sequence[int]],
     sources: Sequence[int],
-    dropped: Sequence[int],
-    keeps: Callable[[], None],
+    watched: ToBeGone,
 ) -> Callable[..., Any]:
     """A compiled function whose inputs reach it through relays.
 
@@ -151,19 +159,18 @@ def relayed(
         run: the function.
         outputs: by hand-over, in order, which of backward's gradients it gives.
         sources: per gradient of backward, which input it is of.
-        dropped: the inputs whose gradients hooks are to drop.
-        keeps: called where hooks have left gradients that were handed over.
+        watched: the inputs whose gradients are to be gone once they were handed over.
     """
     groups = [[sources[number] for number in given] for given in outputs]
     handed = {index for group in groups for index in group}
-    seen = [index for index in dropped if index in handed]
+    seen, adding = [index for index in watched.dropped if index in handed], handed.intersection(watched.added)
 
     relay: Any = _Relay.apply
 
     def call(*args: Any) -> Any:
         if not torch.is_grad_enabled():
             return run(*args)
-        values, step = list(args), Step([args[index] for index in seen], keeps)
+        values, step = list(args), Step([args[index] for index in seen], watched)
         trained = [index for index, value in enumerate(args) if isinstance(value, torch.Tensor) and value.requires_grad]
         others = [index for index in trained if index not in handed]
         # Of nodes that are ready autograd runs the latest first: what is handed over first is made last.
@@ -172,7 +179,8 @@ def relayed(
             order = sources if number == REST else group
             places = [order.index(index) if index in order else None for index in wanted]
             if wanted:
-                passed = relay(step, number, places, *(values[index] for index in wanted))
+                adds = [index in adding for index in wanted]
+                passed = relay(step, number, places, adds, *(values[index] for index in wanted))
                 for index, value in zip(wanted, passed, strict=True):
                     values[index] = value
         return run(*values)
@@ -184,8 +192,10 @@ class _Relay(torch.autograd.Function):
     """Passes tensors on; its backward returns the gradients that a step has for them by then."""
 
     @staticmethod
-    def forward(ctx: Any, step: Step, number: int, places: list[int | None], *tensors: torch.Tensor) -> Any:
-        ctx.memopt_step, ctx.number, ctx.places, ctx.parameters = step, number, places, tensors
+    def forward(
+        ctx: Any, step: Step, number: int, places: list[int | None], adds: list[bool], *tensors: torch.Tensor
+    ) -> Any:
+        ctx.memopt_step, ctx.number, ctx.places, ctx.adds, ctx.parameters = step, number, places, adds, tensors
         ctx.set_materialize_grads(False)
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
@@ -204,7 +214,10 @@ class _Relay(torch.autograd.Function):
         for parameter, value in zip(ctx.parameters, own, strict=True):
             if value is None:
                 spare(parameter)
-        return None, None, None, *own
+        given = zip(own, ctx.adds, ctx.parameters, strict=True)
+        # What is set to None before backward gets the gradient itself, which stays.
+        ctx.memopt_step.adds([v for v, adds, p in given if adds and v is not None and p.grad is not None])
+        return None, None, None, None, *own
 
 
 class _Once(torch.autograd.Function):

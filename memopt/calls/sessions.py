@@ -45,7 +45,7 @@ from memopt.step.before_calls import BEFORE
 from memopt.step.carry import Sizes
 from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Ran
 from memopt.step.guard import StepGuard, allowance_of
-from memopt.step.hooked import KEPT, EarlyGradients, Hooked, added_names
+from memopt.step.hooked import KEPT, WAIT, EarlyGradients, Hooked, added_names
 from memopt.step.optimizers import Optimizers
 from memopt.step.reference import Reference
 from memopt.torch_compat.changing_numbers import ChangingNumbers
@@ -172,6 +172,8 @@ class Sessions(Mapping[Plan, Session]):
         )
         if self.hooked.kept:
             session.note(KEPT)
+        if self.hooked.waited and kind.accumulating:
+            session.note(WAIT)
         session.notes.extend(options.notes)
         session.notes.extend(self._said)
         session.seen = self.around.seen
@@ -191,7 +193,8 @@ class Sessions(Mapping[Plan, Session]):
         """Whose gradients calls of a kind hand over within backward; None where others of the step add to them."""
         if not kind.alone:
             return None
-        return EarlyGradients(self.hooked, added_names(self._model) if kind.accumulating else frozenset())
+        adds = kind.accumulating and not self.hooked.waited
+        return EarlyGradients(self.hooked, added_names(self._model) if adds else frozenset())
 
     def function(self, kind: Kind, *, symbolic: bool = False) -> Callable[..., Any]:
         """What `torch.compile` makes of the model for a kind of call; its graphs go to the session of that kind.

@@ -41,7 +41,7 @@ from memopt.memory.optimizer_steps import stepped_since, steps_seen, watch_steps
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.backward_entry import BackwardFacts, InPart
 from memopt.step.guard import said
-from memopt.step.hooked import EarlyGradients
+from memopt.step.hooked import EarlyGradients, Hooked, ToBeGone
 from memopt.step.own_copies import recomputed_from, shown_to_backward
 from memopt.step.taken import mutated
 from memopt.torch_compat.boxed import boxed
@@ -141,6 +141,11 @@ class Hooks:
     def hand_over(self) -> None:
         """The engine is able to hand gradients over within backward."""
         self._early = self.session.early
+
+    def watched(self, hooked: Hooked) -> ToBeGone:
+        """The inputs of Dynamo's graph whose gradients are to be gone once they are handed over."""
+        added = self.dropped(self.handed - hooked.gone)
+        return ToBeGone(self.dropped(hooked.names), hooked.keeps, added, hooked.waits)
 
     def infers(self) -> None:
         """An engine has found that nothing which the graph computes needs gradients, though inputs do."""

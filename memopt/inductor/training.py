@@ -308,8 +308,7 @@ class Training:
                 self.session.note(HELD)
             return run
         position = positions(captured.graph_module)
-        dropped = hooks.dropped(hooked.names)
-        return relayed(run, pieces.outputs, sources(captured, position), dropped, hooked.keeps)
+        return relayed(run, pieces.outputs, sources(captured, position), hooks.watched(hooked))
 
     def _meanwhile(self, halves: Halves) -> None:
         """Do what there will be to do while backward's code is generated elsewhere."""

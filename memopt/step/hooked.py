@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import nn
@@ -21,6 +21,10 @@ HELD = (
     "backend='aten', or a budget that needs it, hands each over as soon as it is final"
 )
 KEPT = "hooks of parameters leave gradients where they are: these count until the end of backward"
+WAIT = (
+    "gradients that are to be added to existing ones wait for others of the same parameters (of a penalty on weights, "
+    "say, that is computed before the model's call): they count until the end of backward"
+)
 
 
 class Hooked:
@@ -31,14 +35,15 @@ class Hooked:
         reduced: those whose gradients DistributedDataParallel begins to reduce as soon as it has them.
         viewed: of these, those whose gradients it keeps in its buckets: what backward made is dropped then.
         kept: whether a backward left gradients of `names`: hooks that only look at gradients save nothing.
+        waited: whether gradients that a backward gave to be added to existing ones were not added at once.
     """
 
     def __init__(self, model: nn.Module) -> None:
         """Look for hooks."""
         self.names = hooked_names(model)
         self.reduced = self.viewed = frozenset[str]()
-        self.kept = False
-        self._calls = 0
+        self.kept = self.waited = False
+        self._calls, self._planned_for = 0, False  # of `waited`, what is known to who asks whether something changed
 
     @property
     def gone(self) -> frozenset[str]:
@@ -54,8 +59,15 @@ class Hooked:
         """A backward has left gradients of these parameters."""
         self.kept = True
 
+    def waits(self) -> None:
+        """Gradients that were to be added to existing ones wait for others."""
+        self.waited = True
+
     def changed(self, model: nn.Module) -> bool:
         """Whether other gradients are handed over from now on, as hooks came or went, or leave them; before a call."""
+        if self.waited and not self._planned_for:
+            self._planned_for = True
+            return True
         self._calls += 1
         if self._calls > _LOOKS and self._calls & (self._calls - 1) and not self.kept:
             return False
@@ -80,6 +92,23 @@ class EarlyGradients:
 
     hooked: Hooked
     added: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class ToBeGone:
+    """Inputs whose gradients are to be gone once they were handed over, by place, and what is called where they stay.
+
+    Attributes:
+        dropped: those that hooks are to drop.
+        keeps: called when backward has ended, and hooks have left some of them.
+        added: those that autograd is to add to existing ones.
+        waits: called when the next ones are asked for, and some of them are still there.
+    """
+
+    dropped: Sequence[int]
+    keeps: Callable[[], None]
+    added: Collection[int]
+    waits: Callable[[], None]
 
 
 def added_names(model: nn.Module) -> frozenset[str]:

@@ -9,6 +9,7 @@ import torch
 
 import memopt
 from memopt.recording.pool import Pool
+from memopt.step.hooked import WAIT
 from tests.training.steps import assert_equal, budget_for, bytes_of, gradients, make, peak_of
 
 MICRO = 3
@@ -206,6 +207,29 @@ def test_a_graph_that_is_kept_adds_its_gradients_each_time():
 
     expected = twice(model)
     assert_equal(twice(memopt.compile(model, int(2.7 * bytes_of(list(model.parameters()))), backend="aten")), expected)
+
+
+@pytest.mark.parametrize("penalized", [False, True])
+def test_gradients_that_wait_for_those_of_a_penalty_computed_before_the_call_are_counted_to_the_end(penalized):
+    """Autograd adds both before it accumulates them, and runs the penalty's backward, the older, last."""
+    model, x = stack()
+
+    def step(run):
+        penalty = sum(weight.square().sum() for weight in model.parameters()) if penalized else 0.0
+        (run(x).sum() + 0.1 * penalty).backward()
+
+    for _ in range(3):
+        step(model)
+    expected, held = gradients(model), bytes_of(list(model.parameters()))
+    model.zero_grad()
+    run = memopt.compile(model, 4 * held, backend="aten")
+    for _ in range(3):
+        step(run)
+    assert_equal(gradients(model), expected)
+    assert (WAIT in run.report.notes) == penalized
+    assert len(run._memopt.last.early.added) == (0 if penalized else len(list(model.parameters())))
+    assert (run.report.peak_bytes >= 3 * held) == penalized
+    assert peak_of(lambda: step(run), model, x) <= 4 * held
 
 
 def test_a_step_that_may_be_recorded_hands_over_what_the_budget_needs():
