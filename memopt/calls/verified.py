@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,20 +12,15 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from memopt.calls.compared import Outcome, difference_of, same_numbers
 from memopt.calls.start import contents_of, refill
-from memopt.capture.facts import Facts, facts_of, other_fact, other_sharing, shared_memory
+from memopt.capture.facts import facts_of, shared_memory
 from memopt.capture.overlap import may_overlap
 from memopt.common.random_streams import host_state, set_host_state
 from memopt.evidence import EvidenceError
 from memopt.torch_compat import pytree
 from memopt.torch_compat.storages import is_tracked_view
 
-# The float64 error of a compiled call may be so many times that of the model's own.
-_TIMES = 16
-# Units in the last place of the largest value of a tensor, or this part of the largest of its kind, that are rounding.
-_ULP, _PART = 64, 1 / 64
-# Where there is no float64 reference: square roots of the dtype's unit.
-_ROOTS = 4
 _WRITTEN = (int, float, bool, str, type(None))
 
 
@@ -43,23 +37,6 @@ class ModelError(EvidenceError):
             "forward, and leave memopt out until it is mended)"
         )
         self.stage = stage
-
-
-@dataclasses.dataclass
-class Outcome:
-    """All that one call did.
-
-    Attributes:
-        facts: of the tensors among its outputs, and plain values.
-        shared: pairs of outputs, arguments, parameters and buffers that share memory, by name.
-        values: outputs, gradients and what the call left in the model and its arguments, by name.
-        random: the generators' states after it.
-    """
-
-    facts: dict[str, Any]
-    shared: frozenset[tuple[str, str]]
-    values: dict[str, Any]
-    random: list[torch.Tensor]
 
 
 class Before:
@@ -90,7 +67,7 @@ class Before:
                     module.__dict__[key] = value
         with torch.no_grad():
             for tensor, value in self._tensors:
-                if not _same(tensor, value):
+                if not same_numbers(tensor, value):
                     tensor.copy_(value)
         for history in self.histories.values():
             history.restore()
@@ -163,12 +140,12 @@ def verified(
     # Engines draw otherwise on devices alone.
     draws = any(not torch.equal(a, b) for a, b in zip(before.random[:-1], expected.random[:-1], strict=True))
     reference = None if draws else _reference(before)
-    difference = _difference(expected, found, reference, numbers=draws_alike or not draws)
+    difference = difference_of(expected, found, reference, numbers=draws_alike or not draws)
     if difference is not None or (draws and not draws_alike):
         for name, run in stages():
             before.restore()
             less = _as_far(expected, _outcome(before, functools.partial(run, *args, **kwargs)))
-            other = _difference(expected, less, reference)
+            other = difference_of(expected, less, reference)
             if other is not None:
                 before.restore()
                 raise ModelError(type(model).__name__, other, name)
@@ -223,7 +200,11 @@ def leaves_of(value: Any) -> Iterator[Any]:
 
 
 def _gradients(outputs: Sequence[torch.Tensor], sources: Mapping[str, GradientEdge]) -> dict[str, Any]:
-    """The gradients of all that requires one, by tangents that are random and the same each time."""
+    """The gradients of all that requires one, by tangents that are random and the same each time.
+
+    Beside those of all outputs together, those of the first alone and of the last: what such a loss does not reach has
+    none, rather than zeros.
+    """
     ends = [tensor for tensor in outputs if tensor.requires_grad and tensor.grad_fn is not None]
     if not ends or not sources:
         return dict.fromkeys(f"gradient of {name}" for name in sources)
@@ -234,15 +215,20 @@ def _gradients(outputs: Sequence[torch.Tensor], sources: Mapping[str, GradientEd
         tangents.append(tangent.to(end.device, end.dtype))
     # What wrote to a view stays in the history of its base, through which later gradients go.
     retain = any(is_tracked_view(tensor) for tensor in outputs)
-    wanted = list(sources.values())
+    wanted, found = list(sources.values()), dict[str, Any]()
+    alone = {"the first output": slice(0, 1), "the last output": slice(-1, None)} if len(ends) > 1 else {}
     try:
-        found = torch.autograd.grad(ends, wanted, tangents, retain_graph=retain, allow_unused=True)
+        for of, part in {**alone, "all outputs": slice(None)}.items():
+            keeps = retain or part != slice(None)
+            got = torch.autograd.grad(ends[part], wanted, tangents[part], retain_graph=keeps, allow_unused=True)
+            by = f" by {of}" if of in alone else ""
+            found |= {f"gradient of {name}{by}": gradient for name, gradient in zip(sources, got, strict=True)}
     except RuntimeError as error:
         # torch's own bug where a call has written to a view of what has a history: CopySlices asks for too little.
         if "modified by an inplace operation" not in str(error) and "should_execute" not in str(error):
             raise
         return {}
-    return {f"gradient of {name}": gradient for name, gradient in zip(sources, found, strict=True)}
+    return found
 
 
 def _written(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -289,9 +275,6 @@ def _set_random_states(states: Sequence[torch.Tensor]) -> None:
     set_host_state(states[-1].numpy().tobytes())
 
 
-# -- two calls ----------------------------------------------------------------------------------------------------
-
-
 def _reference(before: Before) -> Outcome | None:
     """The model's call in float64; None where it has none."""
 
@@ -309,89 +292,3 @@ def _reference(before: Before) -> Outcome | None:
         return None
     finally:
         _set_random_states(before.random)
-
-
-def _difference(expected: Outcome, found: Outcome, reference: Outcome | None, *, numbers: bool = True) -> str | None:
-    """The first thing in which two calls differ, in one line; None where they do the same."""
-    if expected.facts.keys() != found.facts.keys():
-        return f"{len(found.facts)} outputs, not {len(expected.facts)}"
-    for name, fact in expected.facts.items():
-        other = found.facts[name]
-        if isinstance(fact, Facts) and isinstance(other, Facts):
-            line = other_fact(name, fact, other)
-            if line is not None:
-                return line
-        elif not isinstance(fact, float) and fact != other:
-            return f"{name} is {other!r}, and {fact!r} in the model"
-    sharing = other_sharing(expected.shared, found.shared)
-    if sharing is not None:
-        return sharing
-    if not numbers:
-        return None
-    for name in sorted(expected.values.keys() ^ found.values.keys()):
-        return f"{name} is {'missing' if name in expected.values else 'there'}"
-    scale = {kind: _scale(expected, kind) for kind in ("gradient", "")}
-    for name, value in expected.values.items():
-        wide = None if reference is None else reference.values.get(name)
-        kind = "gradient" if name.startswith("gradient") else ""
-        reason = _unequal(value, found.values[name], wide, scale[kind])
-        if reason is not None:
-            return f"{name} {reason}"
-    if any(not torch.equal(a, b) for a, b in zip(expected.random, found.random, strict=True)):
-        return "random numbers drawn after the call are others"
-    return None
-
-
-def _scale(outcome: Outcome, kind: str) -> float:
-    values = [value for name, value in outcome.values.items() if name.startswith(kind)] if kind else []
-    return max((_largest(value) for value in values if isinstance(value, torch.Tensor)), default=0.0)
-
-
-def _largest(value: torch.Tensor) -> float:
-    if not value.numel() or not value.is_floating_point():
-        return 0.0
-    return float(torch.nan_to_num(value.double().abs(), nan=0.0, posinf=0.0).max())
-
-
-def _unequal(expected: Any, found: Any, reference: Any, scale: float) -> str | None:
-    """Why a value is another than the model's; None where rounding explains it."""
-    if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
-        if _is_number(expected) and _is_number(found):
-            same = math.isclose(expected, found) or (expected != expected and found != found)
-        else:
-            same = type(expected) is type(found) and expected == found
-        return None if same else f"is {_short(found)}, not {_short(expected)}"
-    if expected.shape != found.shape or expected.dtype != found.dtype:
-        return f"is {found.dtype} of {list(found.shape)}, not {expected.dtype} of {list(expected.shape)}"
-    if _same(expected, found):
-        return None
-    if not expected.is_floating_point():
-        return "has other values"
-    a, b = expected.double(), found.double()
-    if not torch.equal(a.isnan(), b.isnan()):
-        return "is not a number in other places"
-    unit = torch.finfo(expected.dtype).eps
-    largest = max(_largest(expected), scale * _PART)
-    limit, error = _ROOTS * math.sqrt(unit) * largest, _apart(a, b)
-    if isinstance(reference, torch.Tensor) and reference.shape == expected.shape:
-        limit = _TIMES * _apart(a, reference) + _ULP * unit * largest
-        error = _apart(b, reference)
-    return None if error <= limit else f"differs by {_apart(a, b):.3g} (its largest value is {_largest(expected):.3g})"
-
-
-def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
-    return _largest(torch.where(a == b, 0.0, a.double() - b.double()))
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool(torch.equal(a, b)) or (
-        a.is_floating_point() and a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))
-
-
-def _short(value: Any) -> str:
-    return "a tensor" if isinstance(value, torch.Tensor) else repr(value).splitlines()[0]

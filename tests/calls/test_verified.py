@@ -16,6 +16,7 @@ from memopt.capture import boundary
 from memopt.capture.export import CaptureError
 from memopt.capture.metadata import MetadataError
 from memopt.pass_manager import Change, Pass, PassResult
+from memopt.step import backward_entry
 from memopt.torch_compat import dynamo
 from tests.torch_compat.test_dynamo import Round
 
@@ -150,6 +151,20 @@ def test_gradients_that_vanish_in_emitted_code_are_found_without_the_mend(monkey
     with pytest.raises(ModelError, match="gradient of linear") as error:
         memopt.compile(model, backend="inductor", verify="full")(X)
     assert error.value.stage == "emitted code"
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_gradients_of_zeros_of_a_head_that_a_loss_does_not_use_are_found_without_the_mend(backend, monkeypatch):
+    """AOTAutograd returns zeros where eager has none: AdamW would decay such a head."""
+    head = nn.Linear(8, 2)
+    model = Plain(lambda linear, x: (linear(x).sum(), head(x).sum(), x.sum()))
+    model.head = head
+    memopt.compile(model, backend="aten", verify="full")(X)[0].backward()
+    assert head.weight.grad is None
+    torch._dynamo.reset()
+    monkeypatch.setattr(backward_entry._Entry, "_without", lambda self, missing: [])
+    with pytest.raises(ModelError, match=r"gradient of \S+ by the (first|last) output is a tensor, not None"):
+        memopt.compile(model, backend=backend, verify="full")(X)
 
 
 class Sine(Pass):
