@@ -32,7 +32,7 @@ class RewriteOnly:
     """A session that applies one function to the joint program, and leaves inference programs as they are."""
 
     dry = False
-    hooked = None
+    early = None
 
     def __init__(self, rewrite: Callable[[Program], Program]) -> None:
         self.rewrite = rewrite

@@ -23,7 +23,7 @@ def test_a_kind_of_call_has_one_session_with_its_own_number_of_calls(sessions):
     one, two = sessions.of(Kind(True, False)), sessions.of(Kind(True, False, calls=2))
     assert one is sessions.of(Kind(False, False)) is not two
     assert (one.calls, two.calls, len(sessions)) == (1, 2, 2)
-    assert one.hooked is sessions.hooked and two.hooked is None  # gradients of several calls wait for the last of them
+    assert one.early.hooked is sessions.hooked and two.early is None  # several calls wait for the last of them
 
 
 def test_forgotten_plans_have_new_sessions_and_functions(sessions):

@@ -28,7 +28,7 @@ class Recorder:
     """A session that keeps what it is given, and is a Dynamo backend."""
 
     dry = False
-    hooked = None
+    early = None
 
     def __init__(self, names: dict | None = None) -> None:
         self._names = names or {}
