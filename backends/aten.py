@@ -44,11 +44,12 @@ class AtenBackend(Engine):
             return writable(emit(module), lambda: [item.place for item in hooks.in_part])
 
         def backward(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
-            if hooks.handing is None:
+            found = hooks.handed.how
+            if found is None:
                 return hooks.backward(emit(module))
             count = len(module.graph.output_node().args[0])  # type: ignore[arg-type]
-            outputs = [item.outputs for item in hooks.handing.hand_overs]
-            return in_pieces(emit_pieces(module, hooks.handing), count, outputs, hooks.backward)
+            outputs = [item.outputs for item in found.hand_overs]
+            return in_pieces(emit_pieces(module, found), count, outputs, hooks.backward)
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
             program, rewrite = hooks.inference(module)
@@ -57,14 +58,14 @@ class AtenBackend(Engine):
         lower = aot_autograd(
             fw_compiler=half, bw_compiler=backward, inference_compiler=inference, partition_fn=hooks.partition
         )
-        hooks.hand_over()
+        hooks.handed.may(hooks.session.early)
         with dead_draws_kept(), nothing_donated():  # no half writes over what it is given
             run = lower(graph_module, example_inputs)
-        found, early = hooks.handing, hooks.session.early
-        if found is None or early is None or hooks.dry:
+        found = hooks.handed.how
+        if found is None or hooks.dry:
             return run
         outputs = [item.outputs for item in found.hand_overs]
-        return relayed(run, outputs, found.inputs, hooks.watched(early.hooked))
+        return relayed(run, outputs, found.inputs, hooks.handed.watched(hooks.dropped))
 
 
 def lower_inference(

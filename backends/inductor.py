@@ -82,7 +82,7 @@ class InductorBackend(Engine):
         if hooks.dry:
             lower = rehearse if session.rehearsing else emit_training
             return lower(graph_module, example_inputs, hooks)
-        hooks.hand_over()
+        hooks.handed.may(session.early)
         return _training(graph_module, example_inputs, hooks).compile()
 
     def compile_symbolic(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> ManySizes:

@@ -216,12 +216,11 @@ def _gradients(outputs: Sequence[torch.Tensor], sources: Mapping[str, GradientEd
     # What wrote to a view stays in the history of its base, through which later gradients go.
     retain = any(is_tracked_view(tensor) for tensor in outputs)
     wanted, found = list(sources.values()), dict[str, Any]()
-    alone = {"the first output": slice(0, 1), "the last output": slice(-1, None)} if len(ends) > 1 else {}
+    alone = {" by the first output": slice(0, 1), " by the last output": slice(-1, None)} if len(ends) > 1 else {}
     try:
-        for of, part in {**alone, "all outputs": slice(None)}.items():
-            keeps = retain or part != slice(None)
+        for by, part in {**alone, "": slice(None)}.items():
+            keeps = retain or by != ""
             got = torch.autograd.grad(ends[part], wanted, tangents[part], retain_graph=keeps, allow_unused=True)
-            by = f" by {of}" if of in alone else ""
             found |= {f"gradient of {name}{by}": gradient for name, gradient in zip(sources, got, strict=True)}
     except RuntimeError as error:
         # torch's own bug where a call has written to a view of what has a history: CopySlices asks for too little.

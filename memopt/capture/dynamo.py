@@ -20,13 +20,13 @@ from torch import fx
 from memopt.capture.dependence import SavedFor, gradient_sources, places_of_tangents, saved_in_part
 from memopt.capture.export import refuse_layouts
 from memopt.capture.graph_inputs import Names, called, origin_of
+from memopt.capture.handed import Handed
 from memopt.capture.joint import (
     Halved,
     constants_to_attributes,
     erase_dead_draws,
     from_joint,
     mutations_in_place,
-    positions,
     program_of_graph,
     split,
 )
@@ -34,14 +34,13 @@ from memopt.capture.keep_attention import keep_fused_attention
 from memopt.capture.lending import lend, position_of
 from memopt.capture.let_go import letting_go, mark_let_go
 from memopt.capture.reached import reached_inputs
-from memopt.memory.aliasing import analyse
-from memopt.memory.hand_over import Handing, gives_gradients_only, handing, mark_handed, marked
+from memopt.memory.hand_over import mark_handed, marked
 from memopt.memory.ledger import apart
 from memopt.memory.optimizer_steps import stepped_since, steps_seen, watch_steps
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.backward_entry import BackwardFacts, InPart
 from memopt.step.guard import said
-from memopt.step.hooked import EarlyGradients, Hooked, ToBeGone
+from memopt.step.hooked import EarlyGradients
 from memopt.step.own_copies import recomputed_from, shown_to_backward
 from memopt.step.taken import mutated
 from memopt.torch_compat.boxed import boxed
@@ -95,11 +94,8 @@ class Hooks:
         self._called = [called(node, origin) for node, origin in zip(placeholders, self.origins, strict=True)]
         # Weakly: the caller's tensors are the caller's.
         self._given = [weakref.ref(value) if isinstance(value, torch.Tensor) else None for value in example_inputs]
-        self._early: EarlyGradients | None = None  # of an engine that is able to hand gradients over
-        # Parameters whose gradients are handed over within backward, and of these, those whose gradients are gone then.
-        self.early = self.handed = frozenset[str]()
+        self.handed = Handed()
         self.lets_go = False  # whether the caller is to let go of what is returned beside the loss before backward
-        self.handing: Handing | None = None  # how the backward half that was cut last does so
         self.dry = session.dry
         self.captured: Program | None = None  # the joint program, once it was partitioned
         # The one of the first lowering: what is kept on disk goes by it. A graph that is lowered again may be simpler.
@@ -138,15 +134,6 @@ class Hooks:
         """The places of the parameters by these names among the inputs of Dynamo's graph."""
         return [place for place, origin in enumerate(self.origins) if origin.target in names]
 
-    def hand_over(self) -> None:
-        """The engine is able to hand gradients over within backward."""
-        self._early = self.session.early
-
-    def watched(self, hooked: Hooked) -> ToBeGone:
-        """The inputs of Dynamo's graph whose gradients are to be gone once they are handed over."""
-        added = self.dropped(self.handed - hooked.gone)
-        return ToBeGone(self.dropped(hooked.names), hooked.keeps, added, hooked.waits)
-
     def infers(self) -> None:
         """An engine has found that nothing which the graph computes needs gradients, though inputs do."""
         self.needs_gradients = False
@@ -164,8 +151,7 @@ class Hooks:
             static = _static_nodes(module, options.get("static_lifetime_input_indices"))
             return partition_at(module, saved, program.forward_outputs, static)
 
-        if self.handed:
-            self.handing = handing(program, analyse(program), positions(program.graph_module))
+        self.handed.cut(program)
         forward, backward = split(program, extract)
         mark_let_go(forward, program)
         mark_handed(backward, program)
@@ -173,7 +159,7 @@ class Hooks:
         self.recomputed = recomputed_from(forward, backward)
         in_part = saved_in_part(forward, backward, breaks=self.graph_break)
         # Where gradients are handed over within backward, versions of parameters are looked at there.
-        self.in_part = [item for item in in_part if item.argument is None or not self.handed]
+        self.in_part = [item for item in in_part if item.argument is None or not self.handed.gone]
         mutations_in_place(forward, program, num_fwd_outputs)
         return forward, backward
 
@@ -199,21 +185,12 @@ class Hooks:
                     refuse_layouts(node)
                 captured = from_joint(joint, forward_outputs, self.origins)
                 captured = letting_go(captured) if self.lets_go else captured
-                self._find_early(captured)
-                self.captured, self._joint = marked(captured, self.handed), joint
+                self.handed.find(captured, lambda: self.session.may_lack(captured, self.graph_break))
+                self.captured, self._joint = marked(captured, self.handed.gone), joint
                 self._forward_outputs = forward_outputs
                 self.first = self.first or self.captured
                 lend(self.captured, self.example_inputs())
         return self.captured
-
-    def _find_early(self, captured: Program) -> None:
-        """Find whose gradients are handed over: those that are only added to others, where the budget needs that."""
-        early = self._early
-        if early is None or not gives_gradients_only(captured, positions(captured.graph_module)):
-            self.early = self.handed = frozenset()
-            return
-        added = early.added if early.added and self.session.may_lack(captured, self.graph_break) else frozenset()
-        self.early, self.handed = early.hooked.early | added, early.hooked.gone | added
 
     def backward_facts(self) -> BackwardFacts:
         """What is to be looked at when backward of the lowered graph begins."""

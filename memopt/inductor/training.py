@@ -247,7 +247,7 @@ class Training:
                             keep_order(policy, partition, added_only=True)
                         elif self._own.short:
                             free_at_once(policy)
-                        if self.hooks.early:
+                        if self.hooks.handed.early:
                             gradients_early(policy)
                         return found
                     session.search, session.lowering = True, ()
@@ -301,14 +301,14 @@ class Training:
         early, hooks = self.session.early, self.hooks
         if early is None:
             return run
-        hooked = early.hooked
-        pieces = halves.hand_over(captured, hooks.early, hooks.backward) if hooks.early else None
+        wanted = hooks.handed.early
+        pieces = halves.hand_over(captured, wanted, hooks.backward) if wanted else None
         if pieces is None:
-            if hooked.names:
+            if early.hooked.names:
                 self.session.note(HELD)
             return run
         position = positions(captured.graph_module)
-        return relayed(run, pieces.outputs, sources(captured, position), hooks.watched(hooked))
+        return relayed(run, pieces.outputs, sources(captured, position), hooks.handed.watched(hooks.dropped))
 
     def _meanwhile(self, halves: Halves) -> None:
         """Do what there will be to do while backward's code is generated elsewhere."""

@@ -288,7 +288,7 @@ def _taking(
     run: Callable[..., Any], hooks: Hooks, given: Sequence[Any], written: frozenset[int], device: torch.device
 ) -> functools.partial[Taken | Short]:
     """What takes a step that lets go of outputs and gradients as the caller's loop does."""
-    dropped = hooks.dropped(hooks.handed)
+    dropped = hooks.dropped(hooks.handed.gone)
     return functools.partial(take_step, _stepping(run, hooks), given, written, device, dropped=dropped)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from memopt.capture.overlap import same_elements
 from memopt.common.kernel_settings import kernel_settings, set_kernel_settings
 from memopt.common.random_streams import RandomStreams
 from memopt.step.backward_entry import Stamp
@@ -83,7 +84,7 @@ class RecomputedCall:
         given = {memory: place for place, value in enumerate(self._args) if (memory := _memory(value))}
         for number, (value, _) in enumerate(self._saved):
             place = given.get(_memory(value) or 0)
-            if value is not None and place is not None and args[place].is_leaf and _same(args[place], value):
+            if value is not None and place is not None and args[place].is_leaf and same_elements(args[place], value):
                 self._leaves[number] = args[place]
         made = {
             key: size
@@ -209,13 +210,6 @@ class _Copy:
 
 def _leaf(value: Any, wanted: bool) -> Any:
     return value.detach().requires_grad_(wanted) if isinstance(value, torch.Tensor) else value
-
-
-def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors in one memory show the same of it."""
-    return (first.shape, first.stride(), first.dtype) == (second.shape, second.stride(), second.dtype) and (
-        first.storage_offset() == second.storage_offset()
-    )
 
 
 def _memory(value: Any) -> int | None:

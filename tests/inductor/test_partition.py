@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from memopt.capture.dynamo import Hooks
+from memopt.capture.handed import Handed
 from memopt.inductor.partition import (
     IN_ANY_ORDER,
     IN_ORDER,
@@ -102,7 +103,7 @@ def test_a_half_in_another_order_is_what_the_program_in_that_order_is_cut_into()
     program = planned({"mm", "mm_1", "div", "mul"})[2]
     other = together(program)
     hooks = Hooks.__new__(Hooks)
-    hooks.handed, hooks.graph_break = frozenset(), False
+    hooks.handed, hooks.graph_break = Handed(), False
     (forward, backward), halves = (hooks.cut(item, item.forward_outputs) for item in (program, other))
     moved = in_order(backward, [node.name for node in order_together(program)])
 
