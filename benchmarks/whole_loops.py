@@ -115,7 +115,7 @@ def apart(function: Any, *given: Any) -> dict[str, Any]:
         costs.mkdir(exist_ok=True)
         (Path(folder) / "memopt").mkdir()
         (Path(folder) / "memopt" / "costs").symlink_to(costs)
-        child = os.fork()
+        child = os.fork()  # noqa: TID251
         if not child:
             os.environ["MEMOPT_CACHE_DIR"] = f"{folder}/memopt"
             try:

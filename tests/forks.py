@@ -10,4 +10,4 @@ def fork() -> int:
     """What `os.fork` returns, without the warnings of Python and JAX of threads: no copy needs them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return os.fork()
+        return os.fork()  # noqa: TID251

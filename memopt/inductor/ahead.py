@@ -109,7 +109,7 @@ class Ahead:
             self._kernels = KernelSources()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Python's and JAX's, of threads: what the copy does needs none
-                child = os.fork()
+                child = os.fork()  # noqa: TID251
         except OSError:  # too many processes, memory that may not be promised twice, or no room for a file
             Ahead._fails = True
             return False

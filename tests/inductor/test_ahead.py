@@ -34,7 +34,7 @@ def _from_nothing(monkeypatch, tmp_path):
     gc.collect()
     torch.cuda.empty_cache()  # else a test's tensors come to lie in what kernels of earlier ones were timed with
     counters.clear()
-    copies, fork = [], os.fork
+    copies, fork = [], os.fork  # noqa: TID251
 
     def noted():
         warnings.warn("there are threads", RuntimeWarning, stacklevel=1)  # as JAX does

@@ -9,11 +9,12 @@ from torch._subclasses import FakeTensorMode, fake_tensor
 
 from memopt.torch_compat.forked import stand_alone
 from memopt.torch_compat.unguarded_calls import call_operators_alone
+from tests.forks import fork
 
 
 def in_a_copy(work):
     """Do it in a copy of this process, whose state is lost; whether it came to its end."""
-    child = os.fork()
+    child = fork()
     if not child:
         status = 1
         try:
