@@ -27,7 +27,7 @@ from memopt.memory.cost.key import place_of
 from memopt.memory.distributed import has_group
 from memopt.memory.reach import plain_tensors
 from memopt.memory.resident import storage_bytes
-from memopt.memory.window import Window
+from memopt.memory.window import Held, Window
 from memopt.options import Options
 from memopt.report.eager import eager_report
 from memopt.step.around import SCALARS, Watch
@@ -102,9 +102,13 @@ def why_not(session: Session, error: NotCapturedError | BudgetError) -> NotCaptu
     """Why there is no plan, without the frames that hold the call's tensors.
 
     Raises:
-        BudgetError: the same, where one graph is all that there is: a plan takes no more than the model then.
+        BudgetError: the same, where the call as it is cannot take less: where one graph is all that there is, and no
+            gradients of the loop's own wait for the model's, which a graph gives all at once. All of eager's own peak
+            is what eager takes, whatever code of ours does.
     """
-    if isinstance(error, BudgetError) and not (session.outside_bytes or session.broken):
+    whole = session.budget is not None and (session.budget.fraction or 0) >= 1
+    several = session.outside_bytes or session.broken
+    if isinstance(error, BudgetError) and not (several or session.seen.held or whole):
         raise error
     return copy.copy(error)
 
@@ -311,7 +315,9 @@ class AsItIs:
         else:
             earlier = [graph.peaks for ran in session.earlier for graph in ran.graphs]
             coming = max(1, kind.calls - len(session.earlier))
-            others = resident.outside - session.outside_beside - seen.held if kind.calls > 1 else session.inputs_beside
+            others = (
+                resident.outside - session.outside_beside - seen.beside if kind.calls > 1 else session.inputs_beside
+            )
             between, kept = seen.between, seen.held
             if known.refused and not seen.known:  # the caller's loss takes what the plan has counted for it
                 between, kept = session.tangents.loss, session.tangents.early
@@ -358,11 +364,12 @@ class AsItIs:
             self._compare(called, session, kind, held.peak, known.way.eager.peaks.forward)
         return outputs, (None, None)
 
-    def _stepped(self, called: Any, here: weakref.ref[Session], kind: Kind, took: int) -> None:
-        """A backward is over: the allocator held so many bytes beyond what there was before the call."""
+    def _stepped(self, called: Any, here: weakref.ref[Session], kind: Kind, held: Held) -> None:
+        """A backward is over: what the allocator held beyond what there was before the call."""
         session, known = here(), self._known.get(called)
         if session is None or known is None or known.real is not None:  # said by an earlier step
             return
+        took = held.whole or 0
         with between_graphs(session.seen.between, session.seen.forward):
             counted = step_peak([known.way.eager.peaks]) + session.seen.held
         if self._decides == called and took - counted > SCALARS:  # a fraction is of what the step really takes

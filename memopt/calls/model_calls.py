@@ -32,6 +32,7 @@ from memopt.calls.stages import stages
 from memopt.calls.tracing import note_outside
 from memopt.calls.transforms import Transformed
 from memopt.calls.verified import verified
+from memopt.calls.whole_steps import close, unless_it_fails
 from memopt.capture.export import CaptureError, NotCapturedError
 from memopt.common.garbage import collect, collecting_rarely
 from memopt.common.progress import planning
@@ -225,8 +226,14 @@ class ModelCalls:
                 raise NotCapturedError(
                     f"no graph could be captured of {session.model_name} ({session.outside.rehearsed})"
                 )
+        watch = self._watch(session, kind, args, kwargs) if self.fallback.has_worked(called) else (None, None)
         try:
-            with guard.forward(beyond), planning(session.model_name) as plans, collecting_rarely():
+            with (
+                guard.forward(beyond),
+                planning(session.model_name) as plans,
+                collecting_rarely(),
+                unless_it_fails(watch),
+            ):
                 outputs = self.planned.run(session, kind, args, kwargs)
         except torch.OutOfMemoryError as error:
             raise ShortOfMemoryError(session.short_of_memory(error)) from None
@@ -256,6 +263,7 @@ class ModelCalls:
         known = session.report is not planned or self.fallback.has_worked(called)
         if not was_planned(self.model, session, shown_tensors(outputs), known):
             told = session.outside.told_of_all(self.model, shown_tensors(outputs), mark)
+            close(watch)
             del outputs, mark
             refused = NotCapturedError(f"no graph could be captured of {session.model_name} ({told})")
             set_back(before, refused)
@@ -270,7 +278,7 @@ class ModelCalls:
         self._returned(session, outputs, planned=session.report is not planned)
         if gradients:
             self.sessions.group.trains(self.model)
-            self._ends(session, guard, outputs, args, kwargs)
+            self._ends(session, guard, outputs, args, kwargs, watch)
         symbolic = self.planned.symbolic
         self.steady.learn(kind, self.sessions.function(kind, symbolic=symbolic), args, kwargs, symbolic=symbolic)
         return outputs
@@ -361,9 +369,10 @@ class ModelCalls:
         gradients, session = kind.gradients, self.sessions[kind.plan]
         if self.sessions.last is not session:
             self.sessions.last = session
-        guard = self.guards[session]
+        guard, watch = self.guards[session], self._watch(session, kind, args, kwargs)
         try:
             with (
+                unless_it_fails(watch),
                 self.several.beside(session, args, kwargs),
                 session.call(lambda: self.residents.of(args, kwargs, kind)),
             ):
@@ -376,8 +385,14 @@ class ModelCalls:
             raise ShortOfMemoryError(session.short_of_memory(error)) from None
         self._returned(session, outputs, planned=False)
         if gradients:
-            self._ends(session, guard, outputs, args, kwargs)
+            self._ends(session, guard, outputs, args, kwargs, watch)
         return outputs
+
+    def _watch(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Watch:
+        """What looks at the whole step of the call that is about to run, where that is due."""
+        if not kind.gradients or self._verifying or self.sessions.earlier.alive():
+            return None, None
+        return self.sessions.whole_steps.watch(session, kind, args, kwargs)
 
     def _returned(self, session: Session, outputs: Any, *, planned: bool) -> None:
         """A call has returned: what it has made is no other tensor of the process."""

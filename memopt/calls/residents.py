@@ -61,7 +61,7 @@ class Residents:
             earlier = self._sessions.earlier.alive()
             outside = sum(ran.saved for ran in earlier) + arguments_beside(earlier, arguments_of(args, kwargs))
         if session is not None:
-            outside += session.outside_beside + session.seen.held
+            outside += session.outside_beside + session.seen.beside
         alive = self._group.alive(self._sessions)
         if alive:
             outside += sum(ran.saved for ran in alive) + arguments_beside(alive, arguments_of(args, kwargs))

@@ -29,6 +29,7 @@ from memopt.calls.weak_sessions import (
     release,
     reserved_for_others,
 )
+from memopt.calls.whole_steps import WholeSteps
 from memopt.capture.shadow import model_names
 from memopt.compilation.layout import movable_parameters
 from memopt.compilation.session import Session
@@ -40,7 +41,7 @@ from memopt.memory.window import unseen
 from memopt.options import Options
 from memopt.recording.pool import Pool
 from memopt.report.record import Report
-from memopt.step.around import Around, Ended, Watch
+from memopt.step.around import Around, Ended, Seen, Watch
 from memopt.step.before_calls import BEFORE
 from memopt.step.carry import Sizes
 from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Ran
@@ -73,6 +74,7 @@ class Sessions(Mapping[Plan, Session]):
         agreement: of the ranks that train the model, on their first step.
         reference: what a budget is a fraction of.
         around: what the loop holds around the model's graphs.
+        whole_steps: what its steps take beyond all that is counted.
         hooked: the model's parameters whose gradients hooks hand over within backward.
         last: the session of the latest call.
         recordings: where training steps are recorded; None where they are not.
@@ -107,6 +109,7 @@ class Sessions(Mapping[Plan, Session]):
         self.group, self.reference = group, group.reference
         group.joined(self)
         self.around = Around()
+        self.whole_steps = WholeSteps(model, self.around, functools.partial(_look_alone, weakref.ref(self)))
         self.hooked = Hooked(model)
         self.last: Session | None = None
         self.recordings: Pool | None = None
@@ -176,7 +179,7 @@ class Sessions(Mapping[Plan, Session]):
             session.note(WAIT)
         session.notes.extend(options.notes)
         session.notes.extend(self._said)
-        session.seen = self.around.seen
+        session.seen = self._seen(kind.plan)
         session.whole_step = True
         here = weakref.ref(self)
         session.elsewhere = self.group.elsewhere
@@ -268,6 +271,7 @@ class Sessions(Mapping[Plan, Session]):
         elif session.ran and not hooks_in_force():
             calls = self.earlier.alive() or [Ran(tuple(session.ran), {})]
             self._latest = session, calls
+            self.whole_steps.ended(session)
             look = functools.partial(_look, weakref.ref(self), weakref.ref(session), calls)
             early = 0 if session.ran[0].key == AS_IT_IS else session.tangents.early
             model = weakref.ref(self._model)
@@ -284,15 +288,20 @@ class Sessions(Mapping[Plan, Session]):
             if session.limit_of_all is not None:
                 BEFORE.expect(device, self.around)
 
+    def _seen(self, plan: Plan | None) -> Seen:
+        """What is known of the loop, and of steps that are planned so."""
+        return self.around.seen if plan is None else self.around.seen.joined(self.whole_steps.seen.get(plan, Seen()))
+
     def _look(self, session: Session, calls: Sequence[Ran]) -> None:
         """Say that a step of these calls is over its budget, if it is with what the loop holds around them."""
-        session.seen = self.around.seen
+        session.seen = self._seen(next((plan for plan, each in self._sessions.items() if each is session), None))
         excess, limit = session.excess_around(calls)
         if excess:
             budget, more = format_bytes(limit, short=True), format_bytes(excess, short=True)
             line = f"a step was over its budget of {budget} by {more}: the loop around the model holds {session.seen}"
             line += "; the next step is planned with that"
-            log.warning("memopt: %s: %s", session.model_name, line)
+            if line not in self._said:
+                log.warning("memopt: %s: %s", session.model_name, line)
             self._said[:] = [line]
             session.note(line)
             self._short.add(session)
@@ -394,3 +403,9 @@ def _look(owner: weakref.ref[Sessions], session: weakref.ref[Session], calls: Se
     sessions, known = owner(), session()
     if sessions is not None and known is not None:
         sessions._look(known, calls)
+
+
+def _look_alone(owner: weakref.ref[Sessions], session: Session) -> None:
+    sessions = owner()
+    if sessions is not None:
+        sessions._look(session, [Ran(tuple(session.ran), {})])

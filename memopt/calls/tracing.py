@@ -97,7 +97,7 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
             _rehearsed(session, model, lambda: compiled(*fake_args, **fake_kwargs), mark)
         if session.asks_for_eager and session.trains:
             # A fraction is of about what eager takes: values between graphs are beside all that the graphs hold.
-            eager = eager_call(model, args, kwargs, None, tangents_stay=True)
+            eager = eager_call(model, args, kwargs, session.table, tangents_stay=True)
             session.eager_step = None if eager is None else step_peak([eager.peaks])
         return collected
     except (*UNKNOWN_VALUE, NotImplementedError, RuntimeError) as error:
@@ -188,7 +188,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
 
         def lower() -> tuple[Callable[..., Any], Hooks]:
             if session.eager is None and hooks.needs_gradients and (checkpointed or session.asks_for_eager):
-                session.eager = eager_peaks(graph_module, example_inputs)
+                session.eager = eager_peaks(graph_module, example_inputs, session.table)
                 session.alone = None if session.eager is None else step_peak([session.eager])
             try:
                 return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks

@@ -11,7 +11,8 @@ from torch import fx
 from torch.utils.checkpoint import checkpoint
 
 from memopt.errors import first_line
-from memopt.memory.hidden import WholeLedger
+from memopt.memory.cost.table import CostTable
+from memopt.memory.step_ledger import StepLedger
 from memopt.step.graph_peaks import GraphPeaks
 from memopt.torch_compat import pytree
 from memopt.torch_compat.fake_tensors import FakeTensor, FakeTensorMode, no_fake_mode
@@ -28,7 +29,9 @@ def has_checkpoints(graph_module: fx.GraphModule) -> bool:
     return any(str(node.target) == _CHECKPOINT for module in modules for node in module.graph.nodes)
 
 
-def eager_peaks(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphPeaks | None:
+def eager_peaks(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], table: CostTable | None
+) -> GraphPeaks | None:
     """What the graph holds in bytes when PyTorch runs it forward and backward, above its inputs.
 
     It is run on fake tensors, with the user's own checkpoints: nothing is computed, and no memory is taken. Autocast is
@@ -37,6 +40,8 @@ def eager_peaks(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> 
     Args:
         graph_module: Dynamo's graph; it is not changed.
         example_inputs: its inputs, real or fake.
+        table: what operators take while they run (a convolution's workspace); those not known are run alone for it.
+            None leaves it out.
 
     Returns:
         The peaks; None where the graph cannot run without real data.
@@ -44,20 +49,20 @@ def eager_peaks(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> 
     # Another fake mode may be in force, as Dynamo is at work; the copies belong to one of their own.
     try:
         with no_fake_mode(), torch.enable_grad():
-            return _peaks(graph_module, example_inputs)
+            return _peaks(graph_module, example_inputs, table)
     except Exception as error:  # whatever the user's operators do on fake tensors
         log.info("eager's own peak is not known: %s", first_line(error))
         return None
 
 
-def _peaks(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphPeaks | None:
+def _peaks(graph_module: fx.GraphModule, example_inputs: Sequence[Any], table: CostTable | None) -> GraphPeaks | None:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     inputs = [_copy(mode, value) for value in example_inputs]
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     trained = [value for value in tensors if value.requires_grad]
     if not trained:
         return None
-    ledger = WholeLedger(trained[0].device)
+    ledger = StepLedger(trained[0].device)
     with transforms_left(), mode, ledger, torch.random.fork_rng(devices=[]):
         for value in tensors:
             ledger.enter(value, counted=False)
@@ -66,18 +71,17 @@ def _peaks(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Graph
         # Of a graph a scalar output need be no loss: it may be a value that is logged.
         roots = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         del outputs
-        forward, saved = ledger.peak, ledger.live
+        forward, saved = ledger.part(), ledger.live
         if not roots:
             return None
-        ledger.peak = ledger.live
         tangents = [torch.ones_like(root) for root in roots]
         gradients = torch.autograd.grad(roots, trained, tangents, allow_unused=True)
-        backward = ledger.peak
+        backward = ledger.part()
         del roots, tangents
         passed_on = {id(value) for value in trained if not isinstance(value, torch.nn.Parameter)}
         user = [g for g, t in zip(gradients, trained, strict=True) if g is not None and id(t) in passed_on]
         left = ledger.live - sum(gradient.untyped_storage().nbytes() for gradient in user)
-    return GraphPeaks(forward, backward, saved, max(0, left))
+    return GraphPeaks(forward.with_scratch(table), backward.with_scratch(table), saved, max(0, left))
 
 
 def roots_of(outputs: Any) -> list[torch.Tensor]:

@@ -280,6 +280,7 @@ class Session(SharedStep):
         """The bytes that the step of these graphs takes as eager runs it, which fractions are of."""
         own = min(plain, self._eager_peak(keys, plain))
         whole, step, calls = self._of_the_step(keys, captured, base, own)
+        whole = max(whole, self.optimizer_peak()) if self.trains else whole
         self.reference.trains(whole, step, calls)
         return whole
 

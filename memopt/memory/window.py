@@ -24,12 +24,16 @@ class Held:
         live: when it was closed.
         whole: the most at once from when it was opened until backward was over; None where that was not seen.
         released: of what was there when it was opened, what was seen to go; None where all of that is seen.
+        behind: of the whole, what was held at once after backward had left the model's graphs; 0 if it did not.
+        inside: of the whole, what was held at once before.
     """
 
     peak: int = 0
     live: int = 0
     whole: int | None = None
     released: int | None = 0
+    behind: int = 0
+    inside: int = 0
 
 
 def unseen(device: torch.device) -> str:
@@ -87,6 +91,10 @@ class Window:
             self.close()
         self._mark(_MARK)
 
+    def graphs_end(self) -> None:
+        """What comes now is behind the model's graphs, in their backward; of several times the last one counts."""
+        self._mark(_BEHIND)
+
     def backward_ends(self) -> None:
         """What comes now is not looked at."""
         if self._device.type == "cuda" and self._held is not None:
@@ -114,17 +122,23 @@ class Window:
         return self._held
 
 
-_FORWARD, _MARK, _OVER = "forward ends", "backward begins", "backward ends"
+_FORWARD, _MARK, _BEHIND, _OVER = "forward ends", "backward begins", "graphs end", "backward ends"
 
 
 def _of(recording: Recording) -> Held:
-    begin, until, over = (
-        recording.marks[name][0] if name in recording.marks else None for name in (_FORWARD, _MARK, _OVER)
+    begin, until, left, over = (
+        recording.marks[name][0] if name in recording.marks else None for name in (_FORWARD, _MARK, _BEHIND, _OVER)
     )
     times = [when for when, _ in recording.changes]
     sums = [0, *itertools.accumulate(size for _, size in recording.changes)]
     first = 0 if begin is None else bisect.bisect_left(times, begin)
     last = len(times) if until is None else bisect.bisect_left(times, until)
-    whole = None if over is None else max(sums[: bisect.bisect_left(times, over) + 1])
+    if over is None:
+        whole, inside, behind = None, 0, 0
+    else:
+        end = bisect.bisect_left(times, over)
+        way = end if left is None else bisect.bisect_left(times, left)
+        inside, behind = max(sums[: way + 1]), max(sums[way : end + 1]) if way < end else 0
+        whole = max(inside, behind)
     released = sum(size for when, size in recording.released if until is None or when < until)
-    return Held(max(sums[first : last + 1]) - sums[first], sums[last] - sums[first], whole, released)
+    return Held(max(sums[first : last + 1]) - sums[first], sums[last] - sums[first], whole, released, behind, inside)

@@ -108,13 +108,14 @@ def _whole_curve(curve: Sequence[CurvePoint], peak: int, base: int, floor: int) 
 
 
 def breakdown_of(session: Session, program: Program, line: Timeline, constants: int, peak: int) -> MemoryBreakdown:
-    """Where the bytes go at the step's peak: in forward and backward, or while the optimizer steps if that is more."""
+    """Where the bytes go at the step's peak: while the model's graphs run, or while none does if that is more."""
     resident = session.resident
     base = resident.total + constants
     if session.optimizer_peak() > base + peak:
-        assert resident.optimizer is not None
-        gradients, activations, scratch = resident.trainable, resident.loss, resident.optimizer.step_peak_bytes
+        gradients, scratch = resident.trainable, 0 if resident.optimizer is None else resident.optimizer.step_peak_bytes
         buffers, total = resident.buffers, session.optimizer_peak()
+        held = resident.total - resident.gradients - resident.outside + resident.coming_beside
+        activations = max(0, total - held - gradients - scratch)  # a loss, or what the loop holds
     else:
         # An engine's own code may take less than the operations one by one.
         gradients = min(peak, line.gradient_bytes_at_peak)

@@ -33,8 +33,8 @@ _BLOCKS_OF_SCALARS = 16 * 512
 _GROWTH = 8
 
 
-# A window that is open since before a call, and what is called with the whole that it has seen.
-Watch = tuple[Window | None, Callable[[int], None] | None]
+# A window that is open since before a call, and what is called with what it has seen of the whole.
+Watch = tuple[Window | None, Callable[[Held], None] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +47,9 @@ class Seen:
         forward: outputs of earlier steps while forward runs, where they are gone when backward begins.
         known: whether any step was looked at.
         before: all of the process between an optimizer's step and the model's call, where that is over the budget.
+        more: while the graphs run, beyond all that is counted: what an operator takes and does not tell.
+        behind: in backward behind the graphs (of a penalty on the weights), beyond what is resident, where that is more
+            than all that is counted.
     """
 
     between: int = 0
@@ -54,6 +57,13 @@ class Seen:
     forward: int = 0
     known: bool = False
     before: int = 0
+    more: int = 0
+    behind: int = 0
+
+    @property
+    def beside(self) -> int:
+        """Bytes that are counted as if they were there all through the step."""
+        return self.held + self.more
 
     def joined(self, other: Seen) -> Seen:
         """The most of both."""
@@ -63,6 +73,8 @@ class Seen:
             max(self.forward, other.forward),
             self.known or other.known,
             max(self.before, other.before),
+            max(self.more, other.more),
+            max(self.behind, other.behind),
         )
 
     def __str__(self) -> str:
@@ -71,6 +83,8 @@ class Seen:
             (self.held, "that the loop keeps in backward"),
             (self.forward, "of earlier outputs while the model runs"),
             (self.before, "with all of the process before the model's call (a teacher, the next batch)"),
+            (self.more, "more than was counted while the model's graphs run"),
+            (self.behind, "beside what is resident once backward has left the model (for a penalty on the weights)"),
         ]
         return ", ".join(f"{format_bytes(size, short=True)} {what}" for size, what in parts if size)
 
@@ -85,7 +99,7 @@ class Ended:
         early: bytes of gradients of outputs that are counted beside backward already.
         gradients: bytes of the parameters' gradients that there are now.
         window: on the allocator, if it is open since before the call.
-        whole: called with what that has seen once backward is over: the most bytes at once beyond the call's beginning.
+        whole: called with what that has seen once backward is over, bytes beyond the call's beginning.
         lets_go: whether it is planned for a loop that lets go of its outputs before backward: those are not counted.
         kept: bytes by which its backward takes more where the graph is kept for another one.
     """
@@ -95,7 +109,7 @@ class Ended:
     early: int
     gradients: Callable[[], int]
     window: Window | None = None
-    whole: Callable[[int], None] | None = None
+    whole: Callable[[Held], None] | None = None
     lets_go: bool = False
     kept: Callable[[], int] = int
 
@@ -128,11 +142,15 @@ class Around:
         self._left = left
         if new_step:
             self._step += 1
-            if self._old() > max(SCALARS, self._older + self.seen.forward):
+            if self.older_bytes() > max(SCALARS, self._older + self.seen.forward):
                 collect()  # a call that is planned leaves garbage, which may show its outputs
-            more = self._old() - self._older
+            more = self.older_bytes() - self._older
             if more > max(SCALARS, self.seen.forward):
                 self.seen = self.seen.joined(Seen(forward=more + more // _GROWTH))
+
+    def is_due(self, key: str) -> bool:
+        """Whether the next step of a call is looked at, whose graphs have this key."""
+        return not self.blind and backward_task() == -1 and is_observed(self._steps.get(key, 0) + 1)
 
     def saw_before(self, most: int, *, blind: bool) -> None:
         """What the process has held between an optimizer's step and this call.
@@ -177,6 +195,8 @@ class Around:
                 self._open.uncounted = [(weakref.ref(storage), storage.nbytes()) for storage in fresh]
             for node in nodes:
                 node.register_prehook(functools.partial(_reached, weakref.ref(self), weakref.ref(self._open)))
+                if call.whole is not None:
+                    node.register_hook(functools.partial(_left, weakref.ref(window)))
 
     def close(self, *, stepping: bool = False) -> int:
         """Look no more, and say what was seen if backward has begun; bytes that are left if it has not.
@@ -217,7 +237,7 @@ class Around:
         current.task, self._again = backward_task(), current if keeps_graph() else None
         given = _storages(gradients)
         current.gradients = current.call.early + sum(storage.nbytes() for storage in given.values())
-        self._older = self._old()
+        self._older = self.older_bytes()
         current.more = current.call.kept() if self._again is current else 0
         current.stays = self._older + current.retained() + current.more
         current.gone = sum(size for storage, size in current.uncounted if storage() is None)
@@ -242,7 +262,7 @@ class Around:
         """Storages of outputs that are still there, of earlier steps too: they are counted here."""
         return [storage for _, reference, _ in self._outputs if (storage := reference()) is not None]
 
-    def _old(self) -> int:
+    def older_bytes(self) -> int:
         """Bytes of outputs of earlier steps that are still there."""
         return sum(size for step, storage, size in self._outputs if step < self._step and storage() is not None)
 
@@ -295,7 +315,7 @@ class _Open:
         """Say what the whole step has held, where that was asked for and is known, once."""
         if self.call.whole is not None and held.whole is not None and not self._reported:
             self._reported = True
-            self.call.whole(held.whole)
+            self.call.whole(held)
 
     def retained(self) -> int:
         """Bytes of the outputs' gradients that stay: those of `retain_grad`."""
@@ -325,6 +345,13 @@ def _reached(around: weakref.ref[Around], window: weakref.ref[_Open], gradients:
     here, current = around(), window()
     if here is not None and current is not None:
         here._reached(current, gradients)
+
+
+def _left(window: weakref.ref[Window], *_: Any) -> None:
+    """Backward has left a graph."""
+    current = window()
+    if current is not None:
+        current.graphs_end()
 
 
 def _over(window: weakref.ref[_Open]) -> None:

@@ -161,20 +161,25 @@ class SharedStep(Told):
         graphs = [graph for ran in calls for graph in ran.graphs]
         if not graphs or self.soft:
             return 0, 0
-        needed, most = self._needed_around(graphs, self.seen)
+        needed, most = self.needed_around(graphs, self.seen)
         if self.seen.between or self.seen.held or self.seen.forward:
             self.reference.loops(self.seen.held, most)
         limit = self.limit(0)
         if limit is None:
             return 0, 0
-        planned, _ = self._needed_around(graphs, self.planned_with)
-        before = self.seen.before - max(self.planned_with.before, self.usable(limit))
-        return max(0, needed + self.inputs_beside - max(planned, self.usable(limit)), before), limit
+        planned, _ = self.needed_around(graphs, self.planned_with)
+        apart = self._apart(self.seen) - max(self._apart(self.planned_with), self.usable(limit))
+        return max(0, needed + self.inputs_beside - max(planned, self.usable(limit)), apart), limit
 
-    def _needed_around(self, graphs: Sequence[Figures], seen: Seen) -> tuple[int, int]:
+    def _apart(self, seen: Seen) -> int:
+        """The most bytes while none of the model's graphs runs: before the call, and behind them in backward."""
+        resident = self.resident.total - self.resident.outside
+        return max(seen.before, resident + seen.behind if seen.behind else 0)
+
+    def needed_around(self, graphs: Sequence[Figures], seen: Seen) -> tuple[int, int]:
         """Bytes that a step of these graphs takes in a loop that holds so much; the most as eager's forward ends."""
         as_it_is = all(graph.key == AS_IT_IS for graph in graphs)  # then nothing runs outside of others
-        base = max(graph.base for graph in graphs) + (0 if as_it_is else self.outside_beside) + seen.held
+        base = max(graph.base for graph in graphs) + (0 if as_it_is else self.outside_beside) + seen.beside
         forward = [dataclasses.replace(graph.eager, backward=0) for graph in graphs]
         with between_graphs(seen.between, seen.forward) if as_it_is else self.around_graphs(seen):
             return base + step_peak([graph.peaks for graph in graphs]), base + self.inputs_beside + step_peak(forward)
@@ -189,12 +194,12 @@ class SharedStep(Told):
     @property
     def planned_beside(self) -> int:
         """Bytes that what was planned last leaves to earlier calls of the step, and to parts that are not captured."""
-        return super().planned_beside - self.seen.held
+        return super().planned_beside - self.seen.beside
 
     def optimizer_peak(self) -> int:
-        """The most bytes outside of the model's call and backward: in `optimizer.step()`, or before the next call."""
+        """The most bytes while no graph runs: in `optimizer.step()`, before the next call, behind them in backward."""
         peak = super().optimizer_peak()
-        return max(peak + self.seen.held if peak else 0, self.seen.before if self.trains else 0)
+        return max(peak + self.seen.held if peak else 0, self._apart(self.seen) if self.trains else 0)
 
     def code_peak(self) -> int:
         """As of the step's graphs alone, with what runs between them."""

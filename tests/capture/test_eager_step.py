@@ -22,7 +22,7 @@ def _seen(model, x):
     seen = []
 
     def backend(graph_module, example_inputs):
-        seen.append((eager_peaks(graph_module, example_inputs), has_checkpoints(graph_module)))
+        seen.append((eager_peaks(graph_module, example_inputs, None), has_checkpoints(graph_module)))
         return graph_module
 
     torch.compile(model, backend=backend)(x)
@@ -59,7 +59,7 @@ def test_leaves_the_random_stream_and_the_inputs_alone():
     peaks = []
 
     def backend(graph_module, example_inputs):
-        peaks.append(eager_peaks(graph_module, example_inputs))
+        peaks.append(eager_peaks(graph_module, example_inputs, None))
         assert torch.equal(torch.get_rng_state(), state)
         return graph_module
 
@@ -87,7 +87,7 @@ def test_recurrent_layers_count_as_eager_runs_them(kind, within, steps):
         return torch.autograd.grad(output.square().mean(), list(module.parameters()))
 
     graph = fx.symbolic_trace(lambda x, state, a, b, c, d: loss(x, state, a, b, c, d))
-    peaks = eager_peaks(graph, [x, state, *module.parameters()])
+    peaks = eager_peaks(graph, [x, state, *module.parameters()], None)
     eager()
     expected = memopt.measure(eager).peak_bytes
     assert abs(max(peaks.forward, peaks.backward) - expected) <= within * expected

@@ -9,6 +9,7 @@ import torch
 
 from memopt.memory.measure import Recording, is_profiled, measure
 from memopt.memory.window import Held, Window
+from memopt.torch_compat.autograd_nodes import at_end_of_backward
 
 KILO = 1024
 CPU = torch.device("cpu")
@@ -58,6 +59,32 @@ def test_a_window_that_is_open_since_before_forward_says_what_the_whole_has_held
     after = torch.empty(10 * KILO)
     held = window.close()
     assert 5 * KILO <= held.whole < 6 * KILO and KILO <= held.peak < 2 * KILO and held.live < 64 and len(after)
+
+
+def test_what_is_held_behind_the_models_graphs_is_told_apart():
+    x = torch.ones(KILO // 4, requires_grad=True)
+    before = x.square().sum()  # its backward comes last
+    window, kept = Window(CPU, {}), []
+    product = x * 2
+
+    def begins(_):
+        window.backward_begins()
+        kept.append(torch.empty(KILO))
+
+    def left(*_):
+        window.graphs_end()
+        kept.clear()
+
+    def over():
+        window.backward_ends()
+
+    product.grad_fn.register_prehook(begins)
+    product.grad_fn.register_hook(left)
+    product.grad_fn.register_hook(lambda *_: at_end_of_backward(over))
+    (product.sum() + before).backward()
+    held = window.close()
+    assert held is not None and held.inside >= 5 * KILO
+    assert 2 * KILO <= held.behind <= held.inside == held.whole
 
 
 def test_it_ends_where_somebody_measures():
