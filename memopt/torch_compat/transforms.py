@@ -1,7 +1,7 @@
 """What can be in force around a call so that torch.compile does not compile it: it would run as it is, or fail.
 
 For transforms Dynamo even gives up the frame for good, and with it the frame of every later model that is made of
-torch's own layers. Tried on torch 2.11 and 2.13.
+torch's own layers. Tried on torch 2.11, 2.13 and 2.14.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def in_force() -> str:
         return "forward-mode differentiation"
     if torch._C._get_tracing_state() is not None:
         return "torch.jit.trace"
-    if torch.fx._symbolic_trace._is_fx_tracing_flag or get_proxy_mode() is not None:
+    if _is_symbolically_traced() or get_proxy_mode() is not None:
         return "make_fx or another tracer"
     if torch._C._len_torch_dispatch_stack() and _has_users_mode():
         return "a TorchDispatchMode"
@@ -45,6 +45,11 @@ def transforms_left() -> Iterator[None]:
         with contextlib.suppress(RuntimeError):  # there is no such level
             torch._C._exit_dual_level(level=level + 1)
         raise
+
+
+def _is_symbolically_traced() -> bool:
+    asked = getattr(torch.fx._symbolic_trace, "_get_is_fx_tracing", None)  # a flag of each thread's since 2.14
+    return bool(torch.fx._symbolic_trace._is_fx_tracing_flag if asked is None else asked())
 
 
 def _has_users_mode() -> bool:
