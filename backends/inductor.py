@@ -80,7 +80,7 @@ class InductorBackend(Engine):
     def _step(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> Callable[..., Any]:
         session: Any = hooks.session
         if hooks.dry:
-            lower = rehearse if session.rehearsing else emit_training
+            lower = rehearse if session.collection.rehearsing else emit_training
             return lower(graph_module, example_inputs, hooks)
         hooks.handed.may(session.early)
         return _training(graph_module, example_inputs, hooks).compile()

@@ -103,11 +103,11 @@ class PlanAhead:
 
     def _plan_training(self, session: Session, training: list[Program], args: Any, kwargs: Any) -> None:
         while True:
-            traced_for = session.by_loss_alone.stage
+            traced_for = session.fallbacks.by_loss_alone.stage
             try:
                 session.plan_training(training)
                 return
             except BudgetError as error:
-                session.plans_for_less(error)
-            if session.by_loss_alone.stage != traced_for:
+                session.fallbacks.plan_for_less(session, error)
+            if session.fallbacks.by_loss_alone.stage != traced_for:
                 training = [item for item in programs_of(self._model, args, kwargs, session) if item.training]

@@ -19,8 +19,9 @@ from memopt.calls.tracing import collect, settings_of
 from memopt.capture.export import CaptureError, NotCapturedError, NotTracedError
 from memopt.common.one_piece import in_one_piece
 from memopt.common.progress import stage
+from memopt.compilation.collection import WholeStepNeeded
 from memopt.compilation.layout import LayoutNeeded, lay_out
-from memopt.compilation.session import Session, WholeStepNeeded
+from memopt.compilation.session import Session
 from memopt.errors import first_line
 from memopt.program import Program
 from memopt.step.sizes_apart import MadeAnewError, SizesError
@@ -91,7 +92,7 @@ class PlannedCalls:
             try:
                 return self._run(session, start, kind, symbols, args, kwargs)
             except BudgetError as error:
-                session.plans_for_less(error)
+                session.fallbacks.plan_for_less(session, error)
             except MadeAnewError:
                 self._sessions.forget_symbolic(kind)
             except NotTracedError:
@@ -136,24 +137,20 @@ class PlannedCalls:
             return self._call(session, kind, args, kwargs)
         except WholeStepNeeded:
             self._begin_anew(start)
-            session.whole_step = False
-            try:
-                with contextlib.ExitStack() as stack:
-                    try:
-                        stack.enter_context(settled(session, lambda: programs_of(self._model, args, kwargs, session)))
-                    except CaptureError as error:
-                        if session.budget is not None and not session.soft:
-                            raise
-                        session.note(f"without a budget to be shared, each graph is planned by itself: {error}")
-                        return self._call(session, kind, args, kwargs)
-                    if is_sharded(self._model):
-                        self._sessions.agreement.reach()
-                    return self._call_as_foreseen(session, start, kind, args, kwargs)
-            finally:
-                session.whole_step = True  # another size is another step
+            with session.collection.done(), contextlib.ExitStack() as stack:
+                try:
+                    stack.enter_context(settled(session, lambda: programs_of(self._model, args, kwargs, session)))
+                except CaptureError as error:
+                    if session.budget is not None and not session.soft:
+                        raise
+                    session.note(f"without a budget to be shared, each graph is planned by itself: {error}")
+                    return self._call(session, kind, args, kwargs)
+                if is_sharded(self._model):
+                    self._sessions.agreement.reach()
+                return self._call_as_foreseen(session, start, kind, args, kwargs)
         except LayoutNeeded as needed:
-            names, groups, session.contiguous = needed.names, needed.groups, needed.contiguous
-            session.movable = frozenset()
+            session.layout.changes(needed)
+            names, groups = needed.names, needed.groups
         gc.collect()  # the error held the graph, and that the weights: what is moved would leave its place taken
         lay_out(self._model, names, groups)
         return self.run(session, kind, args, kwargs)
@@ -164,16 +161,13 @@ class PlannedCalls:
             return function(*args, **kwargs)
 
     def _call_as_foreseen(self, session: Session, start: CallStart, kind: Kind, args: Any, kwargs: Any) -> Any:
-        session.foreseen = True
         try:
-            return self._call(session, kind, args, kwargs)
+            with session.collection.all_known():
+                return self._call(session, kind, args, kwargs)
         except WholeStepNeeded:  # where Dynamo gave up, it goes on; anew it gets further, as in the collection
             self._begin_anew(start)
-            session.foreseen = False
             del self._sessions.compiled[kind.plan]
             return self._call(session, kind, args, kwargs)
-        finally:
-            session.foreseen = False
 
     def _begin_anew(self, start: CallStart) -> None:
         """Set back what the part of a call that has run has changed."""

@@ -172,6 +172,8 @@ class Sessions(Mapping[Plan, Session]):
             numbers=self.numbers,
             frozen="freeze" in options.allow,
             early=self._early(kind),
+            whole_step=True,
+            movable=movable_parameters(self._model) if options.engine.lays_out else (),
         )
         if self.hooked.kept:
             session.note(KEPT)
@@ -180,7 +182,6 @@ class Sessions(Mapping[Plan, Session]):
         session.notes.extend(options.notes)
         session.notes.extend(self._said)
         session.seen = self._seen(kind.plan)
-        session.whole_step = True
         here = weakref.ref(self)
         session.elsewhere = self.group.elsewhere
         session.waiting = functools.partial(models_waiting, here)
@@ -188,8 +189,6 @@ class Sessions(Mapping[Plan, Session]):
         session.calls, session.known_calls = kind.calls, self.earlier
         session.recordings = self._recordings_here()
         session.hold = functools.partial(allow_limit, weakref.ref(self), weakref.ref(session))
-        if options.engine.lays_out:
-            session.movable = movable_parameters(self._model)
         return session
 
     def _early(self, kind: Kind) -> EarlyGradients | None:
@@ -276,7 +275,7 @@ class Sessions(Mapping[Plan, Session]):
             early = 0 if session.ran[0].key == AS_IT_IS else session.tangents.early
             model = weakref.ref(self._model)
             key, device = session.ran[0].key, session.resident.device
-            lets_go = bool(session.by_loss_alone.held)
+            lets_go = bool(session.fallbacks.by_loss_alone.held)
             kept = functools.partial(kept_more, weakref.ref(session), calls)
             call = Ended(key, device, early, lambda: storage_bytes(gradients_of(model)), window, whole, lets_go, kept)
             self.around.ended(call, outputs, given, look)

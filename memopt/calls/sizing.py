@@ -79,7 +79,7 @@ class Sizing:
         if not kind.gradients:
             if not self._options.engine.many_sizes:
                 return f"backend {self._options.engine.name!r} makes no code for many sizes"
-            if session.broken or session.contiguous or self._options.allow:
+            if session.broken or session.layout.contiguous or self._options.allow:
                 return "it has several graphs, or weights that were folded or laid out anew"
             return "the passes are the user's own" if self._options.passes is not None else ""
         if not kind.alone or session.broken or not (session.step is None or session.one_graph) or has_group():

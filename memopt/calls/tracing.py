@@ -122,7 +122,7 @@ def _rehearsed(session: Session, model: nn.Module, call: Callable[[], Any], mark
     Raises:
         NotCapturedError: what runs there has no backward on fake tensors, and there is a budget to be kept.
     """
-    session.ledger = ledger = None if session.rehearsing or session.budget is None else ledger_for(model)
+    session.ledger = ledger = None if session.collection.rehearsing or session.budget is None else ledger_for(model)
     with contextlib.nullcontext() if ledger is None else ledger:
         outputs = shown_tensors(call())
         told, failed = session.outside.told(model, outputs, mark), ""
@@ -168,13 +168,13 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
             stage(f"a graph of {nodes} nodes is captured")
         session.outside.saw(graph_module)
         others = others_than_the_loss(graph_module) if torch.is_grad_enabled() else None
-        by_loss_alone = others is not None and session.plans_for_loss_alone(
-            graph_module, example_inputs, others=bool(others)
+        by_loss_alone = others is not None and session.fallbacks.plans_for_loss_alone(
+            session, graph_module, example_inputs, others=bool(others)
         )
         if by_loss_alone and others:
             detach_outputs(graph_module, others)
         hooks = Hooks(session, graph_module, example_inputs)
-        hooks.lets_go = by_loss_alone and bool(session.by_loss_alone.held)
+        hooks.lets_go = by_loss_alone and bool(session.fallbacks.by_loss_alone.held)
         session.broken |= hooks.graph_break
         session.multiplies |= hooks.graph_break  # what runs beside this graph may
         if hooks.graph_break and not hooks.needs_gradients:
@@ -206,8 +206,8 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         def looked_after(run: Callable[..., Any]) -> Callable[..., Any]:
             run = watched(run, hooks.backward_facts(), session.short_of_memory, inside)
             if hooks.lets_go:
-                run = watched_for_outputs(run, session.unused, session.by_loss_alone.held)
-            return attached(run, others, session.by_loss_alone.needed) if by_loss_alone and others else run
+                run = watched_for_outputs(run, session.unused, session.fallbacks.by_loss_alone.held)
+            return attached(run, others, session.fallbacks.by_loss_alone.needed) if by_loss_alone and others else run
 
         def inside() -> Exception | None:
             return NotTracedError(_TWICE.format(session.model_name)) if session.in_call or session.dry else None
@@ -220,7 +220,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         def recall(facts: bytes) -> Recalled:
             return session.engine().recall(graph_module, example_inputs, hooks, facts)
 
-        collected = session.collecting
+        collected = session.collection.graphs
         first = len(collected or ())
         with session.timed("tracing"), attention_as_on(None if target is None else target.type):
             try:
@@ -247,7 +247,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
                 session.eager = None
                 hooks.forget()
 
-    return at_boundary(memopt, check=session.verify is True, laid_out=lambda: bool(session.contiguous))
+    return at_boundary(memopt, check=session.verify is True, laid_out=lambda: bool(session.layout.contiguous))
 
 
 def _noted_at_any_size(code: ManySizes, session: Session, hooks: Hooks) -> Callable[..., Any]:

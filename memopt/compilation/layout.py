@@ -47,6 +47,35 @@ class LayoutNeeded(Exception):
         self.names, self.groups, self.contiguous = tuple(names), tuple(map(tuple, groups)), tuple(contiguous)
 
 
+class WeightLayout:
+    """How a model's weights lie for its inference, and whether they may be laid out anew.
+
+    Attributes:
+        movable: names of the parameters that may be; none once that was done.
+        contiguous: which outputs were contiguous before that was done; empty as long as it was not.
+    """
+
+    def __init__(self, movable: Iterable[str] = ()) -> None:
+        """Of a model whose weights lie as the user made them."""
+        self.movable = frozenset(movable)
+        self.contiguous: tuple[bool, ...] = ()
+        self._settled: set[str] = set()  # fingerprints of graphs whose weights lie as they should
+
+    def settled(self, program: Program, key: str) -> Program:
+        """As `settle`; a graph is asked once, by its fingerprint `key`: weights with other values are not timed again.
+
+        Raises:
+            LayoutNeeded: it is faster with weights laid out otherwise.
+        """
+        program = settle(program, () if key in self._settled else self.movable, self.contiguous)
+        self._settled.add(key)
+        return program
+
+    def changes(self, needed: LayoutNeeded) -> None:
+        """Weights are being laid out as a graph needs it, and are not moved again."""
+        self.movable, self.contiguous = frozenset(), needed.contiguous
+
+
 def movable_parameters(model: nn.Module) -> frozenset[str]:
     """Names of the parameters whose storage nothing else refers to, as far as PyTorch counts references."""
     named = list(model.named_parameters(remove_duplicate=False))

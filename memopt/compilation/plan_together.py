@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from memopt.common.phases import phase
 from memopt.program import Program
 from memopt.step.carry import SEARCHES, carried_from
+from memopt.step.exact_trial import tried_as_is
 from memopt.step.found import Found
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
 from memopt.step.planner import StepPlan
@@ -100,14 +101,14 @@ def _attempt(
     if search.stages.searched and session.search:
         with phase("rewriting"):
             found = _found(session, search, programs, limits)
-        if not found.plan.feasible and (session.plans_anew() or session.arranges_no_more(search.stages)):
+        if not found.plan.feasible and (session.plans_anew() or session.rewriting.arranges_no_more(search.stages)):
             return None
     else:
-        unplanned = [session.with_trial(item) for item in search.unplanned(session.lowering)]
+        unplanned = [tried_as_is(session, item) for item in search.unplanned(session.lowering)]
         peak = predicted_peak(unplanned)
         plan = StepPlan((), peak, peak, limits.room is None or peak <= limits.room)
         found = Found(unplanned, plan, session.lowering)
-        if session.proving:
+        if session.record.at_once:
             with phase("rewriting"):
                 found = search.prove(found)
     # A rewrite may have made a product of something else: then libraries keep memory that was not counted.
@@ -133,7 +134,7 @@ def _found(session: Session, search: StepSearch, programs: Sequence[Program], li
         if _ADVICE not in session.notes:
             log.warning("memopt: %s", _ADVICE)
             session.note(_ADVICE)
-    found = search.plan(limits.room, sizes.proposal(programs, limits.plain), prove=session.proving)
+    found = search.plan(limits.room, sizes.proposal(programs, limits.plain), prove=session.record.at_once)
     searched = first and search.searches > 0  # neither carried over from another size, nor loaded from disk
     if found.plan.feasible:
         names = [item.key for item in found.lowering]

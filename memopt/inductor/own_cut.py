@@ -103,7 +103,8 @@ class OwnCut:
             if session.tight and self._computes_much_again(joint, options["num_fwd_outputs"]):
                 self._lowerings = []
                 return None
-            if session.tight and session.all_lowering() and self._all_are_hopeless(joint, joint_inputs, **options):
+            lowering = session.kept_search.all_lowering()
+            if session.tight and lowering and self._all_are_hopeless(joint, joint_inputs, **options):
                 return None
             session.lowering = asked
         halves = self.cut(joint, joint_inputs, **options)
@@ -126,7 +127,7 @@ class OwnCut:
 
     def _all_are_hopeless(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> bool:
         """Whether no rewrites let torch's own cut keep the budget: none takes less than all of them."""
-        self.session.lowering = self.session.all_lowering()
+        self.session.lowering = self.session.kept_search.all_lowering()
         if self.session.lowering and self.cut(joint, joint_inputs, **options) is not None:
             return False
         self._lowerings = []

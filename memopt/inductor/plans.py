@@ -101,7 +101,7 @@ class Plans(Generic[T]):
             halves = cut_as_planned(self._hooks, program, num_fwd_outputs, **options)
             forward, backward = halves
             if session.one_graph and not session.feasible:
-                session.raise_if_hopeless(least_bytes(forward, backward, num_fwd_outputs))
+                session.fallbacks.raise_if_hopeless(session, least_bytes(forward, backward, num_fwd_outputs))
             self._expected = expected = expected_bytes(forward, backward, num_fwd_outputs)
             if not (left and foresee and session.one_graph):
                 break

@@ -124,13 +124,14 @@ class SymbolicTraining:
         """Within, the session plans nothing, and rewrites nothing: the partition is torch's own."""
         session = self.session
         before = session.rewriting
-        session.search, session.proving, session.lowering = False, False, ()
+        session.search, session.lowering = False, ()
         session.rewriting = Rewriting((), session.engine(), session.table)
         try:
-            yield
-            session.conclude()
+            with session.record.put_off():
+                yield
+                session.record.conclude(session)
         finally:
-            session.search, session.proving, session.rewriting = True, True, before
+            session.search, session.rewriting = True, before
             session.forget_search()
 
     def _over(self, sizes: Sizes) -> SizesError:

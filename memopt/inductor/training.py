@@ -102,7 +102,7 @@ class Training:
         if attempt is None:
             attempt = self._lowered_from(self._before or Settled(planned=False))
         if attempt is not None or not session.one_graph:
-            session.conclude()
+            session.record.conclude(session)
         self._before = None if attempt is None or session.naming else attempt.settled
         if attempt is None and session.plans_anew():
             return self.compile()
@@ -165,10 +165,10 @@ class Training:
         session = self.session
         try:
             self._start_from(known)
-            session.proving = False
-            yield
+            with session.record.put_off():
+                yield
         finally:
-            session.search, session.correction, session.lowering, session.proving = True, 0, (), True
+            session.search, session.correction, session.lowering = True, 0, ()
             self._plans = Plans(self.hooks, self._codes)
 
     def _operator_by_operator(self, least: int | None) -> Callable[..., Any]:
@@ -313,7 +313,7 @@ class Training:
     def _meanwhile(self, halves: Halves) -> None:
         """Do what there will be to do while backward's code is generated elsewhere."""
         with outside_tracing(), contextlib.suppress(Exception):  # what fails now fails when it is its turn
-            self.session.prepare()
+            self.session.record.prepare(self.session)
             halves.follow_forward(MeasuredWorkspace(self.session.table))
             if halves.forward is not None and self.session.resident.device.type == "cuda":
                 halves.forward.load()

@@ -25,6 +25,30 @@ def set_aside(costs: Iterable[OperatorCost], limit: int, inputs: int) -> int:
     return inputs + limit // _SHARE + min(_SEGMENTS, limit // _MOST) if may_wait(costs) else 0
 
 
+class RecordingRoom:
+    """What is left of the budget of one model's steps for recording them.
+
+    Attributes:
+        bytes: that are left now.
+        wanted: whether any are to be: not where the budget is short.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is left yet, and may be."""
+        self.bytes, self.wanted = 0, True
+
+    def leave(self, costs: Iterable[OperatorCost], limit: int, inputs: int) -> None:
+        """As `set_aside`, where that is wanted."""
+        self.bytes = set_aside(costs, limit, inputs) if self.wanted else 0
+
+    def give_up(self) -> bool:
+        """Leave nothing from now on; whether something was left."""
+        left = self.bytes > 0
+        if left:
+            self.bytes, self.wanted = 0, False
+        return left
+
+
 def may_wait(costs: Iterable[OperatorCost]) -> bool:
     """Whether the device may wait for its host in a step of such kernels; what is fused into others takes no time."""
     seconds = [cost.seconds for cost in costs if cost.seconds]

@@ -8,10 +8,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 
 from memopt.budget import Budget
-from memopt.memory.allocator import library_bytes, slack_bytes, use_expandable_segments, with_slack
+from memopt.memory.allocator import count_library_bytes, library_bytes, slack_bytes, use_expandable_segments, with_slack
 from memopt.memory.products import may_multiply
 from memopt.memory.resident import Resident
 from memopt.program import Program
+from memopt.recording.room import RecordingRoom
 from memopt.step.reference import Reference
 
 
@@ -21,7 +22,7 @@ class Account:
     Attributes:
         budget: the limit that was asked for; None without one.
         margin: bytes of the budget that the allocator was seen to lose beyond the slack left to it.
-        aside: bytes of the budget that are left to a recording of the step.
+        recording_room: what of the budget is left to a recording of the step.
         hold: told the budget in bytes before anything is run under it.
         reference: what a fraction is of, the same for all sessions of a model.
         trains: whether the latest call is one of a training step, though some of its graphs need no gradients.
@@ -37,7 +38,8 @@ class Account:
     def __init__(self, budget: Budget | None, resident: Resident) -> None:
         """Take the budget, and what is there before the first call."""
         self.budget = budget
-        self.margin = self.aside = 0
+        self.margin = 0
+        self.recording_room = RecordingRoom()
         self.hold: Callable[[int], None] = _unheld
         self.multiplies = self.broken = self.trains = self.to_be_trained = self.soft = self.in_call = False
         self.reference = Reference()
@@ -80,6 +82,14 @@ class Account:
         self.resident = dataclasses.replace(self.resident, libraries=libraries)
         return libraries != before
 
+    def keep_libraries(self, size: int) -> None:
+        """Count so many bytes more as kept by libraries."""
+        resident, self.multiplies = self.resident, True
+        further = size - max(0, library_bytes(resident.device) - resident.libraries)
+        if further > 0:  # else they were known, and left out
+            count_library_bytes(resident.device, further)
+        self.resident = dataclasses.replace(resident, libraries=resident.libraries + size)
+
     def limit(self, unconstrained_bytes: int) -> int | None:
         """The budget in bytes, for a step or a call that takes `unconstrained_bytes` without one.
 
@@ -88,6 +98,11 @@ class Account:
         if self.budget is None or (self.trains and self.budget.bytes is None and self.reference.training is None):
             return None
         return self.budget.resolve(unconstrained_bytes if self.soft else self.reference.of(unconstrained_bytes))
+
+    def aim_at_eager(self) -> None:
+        """Without a budget, aim at eager's own peak from now on: the user's checkpoints lower that."""
+        if self.budget is None:
+            self.budget, self.soft = Budget(None, 1.0, "the model's own peak"), True
 
     def waits_for_training(self, needed: int) -> bool:
         """Whether a call of inference that needs so many bytes is let do, as the fraction is of a step to come."""
@@ -99,7 +114,7 @@ class Account:
 
     def usable(self, limit: int) -> int:
         """The bytes of a limit that tensors may take: what the allocator loses is left to it, and to a recording."""
-        return limit - slack_bytes(limit, self.resident.device) - self.margin - self.aside
+        return limit - slack_bytes(limit, self.resident.device) - self.margin - self.recording_room.bytes
 
     @property
     def room(self) -> int | None:

@@ -110,13 +110,13 @@ def found_again(session: Session, hooks: Hooks, recall: Recall, given: Sequence[
         session.recordings.release()
         if known.ends is not None:
             hooks.recordable = run, found.recordable(known.ends, session.recordings)
-    before = session.tighten(0), session.multiplies, session.aside
+    before = session.tighten(0), session.multiplies, session.recording_room.bytes
     if taken_up(session, known) and _still_keeps(session, run, hooks, given, known):
         hooks.known_facts = known.backward
         log.info("the step was found on disk, as an earlier process has settled it")
         return run
     log.info("the step that was found on disk does not keep the budget: planning anew")
-    standing, session.multiplies, session.aside = before
+    standing, session.multiplies, session.recording_room.bytes = before
     session.loosen(standing)
     hooks.recordable = None, None
     return None
@@ -165,7 +165,7 @@ def settlement_of(session: Session, hooks: Hooks, program: Program) -> Settlemen
         whole=step.whole,
         limit=step.limit,
         margin=session.margin,
-        aside=session.aside,
+        aside=session.recording_room.bytes,
         libraries=session.resident.libraries,
         multiplies=session.multiplies,
         written=None,
@@ -256,7 +256,7 @@ def may_be_alone(session: Session, hooks: Hooks) -> bool:
         return False
     if session.calls > 1 or session.earlier:
         return False  # other calls have a part in the step
-    if hooks.graph_break or session.foreseen or not (session.step is None or session.one_graph):
+    if hooks.graph_break or session.collection.complete or not (session.step is None or session.one_graph):
         return False
     if has_group():
         return False  # other ranks plan the same: none may go another way
@@ -267,7 +267,7 @@ def taken_up(session: Session, known: Settlement) -> bool:
     """Whether the session stands now as it did when the step was settled: for the same limit in bytes."""
     device = session.resident.device
     session.prepare_allocator()
-    session.margin, session.aside, session.multiplies = known.margin, known.aside, known.multiplies
+    session.margin, session.recording_room.bytes, session.multiplies = known.margin, known.aside, known.multiplies
     session.planned_with = session.seen
     further = known.libraries - library_bytes(device) if known.multiplies else 0
     if further > 0:

@@ -12,6 +12,7 @@ from memopt.passes.checkpoint import workspace
 from memopt.program import Program
 from memopt.report.build import build_report
 from memopt.report.record import Report
+from memopt.step.exact_trial import tried_as_is
 from memopt.step.inference_plan import HopelessError, plan_within
 from memopt.step.planned import Planned, constant_bytes
 
@@ -86,7 +87,7 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
         return plan_inference(session, program, settled=settled)
     peak, constants = planned.timeline.peak_bytes, constant_bytes(planned.program)
     session.inferred.unused = 0 if room is None else room - constants - peak
-    session.inferred.planned = planned = session.with_trial(planned)
+    session.inferred.planned = planned = tried_as_is(session, planned)
     session.note_failures([planned])
     _put_on_record(session, build_report(session, [planned], peak, peak, planned.measured, before.peak_bytes))
     needed = session.resident.total + constants + max(peak, planned.measured or 0)

@@ -20,6 +20,7 @@ from memopt.common.progress import stage
 from memopt.memory.allocator import settled_bytes, slack_bytes, stuck_bytes
 from memopt.memory.allocator_limit import grow, held_bytes
 from memopt.recording.trial import IMPOSSIBLE, NO_NEED, Gain, Tried, try_recording
+from memopt.step.exact_trial import refused_as_tried
 from memopt.step.named import kept_least
 from memopt.step.patience import patiently
 from memopt.step.taken import Short, Taken, is_short, lacked, mutated, take_step
@@ -73,7 +74,7 @@ def lower_within(
         raise refused
     if session.engine().rehearses and measurable(session, hooks) is not None:
         refused = kept_least(session, refused, lambda: _lowered_within(session, lower, given).kept)
-    refused = session.as_tried(refused)
+    refused = refused_as_tried(session, refused)
     raise _explained(refused, session.resident.device)
 
 
@@ -185,7 +186,7 @@ def _lowered_within(
         taken = _free(run, hooks, given, written, device, allowed)
         if isinstance(taken, Taken):
             if taken.kept_bytes > session.resident.libraries:
-                session.libraries_keep(taken.kept_bytes - session.resident.libraries)
+                session.keep_libraries(taken.kept_bytes - session.resident.libraries)
                 allowed = held_bytes(device) or allowed
             session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
         coming = session.resident.coming  # what the optimizer's first steps add, within the same limit
@@ -399,7 +400,7 @@ def step_decides(session: Session, hooks: Hooks, excess: int) -> bool:
     """
     if session.margin or held_bytes(session.resident.device) is None or measurable(session, hooks) is None:
         return False
-    return excess <= session.limit_bytes - session.usable(session.limit_bytes) - session.aside
+    return excess <= session.limit_bytes - session.usable(session.limit_bytes) - session.recording_room.bytes
 
 
 def measurable(session: Session, hooks: Hooks) -> frozenset[int] | None:

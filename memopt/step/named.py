@@ -63,7 +63,7 @@ def kept_least(session: Session, refused: BudgetError, lower: Callable[[], Progr
 def _asked_for(session: Session, size: int) -> Iterator[None]:
     """Within, the budget is `size` bytes, and the deepest plan comes first; nothing of it stays."""
     stage("trying the least that is named")
-    kept = session.budget, session.leaves_room, session.beyond
+    kept = session.budget, session.recording_room.wanted, session.beyond
     session.budget, session.naming = Budget(size, None, format_bytes(size, short=True)), True
     before = session.tighten(-session.margin)
     try:
@@ -73,7 +73,7 @@ def _asked_for(session: Session, size: int) -> Iterator[None]:
             session.recordings.release()
         session.loosen(before)
         session.forget_plan()
-        session.budget, session.leaves_room, session.beyond = kept
+        session.budget, session.recording_room.wanted, session.beyond = kept
         session.naming = False
 
 

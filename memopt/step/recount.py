@@ -38,7 +38,7 @@ def recount(session: Session, footprint: OptimizerFootprint | None, others: int)
     if step is not None:
         session.step = dataclasses.replace(step, base=step.base + added, limit=limit, whole=step.whole + added)
     if step is not None and step.planned:  # a warm start has none: its report alone is there
-        session.conclude()
+        session.record.conclude(session)
         assert session.report is not None
         report = dataclasses.replace(session.report, executables=report.executables, seconds=report.seconds)
     else:

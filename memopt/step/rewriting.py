@@ -37,6 +37,12 @@ class Rewriting:
         fusion = None if exact else self._engine.fusion(self._table)  # such a program stores every value
         return dataclasses.replace(stages_of(self._judged, fusion), arranges=self.arranges and not exact)
 
+    def arranges_no_more(self, stages: Stages) -> bool:
+        """Whether a plan with these passes had kernels arranged anew; plans are made without that from now on."""
+        if stages.arranges:
+            self.arranges = False
+        return stages.arranges
+
     def called(self, keys: Sequence[str], exact: bool) -> tuple[Pass, ...] | None:
         """The rewrites that lower the floor with these keys, in their order; None where there are no such ones."""
         return self.stages(exact).called(keys)

@@ -171,6 +171,10 @@ class Standing(Account):
         """Whether what the code of every graph of the step takes is known."""
         return self.step is not None and all(key in self._emitted for key in self.step.keys)
 
+    def has_code(self) -> bool:
+        """Whether what the code of some graph of the step takes is known."""
+        return self.step is not None and any(key in self._emitted for key in self.step.keys)
+
     def forget_code(self, keys: Iterable[str] | None = None) -> None:
         """Forget what the code of these graphs takes; of all graphs of the step, where none are named."""
         for key in (self.step.keys if self.step else ()) if keys is None else keys:

@@ -89,7 +89,7 @@ class CountedSizes:
 def _keeps(session: Session, known: Settlement) -> bool:
     """Whether the budget is kept here, by what inputs, the loop and a fraction of it are now."""
     before = session.margin, session.report, session.step, list(session.notes)
-    others = session.multiplies, session.aside, session.resident
+    others = session.multiplies, session.recording_room.bytes, session.resident
     same = taken_up(session, known)
     step = session.step
     assert step is not None and step.known is not None and session.report is not None
@@ -106,7 +106,7 @@ def _keeps(session: Session, known: Settlement) -> bool:
             )
         return True
     session.loosen(before)
-    session.multiplies, session.aside, session.resident = others
+    session.multiplies, session.recording_room.bytes, session.resident = others
     return False
 
 

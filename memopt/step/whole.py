@@ -70,11 +70,8 @@ def _by_code(
     def attempt() -> _Rehearsed | None:
         _plan(session, programs, settled=False)
         session.forget_code()
-        session.rehearsing = True
-        try:
+        with session.collection.rehearsal():
             collect()
-        finally:
-            session.rehearsing = False
         if not session.coded():
             return None
         saving, excess = session.judged()

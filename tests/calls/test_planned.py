@@ -29,7 +29,7 @@ def test_weights_are_laid_out_and_the_call_begins_anew(monkeypatch):
     with torch.no_grad():
         assert torch.equal(run(x), model(x))
     assert moved == [(model, ("weight",), ())]
-    assert run._memopt.last.contiguous == (True,) and run._memopt.last.movable == frozenset()
+    assert run._memopt.last.layout.contiguous == (True,) and run._memopt.last.layout.movable == frozenset()
 
 
 class Broken(nn.Module):

@@ -144,7 +144,7 @@ def test_it_is_not_done_where_it_is_not_known_what_the_loss_is(kind):
     run = memopt.compile(Model(kind), "1kB", backend="aten")
     with pytest.raises(memopt.BudgetError):
         run(X, LABELS)
-    assert not any(any(run._memopt.sessions[plan].by_loss_alone.stage) for plan in run._memopt.sessions)
+    assert not any(any(run._memopt.sessions[plan].fallbacks.by_loss_alone.stage) for plan in run._memopt.sessions)
 
 
 def test_an_output_that_is_returned_twice_is_one():

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from memopt.compilation import layout
 from memopt.compilation.layout import convolution_weights, lay_out, movable_parameters
 from tests.support import capture
 
@@ -38,3 +39,14 @@ def test_weights_of_convolutions_alone_are_asked_for():
     names = [name for name, _ in model.named_parameters()]
     assert convolution_weights(program, names) == ["0.weight"], "of one row and column all layouts are one"
     assert convolution_weights(program, []) == []
+
+
+def test_a_graph_is_asked_once_how_its_weights_should_lie(monkeypatch):
+    asked = []
+    monkeypatch.setattr(layout, "settle", lambda program, movable, contiguous: asked.append((set(movable), contiguous)))
+    weights = layout.WeightLayout(["w"])
+    for key in ("a", "a", "b"):
+        weights.settled("program", key)
+    weights.changes(layout.LayoutNeeded(["w"], [], [True]))
+    weights.settled("program", "c")
+    assert asked == [({"w"}, ()), (set(), ()), ({"w"}, ()), (set(), (True,))]

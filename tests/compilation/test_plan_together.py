@@ -35,7 +35,9 @@ class Search:
 class Session:
     """What planning asks of a session, with notes of what it told it."""
 
-    search, proving, lowering, correction, notes = True, True, (), 0, ()
+    search, lowering, correction, notes = True, (), 0, ()
+    record = SimpleNamespace(at_once=True)
+    rewriting = SimpleNamespace(arranges_no_more=lambda stages: stages.arranges)
     resident = SimpleNamespace(total=10)
     sizes = SimpleNamespace(
         exhausted=False, proposal=lambda *_: None, keep=lambda *_, **__: None, serves=lambda *_: True
@@ -91,9 +93,6 @@ class Session:
 
     def leaves_for_recording(self, *_):
         pass
-
-    def arranges_no_more(self, stages):
-        return stages.arranges
 
 
 @pytest.fixture(autouse=True)

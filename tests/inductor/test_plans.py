@@ -33,7 +33,8 @@ class Hooks:
         self.hopeless_at = []  # the bytes with which it was asked whether that is hopeless
         self.session.__dict__.update(
             correction=0, limit_bytes=LIMIT, recomputes=True, one_graph=True, feasible=True,
-            judged_as=self.judged_as, forget_plan=lambda: None, raise_if_hopeless=self.hopeless_at.append,
+            judged_as=self.judged_as, forget_plan=lambda: None,
+            fallbacks=SimpleNamespace(raise_if_hopeless=lambda _, least: self.hopeless_at.append(least)),
         )  # fmt: skip
 
     def rewrite(self, joint, num_fwd_outputs):

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 import memopt
-from memopt.compilation import session
 from memopt.recording import trial as recording
 from memopt.recording.trial import Gain
-from memopt.step import again, measured
+from memopt.step import account, again, measured
 from memopt.step.taken import Taken, mutated
 from tests.recording.test_trial import Net, pytestmark, tape  # noqa: F401
 
@@ -116,7 +115,7 @@ def test_one_that_was_not_is_planned_anew_where_it_is(tape, monkeypatch):  # noq
 def test_a_share_of_what_a_step_takes_is_that_of_its_first_process(monkeypatch):
     """Libraries may be seen to keep more than was known when the limit was set."""
     monkeypatch.setattr(measured, "take_step", lambda *args, held=False, **_: Taken(1, 1, 0, kept_bytes=5 * 10**5))
-    for module in (again, session):
+    for module in (again, account):
         monkeypatch.setattr(module, "count_library_bytes", lambda device, size: None)
     first, _ = trained(made(), "100%")
     second, _ = trained(made(), "100%")

@@ -11,7 +11,7 @@ from memopt.comparison.steps import call, loss_of
 from memopt.memory.cost.table import OperatorCost
 from memopt.recording import room
 from memopt.recording.pool import Pool
-from memopt.recording.room import set_aside
+from memopt.recording.room import RecordingRoom, set_aside
 from tests.recording.tape import Tape
 
 
@@ -24,6 +24,16 @@ def test_something_is_left_where_the_device_may_wait_for_its_host():
     assert set_aside(waits, 640 * 10**6, 3000) == 10 * 10**6 + 32 * 2**20 + 3000
     assert set_aside(works, 640 * 10**6, 3000) == 0
     assert set_aside(waits, 64 * 10**6, 0) == 5 * 10**6, "of a small budget not half"
+
+
+def test_what_was_given_up_is_left_no_more():
+    waits, left = [cost(5e-6)] * 100, RecordingRoom()
+    assert not left.give_up() and left.wanted, "there was nothing to give up"
+    left.leave(waits, 640 * 10**6, 3000)
+    assert left.bytes == set_aside(waits, 640 * 10**6, 3000)
+    assert left.give_up() and left.bytes == 0
+    left.leave(waits, 640 * 10**6, 3000)
+    assert left.bytes == 0
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ def test_a_step_that_is_planned_for_less_is_not_searched_again(monkeypatch, step
     run = memopt.compile(model, budget, backend="inductor")
     trained(run, x)
     assert not left and len(searches) == len(traces) == 1
-    assert run._memopt.sessions[Kind(True, False).plan]._search_kept is None
+    assert run._memopt.sessions[Kind(True, False).plan].kept_search.lowerings(None) == []
 
 
 def test_a_step_that_would_reserve_more_and_runs_within_the_limit_is_taken(monkeypatch, steps):
@@ -238,7 +238,7 @@ def test_the_optimizer_s_state_that_is_to_come_has_its_place_in_the_step_that_is
 def test_what_a_step_leaves_to_libraries_is_theirs_and_counts(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
     counted, limits = [], []
-    monkeypatch.setattr("memopt.compilation.session.count_library_bytes", lambda device, size: counted.append(size))
+    monkeypatch.setattr("memopt.step.account.count_library_bytes", lambda device, size: counted.append(size))
     left = steps(Taken(budget // 2, budget // 2, 50, kept_bytes=640), Taken(budget // 2, budget // 2, 50))
     run = memopt.compile(model, budget, backend="aten")
     monkeypatch.setattr("memopt.calls.sessions.Sessions.allow", lambda self, session, size: limits.append(size))
@@ -250,7 +250,7 @@ def test_what_a_step_leaves_to_libraries_is_theirs_and_counts(monkeypatch, steps
 def test_what_is_counted_as_libraries_already_is_not_counted_twice(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
     counted = []
-    monkeypatch.setattr("memopt.compilation.session.count_library_bytes", lambda device, size: counted.append(size))
+    monkeypatch.setattr("memopt.step.account.count_library_bytes", lambda device, size: counted.append(size))
     monkeypatch.setattr("memopt.memory.resident.library_bytes", lambda device: 600)
     steps(Taken(budget // 2, budget // 2, 50, kept_bytes=640))
     trained(memopt.compile(model, budget, backend="aten"), x)
@@ -260,8 +260,8 @@ def test_what_is_counted_as_libraries_already_is_not_counted_twice(monkeypatch, 
 def test_buffers_that_were_left_out_are_known_all_the_same(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
     counted = []
-    monkeypatch.setattr("memopt.compilation.session.count_library_bytes", lambda device, size: counted.append(size))
-    monkeypatch.setattr("memopt.compilation.session.library_bytes", lambda device: 600)
+    monkeypatch.setattr("memopt.step.account.count_library_bytes", lambda device, size: counted.append(size))
+    monkeypatch.setattr("memopt.step.account.library_bytes", lambda device: 600)
     monkeypatch.setattr("memopt.step.account.may_multiply", lambda program: False)
     plain = memopt.compile(model, budget, backend="aten")
     steps(Taken(budget // 2, budget // 2, 50))

@@ -13,6 +13,7 @@ from memopt.backends.inductor import missing_compiler
 from memopt.budget import Budget, BudgetError
 from memopt.calls.guard_fast_path import Kind
 from memopt.inductor.training import Training
+from memopt.recording.room import RecordingRoom
 from memopt.step import measured as measured_step
 from memopt.step import named
 from memopt.step.named import NamedLeasts, kept_least
@@ -137,7 +138,7 @@ class Device:
 
     def __init__(self, least, device=CPU):
         self.least, self.budget, self.margin, self.asked = least, Budget(5, None, "5"), 7, []
-        self.leaves_room = self.naming = False
+        self.naming, self.recording_room = False, RecordingRoom()
         self.beyond = self.recordings = None
         self.resident = types.SimpleNamespace(device=device)
 

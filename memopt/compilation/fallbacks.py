@@ -1,0 +1,95 @@
+"""What a step that was refused is planned for instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from memopt.budget import BudgetError
+from memopt.step.by_loss_alone import ByLossAlone
+
+if TYPE_CHECKING:
+    from memopt.compilation.session import Session
+
+
+class Fallbacks:
+    """In this order: a call by itself, a fraction of more models' step, gradients of the loss alone, the loss alone.
+
+    Attributes:
+        by_loss_alone: the last two of them, and for which of them it is planned.
+    """
+
+    def __init__(self, model: str, budget: str) -> None:
+        """Of a model, by the name of its class, and its budget as the user wrote it; nothing was refused yet."""
+        self.by_loss_alone = ByLossAlone(model, budget)
+        self._waited = False  # whether a fraction was of more, as other models were not called yet
+
+    def plan_for_less(self, session: Session, refused: BudgetError) -> None:
+        """Plan what was refused anew, for the next of them.
+
+        Raises:
+            BudgetError: there is no less to plan for.
+        """
+        if session.one_call() or self._waits_for_others(session, refused):
+            return
+        may = not session.broken and _may_go_by_loss_alone(session)
+        if not may or not self.by_loss_alone.refused(refused, lets_go=session.engine().frees_outputs):
+            raise self.by_loss_alone.last(refused)
+        self._go_by_loss_alone(session)
+
+    def plans_for_loss_alone(
+        self, session: Session, graph_module: fx.GraphModule, inputs: Sequence[Any], *, others: bool
+    ) -> bool:
+        """Whether it is planned for gradients of the loss alone, or less: now, or in an earlier run of the script.
+
+        Args:
+            session: whose graph it is.
+            graph_module: a graph of Dynamo's that returns a loss.
+            inputs: of it.
+            others: whether something beside the loss has a gradient, too.
+        """
+        if session.budget is None:
+            return False
+        self.by_loss_alone.sees(graph_module, inputs, others=others)
+        if _may_go_by_loss_alone(session) and self.by_loss_alone.remembers():
+            self._go_by_loss_alone(session)
+        return any(self.by_loss_alone.stage)
+
+    def raise_if_hopeless(self, session: Session, least: int) -> None:
+        """Have a step that no code can keep the budget with planned for gradients of the loss alone, where it may be.
+
+        Args:
+            session: whose step it is.
+            least: bytes that any code of the plan that was made last takes above what is resident.
+
+        Raises:
+            BudgetError: that takes more, and the step is planned for less then (`plan_for_less`).
+        """
+        step = session.step
+        may = not session.broken and self.by_loss_alone.has_fewer_gradients and _may_go_by_loss_alone(session)
+        if may and step is not None and not session.feasible and session.excess_with(least):
+            raise BudgetError(session.least_budget(step.base + least), session.limit_bytes, beside=session.beside)
+
+    def _waits_for_others(self, session: Session, refused: BudgetError) -> bool:
+        """Whether what was refused is let do, as the fraction is of a step with models that were not called yet."""
+        fraction = None if session.budget is None else session.budget.fraction
+        if fraction is None or session.soft or self._waited or not session.waiting():
+            return False
+        self._waited = True
+        session.reference.at_least(math.ceil(refused.minimum_bytes / fraction) + 1)
+        session.forget_step()
+        return True
+
+    def _go_by_loss_alone(self, session: Session) -> None:
+        session.forget_step()
+        for note in self.by_loss_alone.notes:
+            session.note(note)
+
+
+def _may_go_by_loss_alone(session: Session) -> bool:
+    """Not where the user has all gradients compared, or calls share a step."""
+    alone = not (session.soft or session.calls > 1 or session.earlier)
+    return session.budget is not None and session.verify != "full" and alone

@@ -1,0 +1,35 @@
+"""Trial steps of plans that run as they are, operator by operator: what they show beyond the plan's own timeline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memopt.budget import BudgetError
+from memopt.step.planned import Planned, measured_peak, predicted_peak
+from memopt.step.trial import tried
+
+if TYPE_CHECKING:
+    from memopt.compilation.session import Session
+
+
+def tried_as_is(session: Session, planned: Planned) -> Planned:
+    """The planned graph with what a run of it took, where one says something and can be had."""
+    if not session.verify or not session.exact:
+        return planned
+    limit = session.limit(0)
+    if limit is not None and planned.timeline.peak_bytes > session.usable(limit) - session.resident.total:
+        return planned  # it is refused, or planned for less: `refused_as_tried` takes it before its minimum is named
+    return tried(planned)
+
+
+def refused_as_tried(session: Session, refused: BudgetError) -> BudgetError:
+    """A refusal of the step that was planned last, whose minimum is no less than a run of that has taken."""
+    planned = session.step.planned if session.step is not None and session.verify and session.exact else ()
+    if not planned or all(item.measured is not None for item in planned):
+        return refused
+    runs = [item if item.measured is not None else tried(item) for item in planned]
+    more = measured_peak(runs, 0) - predicted_peak(planned)
+    if more <= 0:
+        return refused
+    least = refused.minimum_bytes + more
+    return BudgetError(least, refused.budget_bytes, refused.breakdown, refused.stuck_bytes, refused.beside)
