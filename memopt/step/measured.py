@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,17 +12,14 @@ import torch
 
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks
-from memopt.capture.let_go import numbers_alone
 from memopt.common.garbage import looking_once
-from memopt.common.phases import phase
-from memopt.common.progress import stage
-from memopt.memory.allocator import settled_bytes, slack_bytes, stuck_bytes
-from memopt.memory.allocator_limit import grow, held_bytes
+from memopt.memory.allocator import slack_bytes, stuck_bytes
+from memopt.memory.allocator_limit import held_bytes
 from memopt.recording.trial import IMPOSSIBLE, NO_NEED, Gain, Tried, try_recording
 from memopt.step.exact_trial import refused_as_tried
 from memopt.step.named import kept_least
-from memopt.step.patience import patiently
-from memopt.step.taken import Short, Taken, is_short, lacked, mutated, take_step
+from memopt.step.taken import Short, Taken, is_short, mutated
+from memopt.step.trial_steps import Held, TrialSteps, begin_anew
 
 if TYPE_CHECKING:
     from memopt.compilation.session import Session
@@ -142,7 +138,7 @@ def _recorded(
 def _go_without(session: Session, lowered: _Lowered, found: Tried) -> None:
     """Say why the step is not recorded, where it was tried, and leave the allocator as it was before."""
     if found.reason and found.reason != IMPOSSIBLE and lowered.cache_bytes:
-        _begin_anew(session.resident.device, lowered.cache_bytes)
+        begin_anew(session.resident.device, lowered.cache_bytes)
     if found.reason not in ("", IMPOSSIBLE, NO_NEED):
         session.note(f"the step is not recorded: {found.reason}")
 
@@ -183,7 +179,8 @@ def _lowered_within(
         written, allowed = measurable(session, hooks), held_bytes(device)
         if written is None or allowed is None:
             return _Lowered(run, hooks, tried=False)
-        taken = _free(run, hooks, given, written, device, allowed)
+        steps = TrialSteps(run, hooks, given, written, session.resident)
+        taken = steps.free(allowed)
         if isinstance(taken, Taken):
             if taken.kept_bytes > session.resident.libraries:
                 session.keep_libraries(taken.kept_bytes - session.resident.libraries)
@@ -191,10 +188,10 @@ def _lowered_within(
             session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
         coming = session.resident.coming  # what the optimizer's first steps add, within the same limit
         over = taken.reserved_bytes + coming - allowed if isinstance(taken, Taken) else 0
-        held = taken if isinstance(taken, Short) else _held(session, run, hooks, given, written, taken)
-        if isinstance(held, _Held) and (held.full_speed or (over <= 0 and not left)):
+        held = taken if isinstance(taken, Short) else _held(session, steps, taken, allowed)
+        if isinstance(held, Held) and (held.full_speed or (over <= 0 and not left)):
             return _Lowered(run, hooks, cache_bytes=held.cache_bytes, full_speed=held.full_speed)
-        within = isinstance(held, _Held) and over <= 0
+        within = isinstance(held, Held) and over <= 0
         lacking = 0
         if isinstance(taken, Taken) and taken.allocated_bytes + coming <= allowed:  # it is how its blocks come to lie
             found = _tried(session, run, hooks, given, written, Gain.MEMORY)
@@ -264,14 +261,15 @@ def keeps(
     allowed = held_bytes(device)
     if allowed is None:
         return False
-    taken = _free(run, hooks, given, written, device, allowed)
+    steps = TrialSteps(run, hooks, given, written, session.resident)
+    taken = steps.free(allowed)
     if isinstance(taken, Short) or taken.kept_bytes > session.resident.libraries:
         return False
     session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
     if gain is Gain.MEMORY:
         fits = taken.allocated_bytes + session.resident.coming <= allowed
         return fits and not _tried(session, run, hooks, given, written, gain).reason
-    held = _held(session, run, hooks, given, written, taken)
+    held = _held(session, steps, taken, allowed)
     if isinstance(held, Short) or (full_speed and not held.full_speed):
         return False
     if gain is Gain.TIME:
@@ -280,117 +278,17 @@ def keeps(
     return True
 
 
-def _stepping(run: Callable[..., Any], hooks: Hooks) -> Callable[..., Any]:
-    """A compiled graph whose outputs a step holds as the caller's loop is to."""
-    return numbers_alone(run) if hooks.lets_go else run
-
-
-def _taking(
-    run: Callable[..., Any], hooks: Hooks, given: Sequence[Any], written: frozenset[int], device: torch.device
-) -> functools.partial[Taken | Short]:
-    """What takes a step that lets go of outputs and gradients as the caller's loop does."""
-    dropped = hooks.dropped(hooks.handed.gone)
-    return functools.partial(take_step, _stepping(run, hooks), given, written, device, dropped=dropped)
-
-
-def _free(
-    run: Callable[..., Any],
-    hooks: Hooks,
-    given: Sequence[Any],
-    written: frozenset[int],
-    device: torch.device,
-    allowed: int,
-) -> Taken | Short:
-    """What a step takes where the allocator is not held to the budget."""
-    stage("taking a step")
-    take = _taking(run, hooks, given, written, device)
-    with phase("trial steps"):
-        return patiently(take, device, allowed)
-
-
-def _held(
-    session: Session,
-    run: Callable[..., Any],
-    hooks: Hooks,
-    given: Sequence[Any],
-    written: frozenset[int],
-    taken: Taken,
-) -> _Held | Short:
-    """How a step runs where the allocator is held to the budget, after one that was not."""
-    device, coming = session.resident.device, session.resident.coming
-    again = functools.partial(_taking(run, hooks, given, written, device), held=True)
-    within = functools.partial(_taken_within, again, device, taken, coming)
-    held = patiently(within, device, held_bytes(device) or 0)
-    if isinstance(held, _Held):
-        session.beyond = held.cache_bytes - coming - taken.before_bytes
+def _held(session: Session, steps: TrialSteps, taken: Taken, allowed: int) -> Held | Short:
+    """As `TrialSteps.held`; what the caller's steps are to begin with is the session's from now on."""
+    held = steps.held(taken, allowed)
+    if isinstance(held, Held):
+        session.beyond = held.cache_bytes - session.resident.coming - taken.before_bytes
     return held
 
 
 def _tighten(session: Session, size: int) -> Any:
     """Plan for so many bytes less than the code takes now: what it leaves of the budget did not help."""
     return session.tighten(size + size // 8 + session.unused())
-
-
-@dataclasses.dataclass(frozen=True)
-class _Held:
-    """How the step runs where the allocator is held to the budget.
-
-    Attributes:
-        cache_bytes: what the allocator holds when the step begins, the optimizer's state included.
-        full_speed: whether it never has to hand back what it caches.
-    """
-
-    cache_bytes: int
-    full_speed: bool
-
-
-def _taken_within(step: Callable[[], Taken | Short], device: torch.device, free: Taken, coming: int) -> _Held | Short:
-    """How the step runs under the limit, taken as the caller's will be, or what it lacks.
-
-    Where blocks lie decides whether the next one fits: a step that is let reserve less than the limit may run out of
-    memory under it all the same, and one that would reserve more may come to terms with what there is. So the steps
-    begin as the caller's will: nothing of an earlier one in the way, and the cache taken in one piece.
-
-    Args:
-        step: takes it, held to the limit.
-        device: the CUDA device.
-        free: what the step took without the limit.
-        coming: bytes of the optimizer's state that is not there yet.
-    """
-    allowed = held_bytes(device) or 0
-    if free.allocated_bytes + coming > allowed:
-        return Short(free.allocated_bytes + coming - allowed)
-    found: _Held | Short = Short()
-    for size in dict.fromkeys((min(allowed, free.reserved_bytes + coming), allowed)):
-        with phase("trial steps"):
-            taken = _beside(coming, size, device, step)
-            _begin_anew(device, size)
-        if isinstance(taken, Taken) and not taken.retries:
-            return _Held(size, True)
-        if isinstance(found, Short):
-            found = taken if isinstance(taken, Short) else _Held(size, False)
-    return found
-
-
-def _beside(coming: int, size: int, device: torch.device, step: Callable[[], Taken | Short]) -> Taken | Short:
-    try:
-        state = torch.empty(coming, dtype=torch.uint8, device=device)
-    except torch.OutOfMemoryError as error:
-        return lacked(error, device, True)
-    _begin_anew(device, size)
-    taken = step()
-    del state
-    return taken
-
-
-def _begin_anew(device: torch.device, size: int) -> None:
-    """Let the allocator hold `size` bytes: what is in use, and the rest in one piece.
-
-    Buffers of libraries would lie between pages that are handed back, and keep parts of them.
-    """
-    settled_bytes(device)
-    torch.cuda.empty_cache()
-    grow(device, size)
 
 
 def step_decides(session: Session, hooks: Hooks, excess: int) -> bool:

@@ -10,7 +10,7 @@ import torch
 import memopt
 from memopt.recording import trial as recording
 from memopt.recording.trial import Gain
-from memopt.step import account, again, measured
+from memopt.step import account, again, trial_steps
 from memopt.step.taken import Taken, mutated
 from tests.recording.test_trial import Net, pytestmark, tape  # noqa: F401
 
@@ -79,7 +79,7 @@ def step_that_lies_badly(*args, held=False, **_):
 
 
 def test_a_step_that_fits_only_recorded_is_found_so(tape, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(measured, "take_step", step_that_lies_badly)
+    monkeypatch.setattr(trial_steps, "take_step", step_that_lies_badly)
     first, losses = trained(made())
     second, same = trained(made())
     assert is_found(second) and losses == same
@@ -87,7 +87,7 @@ def test_a_step_that_fits_only_recorded_is_found_so(tape, monkeypatch):  # noqa:
 
 
 def test_where_it_fits_no_more_it_is_planned_anew(tape, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(measured, "take_step", step_that_lies_badly)
+    monkeypatch.setattr(trial_steps, "take_step", step_that_lies_badly)
     losses = trained(made())[1]
     tape.failing = [True] * 3
     second, same = trained(made())
@@ -95,7 +95,7 @@ def test_where_it_fits_no_more_it_is_planned_anew(tape, monkeypatch):  # noqa: F
 
 
 def test_a_step_that_was_held_to_the_budget_is_found_so(tape, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(measured, "take_step", step_that_lies_badly)
+    monkeypatch.setattr(trial_steps, "take_step", step_that_lies_badly)
     tape.failing = [True] * 99
     first, losses = trained(made())
     second, same = trained(made())
@@ -106,7 +106,7 @@ def test_a_step_that_was_held_to_the_budget_is_found_so(tape, monkeypatch):  # n
 def test_one_that_was_not_is_planned_anew_where_it_is(tape, monkeypatch):  # noqa: F811
     tape.failing = [True] * 99
     losses = trained(made())[1]
-    monkeypatch.setattr(measured, "take_step", step_that_lies_badly)
+    monkeypatch.setattr(trial_steps, "take_step", step_that_lies_badly)
     second, same = trained(made())
     assert not is_found(second) and losses == same
 
@@ -114,7 +114,7 @@ def test_one_that_was_not_is_planned_anew_where_it_is(tape, monkeypatch):  # noq
 @pytest.mark.long
 def test_a_share_of_what_a_step_takes_is_that_of_its_first_process(monkeypatch):
     """Libraries may be seen to keep more than was known when the limit was set."""
-    monkeypatch.setattr(measured, "take_step", lambda *args, held=False, **_: Taken(1, 1, 0, kept_bytes=5 * 10**5))
+    monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: Taken(1, 1, 0, kept_bytes=5 * 10**5))
     for module in (again, account):
         monkeypatch.setattr(module, "count_library_bytes", lambda device, size: None)
     first, _ = trained(made(), "100%")

@@ -16,7 +16,7 @@ from memopt.compilation.session import Session
 from memopt.recording import trial as recording
 from memopt.recording.guide import Guide
 from memopt.recording.pool import Pool
-from memopt.step import measured
+from memopt.step import measured, trial_steps
 from memopt.step.taken import Taken, mutated
 from tests.recording.tape import Tape
 from tests.training.steps import gradients
@@ -53,10 +53,11 @@ def tape(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     for module in (measured, recording):
         monkeypatch.setattr(module, "held_bytes", lambda device: _HELD)
+    for module in (trial_steps, recording):
         monkeypatch.setattr(module, "settled_bytes", lambda device: 0)
     monkeypatch.setattr(measured, "measurable", lambda session, hooks: hooks.captured and mutated(hooks.captured))
-    monkeypatch.setattr(measured, "take_step", lambda *args, held=False, **_: Taken(1, 1, 0))
-    monkeypatch.setattr(measured, "grow", lambda device, size: None)
+    monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: Taken(1, 1, 0))
+    monkeypatch.setattr(trial_steps, "grow", lambda device, size: None)
     monkeypatch.setattr(recording, "lifted", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(recording, "_WORTH", 1e9)
     monkeypatch.setattr(recording, "_WORTH_A_PLAN", 1e9)
@@ -213,7 +214,7 @@ def test_results_that_differ_are_not_taken(tape, monkeypatch):
 
 def test_a_step_that_is_no_faster_recorded_is_not(tape, monkeypatch):
     grown = []  # the cache in one piece, as the step that keeps the budget was seen to need it
-    monkeypatch.setattr(measured, "grow", lambda device, size: grown.append((tape.releases, size)))
+    monkeypatch.setattr(trial_steps, "grow", lambda device, size: grown.append((tape.releases, size)))
     monkeypatch.setattr(recording, "_WORTH", 0.0)
     model, inputs = made()
     run = memopt.compile(model, "1GB", backend="inductor")
@@ -286,7 +287,7 @@ def test_a_step_whose_blocks_lie_badly_is_recorded_before_it_is_planned_for_less
     def taken(*args, held=False, **_):
         return Taken(1, 2 * 10**9, 0, retries=3 * held)
 
-    monkeypatch.setattr(measured, "take_step", taken)
+    monkeypatch.setattr(trial_steps, "take_step", taken)
     monkeypatch.setattr(torch, "empty", functools.partial(_little, torch.empty))
     # Without the limit the step as it is holds more; a recording lacks some at first, or nothing.
     reserved = iter([2 * 10**9, _ALLOWED + lacking] if lacking else [])

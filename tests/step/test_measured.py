@@ -13,6 +13,7 @@ from memopt.backends.inductor import missing_compiler
 from memopt.calls.guard_fast_path import Kind
 from memopt.compilation.session import Session
 from memopt.step import measured as measured_step
+from memopt.step import trial_steps
 from memopt.step.search import StepSearch
 from memopt.step.taken import Short, Taken, mutated
 from tests.training.steps import assert_equal, gradients, make
@@ -54,8 +55,8 @@ def steps(monkeypatch):
 
         assert real is not None
         monkeypatch.setattr(measured_step, "measurable", measurable)
-        monkeypatch.setattr(measured_step, "take_step", take)
-        monkeypatch.setattr(measured_step, "settled_bytes", lambda device: 0)
+        monkeypatch.setattr(trial_steps, "take_step", take)
+        monkeypatch.setattr(trial_steps, "settled_bytes", lambda device: 0)
         return figures
 
     return choose
@@ -67,7 +68,7 @@ def budget_and_session(monkeypatch, share=0.8):
     torch._dynamo.reset()
     budget = int(free.minimum_bytes + share * (free.unconstrained_bytes - free.minimum_bytes))
     monkeypatch.setattr(measured_step, "held_bytes", lambda device: budget)
-    monkeypatch.setattr(measured_step, "grow", lambda device, size: None)
+    monkeypatch.setattr(trial_steps, "grow", lambda device, size: None)
     return model, x, budget
 
 
@@ -83,7 +84,7 @@ def test_a_step_that_reserves_more_is_planned_for_less(monkeypatch, steps):
     expected = trained(model, x), gradients(model)
     model.zero_grad()
     grown = []
-    monkeypatch.setattr(measured_step, "grow", lambda device, size: grown.append(size))
+    monkeypatch.setattr(trial_steps, "grow", lambda device, size: grown.append(size))
     left = steps(Taken(budget, budget + 20_000, 0), Taken(budget - 30_000, budget - 100, 50))
     run = memopt.compile(model, budget, backend="aten")
     assert_equal((trained(run, x), gradients(model)), expected)
@@ -129,7 +130,7 @@ def test_a_step_that_would_reserve_more_and_runs_within_the_limit_is_taken(monke
     torch._dynamo.reset()
     steps()
     taken = {False: Taken(budget - 10, budget + 20_000, 50), True: Taken(budget - 10, budget - 5, 50)}
-    monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False, **_: taken[held])
+    monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: taken[held])
     run = memopt.compile(model, budget, backend="aten")
     trained(run, x)
     assert run.report.peak_bytes == plain.report.peak_bytes and not run.report.notes
@@ -150,7 +151,7 @@ def test_a_step_that_is_slow_within_the_limit_or_runs_out_is_planned_for_less(mo
             return now[0]
         return held if now[0] is first else second
 
-    monkeypatch.setattr(measured_step, "take_step", take)
+    monkeypatch.setattr(trial_steps, "take_step", take)
     run = memopt.compile(model, budget, backend="aten")
     trained(run, x)
     assert not left and run.report.peak_bytes <= budget - max(over, budget // (50 if isinstance(held, Taken) else 16))
@@ -160,7 +161,7 @@ def test_a_step_that_runs_out_of_memory_however_little_is_planned_is_refused(mon
     model, x, budget = budget_and_session(monkeypatch)
     steps()
     taken = Taken(budget - 10, budget - 5, 50)
-    monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False, **_: Short() if held else taken)
+    monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: Short() if held else taken)
     start = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(memopt.BudgetError) as found:
         memopt.compile(model, budget, backend="aten")(x)
@@ -179,7 +180,7 @@ def test_code_that_runs_out_of_memory_however_little_is_planned_gives_way_to_ope
         fails.append(run._memopt.sessions[Kind(True, False).plan].code_fails)
         return Short() if held and not fails[-1] else taken
 
-    monkeypatch.setattr(measured_step, "take_step", take)
+    monkeypatch.setattr(trial_steps, "take_step", take)
     run = memopt.compile(model, budget, backend="inductor")
     torch.testing.assert_close(trained(run, x), trained(model, x))
     assert fails[0] is False and fails[-1] is True
@@ -195,7 +196,7 @@ def test_where_operators_do_not_keep_the_budget_either_the_lesser_need_is_named(
     model, x, budget = budget_and_session(monkeypatch)
     steps()
     taken = Taken(budget - 10, budget - 5, 50)
-    monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False, **_: Short() if held else taken)
+    monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: Short() if held else taken)
 
     def refused(self, known):
         raise memopt.BudgetError(int(least * budget), budget)
@@ -226,7 +227,7 @@ def test_the_optimizer_s_state_that_is_to_come_has_its_place_in_the_step_that_is
     monkeypatch.setattr(torch, "empty", lambda size, **options: asked.append(size) or plain(size, **options))
     steps(Taken(5 * 10**8, 6 * 10**8, 100))
     grown = []
-    monkeypatch.setattr(measured_step, "grow", lambda device, size: grown.append(size))
+    monkeypatch.setattr(trial_steps, "grow", lambda device, size: grown.append(size))
     run = memopt.compile(model, 10**9, backend="aten", optimizer=optimizer)
     trained(run, x)
     session = run._memopt.sessions[Kind(True, False).plan]
@@ -289,7 +290,7 @@ def test_what_others_hold_is_no_fault_of_the_plan(monkeypatch, steps, first):
     steps()
     taken = Taken(budget - 10, budget - 5, 50)
     short = Short(others=True)
-    monkeypatch.setattr(measured_step, "take_step", lambda *args, held=False, **_: short if held or first else taken)
+    monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: short if held or first else taken)
     run = memopt.compile(model, budget, backend="aten")
     expected = trained(model, x), gradients(model)
     model.zero_grad()
@@ -310,7 +311,7 @@ def test_at_first_it_is_planned_for_less_by_what_was_missing(monkeypatch, steps,
         return Short(1000) if held and now[0] is first else now[0]
 
     tighten = Session.tighten
-    monkeypatch.setattr(measured_step, "take_step", take)
+    monkeypatch.setattr(trial_steps, "take_step", take)
     monkeypatch.setattr(Session, "tighten", lambda self, size: asked.append(size) or tighten(self, size))
     trained(memopt.compile(model, budget, backend="aten"), x)
     over = 1000 + budget // 256
@@ -368,7 +369,7 @@ def test_of_code_that_lacks_only_what_the_allocator_may_lose_the_step_decides(mo
     torch._dynamo.reset()
     budget = free.report.peak_bytes
     monkeypatch.setattr(measured_step, "held_bytes", lambda device: budget)
-    monkeypatch.setattr(measured_step, "grow", lambda device, size: None)
+    monkeypatch.setattr(trial_steps, "grow", lambda device, size: None)
     monkeypatch.setattr("memopt.step.account.slack_bytes", lambda limit, device: 2000)
     left = steps(Taken(budget, budget + over, 0), *[Taken(budget, budget, 0)] * bool(over))
     run = memopt.compile(model, budget, backend="inductor")
@@ -381,7 +382,7 @@ def test_of_code_that_lacks_only_what_the_allocator_may_lose_the_step_decides(mo
 
 
 def test_on_cpu_no_step_is_taken(monkeypatch):
-    monkeypatch.setattr(measured_step, "take_step", None)
+    monkeypatch.setattr(trial_steps, "take_step", None)
     model, x = make()
     memopt.compile(model, "1GB", backend="aten")(x)
 

@@ -15,7 +15,7 @@ from memopt.calls.guard_fast_path import Kind
 from memopt.inductor.training import Training
 from memopt.recording.room import RecordingRoom
 from memopt.step import measured as measured_step
-from memopt.step import named
+from memopt.step import named, trial_steps
 from memopt.step.named import NamedLeasts, kept_least
 from memopt.step.taken import Short, Taken, mutated
 from tests.training.steps import gradients, make
@@ -52,10 +52,10 @@ def lossy(monkeypatch):
 
     monkeypatch.setattr("memopt.calls.sessions.allow_limit", lambda owner, session, limit: limits.append(limit))
     monkeypatch.setattr(measured_step, "held_bytes", held)
-    monkeypatch.setattr(measured_step, "take_step", take)
+    monkeypatch.setattr(trial_steps, "take_step", take)
     monkeypatch.setattr(measured_step, "measurable", measurable)
-    monkeypatch.setattr(measured_step, "settled_bytes", lambda device: 0)
-    monkeypatch.setattr(measured_step, "grow", lambda device, size: None)
+    monkeypatch.setattr(trial_steps, "settled_bytes", lambda device: 0)
+    monkeypatch.setattr(trial_steps, "grow", lambda device, size: None)
     return limits
 
 
