@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy
 import torch
 
 from memopt.xla.table import Context, lowers, wide
@@ -113,7 +114,7 @@ def _average(
 
     def total(values: Any, border: Any) -> Any:
         return jax.lax.reduce_window(
-            values, jnp.zeros((), values.dtype), jax.lax.add, window, steps, [(0, 0), (0, 0), *border]
+            values, numpy.zeros((), values.dtype), jax.lax.add, window, steps, [(0, 0), (0, 0), *border]
         )
 
     if divisor is not None:
