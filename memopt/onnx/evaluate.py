@@ -113,7 +113,12 @@ def _infer(proto: onnx.ModelProto, arrays: Sequence[Array], version: int) -> dic
         found = onnx.shape_inference.infer_node_outputs(
             schema, node, types, data, opset_imports=list(proto.opset_import), ir_version=10
         )
-    except (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, RuntimeError) as error:
+    except (
+        onnx.shape_inference.InferenceError,
+        onnx.defs.SchemaError,
+        onnx.checker.ValidationError,
+        RuntimeError,
+    ) as error:
         raise Refused(f"its shapes cannot be inferred ({first_line(error)})") from error
     return dict(found)
 
