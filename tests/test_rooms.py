@@ -177,7 +177,8 @@ def test_every_package_is_installed() -> None:
     "room",
     [
         "backends", "calls", "capture", "cli", "common", "comparison", "compilation", "convert", "difference", "graph",
-        "host", "inductor", "onnxruntime", "passes", "recording", "solve", "static", "step",
+        "host", "inductor", "integrations", "memory", "onnx", "onnxruntime", "passes", "patterns", "recording",
+        "report", "solve", "static", "step", "torch_compat", "xla",
     ],
 )  # fmt: skip
 def test_each_module_has_a_test_of_its_own(room: str) -> None:

@@ -20,9 +20,10 @@ def decomposed(node: fx.Node) -> Any:
     if function is None:
         return None
     try:
-        return function(
+        found = function(
             *fx.map_arg(node.args, lambda item: item.meta["val"]),
             **fx.map_arg(node.kwargs, lambda item: item.meta["val"]),
         )
     except Exception:  # whatever it does to fake tensors, Inductor's own trace will say
         return None
+    return None if found is NotImplemented else found  # of a product, which is written out for some sizes alone

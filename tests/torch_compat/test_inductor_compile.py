@@ -1,0 +1,41 @@
+"""Inductor's pipeline, from a graph to a function."""
+
+import pytest
+import torch
+
+from memopt.torch_compat.inductor_compile import (
+    adds_one_by_one,
+    code_cache_hits,
+    compile_graph,
+    compile_traced,
+    modules_loaded_by,
+)
+from tests.inductor.test_least import needs_compiler
+
+
+@needs_compiler
+def test_a_graph_is_compiled_as_its_caller_lowers_it_and_its_module_is_loaded_where_one_asks():
+    lowered, loaded = [], []
+
+    def lower(module, inputs, **options):
+        lowered.append([node.name for node in module.graph.nodes if node.op == "call_function"])
+        return compile_traced(module, inputs, **options)
+
+    def around(load, path, attributes):
+        loaded.append(path)
+        return load()
+
+    x, before = torch.randn(5), code_cache_hits()
+    with modules_loaded_by(around):
+        run = compile_graph(torch.fx.symbolic_trace(lambda x: (x.sin() + 1,)), [x], lower, {"fx_graph_cache": False})
+        torch.testing.assert_close(run(x)[0], x.sin() + 1)
+    assert lowered == [["sin", "add"]] and any(path.endswith(".py") for path in loaded)
+    assert code_cache_hits() == before
+    seen = len(loaded)
+    compile_graph(torch.fx.symbolic_trace(lambda x: (x.cos() + 1,)), [x], lower, {"fx_graph_cache": False})(x)
+    assert len(loaded) == seen, "outside of the block nobody is asked"
+
+
+@pytest.mark.parametrize(("dtype", "one_by_one"), [(torch.float32, False), (torch.bool, True)])
+def test_some_types_are_added_by_torch(dtype, one_by_one):
+    assert adds_one_by_one(dtype) is one_by_one
