@@ -40,7 +40,7 @@ class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """A fake mode outside of tracing; what is traced with it is left to Dynamo, which guards on what it looks at.
 
     Questions about values whose origin is not known raise as with any fake tensor: `UNKNOWN_VALUE`. What was drawn at
-    random is drawn anew, so that an answer about it is one of the likely ones. Tried on torch 2.13.
+    random is drawn anew, so that an answer about it is one of the likely ones. Tried on torch 2.13 and 2.14.
 
     Attributes:
         answered: whether a question about values was answered: with others it may have another answer.
@@ -60,6 +60,8 @@ class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Let the value of a fake tensor be that of a real one, which must not change meanwhile."""
         call = _Call(None, (), {})
         call.kept = [real.detach()]
+        known: Any = fake
+        known.item_memo = None  # torch keeps a single number itself since 2.14, and nobody would hear of the question
         self._remember(fake, _Value(call, 0))
 
     def without_value(self, like: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,13 @@ def test_nothing_is_computed_until_a_value_is_asked_for():
     assert mode.answered and not mode.by_chance and not mode.strays
 
 
+def test_a_single_number_is_asked_for_as_others_are():
+    mode, count = known(torch.tensor(3))
+    with mode:
+        assert int(count) == 3
+    assert mode.answered
+
+
 def test_what_was_written_to_is_known_where_nothing_shares_it():
     mode, x = known(torch.tensor([3.0, -1.0]))
     with mode:
