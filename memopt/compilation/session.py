@@ -314,10 +314,7 @@ class Session(SharedStep):
             self.exact = before
 
     def lowerings(self) -> list[tuple[Pass, ...]]:
-        """Sets of rewrites for `lowering`, for the step that was seen last, by its predicted time with them.
-
-        Those are left out with which it takes longer than by a plan within the budget.
-        """
+        """Sets of rewrites for `lowering` of the step that was seen last, by its time; none slower than a plan is."""
         step = self.step
         limit = None if step is None else step.limit
         return self.kept_search.lowerings(None if step is None or limit is None else self.usable(limit) - step.base)

@@ -132,7 +132,8 @@ def run(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _has_cudnn() -> bool:
-    return bool(torch.backends.cudnn.is_available())  # type: ignore[no-untyped-call]
+    """Whether torch can ask cuDNN: it is compiled with it, and there is a GPU."""
+    return bool(torch.backends.cudnn.is_available() and torch.cuda.is_available())  # type: ignore[no-untyped-call]
 
 
 def _as_on_cpu(image: torch.Tensor, result: Any) -> Any:

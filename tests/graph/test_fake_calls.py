@@ -183,3 +183,14 @@ def test_a_batch_norm_of_a_cpu_lies_as_its_kernel_has_it(image: torch.Tensor) ->
             fakes = [mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in args]
             fake = fake_calls.run(target, tuple(fakes), {})
         assert [value.stride() for value in fake] == [value.stride() for value in real], target
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["without cuDNN", "with cuDNN and no GPU"])
+def test_a_convolution_of_a_device_that_is_not_here_lies_as_cudnn_lays_it_out(monkeypatch, compiled):
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: compiled)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with FakeTensorMode():
+        x, w = (torch.empty(2, 8, 4, 4, device="cuda"), torch.empty(8, 8, 3, 3, device="cuda"))
+        arguments = (x.to(memory_format=torch.channels_last), w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        found = fake_calls.run(torch.ops.aten.convolution.default, arguments, {})
+    assert found.is_contiguous(memory_format=torch.channels_last)
