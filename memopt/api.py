@@ -130,8 +130,10 @@ def compile(
             graph returns (shapes, strides, dtypes, gradients required, memory shared) with what the model returns on
             fake tensors. "full" also compares whole programs, and at the first call of each graph runs the model
             itself beside the compiled call: outputs, all gradients by random tangents, buffers, attributes, arguments
-            and random numbers afterwards. That takes several times the memory of a step, beyond any budget, and its
-            time. False trusts (but code for a GPU, which must keep a budget, is measured all the same).
+            and random numbers afterwards, also of backward, and gradients where a loop writes to what it gave or got
+            before that. Code that draws other random numbers is compiled once more to draw the model's. That takes
+            several times the memory of a step, beyond any budget, and its time. False trusts (but code for a GPU,
+            which must keep a budget, is measured all the same).
         dynamic: whether inputs have many sizes. None: the first sizes are planned by themselves; when others come,
             calls are captured with symbols for the sizes that vary, and one compilation serves all within the
             budget. True: training steps so from the first on, with all sizes. False: each size is planned by itself.

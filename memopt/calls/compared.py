@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,10 +24,10 @@ class Outcome:
     """All that one call did.
 
     Attributes:
-        facts: of the tensors among its outputs, and plain values.
+        facts: of the tensors among its outputs and what it may have written to, and plain values.
         shared: pairs of outputs, arguments, parameters and buffers that share memory, by name.
-        values: outputs, gradients and what the call left in the model and its arguments, by name.
-        random: the generators' states after it.
+        values: outputs, gradients and what the call and its backward left in the model and its arguments, by name.
+        random: the generators' states after it, and after its backward.
     """
 
     facts: dict[str, Any]
@@ -35,11 +36,35 @@ class Outcome:
     random: list[torch.Tensor]
 
 
-def difference_of(expected: Outcome, found: Outcome, reference: Outcome | None, *, numbers: bool = True) -> str | None:
-    """The first thing in which two calls differ, in one line; None where they do the same."""
-    if expected.facts.keys() != found.facts.keys():
-        return f"{len(found.facts)} outputs, not {len(expected.facts)}"
+class Unlike(NamedTuple):
+    """Names of facts and values that are not compared, and whether random numbers are not."""
+
+    facts: Collection[str] = ()
+    values: Collection[str] = ()
+    random: bool = False
+
+
+_NOTHING = Unlike()
+
+
+def difference_of(
+    expected: Outcome, found: Outcome, reference: Outcome | None, *, but: Unlike = _NOTHING
+) -> str | None:
+    """The first thing in which two calls differ, in one line; None where they do the same.
+
+    Args:
+        expected, found: what the model and what was compiled did.
+        reference: what the model does in float64, if it has such a call.
+        but: names of what is not compared (`unlike`).
+    """
+    counts = [sum(name.startswith("output ") for name in outcome.facts) for outcome in (expected, found)]
+    if counts[0] != counts[1]:
+        return f"{counts[1]} outputs, not {counts[0]}"
+    for name in sorted((expected.facts.keys() ^ found.facts.keys()).difference(but.facts)):
+        return f"{name} is {'missing' if name in expected.facts else 'there'}"
     for name, fact in expected.facts.items():
+        if name in but.facts:
+            continue
         other = found.facts[name]
         if isinstance(fact, Facts) and isinstance(other, Facts):
             line = other_fact(name, fact, other)
@@ -50,20 +75,35 @@ def difference_of(expected: Outcome, found: Outcome, reference: Outcome | None, 
     sharing = other_sharing(expected.shared, found.shared)
     if sharing is not None:
         return sharing
-    if not numbers:
-        return None
-    for name in sorted(expected.values.keys() ^ found.values.keys()):
+    for name in sorted((expected.values.keys() ^ found.values.keys()).difference(but.values)):
         return f"{name} is {'missing' if name in expected.values else 'there'}"
     scale = {kind: _scale(expected, kind) for kind in ("gradient", "")}
     for name, value in expected.values.items():
+        if name in but.values:
+            continue
         wide = None if reference is None else reference.values.get(name)
         kind = "gradient" if name.startswith("gradient") else ""
         reason = _unequal(value, found.values[name], wide, scale[kind])
         if reason is not None:
             return f"{name} {reason}"
-    if any(not torch.equal(a, b) for a, b in zip(expected.random, found.random, strict=True)):
+    if not but.random and other_random(expected.random, found.random):
         return "random numbers drawn after the call are others"
     return None
+
+
+def unlike(one: Outcome, other: Outcome) -> Unlike:
+    """What two calls of the model itself, on the same, do not do alike: it cannot be compared."""
+    facts = {name for name in one.facts.keys() | other.facts.keys() if one.facts.get(name) != other.facts.get(name)}
+    values = set(one.values.keys() ^ other.values.keys())
+    for name in one.values.keys() & other.values.keys():
+        if _unequal(one.values[name], other.values[name], None, 0.0) is not None:
+            values.add(name)
+    return Unlike(facts, values, other_random(one.random, other.random))
+
+
+def other_random(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    """Whether generators are in other states."""
+    return any(not torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def _scale(outcome: Outcome, kind: str) -> float:

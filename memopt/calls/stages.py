@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from memopt.backends.aten import AtenBackend
+from memopt.engine import Engine
 from memopt.options import Options
 from memopt.pass_manager import Pass
 
@@ -19,16 +20,17 @@ class Calls(Protocol):
 
 
 def stages(options: Options, make: Callable[[Options], Calls]) -> list[tuple[str, Callable[..., Any]]]:
-    """Calls of the model, operator by operator, with less than all that is done to it, the least first.
+    """Calls of the model with less than all that is done to it, the least first: operator by operator, then as code.
 
     Args:
         options: what was asked for.
         make: the calls of the model, as these options have it.
     """
 
-    def stage(passes: tuple[Pass, ...] | None) -> Callable[..., Any]:
+    def stage(passes: tuple[Pass, ...] | None, engine: Engine) -> Callable[..., Any]:
         plain = dataclasses.replace(options, budget=None, optimizer=None, verify=False, allow=())
-        calls = make(dataclasses.replace(plain, engine=AtenBackend(), passes=passes))
+        calls = make(dataclasses.replace(plain, engine=engine, passes=passes))
         return lambda *args, **kwargs: calls.run(args, kwargs)
 
-    return [("captured program", stage(())), ("passes", stage(options.passes))]
+    found = [("captured program", stage((), AtenBackend())), ("passes", stage(options.passes, AtenBackend()))]
+    return found if options.engine.exact else [*found, ("emitted code", stage(options.passes, options.engine))]

@@ -18,6 +18,7 @@ from memopt.torch_compat.storages import id_of_storage, version_of
 from memopt.torch_compat.transforms import is_transformed
 
 _SMALL = 2**20  # bytes of memory that is copied: what counts or averages is small, larger ones are tables and masks
+_MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
 _PLAIN = (bool, int, float, str, type(None))
 _TENSORS = (torch.Tensor, nn.Parameter)
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_parameters"}
@@ -175,14 +176,14 @@ def _restore_hooks(attributes: dict[str, Any], hooks: Mapping[str, Any]) -> None
 
 
 def contents_of(value: Any) -> list[Any] | None:
-    """What a list, a dictionary or a set holds; None of anything else."""
-    if type(value) in (dict, collections.OrderedDict):
+    """What a list, a dictionary, a set or a queue holds; None of anything else."""
+    if type(value) in _MAPPINGS:
         return list(value.items())
-    return list(value) if type(value) in (list, set) else None
+    return list(value) if type(value) in (list, set, collections.deque) else None
 
 
 def refill(value: Any, contents: list[Any]) -> None:
-    """Have a list, a dictionary or a set hold that, where it holds anything else."""
+    """Have a list, a dictionary, a set or a queue hold that, where it holds anything else."""
     held = contents_of(value) or []
     if len(held) == len(contents) and all(
         a is b or (isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b) and all(map(operator.is_, a, b)))
@@ -190,4 +191,8 @@ def refill(value: Any, contents: list[Any]) -> None:
     ):
         return
     value.clear()
-    value.extend(contents) if isinstance(value, list) else value.update(contents)
+    if isinstance(value, dict):
+        for key, item in contents:  # a Counter's `update` would count
+            value[key] = item
+    else:
+        value.update(contents) if isinstance(value, set) else value.extend(contents)

@@ -19,7 +19,7 @@ _CONTAINERS = (list, tuple, dict)
 
 def objects_of(model: nn.Module) -> list[Any]:
     """The plain objects that a model's modules hold as attributes, each once: a configuration, a cache, a counter."""
-    found = {id(value): value for module in model.modules() for value in vars(module).values() if _is_object(value)}
+    found = {id(value): value for module in model.modules() for value in vars(module).values() if is_object(value)}
     return list(found.values())
 
 
@@ -34,5 +34,6 @@ def held_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
                     yield leaf
 
 
-def _is_object(value: Any) -> bool:
+def is_object(value: Any) -> bool:
+    """Whether a value is a plain object with attributes."""
     return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, _NO_OBJECT)

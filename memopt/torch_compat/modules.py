@@ -38,6 +38,10 @@ def goes_straight(model: nn.Module, owner: type[nn.Module], function: types.Func
     return not (own or _has_global_hooks())
 
 
+# Attributes that torch.compile sets on a user's module.
+OF_COMPILER = frozenset({"_is_torch_compile"})
+
+
 def forward_hooks(module: nn.Module) -> list[Any]:
     """What a user has registered to be called around a module's forward, for all modules too; torch's own left out."""
     own = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]

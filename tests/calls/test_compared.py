@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from memopt.calls.compared import Outcome, difference_of, same_numbers
+from memopt.calls.compared import Outcome, difference_of, same_numbers, unlike
 
 STATE = [torch.zeros(3, dtype=torch.uint8)]
 
@@ -44,10 +44,18 @@ def test_what_is_missing_and_what_is_drawn_afterwards_count():
     assert difference_of(outcome(), outcome(y=one), None) == "y is there"
     other = outcome(random=[STATE[0] + 1], y=one)
     assert difference_of(outcome(y=one), other, None) == "random numbers drawn after the call are others"
-    assert difference_of(outcome(y=one), other, None, numbers=False) is None
+    assert difference_of(outcome(y=one), other, None, but=unlike(outcome(y=one), other)) is None
 
 
 def test_what_is_no_number_in_both_is_the_same():
     one = torch.tensor([1.0, float("nan")])
     assert same_numbers(one, one.clone()) and not same_numbers(one, torch.ones(2))
     assert not same_numbers(torch.ones(2), torch.ones(3))
+
+
+def test_what_two_calls_of_the_model_do_otherwise_is_not_compared():
+    one, two = torch.ones(1), torch.zeros(1)
+    but = unlike(outcome(y=one, z=one), outcome(y=two, z=one))
+    assert but.values == {"y"} and not but.facts and not but.random
+    assert difference_of(outcome(y=one, z=one), outcome(y=two, z=one), None, but=but) is None
+    assert difference_of(outcome(y=one, z=one), outcome(y=two, z=two), None, but=but).startswith("z differs")

@@ -1,5 +1,7 @@
 """What a call may have changed is set back before it begins anew."""
 
+import collections
+
 import pytest
 import torch
 from torch import nn
@@ -135,3 +137,14 @@ def test_hooks_that_a_call_registers_are_set_back_with_their_flag():
     assert model.first._is_full_backward_hook is None
     output, seen = model(x)
     assert seen == 1 and output.shape == (3, 2)
+
+
+@pytest.mark.parametrize("kind", [list, set, collections.deque, dict, collections.Counter, collections.OrderedDict])
+def test_containers_hold_what_they_held(kind):
+    model, contents = nn.Identity(), [("a", 1), ("b", 2)]
+    model.held = kind(dict(contents)) if issubclass(kind, dict) else kind(contents)
+    start, before = CallStart(model, state=True), model.held.copy()
+    model.held.update({"a": 5, "c": 6}) if kind in (dict, set) or issubclass(kind, dict) else model.held.append(7)
+    assert model.held != before
+    start.restore()
+    assert model.held == before and type(model.held) is kind
