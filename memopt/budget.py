@@ -176,6 +176,17 @@ class BudgetError(ValueError):
         self.beside = beside
         self.at_least = at_least
 
+    def with_others(self, size: int, others: str) -> BudgetError:
+        """The same where the minimum, as a budget in bytes, is of so many bytes more, which a fraction does not count.
+
+        Args:
+            size: bytes of other tensors of the process.
+            others: these in words.
+        """
+        others += ", which are in that: a budget in bytes is of them too"
+        least, beside = self.minimum_bytes + size, f"{self.beside}; {others}" if self.beside else others
+        return BudgetError(least, self.budget_bytes, self.breakdown, self.stuck_bytes, beside, at_least=self.at_least)
+
     def __reduce__(self) -> tuple[Any, ...]:
         known = self.minimum_bytes, self.budget_bytes, self.breakdown, self.stuck_bytes, self.beside, self.at_least
         return _restore, (type(self), *known), {**self.__dict__, "args": self.args}  # what was added to the text too
@@ -190,7 +201,7 @@ class OutOfBudgetError(BudgetError, RuntimeError):
 
     @classmethod
     def of(cls, error: BudgetError) -> OutOfBudgetError:
-        """The same refusal without its traceback, most of which is of Dynamo's frames: it stays with the first's."""
+        """The same refusal without its traceback, most of which is of Dynamo's frames, whose tensors that holds."""
         if isinstance(error, cls):
             return error
         made: OutOfBudgetError = _restore(cls, *error.__reduce__()[1][1:])

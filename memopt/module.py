@@ -114,7 +114,9 @@ class CompiledModule(nn.Module):
             with self._memopt.sessions.agreement.sought():
                 return self._memopt.run(args, kwargs)
         except BudgetError as error:
-            raise OutOfBudgetError.of(error) from error.__cause__
+            refused, cause = OutOfBudgetError.of(self._memopt.residents.in_bytes(error)), error.__cause__
+        # Out here, so that what the caller catches holds none of the tensors in the frames that planned.
+        raise refused from cause
 
     def set_optimizer(self, optimizer: Any) -> None:
         """Count this optimizer from now on, in place of what was given before; it is never stepped here.

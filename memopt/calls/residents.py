@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memopt.budget import BudgetError
 from memopt.calls.group import Group
 from memopt.calls.guard_fast_path import Kind
 from memopt.calls.refusals import refuse_hopeless
@@ -24,7 +25,7 @@ from memopt.options import Options
 from memopt.step.account import Account
 from memopt.step.earlier_calls import arguments_beside, arguments_of
 from memopt.step.optimizers import Optimizers
-from memopt.step.other_tensors import others_in_words
+from memopt.step.other_tensors import LITTLE, others_in_words
 from memopt.step.recount import recount
 
 # Of other tensors that take less than one part in so many of the step nothing is said.
@@ -121,6 +122,11 @@ class Residents:
             )
         if report is not None and not self._counts and self.others.total * _SMALL > report.unconstrained_bytes:
             session.note(f"{others_in_words(self.others.total)} beside the step, of whose own peak a fraction is")
+
+    def in_bytes(self, error: BudgetError) -> BudgetError:
+        """A refusal whose minimum is true of a budget in bytes: of one that was a fraction it leaves others out."""
+        others = 0 if self._counts or not error.minimum_bytes else self.others.total
+        return error if others <= LITTLE else error.with_others(others, others_in_words(others))
 
     @property
     def _counts(self) -> bool:

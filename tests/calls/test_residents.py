@@ -1,5 +1,6 @@
 """What is resident in the calls of one model."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -18,3 +19,18 @@ def test_gradients_and_optimizers_are_counted_by_kind_of_call():
     assert (plain.parameters, plain.inputs, plain.gradients) == (weights, x.nbytes, 0)
     assert added.gradients == weights
     assert plain.optimizer_state >= 2 * weights
+
+
+@pytest.mark.whole_process
+def test_the_minimum_of_a_fraction_is_true_of_a_budget_in_bytes():
+    """That is of other tensors of the process, too."""
+    torch.manual_seed(0)
+    models, x = [nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)) for _ in range(2)], torch.randn(64, 32)
+    others = torch.randn(50_000)
+    with pytest.raises(memopt.BudgetError, match="which are in that: a budget in bytes is of them too") as refused:
+        memopt.compile(models[0], 0.05, backend="aten")(x)
+    least = refused.value.minimum_bytes
+    assert least > others.nbytes
+    run = memopt.compile(models[1], least, backend="aten")
+    run(x).sum().backward()
+    assert run.report.peak_bytes <= least
