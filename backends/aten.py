@@ -136,7 +136,7 @@ def _emitted(graph_module: fx.GraphModule, handing: Handing | None) -> Any:
     steps = [node for node in graph.nodes if node.op in ("call_function", "get_attr") and not _is_item(node)]
     items = {node: [user for user in node.users if _is_item(user)] for node in steps}
     position = {node: index for index, node in enumerate(steps)}
-    last = _last_uses(graph, steps, position)
+    last = _last_uses(graph, position)
     pieces = None if handing is None else _Pieces(graph, handing, position)
     lines = ["def run(args):" if pieces is None else "def run(args, give):"]
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -221,7 +221,7 @@ def _is_item(node: fx.Node) -> bool:
     return node.target is operator.getitem and node.args[0].target is not operator.getitem  # type: ignore[union-attr]
 
 
-def _last_uses(graph: fx.Graph, steps: Sequence[fx.Node], position: dict[fx.Node, int]) -> dict[fx.Node, int]:
+def _last_uses(graph: fx.Graph, position: dict[fx.Node, int]) -> dict[fx.Node, int]:
     """The step after which each name is deleted; -1 for arguments that nobody reads; outputs have none."""
     last: dict[fx.Node, int] = {}
     for node in graph.nodes:

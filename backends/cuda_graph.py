@@ -46,7 +46,7 @@ class Replay:
         impossible: why no graph is used; empty while one may be.
     """
 
-    def __init__(self, run: Run, copied: Sequence[int], *, finish: Finish | None = None, tune: bool = False) -> None:
+    def __init__(self, run: Run, copied: Sequence[int], *, finish: Finish | None = None) -> None:
         """Take what is to be captured.
 
         Args:
@@ -54,9 +54,8 @@ class Replay:
             copied: positions of the inputs to copy.
             finish: makes the results from what the graph returns and the call's inputs, after every replay, with a
                 function that copies what must outlive the next; None: all results are copies.
-            tune: let cuDNN try its algorithms and take the fastest, by the first call's shapes.
         """
-        self._run, self._copied, self._tune = run, tuple(copied), tune
+        self._run, self._copied = run, tuple(copied)
         self._finish = finish or _each
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: list[Any] = []
@@ -130,7 +129,7 @@ class Replay:
 
     def renewed(self, run: Run) -> Replay:
         """One of a function that does the same in other memory; nothing needs to be found out again."""
-        new = Replay(run, self._copied, finish=self._finish, tune=self._tune)
+        new = Replay(run, self._copied, finish=self._finish)
         new._set_up, new._segment, new.impossible = self._set_up, self._segment, self.impossible
         return new
 
@@ -149,7 +148,7 @@ class Replay:
         except RuntimeError:
             self._give_up("an input overlaps itself")
             return
-        with _fastest_convolutions(self._tune), _own_workspaces():
+        with _own_workspaces():
             if self._set_up == threading.get_ident():
                 self._finish_capture()
                 return
@@ -261,16 +260,6 @@ def leave_capture(pool: tuple[int, int], stream: torch.cuda.Stream) -> None:
     device = torch.cuda.current_device()
     with contextlib.suppress(RuntimeError):  # where PyTorch did so itself
         leave_pool(device, pool)
-
-
-@contextlib.contextmanager
-def _fastest_convolutions(tune: bool) -> Iterator[None]:
-    chosen = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = chosen or tune
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = chosen
 
 
 @contextlib.contextmanager

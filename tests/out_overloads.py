@@ -21,9 +21,9 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memopt.memory.measure import allocations
 from memopt.static.write import LAYOUT, TABLE, number_like, out_overload
 from tests.operators import database, samples_of
+from tests.support import allocations
 
 SAMPLES, EACH = 3, 4  # samples per operator of the database, calls per overload
 

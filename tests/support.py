@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memopt.capture.export import from_module
+from memopt.memory.measure import record
 from memopt.pass_manager import Pass, PassManager, PassResult
 from memopt.program import InputKind, Program
 
@@ -66,6 +67,11 @@ def assert_same(found: Any, expected: Any, *, rtol: float = 0.0, atol: float = 0
     torch.testing.assert_close(
         pytree.tree_leaves(found), pytree.tree_leaves(expected), rtol=rtol, atol=atol, equal_nan=True
     )
+
+
+def allocations(call: Callable[[], Any]) -> list[int]:
+    """The signed bytes of each allocation and release of a call on the CPU, in order."""
+    return [size for _, size in record(call, torch.device("cpu")).changes]
 
 
 def in_one_line(error, match, call, *args, **options):

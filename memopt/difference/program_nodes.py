@@ -44,11 +44,6 @@ def graph_nodes(program: Program, *, values: bool = False) -> list[GraphNode]:
     return found
 
 
-def program_text(program: Program) -> str:
-    """The program as readable lines, one per node, ending with a newline."""
-    return "".join(f"{node.line()}\n" for node in graph_nodes(program))
-
-
 def module_path(node: fx.Node) -> str:
     """The path of the innermost module that made the node (`stages.3.0.bn1`); empty when it is not known."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}

@@ -48,19 +48,17 @@ class InductorFunction:
     are one graph, but for large results (see `memopt.backends.tail`). Calls from several threads take turns.
     """
 
-    def __init__(self, program: Program, turns: Arena, *, graphs: bool = True, tune: bool = False) -> None:
+    def __init__(self, program: Program, turns: Arena) -> None:
         """Generate and compile the code; memory is taken at the first call.
 
         Args:
             program: an inference program.
             turns: what programs that share memory take turns with.
-            graphs: on CUDA, replay one CUDA graph.
-            tune: let cuDNN try its algorithms before the graph is made.
         """
         boxed(self)
         self._turns, self._inputs = turns, UserInputs(program)
         self._replay: Replay | None = None
-        self._reason = _reason_against(program, turns.device, graphs)
+        self._reason = _reason_against(program, turns.device)
         self._split = None if self._reason else split_tail(program, _compiled_module)
         self._head = program if self._split is None else self._split.head
         self._constants = _constants_of(self._head)
@@ -68,7 +66,7 @@ class InductorFunction:
             self._code = _code_of(self._head)
         if not self._reason:
             finish = None if self._split is None else self._split.finish
-            self._replay = Replay(self._run, self._inputs.positions, finish=finish, tune=tune)
+            self._replay = Replay(self._run, self._inputs.positions, finish=finish)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Run.
@@ -154,13 +152,6 @@ class InductorInference:
             return self._last[1]
 
 
-def compile_inference(program: Program, *, graphs: bool = True, tune: bool = False) -> InductorFunction:
-    """Compile a program, outside of the tracing that captured it."""
-    with no_fake_mode(), torch.no_grad():
-        program = _for_device(program)
-        return InductorFunction(program, Arena(device_of(program)), graphs=graphs, tune=tune)
-
-
 def _for_device(program: Program) -> Program:
     """The program as the device's libraries run it fastest."""
     if device_of(program).type != "cuda":
@@ -191,9 +182,9 @@ def _code_of(program: Program) -> Callable[..., Sequence[Any]]:
     return _lowered(program.copy().graph_module)
 
 
-def _reason_against(program: Program, device: torch.device, graphs: bool) -> str:
-    if device.type != "cuda" or not graphs:
-        return "there is none on this device" if graphs else "none was asked for"
+def _reason_against(program: Program, device: torch.device) -> str:
+    if device.type != "cuda":
+        return "there is none on this device"
     if any(draws_numbers(node) for node in program.calls):
         return "the program draws random numbers"
     return ""

@@ -342,15 +342,6 @@ def _changes_cpu(results: Any, known: Mapping[int, int]) -> tuple[list[tuple[int
     return changes, released
 
 
-def allocations(fn: Callable[[], Any], device: torch.device | str = "cpu") -> list[int]:
-    """Call `fn()` and return the signed bytes of each allocation and release on the device, in order.
-
-    Raises:
-        RuntimeError: a profiler is already active.
-    """
-    return [size for _, size in record(fn, _device(device, ())).changes]
-
-
 def _flatten(events: list[Any]) -> Iterator[Any]:
     stack = list(events)
     while stack:

@@ -32,11 +32,6 @@ def graph_nodes(model: ir.Model, *, values: bool = False) -> list[GraphNode]:
     return listing.found
 
 
-def model_text(model: ir.Model) -> str:
-    """The model as readable lines, one per node, ending with a newline."""
-    return "".join(f"{node.line()}\n" for node in graph_nodes(model))
-
-
 class _Listing:
     def __init__(self, values: bool) -> None:
         self.values = values

@@ -21,7 +21,7 @@ from memopt.torch_compat.saved_tensors import hooks_in_force
 from memopt.xla.exchange import Exporter, Importer, carried
 from memopt.xla.layout import Order, laid_out, order_of
 from memopt.xla.lower import Lowered, lower, precision
-from memopt.xla.pieces import Piece, cut
+from memopt.xla.pieces import Piece, cut, value_bytes
 from memopt.xla.together import Together
 
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
@@ -206,16 +206,16 @@ class Executable:
         Args:
             resident: names of the arguments that are somebody else's, and stay.
         """
-        live = {node.name: _bytes(node) for node in self._inputs if node.name not in resident}
+        live = {node.name: value_bytes(node) for node in self._inputs if node.name not in resident}
         peak = sum(live.values())
         for one in self._compiled:
             peak = max(peak, sum(live.values()) + one.memory.outputs + one.memory.temporaries)
             results = one.piece.module.graph.output_node().args[0]
-            live.update(zip(one.piece.writes, map(_bytes, results), strict=True))  # type: ignore[arg-type]
+            live.update(zip(one.piece.writes, map(value_bytes, results), strict=True))  # type: ignore[arg-type]
             for name in one.piece.frees:
                 live.pop(name, None)
         kept = dict.fromkeys(node for node in self._results if isinstance(node, fx.Node) and node.name not in resident)
-        return peak, sum(map(_bytes, kept))
+        return peak, sum(map(value_bytes, kept))
 
     @property
     def argument_names(self) -> set[str]:
@@ -225,11 +225,11 @@ class Executable:
     @property
     def result_bytes(self) -> list[int]:
         """Bytes of each result; 0 for what is no tensor."""
-        return [_bytes(node) if isinstance(node, fx.Node) else 0 for node in self._results]
+        return [value_bytes(node) if isinstance(node, fx.Node) else 0 for node in self._results]
 
     def bytes_of(self, names: Collection[str]) -> int:
         """Bytes of the results of these names."""
-        found = {node.name: _bytes(node) for node in self._results if isinstance(node, fx.Node)}
+        found = {node.name: value_bytes(node) for node in self._results if isinstance(node, fx.Node)}
         return sum(size for name, size in found.items() if name in names)
 
 
@@ -250,11 +250,6 @@ def _donated(piece: Piece, made: Collection[str], orders: Mapping[str, Order]) -
 def _form(node: fx.Node, order: Order) -> tuple[torch.Size, torch.dtype]:
     value: torch.Tensor = node.meta["val"]
     return (value.permute(order) if order else value).shape, value.dtype
-
-
-def _bytes(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
 def _seed() -> torch.Tensor:

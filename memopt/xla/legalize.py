@@ -19,7 +19,7 @@ from memopt.torch_compat.fake_tensors import FakeTensor
 from memopt.torch_compat.fx_graphs import make_fx
 from memopt.torch_compat.operators import OpOverload
 from memopt.torch_compat.torchax_import import without_renaming
-from memopt.xla import (
+from memopt.xla import (  # noqa: F401  for what they enter in the table
     attention,
     convolution,
     creation,
@@ -33,12 +33,6 @@ from memopt.xla import (
     shapes,
 )
 from memopt.xla.table import LOWERINGS, LowerError
-
-# Imported for what they enter in the table.
-TABLES = (
-    attention, convolution, creation, elementwise, indexing, losses, normalization, pooling, random, reductions,
-    shapes,
-)  # fmt: skip
 
 # Operators that check something or do nothing: they have no value that a later operator reads.
 _SILENT = (

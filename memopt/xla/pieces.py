@@ -91,19 +91,20 @@ def _slices(module: fx.GraphModule) -> dict[fx.Node, fx.Node]:
     """Views of parts of a tensor of which nothing else is read, and which together are no larger, with that tensor."""
     found: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
-        size = _bytes(node)
+        size = value_bytes(node)
         if node.op != "call_function" or not size or (_is_derived(node) and node.target is not operator.getitem):
             continue
-        if all(_is_part(user, size) for user in node.users) and sum(map(_bytes, node.users)) <= size:
+        if all(_is_part(user, size) for user in node.users) and sum(map(value_bytes, node.users)) <= size:
             found.update(dict.fromkeys(node.users, node))
     return found
 
 
 def _is_part(node: fx.Node, size: int) -> bool:
-    return node.op == "call_function" and is_view(node) and not is_random(node) and 0 < _bytes(node) < size
+    return node.op == "call_function" and is_view(node) and not is_random(node) and 0 < value_bytes(node) < size
 
 
-def _bytes(node: fx.Node) -> int:
+def value_bytes(node: fx.Node) -> int:
+    """Bytes of a node's value; 0 for what is no tensor."""
     value = node.meta.get("val")
     return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 

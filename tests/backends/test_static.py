@@ -11,11 +11,11 @@ from torch import nn
 import memopt
 from memopt.backends.static import StaticBackend, plan_for
 from memopt.memory.buffers import Home
-from memopt.memory.measure import allocations, measure
+from memopt.memory.measure import measure
 from memopt.pass_manager import PassManager
 from tests.end_to_end import FAMILIES, OTHERS, build, cases, in_dtype
 from tests.passes.build import trace
-from tests.support import capture
+from tests.support import allocations, capture
 from tests.test_inference import floats, warm_up_statistics
 
 

@@ -10,9 +10,10 @@ from torch import nn
 import memopt
 from memopt.backends import tail
 from memopt.backends.inductor import InductorBackend
+from memopt.backends.static import Arena
 from memopt.backends.tail import split_tail
 from memopt.compilation import layout
-from memopt.inductor.inference import InductorFunction, _compiled_module, compile_inference
+from memopt.inductor.inference import InductorFunction, _compiled_module
 from tests.backends.programs import perceptron, program_and_arguments
 from tests.support import capture
 
@@ -36,8 +37,7 @@ def test_what_is_left_out_is_inductor_s_code_too(monkeypatch):
 def test_wrong_inputs_are_refused_in_one_line():
     model, x = perceptron(), torch.randn(4, 8)
     program, arguments = program_and_arguments(model, x)
-    function = compile_inference(program)
-    assert isinstance(function, InductorFunction)
+    function = InductorFunction(program, Arena(torch.device("cpu")))
     torch.testing.assert_close(function(list(arguments))[0], model(x))
     for wrong in (torch.randn(5, 8), torch.randn(4, 8).double(), torch.randn(8, 4).t(), 3):
         with pytest.raises(ValueError, match="but the plan is for") as caught:

@@ -5,7 +5,8 @@ import threading
 import pytest
 import torch
 
-from memopt.memory.measure import MeasuringError, Recording, allocations, is_profiled, measure, record
+from memopt.memory.measure import MeasuringError, Recording, is_profiled, measure, record
+from tests.support import allocations
 
 KB = 1024
 

@@ -11,7 +11,7 @@ from memopt.difference.bisect import NothingToFind, bisect
 from memopt.difference.graph_diff import align
 from memopt.onnx import ONNXRUNTIME, STANDARD, OnnxPass, prepare
 from memopt.onnx.bisect import NumbersCheck, pipeline
-from memopt.onnx.nodes import graph_nodes, model_text
+from memopt.onnx.nodes import graph_nodes
 from tests.onnx.build import model, weight
 
 
@@ -92,7 +92,7 @@ def test_graphs_as_nodes():
     assert by_operator["initializer"].value and by_operator["initializer"].bytes == 12
     assert by_operator["Relu"].module.endswith("/then_branch")
     assert len(by_operator["If"].inputs) == 3
-    lines = model_text(found).splitlines()
+    lines = [node.line() for node in nodes]
     assert lines[1] == "x: float[3] = input 1" and lines[-1].startswith("output = output(y: ")
     assert align(nodes, graph_nodes(found, values=True)).equal
 

@@ -12,12 +12,12 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from memopt.backends.aten import emit
-from memopt.memory.measure import allocations, measure
+from memopt.memory.measure import measure
 from memopt.memory.timeline import timeline
 from memopt.pass_manager import PassManager
 from memopt.passes.inplace import Inplace, WriteOver, inplace_overload, takes_storage
 from memopt.program import Input, InputKind, Output, OutputKind, Phase, Program
-from tests.support import apply, assert_same
+from tests.support import allocations, apply, assert_same
 
 aten = torch.ops.aten
 

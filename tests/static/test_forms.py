@@ -6,11 +6,11 @@ import torch.nn.functional as F
 
 from memopt.backends.static import StaticBackend
 from memopt.memory.buffers import Home
-from memopt.memory.measure import allocations
 from memopt.static.forms import write_of
 from memopt.static.write import out_overload, table
 from tests.out_overloads import examine_all
 from tests.passes.build import trace
+from tests.support import allocations
 
 aten = torch.ops.aten
 last = {"memory_format": torch.channels_last}

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memopt.memory.measure import allocations
 from memopt.static import recipes as recipes
+from tests.support import allocations
 
 aten = torch.ops.aten
 

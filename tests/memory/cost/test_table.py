@@ -14,11 +14,11 @@ from memopt.memory.cost.devices import find
 from memopt.memory.cost.key import key_of
 from memopt.memory.cost.roofline import is_light, makes_nothing
 from memopt.memory.cost.table import CostTable
-from memopt.memory.measure import allocations, measure
+from memopt.memory.measure import measure
 from memopt.memory.timeline import timeline
 from memopt.models import build
 from tests.memory.cost.build import GEOMETRY, aten, call
-from tests.support import capture
+from tests.support import allocations, capture
 
 
 @pytest.fixture
