@@ -37,17 +37,16 @@ class Engine:
 
 
 class OnnxRuntime(Engine):
-    """ONNX Runtime on the CPU, one kernel per node: its rewrites are off unless `optimized`."""
+    """ONNX Runtime on the CPU, one kernel per node: its rewrites are off."""
 
     name = "onnxruntime"
 
-    def __init__(self, model: ir.Model, *, optimized: bool = False) -> None:
+    def __init__(self, model: ir.Model) -> None:
         """Load the model; large weights are shared with it, not copied into the file format."""
         import onnxruntime  # type: ignore[import-untyped]
 
         options = onnxruntime.SessionOptions()
-        levels = onnxruntime.GraphOptimizationLevel
-        options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 4
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

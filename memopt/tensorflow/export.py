@@ -20,7 +20,6 @@ from memopt.convert.reference import run_wide
 from memopt.convert.verify import Run, compare_all
 from memopt.convert.write import remove_leftovers, signals_raise
 from memopt.errors import first_line
-from memopt.pass_manager import Pass
 from memopt.passes import INFERENCE
 from memopt.passes.fold_constants import FoldConstants
 from memopt.tensorflow import exchange
@@ -40,7 +39,6 @@ def export_source(
     name: str,
     dynamic: bool = True,
     overwrite: bool = False,
-    passes: Sequence[Pass] = INFERENCE,
 ) -> TensorFlowExport:
     """Write a SavedModel; see `memopt.export_tensorflow`.
 
@@ -50,7 +48,6 @@ def export_source(
         name: what the record calls the model.
         dynamic: whether the batch varies, where it can.
         overwrite: whether an existing folder is replaced.
-        passes: rewrites of the program.
 
     Raises:
         ConversionError: the model cannot be captured, lowered, written or run.
@@ -70,7 +67,7 @@ def export_source(
         with signals_raise():
             with _timed(seconds, "capture"):
                 names = _output_names(source)
-                artifact, notes = _artifact(source, passes, dynamic=dynamic)
+                artifact, notes = _artifact(source, dynamic=dynamic)
                 dtypes = {key: str(value.dtype).removeprefix("torch.") for key, value in source.inputs.items()}
             with _timed(seconds, "write"):
                 inputs, outputs = _save(artifact, dtypes, names, stage)
@@ -117,20 +114,20 @@ def _output_names(source: Source) -> tuple[str, ...]:
         raise ConversionError(f"the model cannot be run: {first_line(error)}") from error
 
 
-def _artifact(source: Source, passes: Sequence[Pass], *, dynamic: bool) -> tuple[Artifact, tuple[str, ...]]:
+def _artifact(source: Source, *, dynamic: bool) -> tuple[Artifact, tuple[str, ...]]:
     """The lowered model, with a batch that varies where that can be had, else with a note of why not."""
     notes: tuple[str, ...] = ()
     sizes = source.captured_sizes() if dynamic else ()
     if sizes:
         # A constant that is folded at one size cannot vary; XLA folds them itself, when the size is known.
-        open_passes = [item for item in passes if not isinstance(item, FoldConstants)]
+        open_passes = [item for item in INFERENCE if not isinstance(item, FoldConstants)]
         try:
             first, *others = (source.program(source.inputs_at(size), open_passes) for size in sizes)
             return _plain(to_artifact(first, others)), ()
         except (LowerError, RuntimeError, SourceError) as error:
             notes = (f"all shapes are fixed: {first_line(error)}",)
     try:
-        return _plain(to_artifact(source.program(source.inputs, passes))), notes
+        return _plain(to_artifact(source.program(source.inputs, INFERENCE))), notes
     except (LowerError, RuntimeError, SourceError) as error:
         raise ConversionError(first_line(error)) from error
 

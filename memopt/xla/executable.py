@@ -68,7 +68,6 @@ class Executable:
         device: torch.device,
         *,
         size: int = 0,
-        barrier: int = 0,
         parts: int = 1,
         stays: Collection[str] = (),
         own: Collection[str] = (),
@@ -81,7 +80,6 @@ class Executable:
             module: a functional ATen graph; tensors among its attributes become arguments that are kept here.
             device: where its arguments are.
             size: operators in a piece; 0: one piece.
-            barrier: operators between two barriers in a piece; 0: none.
             parts: how many parts of the batch a convolution may be run in.
             stays: names of the arguments that are the same tensors at every call, parameters and buffers: they are
                 imported once.
@@ -120,7 +118,7 @@ class Executable:
         self._compiled: list[_Compiled] = []
         written: set[str] = set()
         for piece in cut(module, size):
-            self._compiled.append(self._compile(piece, barrier, parts, written))
+            self._compiled.append(self._compile(piece, parts, written))
             written.update(piece.writes)
         self.random = any(one.lowered.random for one in self._compiled)
         read = {name for one in self._compiled for name in one.piece.reads}
@@ -131,9 +129,9 @@ class Executable:
         first = self._compiled[0].piece.reads if self._compiled else ()
         self._import = Importer({*stays, *held}, first, self._orders)
 
-    def _compile(self, piece: Piece, barrier: int, parts: int, made: Collection[str]) -> _Compiled:
+    def _compile(self, piece: Piece, parts: int, made: Collection[str]) -> _Compiled:
         """Compile one piece; of what it frees, results may take the place of what earlier pieces `made`."""
-        lowered = lower(piece.module, platform=self.platform, barrier=barrier, parts=parts)
+        lowered = lower(piece.module, platform=self.platform, parts=parts)
         device = jax.devices(self.platform)[self.device.index or 0]
         sharding = jax.sharding.SingleDeviceSharding(device)
         with precision(lowered.x64):

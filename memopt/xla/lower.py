@@ -15,7 +15,6 @@ from torch import fx
 
 from memopt.errors import first_line
 from memopt.program import Program, is_random, tensors_of
-from memopt.torch_compat import pytree
 from memopt.torch_compat.operators import OpOverload, schema_of
 from memopt.xla.legalize import legalize, torchax_lowering, where
 from memopt.xla.table import LOWERINGS, WITH_CONTEXT, Context, LowerError, jax_dtype, random_key
@@ -57,9 +56,7 @@ class Lowered:
         return [*shapes, *([jax.ShapeDtypeStruct((2,), jnp.uint32)] if self.random else [])]
 
 
-def lower(
-    program: Program | fx.GraphModule, *, platform: str | None = None, barrier: int = 0, parts: int = 1
-) -> Lowered:
+def lower(program: Program | fx.GraphModule, *, platform: str | None = None, parts: int = 1) -> Lowered:
     """Lower a program, or one half of a training step.
 
     Every value has the shape and the dtype that PyTorch gives it; half types are computed in float32 where PyTorch's
@@ -69,8 +66,6 @@ def lower(
     Args:
         program: its graph's placeholders become the arguments, constants included: weights are never part of the code.
         platform: "cpu" or "cuda" where the function will run on one only; None: it must run on both.
-        barrier: pass everything alive through an optimization barrier each so many operators: XLA then neither merges
-            a recomputed value with its original nor moves work across; 0: never.
         parts: how many parts of the batch a convolution may be run in; more hold less at a time.
 
     Raises:
@@ -83,7 +78,7 @@ def lower(
         _check_fill(node)
     random = any(_draws(node) for node in module.graph.nodes)
     x64 = any(_is_wide(number) for node in module.graph.nodes for number in (*_read(node), *_numbers(node).values()))
-    walker = _Walker(module, platform, barrier, random, parts)
+    walker = _Walker(module, platform, random, parts)
     return Lowered(walker.run, module, random, x64)
 
 
@@ -157,8 +152,8 @@ def _struct(value: Any) -> jax.ShapeDtypeStruct | None:
 class _Walker:
     """Runs the graph node by node on traced arrays."""
 
-    def __init__(self, module: fx.GraphModule, platform: str | None, barrier: int, random: bool, parts: int) -> None:
-        self.module, self.platform, self.barrier, self.random = module, platform, barrier, random
+    def __init__(self, module: fx.GraphModule, platform: str | None, random: bool, parts: int) -> None:
+        self.module, self.platform, self.random = module, platform, random
         self.parts = parts
         nodes = list(module.graph.nodes)
         self.last = {used: node for node in nodes for used in node.all_input_nodes}
@@ -169,7 +164,6 @@ class _Walker:
         key = random_key(arguments[-1]) if self.random else None
         values: dict[fx.Node, Any] = {}
         given = iter(arguments)
-        count = 0
         for node in self.module.graph.nodes:
             if node.op == "placeholder":
                 values[node] = next(given)
@@ -182,9 +176,6 @@ class _Walker:
                 for used in node.all_input_nodes:
                     if self.last[used] is node:
                         del values[used]
-                count += node.target is not operator.getitem
-                if self.barrier and count % self.barrier == 0 and node.target is not operator.getitem:
-                    _fence(values)
         raise AssertionError("a graph has an output")
 
     def _call(self, node: fx.Node, values: dict[fx.Node, Any], key: Any) -> Any:
@@ -212,15 +203,6 @@ def _constant(module: fx.GraphModule, node: fx.Node) -> Any:
     if not isinstance(value, torch.Tensor):
         raise LowerError(f"{node.name} is a graph inside of a graph, which has no form under XLA")
     return jnp.asarray(value.detach().cpu().numpy())
-
-
-def _fence(values: dict[fx.Node, Any]) -> None:
-    """Pass every array that is alive through one barrier."""
-    leaves, spec = pytree.tree_flatten(list(values.values()))
-    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-    passed = iter(jax.lax.optimization_barrier(tuple(arrays)))
-    again = [next(passed) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
-    values.update(zip(values, pytree.tree_unflatten(again, spec), strict=True))
 
 
 def _as_recorded(found: Any, recorded: Any, node: fx.Node) -> Any:
