@@ -37,8 +37,8 @@ from memopt.memory.tangents import Tangents, tangents_of
 from memopt.program import Program
 from memopt.step.again import found_again, keep_for_others
 from memopt.step.backward_entry import BackwardFacts, watched
+from memopt.step.budget_trial import lower_within
 from memopt.step.graph_peaks import step_peak
-from memopt.step.measured import lower_within
 from memopt.step.recomputed_calls import recomputable
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import dynamo_settings as torch_settings

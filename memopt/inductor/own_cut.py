@@ -21,7 +21,7 @@ from memopt.inductor.sinks import put_off_sinks
 from memopt.inductor.spared import spare_saved
 from memopt.memory.hand_over import mark_handed
 from memopt.pass_manager import Pass
-from memopt.step.measured import step_decides
+from memopt.step.budget_trial import step_decides
 from memopt.step.own_copies import is_copy_of_input, keep_small_inputs
 from memopt.torch_compat.aot_autograd import aot_settings, merges_equal_nodes
 from memopt.torch_compat.min_cut import min_cut

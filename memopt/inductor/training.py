@@ -34,10 +34,10 @@ from memopt.inductor.trace import Trace
 from memopt.inductor.workspace import MeasuredWorkspace
 from memopt.memory.hand_over import sources
 from memopt.program import Program
+from memopt.step.budget_trial import step_decides
 from memopt.step.corrections import corrected
 from memopt.step.graph_peaks import GraphPeaks
 from memopt.step.hooked import HELD
-from memopt.step.measured import step_decides
 from memopt.step.named import NamedLeasts
 from memopt.torch_compat.inductor_errors import InductorError
 

@@ -9,8 +9,8 @@ from memopt.memory.cost.table import OperatorCost
 # What generated code's host was seen to need for each kernel, from Python, in seconds; and the share of a step's time
 # from which on its device may wait: there are some more kernels than operators, and those are timed with cold caches.
 _LAUNCH, _MAY_WAIT = 25e-6, 0.5
-# What is lost between a recording's blocks, one part in so many: ResNet-152's lost up to 4 %, then 1 %. And segments of
-# small ones: bytes, and at most one part in so many.
+# Between a recording's blocks limit / _SHARE is lost: ResNet-152's lost up to 4 %, then 1 %. Segments of small blocks
+# take _SEGMENTS bytes, and limit / _MOST at most.
 _SHARE, _SEGMENTS, _MOST = 64, 32 * 2**20, 16
 
 

@@ -30,9 +30,9 @@ from memopt.recording.trial import Gain
 from memopt.report.packed import packed, unpacked
 from memopt.report.record import Report
 from memopt.step.backward_entry import BackwardFacts
+from memopt.step.budget_trial import keeps, measurable
 from memopt.step.graph_peaks import GraphPeaks
 from memopt.step.keys import described, place_of, versions
-from memopt.step.measured import keeps, measurable
 from memopt.step.planned import fingerprint
 from memopt.step.planner import StepPlan
 from memopt.step.standing import Step

@@ -16,7 +16,7 @@ from memopt.compilation.session import Session
 from memopt.recording import trial as recording
 from memopt.recording.guide import Guide
 from memopt.recording.pool import Pool
-from memopt.step import measured, trial_steps
+from memopt.step import budget_trial, trial_steps
 from memopt.step.taken import Taken, mutated
 from tests.recording.tape import Tape
 from tests.training.steps import gradients
@@ -51,11 +51,11 @@ def tape(monkeypatch):
     for name in ("memory_allocated", "max_memory_reserved"):
         monkeypatch.setattr(torch.cuda, name, lambda device: 0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    for module in (measured, recording):
+    for module in (budget_trial, recording):
         monkeypatch.setattr(module, "held_bytes", lambda device: _HELD)
     for module in (trial_steps, recording):
         monkeypatch.setattr(module, "settled_bytes", lambda device: 0)
-    monkeypatch.setattr(measured, "measurable", lambda session, hooks: hooks.captured and mutated(hooks.captured))
+    monkeypatch.setattr(budget_trial, "measurable", lambda session, hooks: hooks.captured and mutated(hooks.captured))
     monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: Taken(1, 1, 0))
     monkeypatch.setattr(trial_steps, "grow", lambda device, size: None)
     monkeypatch.setattr(recording, "lifted", lambda device: contextlib.nullcontext())

@@ -14,8 +14,7 @@ from memopt.budget import Budget, BudgetError
 from memopt.calls.guard_fast_path import Kind
 from memopt.inductor.training import Training
 from memopt.recording.room import RecordingRoom
-from memopt.step import measured as measured_step
-from memopt.step import named, trial_steps
+from memopt.step import budget_trial, named, trial_steps
 from memopt.step.named import NamedLeasts, kept_least
 from memopt.step.taken import Short, Taken, mutated
 from tests.training.steps import gradients, make
@@ -51,9 +50,9 @@ def lossy(monkeypatch):
         return None if hooks.captured is None or session.exact else mutated(hooks.captured)
 
     monkeypatch.setattr("memopt.calls.sessions.allow_limit", lambda owner, session, limit: limits.append(limit))
-    monkeypatch.setattr(measured_step, "held_bytes", held)
+    monkeypatch.setattr(budget_trial, "held_bytes", held)
     monkeypatch.setattr(trial_steps, "take_step", take)
-    monkeypatch.setattr(measured_step, "measurable", measurable)
+    monkeypatch.setattr(budget_trial, "measurable", measurable)
     monkeypatch.setattr(trial_steps, "settled_bytes", lambda device: 0)
     monkeypatch.setattr(trial_steps, "grow", lambda device, size: None)
     return limits

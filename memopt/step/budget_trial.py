@@ -1,4 +1,4 @@
-"""A real step of compiled code, taken before the caller's own: what the allocator reserves in it."""
+"""Trial steps of compiled code against its budget, run before the caller's own: over it, the step is planned again."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ log = logging.getLogger("memopt")
 
 # How often a step is planned for less because of what the allocator reserves.
 _ROUNDS = 2
-# A step during which memory ran out is planned again for less by one part in so many of the budget.
+# After a step that ran out of memory, plan for less by limit / _SHORT.
 _SHORT = 16
-# Where what was missing is known, by that and by what blocks may lose that lie otherwise the next time: one part in so
-# many, by the rounds that are left. More is often less than any plan can do, where the budget is near the least.
+# If the shortfall is known, tighten by it plus a fragmentation margin of limit / N; N depends on the rounds left. A
+# larger margin is often more than any plan can give near the minimum.
 _SPREAD = {2: 256, 1: 64}
-# One that keeps the budget only where the allocator hands back its cache each time, by one part in so many.
+# If the step keeps the budget only because the allocator hands back its cache each time, tighten by limit / _SLOW.
 _SLOW = 50
 
 
@@ -44,8 +44,8 @@ def lower_within(
 ) -> Callable[..., Any]:
     """Lower one graph, take a step with it, and lower it for less while the allocator reserves more than the budget.
 
-    Where memory runs out in the step of an engine's own code all the same, the graph is lowered operator by operator.
-    Where that does not keep the budget either, the least that is named was kept by such a step.
+    If memory still runs out in the step of an engine's own code, the graph is lowered operator by operator. If that
+    does not keep the budget either, the minimum that the refusal names was kept by such a step.
 
     Args:
         session: whose graph it is.

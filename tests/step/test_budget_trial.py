@@ -12,8 +12,7 @@ import memopt
 from memopt.backends.inductor import missing_compiler
 from memopt.calls.guard_fast_path import Kind
 from memopt.compilation.session import Session
-from memopt.step import measured as measured_step
-from memopt.step import trial_steps
+from memopt.step import budget_trial, trial_steps
 from memopt.step.search import StepSearch
 from memopt.step.taken import Short, Taken, mutated
 from tests.training.steps import assert_equal, gradients, make
@@ -37,13 +36,13 @@ def steps(monkeypatch):
     def take(*args, held=False, **_):
         if not held:
             last[:] = [figures.pop(0)]
-        elif last[0].reserved_bytes > measured_step.held_bytes(CPU):
+        elif last[0].reserved_bytes > budget_trial.held_bytes(CPU):
             return dataclasses.replace(last[0], retries=1)
         return last[0]
 
     def choose(*taken):
         figures.extend(taken)
-        real = measured_step.measurable
+        real = budget_trial.measurable
 
         def measurable(session, hooks):
             exact, session.exact = session.exact, False
@@ -54,7 +53,7 @@ def steps(monkeypatch):
                 session.exact = exact
 
         assert real is not None
-        monkeypatch.setattr(measured_step, "measurable", measurable)
+        monkeypatch.setattr(budget_trial, "measurable", measurable)
         monkeypatch.setattr(trial_steps, "take_step", take)
         monkeypatch.setattr(trial_steps, "settled_bytes", lambda device: 0)
         return figures
@@ -67,7 +66,7 @@ def budget_and_session(monkeypatch, share=0.8):
     free = memopt.plan(model, x)
     torch._dynamo.reset()
     budget = int(free.minimum_bytes + share * (free.unconstrained_bytes - free.minimum_bytes))
-    monkeypatch.setattr(measured_step, "held_bytes", lambda device: budget)
+    monkeypatch.setattr(budget_trial, "held_bytes", lambda device: budget)
     monkeypatch.setattr(trial_steps, "grow", lambda device, size: None)
     return model, x, budget
 
@@ -202,8 +201,8 @@ def test_where_operators_do_not_keep_the_budget_either_the_lesser_need_is_named(
         raise memopt.BudgetError(int(least * budget), budget)
 
     monkeypatch.setattr("memopt.inductor.training.Training._operator_by_operator", refused)
-    monkeypatch.setattr(measured_step, "kept_least", lambda session, refused, lower: refused)
-    monkeypatch.setattr(measured_step, "_ROUNDS", 0)  # what is planned for less is not asked here
+    monkeypatch.setattr(budget_trial, "kept_least", lambda session, refused, lower: refused)
+    monkeypatch.setattr(budget_trial, "_ROUNDS", 0)  # what is planned for less is not asked here
     with pytest.raises(memopt.BudgetError) as found:
         memopt.compile(model, budget, backend="inductor")(x)
     assert found.value.minimum_bytes == min(int(least * budget), budget + budget // 16)
@@ -211,10 +210,10 @@ def test_where_operators_do_not_keep_the_budget_either_the_lesser_need_is_named(
 
 @pytest.mark.parametrize(("stuck", "said"), [(30 * 2**20, 30 * 2**20), (20 * 2**20, 0)], ids=["much", "little"])
 def test_a_refusal_says_what_the_allocator_cannot_hand_back(monkeypatch, stuck, said):
-    monkeypatch.setattr(measured_step, "stuck_bytes", lambda device: stuck)
+    monkeypatch.setattr(budget_trial, "stuck_bytes", lambda device: stuck)
     refused = memopt.BudgetError(2 * 10**9, 10**9)
-    assert measured_step._explained(refused, torch.device("cpu")) is refused
-    found = measured_step._explained(refused, torch.device("cuda"))
+    assert budget_trial._explained(refused, torch.device("cpu")) is refused
+    found = budget_trial._explained(refused, torch.device("cuda"))
     assert found.stuck_bytes == said
     assert (found.minimum_bytes, found.budget_bytes) == (2 * 10**9, 10**9)
 
@@ -222,7 +221,7 @@ def test_a_refusal_says_what_the_allocator_cannot_hand_back(monkeypatch, stuck, 
 def test_the_optimizer_s_state_that_is_to_come_has_its_place_in_the_step_that_is_taken(monkeypatch, steps):
     model, x, _ = budget_and_session(monkeypatch)
     optimizer = torch.optim.Adam(model.parameters())
-    monkeypatch.setattr(measured_step, "held_bytes", lambda device: 10**9)
+    monkeypatch.setattr(budget_trial, "held_bytes", lambda device: 10**9)
     asked, plain = [], torch.empty
     monkeypatch.setattr(torch, "empty", lambda size, **options: asked.append(size) or plain(size, **options))
     steps(Taken(5 * 10**8, 6 * 10**8, 100))
@@ -368,7 +367,7 @@ def test_of_code_that_lacks_only_what_the_allocator_may_lose_the_step_decides(mo
     model.zero_grad()
     torch._dynamo.reset()
     budget = free.report.peak_bytes
-    monkeypatch.setattr(measured_step, "held_bytes", lambda device: budget)
+    monkeypatch.setattr(budget_trial, "held_bytes", lambda device: budget)
     monkeypatch.setattr(trial_steps, "grow", lambda device, size: None)
     monkeypatch.setattr("memopt.step.account.slack_bytes", lambda limit, device: 2000)
     left = steps(Taken(budget, budget + over, 0), *[Taken(budget, budget, 0)] * bool(over))
