@@ -330,10 +330,10 @@ def test_a_signature_that_python_cannot_tell_leaves_the_stand_in_s_own(monkeypat
 
 
 def test_a_refused_call_has_a_short_traceback():
-    """Its line is to be read: some hundred of Dynamo's frames are not."""
+    """Its line is to be read: some hundred of Dynamo's frames are not, and their tensors are not held either."""
     compiled = memopt.compile(nn.Linear(64, 64), "10kB", backend="aten")
     with pytest.raises(memopt.BudgetError) as refused:
         compiled(torch.randn(64, 64)).sum()
     files = [str(entry.path) for entry in refused.traceback]
     assert len(files) < 6 and not any("_dynamo" in name or "_functorch" in name for name in files)
-    assert refused.value.__suppress_context__ and refused.value.__context__.__traceback__ is not None
+    assert refused.value.__suppress_context__ and refused.value.__context__ is None
