@@ -19,7 +19,7 @@ from memopt.capture.attention import attention_as_on
 from memopt.capture.boundary import at_boundary
 from memopt.capture.dynamo import Hooks
 from memopt.capture.eager_call import eager_call
-from memopt.capture.eager_step import eager_peaks, has_checkpoints, roots_of
+from memopt.capture.eager_step import eager_step, has_checkpoints, roots_of
 from memopt.capture.export import NotCapturedError, NotTracedError
 from memopt.capture.let_go import watched_for_outputs
 from memopt.capture.loss_alone import attached, detach_outputs, others_than_the_loss
@@ -188,8 +188,11 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
 
         def lower() -> tuple[Callable[..., Any], Hooks]:
             if session.eager is None and hooks.needs_gradients and (checkpointed or session.asks_for_eager):
-                session.eager = eager_peaks(graph_module, example_inputs, session.table)
-                session.alone = None if session.eager is None else step_peak([session.eager])
+                eager = eager_step(graph_module, example_inputs)
+                if eager is not None:  # operators are run alone within what the step takes at least
+                    session.alone = step_peak([eager.peaks()])
+                    session.eager = eager.peaks(session.table)
+                    session.alone = step_peak([session.eager])
             try:
                 return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
             except BudgetError as error:

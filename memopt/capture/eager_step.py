@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memopt.errors import first_line
 from memopt.memory.cost.table import CostTable
-from memopt.memory.step_ledger import StepLedger
+from memopt.memory.step_ledger import Part, StepLedger
 from memopt.step.graph_peaks import GraphPeaks
 from memopt.torch_compat import pytree
 from memopt.torch_compat.fake_tensors import FakeTensor, FakeTensorMode, no_fake_mode
@@ -29,9 +30,35 @@ def has_checkpoints(graph_module: fx.GraphModule) -> bool:
     return any(str(node.target) == _CHECKPOINT for module in modules for node in module.graph.nodes)
 
 
-def eager_peaks(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], table: CostTable | None
-) -> GraphPeaks | None:
+@dataclasses.dataclass(frozen=True)
+class EagerStep:
+    """What PyTorch itself holds in one graph's step.
+
+    Attributes:
+        forward, backward: the halves.
+        saved, left: bytes as of `GraphPeaks`.
+    """
+
+    forward: Part
+    backward: Part
+    saved: int
+    left: int
+
+    def peaks(self, table: CostTable | None = None) -> GraphPeaks:
+        """Its peaks, with what operators take while they run (a convolution's workspace) where a table is given.
+
+        Args:
+            table: runs those alone that are not known, within the room that there is.
+        """
+        try:
+            forward, backward = (half.with_scratch(table) for half in (self.forward, self.backward))
+        except Exception as error:  # of operators that do not run alone
+            log.info("what operators take while eager runs them is not known: %s", first_line(error))
+            forward, backward = self.forward.peak, self.backward.peak
+        return GraphPeaks(forward, backward, self.saved, self.left)
+
+
+def eager_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> EagerStep | None:
     """What the graph holds in bytes when PyTorch runs it forward and backward, above its inputs.
 
     It is run on fake tensors, with the user's own checkpoints: nothing is computed, and no memory is taken. Autocast is
@@ -40,22 +67,20 @@ def eager_peaks(
     Args:
         graph_module: Dynamo's graph; it is not changed.
         example_inputs: its inputs, real or fake.
-        table: what operators take while they run (a convolution's workspace); those not known are run alone for it.
-            None leaves it out.
 
     Returns:
-        The peaks; None where the graph cannot run without real data.
+        The step; None where the graph cannot run without real data.
     """
     # Another fake mode may be in force, as Dynamo is at work; the copies belong to one of their own.
     try:
         with no_fake_mode(), torch.enable_grad():
-            return _peaks(graph_module, example_inputs, table)
+            return _run(graph_module, example_inputs)
     except Exception as error:  # whatever the user's operators do on fake tensors
         log.info("eager's own peak is not known: %s", first_line(error))
         return None
 
 
-def _peaks(graph_module: fx.GraphModule, example_inputs: Sequence[Any], table: CostTable | None) -> GraphPeaks | None:
+def _run(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> EagerStep | None:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     inputs = [_copy(mode, value) for value in example_inputs]
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
@@ -81,7 +106,7 @@ def _peaks(graph_module: fx.GraphModule, example_inputs: Sequence[Any], table: C
         passed_on = {id(value) for value in trained if not isinstance(value, torch.nn.Parameter)}
         user = [g for g, t in zip(gradients, trained, strict=True) if g is not None and id(t) in passed_on]
         left = ledger.live - sum(gradient.untyped_storage().nbytes() for gradient in user)
-    return GraphPeaks(forward.with_scratch(table), backward.with_scratch(table), saved, max(0, left))
+    return EagerStep(forward, backward, saved, max(0, left))
 
 
 def roots_of(outputs: Any) -> list[torch.Tensor]:

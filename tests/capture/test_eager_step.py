@@ -8,7 +8,8 @@ from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
 import memopt
-from memopt.capture.eager_step import eager_peaks, has_checkpoints
+from memopt.capture.eager_step import eager_step, has_checkpoints
+from memopt.memory.cost.table import CostTable
 from memopt.step.graph_peaks import step_peak
 from memopt.torch_compat.recurrent_layers import RECURRENT
 
@@ -22,7 +23,8 @@ def _seen(model, x):
     seen = []
 
     def backend(graph_module, example_inputs):
-        seen.append((eager_peaks(graph_module, example_inputs, None), has_checkpoints(graph_module)))
+        step = eager_step(graph_module, example_inputs)
+        seen.append((None if step is None else step.peaks(), has_checkpoints(graph_module)))
         return graph_module
 
     torch.compile(model, backend=backend)(x)
@@ -59,7 +61,7 @@ def test_leaves_the_random_stream_and_the_inputs_alone():
     peaks = []
 
     def backend(graph_module, example_inputs):
-        peaks.append(eager_peaks(graph_module, example_inputs, None))
+        peaks.append(eager_step(graph_module, example_inputs).peaks())
         assert torch.equal(torch.get_rng_state(), state)
         return graph_module
 
@@ -87,7 +89,21 @@ def test_recurrent_layers_count_as_eager_runs_them(kind, within, steps):
         return torch.autograd.grad(output.square().mean(), list(module.parameters()))
 
     graph = fx.symbolic_trace(lambda x, state, a, b, c, d: loss(x, state, a, b, c, d))
-    peaks = eager_peaks(graph, [x, state, *module.parameters()], None)
+    peaks = eager_step(graph, [x, state, *module.parameters()]).peaks()
     eager()
     expected = memopt.measure(eager).peak_bytes
     assert abs(max(peaks.forward, peaks.backward) - expected) <= within * expected
+
+
+def test_what_operators_take_while_they_run_is_counted_where_a_table_is_given():
+    seen = []
+
+    def backend(graph_module, example_inputs):
+        step = eager_step(graph_module, example_inputs)
+        seen.append((step.peaks(), step.peaks(CostTable())))
+        return graph_module.forward
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+    torch.compile(model, backend=backend)(torch.randn(2, 3, 32, 32, requires_grad=True))
+    ((plain, whole),) = seen
+    assert whole.backward > plain.backward and (whole.saved, whole.left) == (plain.saved, plain.left)
