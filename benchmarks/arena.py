@@ -24,16 +24,16 @@ import torch
 from torch import Tensor, nn
 
 import memopt
+from benchmarks.arena_svg import arena_svg
 from memopt.backends.static import StaticBackend
 from memopt.capture.export import from_module
 from memopt.memory.buffers import BufferPlan, Home
-from memopt.memory.measure import allocations, measure
+from memopt.memory.measure import measure, record
 from memopt.pass_manager import PassManager
 from memopt.passes.inplace import Inplace
 from memopt.passes.plan_buffers import ALIGNMENT, plan_buffers
 from memopt.passes.reorder import Reorder, lower_order
 from memopt.program import InputKind, Program
-from memopt.report.arena_svg import arena_svg
 from memopt.solve.order import smallest_peak
 
 MODELS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -196,7 +196,8 @@ def measured(
     expected = model(**inputs)
     (found,) = function(list(arguments))
     error = float((found - expected).abs().max() / expected.abs().max())
-    made = sum(size for size in allocations(lambda: function(list(arguments))) if size > 0)
+    changes = record(lambda: function(list(arguments)), torch.device("cpu")).changes
+    made = sum(size for _, size in changes if size > 0)
     eager_seconds, static_seconds = best_of(repeats, lambda: model(**inputs), lambda: function(list(arguments)))
     return {
         "eager_peak_bytes": measure(lambda: model(**inputs), device="cpu").peak_bytes,

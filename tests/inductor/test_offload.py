@@ -20,8 +20,8 @@ from memopt.inductor.expected import expected_bytes
 from memopt.inductor.offload import candidates, problem_of, sent, waiting
 from memopt.memory.cost.table import CostTable
 from memopt.passes.offload import Offload
-from memopt.solve.check_offload import check
 from memopt.solve.offload import trips
+from tests.solve.check_offload import check
 
 WITHOUT = memopt.TRAINING
 WITH = (*WITHOUT, Offload(least_bytes=1024, share=0.5))

@@ -9,11 +9,11 @@ from memopt.memory.measure import measure
 from memopt.memory.timeline import timeline
 from memopt.passes.inplace import Inplace
 from memopt.passes.reorder import Reorder, in_order, lower_order
-from memopt.solve.check_order import check_order
 from memopt.solve.order import Order, smallest_peak
 from tests.generate import recipes
 from tests.oracle import program_of
 from tests.passes.build import arguments, capture_joint, check, trace
+from tests.solve.check_order import check_order
 from tests.support import capture
 
 

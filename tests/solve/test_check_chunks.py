@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from memopt.solve.check_chunks import ChunkingError, check_chunks
 from memopt.solve.chunks import Chunking, ChunkProblem, Storage, Stretch, Value
+from tests.solve.check_chunks import ChunkingError, check_chunks
 
 # Three steps on a batch of 4; each reads what the one before made.
 PROBLEM = ChunkProblem(

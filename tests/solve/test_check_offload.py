@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from memopt.solve.check_offload import check
 from memopt.solve.offload import Offload, Trip, Value
+from tests.solve.check_offload import check
 
 # A second each; 10 bytes a second each way: the value's 20 bytes take two.
 PROBLEM = Offload([1.0] * 6, [1.0] * 6, range(7), range(7), 10.0, 10.0, [Value(20, 0, 1, 4)], 20)

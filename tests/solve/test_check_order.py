@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from memopt.solve.check_order import check_order
 from memopt.solve.order import Order, OrderError, OrderProblem
+from tests.solve.check_order import check_order
 
 # 0 makes a (8 bytes), 1 makes b (2) of a, 2 makes c (4) of a, 3 reads b and c.
 DIAMOND = OrderProblem(

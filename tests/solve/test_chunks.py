@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memopt.solve import chunks
-from memopt.solve.check_chunks import ChunkingError, check_chunks
 from memopt.solve.chunks import Chunking, ChunkProblem, ChunkSearch, Storage, Stretch, Value, live_bytes
+from tests.solve.check_chunks import ChunkingError, check_chunks
 
 
 @st.composite

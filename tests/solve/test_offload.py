@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memopt.solve.check_offload import check
 from memopt.solve.offload import Offload, Trip, Value, trips
+from tests.solve.check_offload import check
 
 # Ten operations of a second each way; the link takes a second for each 10 bytes.
 LINE = Offload((1.0,) * 10, (1.0,) * 10, tuple(range(11)), tuple(range(11)), 10, 10, (), 1000)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memopt.solve.check_order import check_order
 from memopt.solve.order import Order, OrderError, OrderProblem, live_bytes, smallest_peak
+from tests.solve.check_order import check_order
 
 
 @st.composite

@@ -13,13 +13,13 @@ from memopt.memory.timeline import timeline
 from memopt.pass_manager import PassManager
 from memopt.passes.chunk_batch import ChunkBatch
 from memopt.patterns.batch import NotBatched
-from memopt.solve.check_chunks import check_chunks
 from memopt.solve.chunks import Stretch
 from memopt.step.stretches import TOLD, Stretches, counts_of, told
 from tests.end_to_end import build, in_dtype
 from tests.generate import recipes
 from tests.oracle import Bound, program_of
 from tests.passes.build import trace
+from tests.solve.check_chunks import check_chunks
 from tests.support import apply, capture, run
 from tests.test_inference import floats, warm_up_statistics
 from tests.test_random_programs import check_rewrite, run_program

@@ -2,8 +2,8 @@
 
 import xml.etree.ElementTree as ElementTree
 
+from benchmarks.arena_svg import HEIGHT, WIDTH, arena_svg
 from memopt.memory.buffers import Block, BufferPlan, Home
-from memopt.report.arena_svg import HEIGHT, WIDTH, arena_svg
 
 BLOCKS = (
     Block("a<b>", Home.ARENA, 64, 0, 2, 0, ("a<b>",)),
