@@ -239,7 +239,7 @@ class ModelCalls:
             raise ShortOfMemoryError(session.short_of_memory(error)) from None
         except (BudgetError, NoRoomBesideError) as error:  # what was named was tried within limits of its own
             guard.allowance = allowance
-            if isinstance(error, BudgetError) and not error.beside:
+            if isinstance(error, BudgetError) and not (error.beside and session.beside_in_step):
                 self.refusals.keep(called, self.residents.of(args, kwargs, kind), error)
             raise
         except NotCapturedError as error:

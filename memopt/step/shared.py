@@ -378,10 +378,11 @@ class SharedStep(Told):
             size = format_bytes(elsewhere, short=True)
             others += f", {size} of them calls of another compiled model, whose backward has not run: "
             others += "memopt.compile([one, other], budget=...) plans both together"
-        return "; ".join(filter(None, (others, self._beside_in_step)))
+        return "; ".join(filter(None, (others, self.beside_in_step)))
 
     @property
-    def _beside_in_step(self) -> str:
+    def beside_in_step(self) -> str:
+        """The part of it that a next step may be planned with otherwise: all but other tensors of the process."""
         if around := str(self.seen):
             return f"the loop around the model holds {around}"
         if self.outside_bytes:
