@@ -11,7 +11,7 @@ from torch import nn
 from memopt.budget import BudgetError
 from memopt.memory.allocator import with_slack
 from memopt.memory.attributes import objects_of
-from memopt.memory.resident import Resident
+from memopt.memory.resident import Resident, storage_bytes
 from memopt.step.account import Account
 from memopt.step.other_tensors import others_in_words
 
@@ -100,13 +100,18 @@ def refuse_hopeless(account: Account, model: nn.Module, ending: int = 0) -> None
     budget, resident = account.budget, account.resident
     if budget is None or budget.bytes is None:
         return
-    if resident.parameters < _LARGE_BYTES and sum(1 for _ in model.modules()) < _LARGE_MODULES:
+    if not is_large(model):
         return
     stepping = resident.total - resident.gradients + ending
     held = max(resident.total, stepping, account.optimizer_peak()) - resident.libraries
     if held > account.usable(budget.bytes):
         least, beside = with_slack(held, resident.device), others_in_words(resident.others)
         raise BudgetError(least, budget.bytes, Held(resident, ending), beside=beside, at_least=True)
+
+
+def is_large(model: nn.Module) -> bool:
+    """Whether a model takes long to plan."""
+    return sum(1 for _ in model.modules()) >= _LARGE_MODULES or storage_bytes(list(model.parameters())) >= _LARGE_BYTES
 
 
 class Held:

@@ -12,7 +12,7 @@ from torch import nn
 from memopt.budget import BudgetError
 from memopt.calls.group import Group
 from memopt.calls.guard_fast_path import Kind
-from memopt.calls.refusals import refuse_hopeless
+from memopt.calls.refusals import is_large, refuse_hopeless
 from memopt.calls.sessions import Sessions
 from memopt.compilation.session import Session
 from memopt.memory.attributes import held_tensors
@@ -148,15 +148,23 @@ class Residents:
         return [*own, *self._group.tensors(self._model), *steps, *given]
 
     def refuse_at_once(self, args: Sequence[Any], kwargs: Mapping[str, Any], kind: Kind) -> None:
-        """Refuse a budget that parameters and gradients alone exceed: optimizers take a second or more to be counted.
+        """Refuse a budget that what stays exceeds, before optimizers are counted: that takes a second or more.
+
+        Of optimizers that were not counted yet the least counts.
 
         Raises:
             BudgetError: no plan goes below that.
         """
-        if self._options.budget is not None and self._options.budget.bytes is not None:
-            resident = dataclasses.replace(self.of(args, kwargs, kind), optimizer=None, outside=0)
-            ending = resident.trainable if kind.gradients and self._options.optimizer is not None else 0
-            refuse_hopeless(Account(self._options.budget, resident), self._model, ending)
+        budget = self._options.budget
+        if budget is None or budget.bytes is None or not is_large(self._model):
+            return
+        resident = dataclasses.replace(self.of(args, kwargs, kind), outside=0)
+        trains = kind.gradients and self._options.optimizer is not None
+        if resident.optimizer is None and trains:
+            without = Account(budget, resident)
+            refuse_hopeless(without, self._model, resident.trainable)
+            resident = dataclasses.replace(resident, optimizer=self._optimizers.least())
+        refuse_hopeless(Account(budget, resident), self._model)
 
     def refuse_hopeless(self, resident: Resident) -> None:
         """Refuse a budget that does not hold what is there anyway in a call.

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from memopt.budget import format_bytes
 from memopt.memory.optimizer import OptimizerFootprint, is_optimizer, name_of, state_bytes
+from memopt.memory.optimizer_least import least_state_bytes
 from memopt.memory.optimizers import Counted, count, holding, holds_some, listed, together
 from memopt.memory.reach import optimizers_in
 from memopt.torch_compat.storages import version_of
@@ -85,6 +86,11 @@ class Optimizers:
             self._count()
             self._trained = trained
         return self._footprint
+
+    def least(self) -> OptimizerFootprint:
+        """What they hold at least, which takes no step of all parameters to know."""
+        state = least_state_bytes([*self._given, *self._learned], list(self._model.parameters()), self._place)
+        return OptimizerFootprint(state, 0, 0)
 
     def due(self) -> bool:
         """Whether a step before this call has shown something that may have to be counted anew."""

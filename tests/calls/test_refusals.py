@@ -63,6 +63,41 @@ def test_what_gradients_alone_exceed_is_refused_before_optimizers_are_counted(ah
 
 
 @pytest.mark.usefixtures("_large")
+def test_what_state_exceeds_as_well_is_refused_before_optimizers_are_counted(traced, monkeypatch):
+    """Of a parameter of each kind it is known what state takes at least."""
+    model, x, _ = made()
+    optimizer, counted = torch.optim.AdamW(model.parameters()), []
+    weights = sum(p.nbytes for p in model.parameters())
+    monkeypatch.setattr("memopt.step.optimizers.count", lambda *given: counted.append(given))
+    run = memopt.compile(model, 3 * weights + x.nbytes, optimizer=optimizer, backend="aten")
+    for _ in range(2):
+        with pytest.raises(memopt.BudgetError, match=r"at least .* optimizer state") as caught:
+            run(x)
+        assert 4 * weights + x.nbytes <= caught.value.minimum_bytes <= 4 * weights + x.nbytes + 4096
+    assert not counted and not traced and not optimizer.state
+
+
+@pytest.mark.whole_process
+def test_a_refusal_is_remembered_beside_other_tensors_of_the_process(traced):
+    others = [torch.zeros(1 << 18)]
+    model, x, optimizer = made()
+    run = memopt.compile(model, others[0].nbytes + 100_000, optimizer=optimizer, backend="aten")
+    first = refusal(run, x)
+    assert traced and "other tensors of the process" in first
+    del traced[:]
+    assert refusal(run, x) == first and not traced
+
+
+def refusal(run, x):
+    """What a call is refused with; its traceback, which holds tensors, is gone."""
+    try:
+        run(x)
+    except memopt.BudgetError as error:
+        return str(error)
+    raise AssertionError("not refused")
+
+
+@pytest.mark.usefixtures("_large")
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_hopeless_budget_is_refused_before_anything_is_traced(ahead, traced):
     model, x, optimizer = made()
