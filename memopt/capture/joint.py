@@ -184,13 +184,14 @@ def split(program: Program, extract: Callable[..., Halved]) -> Any:
         The forward and the backward graph module.
     """
     module = constants_to_attributes(program)
+    returned = set(module.graph.output_node().args[0][program.forward_outputs :])  # type: ignore[index]
     saved = [
         node
         for node in module.graph.nodes
         if node.op in ("call_function", "placeholder")
         and node.meta.get("phase") is not Phase.BACKWARD
         and not is_tangent(node)
-        and any(user.meta.get("phase") is Phase.BACKWARD for user in node.users)
+        and (node in returned or any(user.meta.get("phase") is Phase.BACKWARD for user in node.users))
     ]
     return extract(module, saved)
 

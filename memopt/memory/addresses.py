@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from memopt.memory.reach import plain_tensors
+
 
 def addresses(model: nn.Module) -> list[Any]:
     """Where the model's tensors lie, and as what."""
@@ -17,6 +19,6 @@ def addresses(model: nn.Module) -> list[Any]:
 def _address(tensor: torch.Tensor) -> Any:
     """What changes when a tensor's data is moved: of one without an address, nothing."""
     try:
-        return tensor.data_ptr(), tensor.stride()
+        return [(part.data_ptr(), part.stride()) for part in plain_tensors(tensor)]
     except (RuntimeError, NotImplementedError):  # of a subclass or a layout that has none
         return id(tensor)

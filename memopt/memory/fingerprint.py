@@ -7,6 +7,8 @@ import hashlib
 
 import torch
 
+from memopt.memory.reach import plain_tensors
+
 # Words are summed in so many columns, so that what only changes places is seen as well; a prime, as no shape's sizes.
 _COLUMNS = 1021
 _WORD = 8  # bytes
@@ -19,9 +21,19 @@ Fingerprint = int | tuple[torch.Tensor, ...]
 def fingerprint_of(tensor: torch.Tensor) -> Fingerprint:
     """A number on the CPU, which keeps no tensor; elsewhere sums of bytes, read as integers that wrap around.
 
-    Equal for equal contents. Takes one read of the tensor, a copy of it where it is not one dense block, and at most 8
-    KiB beside it: on the CPU for large ones only, and while they are read.
+    Equal for equal contents: those of what a tensor wraps (a shard), which has the memory. Takes one read of the tensor,
+    a copy of it where it is not one dense block, and at most 8 KiB beside it: on the CPU for large ones only, and while
+    they are read.
     """
+    prints = [_fingerprint_of_plain(part) for part in plain_tensors(tensor)]
+    if len(prints) == 1:
+        return prints[0]
+    numbers = [item for item in prints if isinstance(item, int)]
+    sums = [item for parts in prints if isinstance(parts, tuple) for item in parts]
+    return (torch.tensor(numbers), *sums) if sums else hash(tuple(numbers))
+
+
+def _fingerprint_of_plain(tensor: torch.Tensor) -> Fingerprint:
     value = tensor.detach()
     if not _is_dense(value) or value.is_conj() or value.is_neg():
         value = value.resolve_conj().resolve_neg().contiguous()

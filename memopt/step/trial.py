@@ -119,10 +119,12 @@ def _with_own_tangents(program: Program) -> Program:
         with graph.inserting_before(first):
             graph.call_function(_let_go, (released,)).meta.update(val=None, phase=Phase.FORWARD)
         graph.output_node().args = ([None if output.let_go else value for value, output in values],)
+    inputs = []
     for entry, node in zip(program.inputs, edited.placeholders, strict=True):
-        if entry.kind is not InputKind.TANGENT:
-            continue
         value = node.meta["val"]
+        if entry.kind is not InputKind.TANGENT or not isinstance(value, torch.Tensor):  # the mesh of a sharded result
+            inputs.append(entry)
+            continue
         with graph.inserting_before(first):
             made = graph.call_function(
                 torch.ops.aten.empty_strided.default,
@@ -134,5 +136,4 @@ def _with_own_tangents(program: Program) -> Program:
             new.meta.update(val=value, phase=Phase.BACKWARD)
         node.replace_all_uses_with(filled)
         graph.erase_node(node)
-    inputs = tuple(entry for entry in program.inputs if entry.kind is not InputKind.TANGENT)
-    return dataclasses.replace(edited, inputs=inputs)
+    return dataclasses.replace(edited, inputs=tuple(inputs))

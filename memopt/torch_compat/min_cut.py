@@ -38,18 +38,22 @@ def partition_at(
 
     Args:
         module: the joint graph; it is left as it is.
-        saved: nodes of it.
+        saved: nodes of it; objects that are no tensors (from 2.13 on, a DTensor's device mesh) are handed on apart.
         forward_outputs: results of it that are forward's.
         static: placeholders that lie at the same address in every call.
         symbols: nodes whose values are sizes, which backward gets, too.
     """
+    known = inspect.signature(partitioners._extract_fwd_bwd_modules).parameters
+    apart = [node for node in saved if "saved_opaque_nodes" in known and partitioners.is_opaque_node(node)]
     arguments: dict[str, Any] = {
+        "saved_opaque_nodes": apart,
         "saved_sym_nodes": list(symbols),
         "num_fwd_outputs": forward_outputs,
         "static_lifetime_input_nodes": OrderedSet(static),
     }
-    known = inspect.signature(partitioners._extract_fwd_bwd_modules).parameters
     halves: tuple[fx.GraphModule, fx.GraphModule] = partitioners._extract_fwd_bwd_modules(
-        module, list(saved), **{name: value for name, value in arguments.items() if name in known}
+        module,
+        [node for node in saved if node not in apart],
+        **{name: value for name, value in arguments.items() if name in known},
     )
     return halves

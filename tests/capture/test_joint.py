@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
+import memopt
 from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import constants_to_attributes, crossing, split
@@ -248,3 +249,32 @@ def test_the_halves_give_eager_outputs_and_gradients(function: Callable[..., tor
     compiled, program = through_the_front_door(function)
     assert_same(step(compiled), step(function))
     program.check()
+
+
+class Saved(torch.autograd.Function):
+    """x · w, whose gradients are said to be a value of forward and an input."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        product = x * w
+        ctx.save_for_backward(product, w)
+        return product
+
+    @staticmethod
+    def backward(ctx, _):
+        return ctx.saved_tensors
+
+
+def test_a_gradient_that_is_a_value_of_forward_is_saved() -> None:
+    def step(run) -> list[torch.Tensor]:
+        x, w = X.clone().requires_grad_(), torch.full((4, 3), 2.0).requires_grad_()
+        outputs = run(x, w)
+        outputs.sum().backward()
+        return [outputs, x.grad, w.grad]
+
+    class Model(nn.Module):
+        def forward(self, x, w):
+            return Saved.apply(x, w)
+
+    for actual, expected in zip(step(memopt.compile(Model(), backend="aten")), step(Model()), strict=True):
+        assert torch.equal(actual, expected)

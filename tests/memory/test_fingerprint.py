@@ -45,3 +45,11 @@ def test_on_the_cpu_it_takes_nothing_of_a_small_budget_and_keeps_nothing(size, m
     value = torch.randn(size)
     assert memopt.measure(fingerprint_of, value, device="cpu").peak_bytes <= most
     assert isinstance(fingerprint_of(value), int)
+
+
+def test_of_a_tensor_that_wraps_others_what_those_hold_is_read() -> None:
+    jagged = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged)
+    assert _same(jagged, lambda value: None)
+    assert not _same(jagged, lambda value: value.values().data.add_(1))
+    sparse = torch.eye(3).to_sparse()
+    assert not _same(sparse, lambda value: value.data._values().add_(1))
