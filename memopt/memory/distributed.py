@@ -40,13 +40,13 @@ def has_group() -> bool:
 
 
 def groups_of(model: nn.Module) -> list[Any]:
-    """The process groups whose ranks train a model together: of each DistributedDataParallel, and of FSDP2's mesh."""
+    """The process groups whose ranks train a model together: of each DistributedDataParallel, and of shards' meshes."""
     if not has_group():
         return []
     found = [replica.process_group for replica in _replicas(model)]
-    shard = next((group[0].shard for group, _ in groups(model) if group), None)
-    if shard is not None:
-        mesh = cast(Any, shard).device_mesh
+    sharded = [group[0].shard for group, _ in groups(model) if group][:1]  # parameters may be whole by now
+    sharded += [value for value in model.parameters() if hasattr(value, "device_mesh")]
+    for mesh in dict.fromkeys(cast(Any, value).device_mesh for value in sharded):
         found += [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
     return list(dict.fromkeys(found))
 

@@ -21,9 +21,9 @@ Fingerprint = int | tuple[torch.Tensor, ...]
 def fingerprint_of(tensor: torch.Tensor) -> Fingerprint:
     """A number on the CPU, which keeps no tensor; elsewhere sums of bytes, read as integers that wrap around.
 
-    Equal for equal contents: those of what a tensor wraps (a shard), which has the memory. Takes one read of the tensor,
-    a copy of it where it is not one dense block, and at most 8 KiB beside it: on the CPU for large ones only, and while
-    they are read.
+    Equal for equal contents: those of what a tensor wraps (a shard), which has the memory. Takes one read of the
+    tensor, a copy of it where it is not one dense block, and at most 8 KiB beside it: on the CPU for large ones only,
+    and while they are read.
     """
     prints = [_fingerprint_of_plain(part) for part in plain_tensors(tensor)]
     if len(prints) == 1:

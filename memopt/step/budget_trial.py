@@ -13,6 +13,7 @@ import torch
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks
 from memopt.common.garbage import looking_once
+from memopt.graph.targets import is_collective
 from memopt.memory.allocator import slack_bytes, stuck_bytes
 from memopt.memory.allocator_limit import held_bytes
 from memopt.recording.trial import IMPOSSIBLE, NO_NEED, Gain, Tried, try_recording
@@ -308,6 +309,6 @@ def measurable(session: Session, hooks: Hooks) -> frozenset[int] | None:
         return None
     if session.resident.device.type != "cuda" or not session.one_graph or session.calls > 1 or hooks.graph_break:
         return None
-    if any("c10d" in getattr(node.target, "namespace", "") for node in program.calls):
-        return None  # a collective would wait for the other ranks
+    if any(is_collective(node.target) for node in program.calls):
+        return None  # it would wait for the other ranks
     return mutated(program)

@@ -15,6 +15,7 @@ from memopt.capture.joint import constants_to_attributes
 from memopt.capture.lending import borrowed
 from memopt.common.phases import phase
 from memopt.graph.synthesis import is_cuda, same_random_state, synthesize
+from memopt.graph.targets import is_collective
 from memopt.memory.aliasing import analyse
 from memopt.memory.allocator import slack_bytes
 from memopt.memory.allocator_limit import lifted
@@ -81,6 +82,8 @@ def runs(program: Program) -> Callable[[list[Any]], Sequence[Any]]:
 
 def tried(planned: Planned) -> Planned:
     """The planned graph with what a run of it took, or why there was none."""
+    if any(is_collective(node.target) for node in planned.program.calls):  # which the other ranks may not be trying
+        return dataclasses.replace(planned, measured=None, failure="its collectives would wait for the other ranks")
     try:
         return dataclasses.replace(planned, measured=trial(planned.program), failure="", ran_out=False)
     except TrialError as error:

@@ -44,3 +44,14 @@ def test_effects_are_asked_for_once_of_torch_s_own_operators_only(monkeypatch: p
         monkeypatch.setattr(fx.Node, "is_impure", counted)
         assert [targets.is_impure(node) for node in (own, own, other, other)] == [True, True, False, False]
         assert asked == [own, other, other]
+
+
+def test_what_waits_for_other_ranks_does_more_than_compute_its_value() -> None:
+    functional = pytest.importorskip("torch.distributed._functional_collectives")
+    assert functional is not None
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    reduce = graph.call_function(torch.ops._c10d_functional.all_reduce.default, (x, "sum", "0"))
+    plain = graph.call_function(torch.ops.aten.sin.default, (x,))
+    assert targets.is_collective(reduce.target) and targets.is_impure(reduce)
+    assert not targets.is_collective(plain.target) and not targets.is_collective(operator.getitem)

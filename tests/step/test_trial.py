@@ -11,6 +11,7 @@ from memopt.memory.measure import measure
 from memopt.memory.timeline import timeline
 from memopt.program import InputKind
 from memopt.step import trial as module
+from memopt.step.planned import Planned
 from memopt.step.trial import TrialError, trial
 from tests.passes.build import capture_joint, trace
 
@@ -102,3 +103,12 @@ def test_faults_of_the_program_itself_come_through(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "measure", broken)
     with pytest.raises(AssertionError, match="a fault"):
         trial(trace(lambda x: (x.sin(),), X))
+
+
+def test_none_is_taken_of_a_graph_with_a_collective(monkeypatch) -> None:
+    program = capture_joint(lambda x: (x.sin().sum(),), X.clone().requires_grad_())
+    planned = Planned(program, program, program, timeline(program), timeline(program), (), {}, None, None, "", False)
+    assert module.tried(planned).measured
+    monkeypatch.setattr(module, "is_collective", lambda target: target is torch.ops.aten.sin.default)
+    found = module.tried(planned)
+    assert found.measured is None and "wait for the other ranks" in found.failure

@@ -1,8 +1,11 @@
-"""Tensor-parallel models (DTensor parameters), in a world of one process: eager's numbers and gradients within a budget."""
+"""Tensor-parallel models (DTensor parameters): eager's numbers and gradients within a budget."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch.nn import functional as F
 
 import memopt
 from memopt.memory.addresses import addresses
+from memopt.memory.distributed import groups_of
 from memopt.memory.fingerprint import fingerprint_of, same_fingerprint
 from tests.support import assert_same
 
@@ -18,12 +22,15 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="th
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    """A feed-forward block with layers side by side: the gradients of what they read are summed up apart."""
+
+    def __init__(self, beside: int) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+        self.up = nn.ModuleList(nn.Linear(16, 64) for _ in range(beside))
+        self.down = nn.Linear(64, 16)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(F.gelu(self.up(x)))
+        return x + self.down(sum(F.gelu(up(x)) for up in self.up))
 
 
 @pytest.fixture
@@ -38,14 +45,14 @@ def mesh() -> Iterator[object]:
         dist.destroy_process_group()
 
 
-def parallel(mesh, *, sharded: bool) -> nn.Module:
+def parallel(mesh, *, sharded: bool, beside: int = 1) -> nn.Module:
     """Two blocks and a head, whose result is a shard if `sharded`."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     torch.manual_seed(0)
-    model = nn.Sequential(Block(), Block(), nn.Linear(16, 32))
-    plan = {f"{at}.{name}": way() for at in (0, 1) for name, way in (("up", ColwiseParallel), ("down", RowwiseParallel))}
+    model = nn.Sequential(Block(beside), Block(beside), nn.Linear(16, 32))
+    plan = {f"{at}.up.*": ColwiseParallel() for at in (0, 1)} | {f"{at}.down": RowwiseParallel() for at in (0, 1)}
     head = ColwiseParallel(output_layouts=Shard(-1) if sharded else Replicate(), use_local_output=not sharded)
     return parallelize_module(model, mesh, {**plan, "2": head})
 
@@ -76,9 +83,53 @@ def test_it_trains_as_in_eager(mesh, budget, sharded, caplog) -> None:
 
 def test_a_shard_that_is_moved_or_written_to_is_noticed(mesh) -> None:
     model = parallel(mesh, sharded=False)
-    shard, before, place = model[0].up.weight, fingerprint_of(model[0].up.weight), addresses(model)
+    shard, before, place = model[0].up[0].weight, fingerprint_of(model[0].up[0].weight), addresses(model)
     assert same_fingerprint(before, fingerprint_of(shard)) and addresses(model) == place
     shard.to_local().data.mul_(2)
     assert not same_fingerprint(before, fingerprint_of(shard)) and addresses(model) == place
     model.double()
     assert [where for where, *_ in addresses(model)] != [where for where, *_ in place]
+
+
+def test_the_ranks_of_its_mesh_begin_together(mesh) -> None:
+    groups = groups_of(parallel(mesh, sharded=False))
+    assert groups == [mesh.get_group(0)] and not groups_of(nn.Linear(2, 2))
+
+
+WORKER = """
+import sys
+import torch
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import memopt
+from memopt.solve import apart
+from tests.support import assert_same
+from tests.training.test_tensor_parallel import parallel, stepped
+
+rank, path = int(sys.argv[1]), sys.argv[2]
+search = apart.curve  # as briefly as in tests, and not equally long on both ranks
+apart.curve = lambda problem, *, seconds: search(problem, seconds=min(seconds, 0.2 + 0.2 * rank))
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+model = parallel(mesh, sharded=True, beside=3)
+expected = stepped(model, model)
+model.zero_grad()
+run = memopt.compile(model, 0.8, backend="aten")
+for actual, value in zip(stepped(run, model), expected, strict=True):
+    assert_same(actual, value)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.long
+def test_two_ranks_with_schedules_of_their_own_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    commands = [[sys.executable, "-c", WORKER, str(rank), str(tmp_path / "meeting")] for rank in range(2)]
+    workers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+    try:
+        told = [worker.communicate(timeout=120)[1] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert [worker.returncode for worker in workers] == [0, 0], told

@@ -265,8 +265,6 @@ class CostTable:
     def _may_run(self, node: fx.Node) -> bool:
         if self.target is not None or not isinstance(node.target, OpOverload):
             return False
-        if "c10d" in node.target.namespace:
-            return False  # a collective would wait for the other ranks
         if is_effectful(node) and not is_random(node):
             return False
         tensors = [*tensors_of(node), *operands_of(node)]
