@@ -207,7 +207,9 @@ class CompiledModule(nn.Module):
 
     def _beside(self, model: nn.Module) -> CompiledModule:
         """A stand-in of a copy. It is planned without the optimizer, which does not step the copy's parameters."""
-        return CompiledModule(model, dataclasses.replace(self._memopt.options, optimizer=None))
+        copied = CompiledModule(model, dataclasses.replace(self._memopt.options, optimizer=None))
+        copied._memopt.inlined = self._memopt.inlined  # a part of a model that is compiled is one of its copy, too
+        return copied
 
 
 def calls_of(stand_in: CompiledModule) -> ModelCalls:

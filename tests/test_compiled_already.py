@@ -1,5 +1,6 @@
 """Models that torch.compile, memopt or a wrapper holds already, and calls within transforms and tracers."""
 
+import copy
 import warnings
 
 import pytest
@@ -88,6 +89,27 @@ def test_a_stand_in_within_what_torch_compiles_keeps_its_plan_and_its_budget():
     expected = gradients_of(Outer(net()))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert run.report.budget_bytes == 10**6
+
+
+def copied(inner):
+    outer = Outer(inner)
+    memopt.compile(outer, "1MB", backend="aten")
+    return copy.deepcopy(outer)
+
+
+@pytest.mark.parametrize("around", [Outer, copied, lambda inner: Outer(nn.ModuleList([nn.Sequential(inner)])[0])])
+@pytest.mark.parametrize("budget", ["1MB", 1.0])
+def test_a_stand_in_within_a_model_of_a_budget_is_counted_without_touching_its_gradients(around, budget):
+    outer = around(memopt.compile(net(), "1MB", backend="aten"))
+    run = memopt.compile(outer, budget, backend="aten")
+    for _ in range(2):
+        outputs = run(X)
+        assert all(parameter.grad is None for parameter in run.parameters())
+        torch.testing.assert_close(outputs, Outer(net())(X), rtol=0, atol=0)
+        run.zero_grad()
+    found, expected = gradients_of(run), gradients_of(Outer(net()))
+    assert {type(value) for value in found} == {torch.Tensor}
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_what_cannot_be_compiled_is_refused_in_one_line(monkeypatch):

@@ -184,7 +184,8 @@ def split(program: Program, extract: Callable[..., Halved]) -> Any:
         The forward and the backward graph module.
     """
     module = constants_to_attributes(program)
-    returned = set(module.graph.output_node().args[0][program.forward_outputs :])  # type: ignore[index]
+    outputs: Any = module.graph.output_node().args[0]
+    returned = set(outputs[program.forward_outputs :])
     saved = [
         node
         for node in module.graph.nodes

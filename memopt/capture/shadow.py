@@ -101,6 +101,8 @@ class Shadow:
         for kind, make in zip(_PARTS, makers, strict=True):
             children = {key: None if value is None else make(value) for key, value in getattr(module, kind).items()}
             twin.__dict__[kind] = type(getattr(module, kind))(children)
+        if (calls := module.__dict__.get("_memopt")) is not None:  # a stand-in of memopt's within the model
+            twin.__dict__["_memopt"] = types.SimpleNamespace(model=self._twin_module(calls.model), inlined=True)
         return twin
 
     def _turned(self, value: Any) -> Any:

@@ -44,7 +44,8 @@ def partition_at(
         symbols: nodes whose values are sizes, which backward gets, too.
     """
     known = inspect.signature(partitioners._extract_fwd_bwd_modules).parameters
-    apart = [node for node in saved if "saved_opaque_nodes" in known and partitioners.is_opaque_node(node)]
+    is_object: Any = getattr(partitioners, "is_opaque_node", None)
+    apart = [node for node in saved if "saved_opaque_nodes" in known and is_object(node)]
     arguments: dict[str, Any] = {
         "saved_opaque_nodes": apart,
         "saved_sym_nodes": list(symbols),
