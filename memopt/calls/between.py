@@ -10,6 +10,7 @@ from memopt.calls.before_call import BeforeCall
 from memopt.calls.compared import Outcome
 from memopt.calls.outcome import Between
 from memopt.capture.facts import Facts
+from memopt.memory.distributed import has_group
 
 _FACTOR = 1.25  # exact in every floating-point type
 _MOST = 4  # outputs that are written to
@@ -21,8 +22,10 @@ def writes_between(before: BeforeCall, expected: Outcome) -> Iterator[tuple[str,
     Args:
         before: the state that a call begins with.
         expected: what the model's own call does.
+
+    Nothing is written where processes work together: parameters may be shards that are gathered anew in between.
     """
-    if before.in_history or not any(name.startswith("gradient of ") for name in expected.values):
+    if has_group() or before.in_history or not any(name.startswith("gradient of ") for name in expected.values):
         return
 
     def given(_: Sequence[torch.Tensor]) -> None:

@@ -40,10 +40,15 @@ def test_what_a_loop_may_write_is_written_once_and_named():
     assert torch.equal(outputs[0], known * 1.25)
 
 
-def test_nothing_is_written_where_there_are_no_gradients_or_calls_stay_in_a_history():
+def test_nothing_is_written_where_there_are_no_gradients_or_calls_stay_in_a_history(monkeypatch):
     model = Several()
     with torch.no_grad():
         before = BeforeCall(model, (X,), {})
         assert not list(writes_between(before, Sides(before, True).expected))
     before = BeforeCall(model, ((X.clone().requires_grad_() * 2)[1:],), {})
     assert not list(writes_between(before, Sides(before, True).expected))
+    before = BeforeCall(model, (X,), {})
+    expected = Sides(before, True).expected
+    assert list(writes_between(before, expected))
+    monkeypatch.setattr("memopt.calls.between.has_group", lambda: True)
+    assert not list(writes_between(before, expected))
