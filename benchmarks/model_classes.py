@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import copy
+import io
 import json
 import os
 import platform
@@ -190,11 +191,16 @@ def within(budget: Any, engine: str, model: Any, inputs: dict[str, Any], row: di
     trained.call = memopt.compile(trained.model, budget, optimizer=trained.optimizer, backend=engine)
     trained.step(0)
     # Nothing can be planned while it is measured: models that draw their shapes take the same steps before.
-    start = copy.deepcopy((trained.model.state_dict(), trained.optimizer.state_dict()))
+    # What they begin with lies aside as bytes: a budget in bytes is of the process's other tensors, too.
+    aside = io.BytesIO()
+    torch.save((trained.model.state_dict(), trained.optimizer.state_dict()), aside)
     for seed in range(1, STEPS):
         trained.step(seed)
+    aside.seek(0)
+    start = torch.load(aside)
     trained.model.load_state_dict(start[0])
     trained.optimizer.load_state_dict(start[1])
+    del start
     del trained.losses[1:]
     measured = 0
     for seed in range(1, STEPS):
