@@ -45,7 +45,10 @@ class Fallback:
     def kind(self, args: Sequence[Any], kwargs: Mapping[str, Any], *others: Any) -> Any:
         """What calls have in common that are compiled alike: kinds of tensors, and everything that is no tensor."""
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-        return others, self._model.training, str(spec), tuple(map(_kind_of, leaves))
+        kind = others, self._model.training, str(spec), tuple(map(_kind_of, leaves))
+        if any(map(_has_no_shape, leaves)) and kind not in self._failed:
+            self._leave(kind, "an input is a nested tensor of strided layout", "make it with layout=torch.jagged")
+        return kind
 
     def before(self, kind: Any, args: Any, kwargs: Any) -> CallStart:
         """What such a call changes, to be kept before it is made; copies only if none like it has worked."""
@@ -99,6 +102,16 @@ class Fallback:
         log.warning("memopt: %s", self._failed[kind])
         self.notes.append(self._failed[kind])
         return outputs
+
+    def _leave(self, kind: Any, why: str, instead: str) -> None:
+        """Refuse such calls within a budget, and run them as they are without one."""
+        name = type(self._model).__name__
+        if self._options.budget is not None:
+            self._failed[kind] = f"{name} cannot be captured: {why}: {instead}, or leave the budget out"
+            return
+        self._failed[kind] = f"{why}: such calls of {name} run as they are; {instead} to have them planned"
+        log.warning("memopt: %s", self._failed[kind])
+        self.notes.append(self._failed[kind])
 
     def _is_bounded(self, args: Any, kwargs: Any, peak: int | None) -> bool:
         """Whether so many bytes beside what the model holds are within a budget in bytes."""
@@ -167,5 +180,11 @@ def _unchanged(model: nn.Module, inputs: Any) -> Iterator[None]:
 
 def _kind_of(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad, leaf.layout
+        shape = tuple(part.shape for part in leaf.unbind()) if _has_no_shape(leaf) else leaf.shape
+        return shape, leaf.dtype, leaf.device, leaf.requires_grad, leaf.layout
     return leaf if isinstance(leaf, bool | int | float | str | type(None)) else type(leaf)
+
+
+def _has_no_shape(leaf: Any) -> bool:
+    """Whether it is a nested tensor that no graph takes: a jagged one has symbols for its sizes."""
+    return isinstance(leaf, torch.Tensor) and leaf.is_nested and leaf.layout is torch.strided

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from memopt.capture.attention import attention_as_on
 from memopt.capture.boundary import at_boundary
 from memopt.capture.dynamo import Hooks
 from memopt.capture.eager_call import eager_call
-from memopt.capture.eager_step import eager_step, has_checkpoints, roots_of
+from memopt.capture.eager_step import eager_step, has_checkpoints, roots_of, written_in_checkpoints
 from memopt.capture.export import NotCapturedError, NotTracedError
 from memopt.capture.let_go import watched_for_outputs
 from memopt.capture.loss_alone import attached, detach_outputs, others_than_the_loss
@@ -63,6 +64,8 @@ from memopt.torch_compat.symbols import is_symbolic
 from memopt.torch_compat.traceable import REPLACEMENTS
 from memopt.torch_compat.tracing_context import in_trace
 from memopt.torch_compat.valued_fakes import UNKNOWN_VALUE, is_unknown
+
+log = logging.getLogger("memopt")
 
 _TORCH, _HERE = (os.path.dirname(file) + os.sep for file in (torch.__file__, memopt.__file__))
 
@@ -232,6 +235,8 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
                 run = None if session.dry else found_again(session, hooks, recall, example_inputs)
                 if run is None:
                     run = lower_within(session, lower, hooks, example_inputs)
+                    if checkpointed and hooks.captured is not None:
+                        _tell_written(session, written_in_checkpoints(hooks.captured))
                     keep_for_others(session, hooks, run)
                 if collected is not None:
                     run = _counted(run, session, collected, first)
@@ -251,6 +256,20 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
                 hooks.forget()
 
     return at_boundary(memopt, check=session.verify is True, laid_out=lambda: bool(session.layout.contiguous))
+
+
+def _tell_written(session: Session, buffers: Sequence[str]) -> None:
+    """Say which buffers hold other values than in eager, which runs what is checkpointed a second time."""
+    if not buffers:
+        return
+    more = f" and {len(buffers) - 1} more" if len(buffers) > 1 else ""
+    told = (
+        f"{session.model_name} writes to {buffers[0]}{more} within torch.utils.checkpoint: once in a step, where eager "
+        "does so again as it recomputes in backward; leave the checkpoints out to have the same in both"
+    )
+    if told not in session.notes:
+        log.warning("memopt: %s", told)
+    session.note(told)
 
 
 def _noted_at_any_size(code: ManySizes, session: Session, hooks: Hooks) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from memopt.errors import first_line
 from memopt.memory.cost.table import CostTable
 from memopt.memory.step_ledger import Part, StepLedger
+from memopt.program import OutputKind, Program
 from memopt.step.graph_peaks import GraphPeaks
 from memopt.torch_compat import pytree
 from memopt.torch_compat.fake_tensors import FakeTensor, FakeTensorMode, no_fake_mode
@@ -28,6 +29,16 @@ def has_checkpoints(graph_module: fx.GraphModule) -> bool:
     """Whether the user's model checkpoints some of what this graph of Dynamo's computes."""
     modules = (module for module in graph_module.modules() if isinstance(module, fx.GraphModule))
     return any(str(node.target) == _CHECKPOINT for module in modules for node in module.graph.nodes)
+
+
+def written_in_checkpoints(program: Program) -> list[str]:
+    """The buffers that a joint program writes to within the user's checkpoints: eager does so again in backward."""
+    called = {entry.name: entry.target or entry.name for entry in program.inputs}
+    return [
+        called[output.target]
+        for output, node in zip(program.outputs, program.output_nodes, strict=True)
+        if output.kind is OutputKind.MUTATION and output.target in called and node.meta.get("recompute") is not None
+    ]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -293,3 +293,15 @@ def test_inputs_that_autograd_knows_apart_are_named_with_what_to_write_instead(s
     with pytest.raises(CaptureError, match=r"no graph can hold what it writes: .*; clone\(\)") as caught:
         memopt.compile(model, "1MB", backend="aten")(*shared(torch.ones(6, 4).requires_grad_()))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_nested_tensor_that_has_no_shape_runs_as_it_is_or_is_refused(caplog):
+    model = torch.nn.Linear(3, 2)
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+    run = memopt.compile(model, backend="aten")
+    for _ in range(2):
+        assert torch.equal(run(nested).to_padded_tensor(0.0), model(nested).to_padded_tensor(0.0))
+    assert [record.getMessage().count("layout=torch.jagged") for record in caplog.records] == [1]
+    with pytest.raises(memopt.CaptureError, match=r"layout=torch.jagged, or leave the budget out$"):
+        memopt.compile(model, "1MB", backend="aten")(nested)

@@ -107,3 +107,39 @@ def test_what_operators_take_while_they_run_is_counted_where_a_table_is_given():
     torch.compile(model, backend=backend)(torch.randn(2, 3, 32, 32, requires_grad=True))
     ((plain, whole),) = seen
     assert whole.backward > plain.backward and (whole.saved, whole.left) == (plain.saved, plain.left)
+
+
+class Counted(nn.Module):
+    """A layer that writes to buffers of its own, or to none."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16) if kind == "norm" else nn.LayerNorm(16)
+        self.register_buffer("seen", torch.zeros(16))
+        self.kind = kind
+
+    def forward(self, x):
+        if self.kind == "own":
+            self.seen.add_(x.detach().mean(0))
+        return torch.tanh(self.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"), [("norm", "norm.num_batches_tracked and 2 more"), ("own", "seen"), ("", "")]
+)
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_buffers_that_eager_writes_to_again_in_backward_are_said_once(kind, named, reentrant, caplog):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Counted(kind)
+
+        def forward(self, x):
+            return checkpoint(self.part, x, use_reentrant=reentrant)
+
+    run = memopt.compile(Model(), backend="aten")
+    for _ in range(2):
+        run(torch.ones(4, 16, requires_grad=True)).sum().backward()
+    told = [record.getMessage() for record in caplog.records if "torch.utils.checkpoint" in record.getMessage()]
+    assert len(told) == bool(named) == any("torch.utils.checkpoint" in note for note in run.report.notes)
+    assert not named or f"part.{named} " in told[0]
