@@ -372,7 +372,7 @@ def test_state_that_wraps_others_counts_by_what_it_wraps():
     assert (after.state_bytes, after.existing_state_bytes) == (size, size) == (real(net, [optimizer]), size)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch's own import
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of torch's own import
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 def test_an_optimizer_that_is_shared_out_counts_for_what_is_here():
     from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -169,7 +169,7 @@ def test_what_asks_for_values_may_be_profiled():
     assert "runs as it is" in run.report.notes[-1]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_part_that_is_torchscripts_is_refused_in_a_line_and_runs_without_a_budget():
     class Scripted(Plain):
         def __init__(self):
