@@ -126,7 +126,8 @@ class Residents:
     def in_bytes(self, error: BudgetError) -> BudgetError:
         """A refusal whose minimum is true of a budget in bytes: of one that was a fraction it leaves others out."""
         others = 0 if self._counts or not error.minimum_bytes else self.others.total
-        return error if others <= LITTLE else error.with_others(others, others_in_words(others))
+        # A little more may be there when that budget is tried: losses come and go.
+        return error if others <= LITTLE else error.with_others(others + LITTLE, others_in_words(others))
 
     @property
     def _counts(self) -> bool:
