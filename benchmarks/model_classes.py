@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import copy
-import io
 import json
 import os
 import platform
@@ -101,6 +100,11 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.losses.append(loss.detach())
+
+    def tensors(self) -> list[Any]:
+        """All that a step changes, on a CPU."""
+        state = [leaf for each in self.optimizer.state.values() for leaf in each.values()]
+        return [*self.model.parameters(), *self.model.buffers(), *state]
 
     def run(self) -> list[Any]:
         """Losses of all steps, then the parameters and buffers."""
@@ -191,15 +195,12 @@ def within(budget: Any, engine: str, model: Any, inputs: dict[str, Any], row: di
     trained.call = memopt.compile(trained.model, budget, optimizer=trained.optimizer, backend=engine)
     trained.step(0)
     # Nothing can be planned while it is measured: models that draw their shapes take the same steps before.
-    # What they begin with lies aside as bytes: a budget in bytes is of the process's other tensors, too.
-    aside = io.BytesIO()
-    torch.save((trained.model.state_dict(), trained.optimizer.state_dict()), aside)
+    # What they begin with lies aside in arrays: a budget in bytes is of the process's other tensors, too.
+    start = [(each, each.detach().numpy().copy()) for each in trained.tensors()]
     for seed in range(1, STEPS):
         trained.step(seed)
-    aside.seek(0)
-    start = torch.load(aside)
-    trained.model.load_state_dict(start[0])
-    trained.optimizer.load_state_dict(start[1])
+    for each, value in start:
+        each.detach().numpy()[...] = value
     del start
     del trained.losses[1:]
     measured = 0
