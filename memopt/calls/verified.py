@@ -85,7 +85,8 @@ def verified(
     for what, between in writes_between(before, sides.expected):
         with_writes = functools.partial(sides.difference_with, between=between)
         difference = with_writes(call)
-        if difference is not None:
+        # What differs by capture alone is no fault of a plan: eager runs the user's checkpoints on what was written.
+        if difference is not None and with_writes(functools.partial(stages()[0][1], *args, **kwargs)) is None:
             refuse(difference, with_writes, f"if a loop writes {what} between forward and backward, ")
     before.restore()
     return call()

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import memopt
 from memopt.backends.aten import AtenBackend
@@ -102,3 +103,18 @@ def test_what_no_two_calls_of_the_model_do_alike_is_not_compared():
     model = Clock()
     memopt.compile(model, backend="aten", verify="full")(X)
     assert model.cache.count > 1
+
+
+class Checkpointed(nn.Module):
+    """Eager writes to its buffer once more in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+
+    def forward(self, x):
+        return checkpoint(self.norm, x, use_reentrant=False).tanh()
+
+
+def test_what_checkpoints_write_again_in_backward_is_no_difference():
+    memopt.compile(Checkpointed(), backend="aten", verify="full")(X).sum().backward()
