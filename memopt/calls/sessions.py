@@ -25,12 +25,12 @@ from memopt.calls.weak_sessions import (
     gradients_of,
     kept_more,
     models_waiting,
+    names_of,
     planning_room,
     release,
     reserved_for_others,
 )
 from memopt.calls.whole_steps import WholeSteps
-from memopt.capture.shadow import model_names
 from memopt.compilation.layout import movable_parameters
 from memopt.compilation.session import Session
 from memopt.memory.addresses import addresses
@@ -163,7 +163,7 @@ class Sessions(Mapping[Plan, Session]):
             backend=options.engine,
             passes=options.passes,
             verify=options.verify,
-            names=functools.partial(model_names, self._model),
+            names=functools.partial(names_of, weakref.ref(self._model)),
             resident=Resident(),
             table=self._table,
             model_name=type(self._model).__name__,

@@ -43,7 +43,7 @@ from memopt.step.graph_peaks import step_peak
 from memopt.step.recomputed_calls import recomputable
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
-from memopt.torch_compat.dynamo import functions_keep_backward, with_own_entry
+from memopt.torch_compat.dynamo import functions_keep_backward, while_kept, with_own_entry
 from memopt.torch_compat.dynamo_errors import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
@@ -95,7 +95,8 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
         with session.collects(shadow.names) as collected, contextlib.ExitStack() as settings:
             for setting in (shadow.mode, settings_of(session), silence(), streams_kept(), saved_as_it_is()):
                 settings.enter_context(setting)
-            compiled = with_own_entry(torch.compile(shadow.model, backend=dynamo_backend(session), dynamic=False))
+            backend = dynamo_backend(session)
+            compiled = with_own_entry(torch.compile(shadow.model, backend=while_kept(backend), dynamic=False))
             mark = session.outside.mark((fake_args, fake_kwargs))
             _rehearsed(session, model, lambda: compiled(*fake_args, **fake_kwargs), mark)
         if session.asks_for_eager and session.trains:

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from memopt.calls.guard_fast_path import Plan
+from memopt.capture.graph_inputs import Names
+from memopt.capture.shadow import model_names
 from memopt.compilation.session import Session
 from memopt.step.earlier_calls import Ran
 
@@ -48,6 +50,12 @@ def reserved_for_others(owner: weakref.ref[Sessions], room: int) -> int:
     """Of the room of a step, what to leave to calls of other models that the budget is of."""
     sessions = owner()
     return 0 if sessions is None else sessions.group.reserve(sessions, room)
+
+
+def names_of(model: weakref.ref[nn.Module]) -> Names:
+    """As `model_names`, of a model that lives: what Dynamo keeps of a call that failed is not to keep its weights."""
+    here = model()
+    return {} if here is None else model_names(here)
 
 
 def gradients_of(model: weakref.ref[nn.Module]) -> list[torch.Tensor]:

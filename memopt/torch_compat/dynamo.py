@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import types
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +26,23 @@ def sets_grad_mode(node: fx.Node) -> bool | None:
     Tried on torch 2.11 and 2.13.
     """
     return bool(node.args[0]) if node.target is torch._C._set_grad_enabled else None
+
+
+def while_kept(backend: Callable[..., Any]) -> Callable[..., Any]:
+    """The same backend for as long as the caller keeps it.
+
+    Dynamo keeps what it called last, after an error and `torch._dynamo.reset()` too, and with that a model.
+    """
+    kept = weakref.ref(backend)
+
+    def memopt(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        real = kept()
+        if real is None:
+            raise RuntimeError("what compiled this function is gone")
+        found: Callable[..., Any] = real(graph_module, example_inputs)
+        return found
+
+    return memopt
 
 
 def with_own_entry(compiled: Any) -> Any:

@@ -65,6 +65,31 @@ def test_a_model_is_let_go_with_what_compile_returned_after_a_refusal_too(budget
     assert held() is None
 
 
+class Broken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        x = self.first(x).tanh()
+        torch._dynamo.graph_break()
+        return self.last(x).tanh()
+
+
+def test_a_model_of_several_graphs_is_let_go_after_a_refusal():
+    """Dynamo keeps functions that it compiled of earlier graphs in the globals of the model's file."""
+    torch._dynamo.reset()
+    model = Broken()
+    held = weakref.ref(model.first.weight)
+    run = memopt.compile(model, 0.1, backend="aten", verify=False)
+    with pytest.raises(memopt.BudgetError):
+        run(torch.ones(256, 64)).sum().backward()
+    del run, model
+    for _ in range(2):
+        gc.collect()
+    assert held() is None
+
+
 @pytest.mark.parametrize("train", [True, False])
 def test_hooks_of_parts_that_come_and_go_between_calls_are_run(train):
     """torch.compile leaves them out of its guards."""

@@ -205,3 +205,15 @@ def test_what_is_given_up_of_one_of_torchs_own_modules_is_captured_of_another():
         run(X).sum().backward()
         assert run.report.notes == ()
         assert memopt.plan(module, (X,), "1MB", backend="aten").peak_bytes >= run.report.peak_bytes
+
+
+def test_what_compiles_is_kept_by_who_asks_for_it_alone():
+    def backend(graph_module, example_inputs):
+        return graph_module.forward
+
+    loose = dynamo.while_kept(backend)
+    x = torch.ones(2)
+    assert torch.equal(torch.compile(torch.relu, backend=loose)(x), x)
+    del backend
+    with pytest.raises(RuntimeError, match="is gone"):
+        loose(None, ())
