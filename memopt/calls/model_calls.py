@@ -310,6 +310,7 @@ class ModelCalls:
                 lambda: self.sessions.graphs,
                 lambda: stages(self.options, functools.partial(ModelCalls, self.model)),
                 draws_alike=self.options.engine.exact,
+                many_sizes=lambda: self.planned.symbolic,
             )
         finally:
             self._verifying = False
