@@ -25,7 +25,7 @@ VERBS = {
     ),
     "demo": (
         "memopt.cli.demo:demo",
-        "Train a GPT and a ResNet inside 60 % and 40 % of the memory that they take, and check the gradients.",
+        "Train a GPT and a ResNet inside 60 % and 45 % of the memory that they take, and check the gradients.",
     ),
     "diff": (
         "memopt.cli.diff:diff",

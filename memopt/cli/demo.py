@@ -35,7 +35,7 @@ _PLAIN_WIDTH = 132
 @verbosity_options
 @click.pass_context
 def demo(ctx: click.Context, gpu: bool, seed: int, report_dir: Path, form: str) -> None:
-    """Train a GPT and a ResNet inside 60 % and 40 % of the memory that they take, and check the gradients.
+    """Train a GPT and a ResNet inside 60 % and 45 % of the memory that they take, and check the gradients.
 
     Runs on the CPU, or with --gpu on a CUDA device, with batches that it has room for. Peaks are measured from the
     allocator's own events (on CUDA: what it reserves); gradients are compared with eager PyTorch's, under the same
