@@ -27,7 +27,7 @@ from memopt.memory.cost.key import place_of
 from memopt.memory.distributed import has_group
 from memopt.memory.reach import plain_tensors
 from memopt.memory.resident import storage_bytes
-from memopt.memory.window import Held, Window
+from memopt.memory.window import Held, Window, closed_if_it_fails
 from memopt.options import Options
 from memopt.report.eager import eager_report
 from memopt.step.around import SCALARS, Watch
@@ -349,14 +349,10 @@ class AsItIs:
             return self._model(*args, **kwargs), (None, None)
         known.looks -= 1
         parts = (part for tensor in held_tensors(self._model) for part in plain_tensors(tensor))
-        there = [part.untyped_storage() for part in parts]
-        window = Window(session.resident.device, {storage.data_ptr(): storage.nbytes() for storage in there})
-        del there, parts
-        try:
+        window = Window(session.resident.device, (part.untyped_storage() for part in parts))
+        del parts
+        with closed_if_it_fails(window):
             outputs = self._model(*args, **kwargs)
-        except BaseException:
-            window.close()
-            raise
         if kind.gradients:
             return outputs, (window, functools.partial(self._stepped, called, weakref.ref(session), kind))
         held = window.close()

@@ -32,7 +32,6 @@ from memopt.calls.stages import stages
 from memopt.calls.tracing import note_outside
 from memopt.calls.transforms import Transformed
 from memopt.calls.verified import verified
-from memopt.calls.whole_steps import close, unless_it_fails
 from memopt.capture.export import CaptureError, NotCapturedError
 from memopt.common.garbage import collect, collecting_rarely
 from memopt.common.progress import planning
@@ -41,6 +40,7 @@ from memopt.compilation.session import Session
 from memopt.errors import ShortOfMemoryError
 from memopt.memory.gradients import Gradients
 from memopt.memory.reach import shown_tensors
+from memopt.memory.window import closed_if_it_fails
 from memopt.options import Options
 from memopt.report.record import Report
 from memopt.report.summary import summary
@@ -232,7 +232,7 @@ class ModelCalls:
                 guard.forward(beyond),
                 planning(session.model_name) as plans,
                 collecting_rarely(),
-                unless_it_fails(watch),
+                closed_if_it_fails(watch[0]),
             ):
                 outputs = self.planned.run(session, kind, args, kwargs)
         except torch.OutOfMemoryError as error:
@@ -263,7 +263,8 @@ class ModelCalls:
         known = session.report is not planned or self.fallback.has_worked(called)
         if not was_planned(self.model, session, shown_tensors(outputs), known):
             told = session.outside.told_of_all(self.model, shown_tensors(outputs), mark)
-            close(watch)
+            if watch[0] is not None:
+                watch[0].close()
             del outputs, mark
             refused = NotCapturedError(f"no graph could be captured of {session.model_name} ({told})")
             set_back(before, refused)
@@ -373,7 +374,7 @@ class ModelCalls:
         guard, watch = self.guards[session], self._watch(session, kind, args, kwargs)
         try:
             with (
-                unless_it_fails(watch),
+                closed_if_it_fails(watch[0]),
                 self.several.beside(session, args, kwargs),
                 session.call(lambda: self.residents.of(args, kwargs, kind)),
             ):

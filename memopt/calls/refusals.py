@@ -84,14 +84,13 @@ def _seen(value: Any) -> Any:
     return id(value)
 
 
-def refuse_hopeless(account: Account, model: nn.Module, ending: int = 0) -> None:
+def refuse_hopeless(account: Account, ending: int = 0) -> None:
     """Refuse a budget in bytes that does not hold what is there before and after the step itself.
 
-    A small model is planned all the same, in about a second: its refusal names a minimum that a plan was found for.
+    It is for models that are large: others are planned all the same, so that a refusal names a minimum of some plan.
 
     Args:
         account: of the model's steps.
-        model: which is judged small by what it holds.
         ending: bytes of the gradients that an optimizer finds which is not counted yet; 0 without one.
 
     Raises:
@@ -99,8 +98,6 @@ def refuse_hopeless(account: Account, model: nn.Module, ending: int = 0) -> None
     """
     budget, resident = account.budget, account.resident
     if budget is None or budget.bytes is None:
-        return
-    if not is_large(model):
         return
     stepping = resident.total - resident.gradients + ending
     held = max(resident.total, stepping, account.optimizer_peak()) - resident.libraries

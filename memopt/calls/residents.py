@@ -162,10 +162,9 @@ class Residents:
         resident = dataclasses.replace(self.of(args, kwargs, kind), outside=0)
         trains = kind.gradients and self._options.optimizer is not None
         if resident.optimizer is None and trains:
-            without = Account(budget, resident)
-            refuse_hopeless(without, self._model, resident.trainable)
+            refuse_hopeless(Account(budget, resident), resident.trainable)
             resident = dataclasses.replace(resident, optimizer=self._optimizers.least())
-        refuse_hopeless(Account(budget, resident), self._model)
+        refuse_hopeless(Account(budget, resident))
 
     def refuse_hopeless(self, resident: Resident) -> None:
         """Refuse a budget that does not hold what is there anyway in a call.
@@ -173,4 +172,5 @@ class Residents:
         Raises:
             BudgetError: no plan goes below that.
         """
-        refuse_hopeless(Account(self._options.budget, dataclasses.replace(resident, outside=0)), self._model)
+        if is_large(self._model):
+            refuse_hopeless(Account(self._options.budget, dataclasses.replace(resident, outside=0)))

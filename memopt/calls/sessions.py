@@ -50,7 +50,7 @@ from memopt.step.hooked import KEPT, WAIT, EarlyGradients, Hooked, added_names
 from memopt.step.optimizers import Optimizers
 from memopt.step.reference import Reference
 from memopt.torch_compat.changing_numbers import ChangingNumbers
-from memopt.torch_compat.dynamo import with_own_entry
+from memopt.torch_compat.dynamo import while_kept, with_own_entry
 from memopt.torch_compat.fully_sharded import is_sharded
 from memopt.torch_compat.saved_tensors import hooks_in_force
 
@@ -364,18 +364,15 @@ class Sessions(Mapping[Plan, Session]):
         return self.recordings
 
     def _counted(self, backend: Backend) -> Backend:
-        """The same backend while it is kept here; graphs are counted, and none runs before all ranks have the first.
-
-        Dynamo keeps what it called last, after an error and `torch._dynamo.reset()` too: not a session and its model.
-        """
-        here, kept = weakref.ref(self), weakref.ref(backend)
+        """The same backend while it is kept here; graphs are counted, and none runs before all ranks have the first."""
+        here, kept = weakref.ref(self), while_kept(backend)
 
         def memopt(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-            sessions, real = here(), kept()
-            if sessions is None or real is None:
+            sessions = here()
+            if sessions is None:
                 raise RuntimeError("what memopt.compile returned is gone, and its compiled functions with it")
             sessions.graphs += 1
-            run = real(graph_module, example_inputs)
+            run: Callable[..., Any] = kept(graph_module, example_inputs)
             sessions.agreement.reach()
             return run
 

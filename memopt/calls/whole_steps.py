@@ -7,10 +7,9 @@ looked at as a whole, and what they take beyond all that is counted is counted f
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -57,7 +56,7 @@ class WholeSteps:
         there += [each for each in shown_tensors((args, kwargs)) if each.device == device]
         storages = [part.untyped_storage() for tensor in there for part in plain_tensors(tensor)]
         storages += self._around.kept_outputs()
-        window = Window(device, {storage.data_ptr(): storage.nbytes() for storage in storages})
+        window = Window(device, storages)
         older, step = self._around.older_bytes(), session.step
         return window, functools.partial(_stepped, weakref.ref(self), weakref.ref(session), kind.plan, step, older)
 
@@ -88,19 +87,3 @@ def _stepped(
     here, known = steps(), session()
     if here is not None and known is not None and known.step is step and known.ran and not known.earlier:
         here._stepped(known, plan, older, held)
-
-
-def close(watch: Watch) -> None:
-    """Look at a step no more: nothing is said of it."""
-    if watch[0] is not None:
-        watch[0].close()
-
-
-@contextlib.contextmanager
-def unless_it_fails(watch: Watch) -> Iterator[None]:
-    """Within, a call runs whose step is looked at so: no more if it fails."""
-    try:
-        yield
-    except BaseException:
-        close(watch)
-        raise

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -59,12 +60,12 @@ class Window:
     higher than before.
     """
 
-    def __init__(self, device: torch.device, known: Mapping[int, int]) -> None:
+    def __init__(self, device: torch.device, known: Iterable[torch.UntypedStorage]) -> None:
         """Open it.
 
         Args:
             device: CPU or a CUDA device.
-            known: on CPU, bytes of memory that is there already, by address: its releases are seen where they can be.
+            known: on CPU, memory that is there already: its releases are seen where they can be.
         """
         self._device = device
         self._recording: Recording | None = None
@@ -74,7 +75,8 @@ class Window:
         if device.type == "cuda":
             self._before = self._start = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
         elif not unseen(device) and not is_profiled():
-            self._recording = Recording(device, known, yields=True)
+            there = {storage.data_ptr(): storage.nbytes() for storage in known}
+            self._recording = Recording(device, there, yields=True)
             self._recording.begin()
 
     def forward_ends(self) -> None:
@@ -120,6 +122,20 @@ class Window:
                 self.within = self._recording.within
                 self._held, self._recording = _of(self._recording), None
         return self._held
+
+
+def closed_if_it_fails(window: Window | None) -> contextlib.AbstractContextManager[None]:
+    """Within, a call runs that a window looks at, if any: no more if it fails."""
+    return contextlib.nullcontext() if window is None else _closed_if_it_fails(window)
+
+
+@contextlib.contextmanager
+def _closed_if_it_fails(window: Window) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        window.close()
+        raise
 
 
 _FORWARD, _MARK, _BEHIND, _OVER = "forward ends", "backward begins", "graphs end", "backward ends"

@@ -188,7 +188,7 @@ class Around:
         if call.window is not None and not nodes:
             call.window.close()
         if nodes:
-            window = call.window or Window(device, {storage.data_ptr(): storage.nbytes() for storage in fresh})
+            window = call.window or Window(device, fresh)
             window.forward_ends()
             self._open = _Open(window, call, [weakref.ref(leaf) for leaf in leaves], look, self._left)
             if call.lets_go:

@@ -20,7 +20,7 @@ def kilobyte():
 
 
 def test_peak_and_what_is_left():
-    window = Window(CPU, {})
+    window = Window(CPU, ())
     kept = [kilobyte()]
     kept.append(torch.empty(KILO))
     del kept[1:]
@@ -29,7 +29,7 @@ def test_peak_and_what_is_left():
 
 
 def test_what_comes_after_backward_begins_is_left_out():
-    window, seen = Window(CPU, {}), []
+    window, seen = Window(CPU, ()), []
     x = torch.ones(KILO // 4, requires_grad=True)
     product = x * 2
 
@@ -47,7 +47,7 @@ def test_what_comes_after_backward_begins_is_left_out():
 
 def test_a_window_that_is_open_since_before_forward_says_what_the_whole_has_held():
     x = torch.ones(KILO // 4, requires_grad=True)
-    window = Window(CPU, {})
+    window = Window(CPU, ())
     more = torch.empty(KILO)
     product = x * 2
     del more
@@ -64,7 +64,7 @@ def test_a_window_that_is_open_since_before_forward_says_what_the_whole_has_held
 def test_what_is_held_behind_the_models_graphs_is_told_apart():
     x = torch.ones(KILO // 4, requires_grad=True)
     before = x.square().sum()  # its backward comes last
-    window, kept = Window(CPU, {}), []
+    window, kept = Window(CPU, ()), []
     product = x * 2
 
     def begins(_):
@@ -88,7 +88,7 @@ def test_what_is_held_behind_the_models_graphs_is_told_apart():
 
 
 def test_it_ends_where_somebody_measures():
-    window = Window(CPU, {})
+    window = Window(CPU, ())
     kept = kilobyte()
     assert measure(kilobyte).peak_bytes == KILO
     assert kilobyte() is not kept
@@ -97,7 +97,7 @@ def test_it_ends_where_somebody_measures():
 
 def test_within_a_profiler_nothing_is_seen():
     with Recording(CPU):
-        window = Window(CPU, {})
+        window = Window(CPU, ())
         assert window.close() is None
         assert is_profiled()
 
@@ -107,7 +107,7 @@ def test_where_processes_work_together_no_profiler_is_started():
     """Its events are also written by the collectives' threads: other memory was spoiled, and gradients were wrong."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        window = Window(CPU, {})
+        window = Window(CPU, ())
         assert not torch._C._autograd._profiler_enabled()
         assert window.close() is None
     finally:
@@ -115,7 +115,7 @@ def test_where_processes_work_together_no_profiler_is_started():
 
 
 def test_a_region_that_spans_the_end_is_known():
-    window = Window(CPU, {})
+    window = Window(CPU, ())
     with torch.profiler.record_function("within it"):
         kilobyte()
     region = torch.profiler.record_function("beyond it")
@@ -123,7 +123,7 @@ def test_a_region_that_spans_the_end_is_known():
     window.close()
     region.__exit__(None, None, None)
     assert window.within
-    window = Window(CPU, {})
+    window = Window(CPU, ())
     with torch.profiler.record_function("within it"):
         kilobyte()
     window.close()
@@ -133,7 +133,7 @@ def test_a_region_that_spans_the_end_is_known():
 def test_what_was_there_before_is_seen_to_go_where_a_recording_has_seen_it_come():
     with Recording(CPU):
         seen = torch.ones(256)
-    window = Window(CPU, {seen.untyped_storage().data_ptr(): 1024})
+    window = Window(CPU, [seen.untyped_storage()])
     del seen
     window.backward_begins()
     held = window.close()
@@ -144,7 +144,7 @@ def test_nothing_is_looked_at_in_another_thread_which_may_end_before_the_window_
     seen = []
 
     def work():
-        window = Window(CPU, {})
+        window = Window(CPU, ())
         seen.append(is_profiled())
         window.forward_ends()
         seen.append(window.close())
