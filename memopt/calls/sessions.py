@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from memopt.calls.agreement import Agreement
 from memopt.calls.group import Group
 from memopt.calls.guard_fast_path import Backend, Kind, Plan, SteadyCalls
 from memopt.calls.sizing import Sizing, Symbolic
+from memopt.calls.steps_over import StepsOver
 from memopt.calls.tracing import dynamo_backend
 from memopt.calls.weak_sessions import (
     allow_limit,
@@ -53,8 +53,6 @@ from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import while_kept, with_own_entry
 from memopt.torch_compat.fully_sharded import is_sharded
 from memopt.torch_compat.saved_tensors import hooks_in_force
-
-log = logging.getLogger("memopt")
 
 
 class NotPlanned(RuntimeError, AttributeError):
@@ -95,9 +93,7 @@ class Sessions(Mapping[Plan, Session]):
         self._sizes = Sizes()
         self._sessions: dict[Plan, Session] = {}
         self._report: Report | None = None  # of before the model was moved
-        self._said: list[str] = []  # of steps that were over the budget
-        self._latest: tuple[Session, Sequence[Ran]] | None = None  # what has run last, with gradients
-        self._short: weakref.WeakSet[Session] = weakref.WeakSet()  # of such steps
+        self._over = StepsOver()
         self.compiled: dict[Plan, Callable[..., Any]] = {}
         self._backends: weakref.WeakKeyDictionary[Any, Backend] = weakref.WeakKeyDictionary()  # by compiled function
         # The same of calls with symbolic sizes, and whether all sizes are symbols.
@@ -180,7 +176,7 @@ class Sessions(Mapping[Plan, Session]):
         if self.hooked.waited and kind.accumulating:
             session.note(WAIT)
         session.notes.extend(options.notes)
-        session.notes.extend(self._said)
+        session.notes.extend(self._over.said)
         session.seen = self._seen(kind.plan)
         here = weakref.ref(self)
         session.elsewhere = self.group.elsewhere
@@ -243,16 +239,15 @@ class Sessions(Mapping[Plan, Session]):
         """
         new_step = not self.earlier.alive()
         left, before, most = self.around.close(), self.around.seen, BEFORE.ends()
-        over = self._latest is not None and most > (self._latest[0].limit_of_all or most)
+        over = most > (self._over.limit_bytes() or most)
         self.around.saw_before(most if over else 0, blind=BEFORE.blind)
         self.around.begins(0 if new_step else left, new_step=new_step)
-        if self.around.seen != before and self._latest is not None:
-            self._look(*self._latest)
-        alone = not has_group()  # ranks plan the same
-        if self._short and new_step and alone:
-            for plan in [plan for plan, session in self._sessions.items() if session in self._short]:
+        if self.around.seen != before and self._over.latest is not None:
+            self._look(*self._over.latest)
+        if new_step and not has_group():  # ranks plan the same
+            due = self._over.due()
+            for plan in [plan for plan, session in self._sessions.items() if session in due]:
                 self.forget(plan)
-            self._short.clear()
         return new_step
 
     def ended(self, session: Session, outputs: Any, given: Any, watch: Watch = (None, None)) -> None:
@@ -269,7 +264,7 @@ class Sessions(Mapping[Plan, Session]):
             window.close()
         elif session.ran and not hooks_in_force():
             calls = self.earlier.alive() or [Ran(tuple(session.ran), {})]
-            self._latest = session, calls
+            self._over.latest = session, calls
             self.whole_steps.ended(session)
             look = functools.partial(_look, weakref.ref(self), weakref.ref(session), calls)
             early = 0 if session.ran[0].key == AS_IT_IS else session.tangents.early
@@ -292,18 +287,9 @@ class Sessions(Mapping[Plan, Session]):
         return self.around.seen if plan is None else self.around.seen.joined(self.whole_steps.seen.get(plan, Seen()))
 
     def _look(self, session: Session, calls: Sequence[Ran]) -> None:
-        """Say that a step of these calls is over its budget, if it is with what the loop holds around them."""
-        session.seen = self._seen(next((plan for plan, each in self._sessions.items() if each is session), None))
-        excess, limit = session.excess_around(calls)
-        if excess:
-            budget, more = format_bytes(limit, short=True), format_bytes(excess, short=True)
-            line = f"a step was over its budget of {budget} by {more}: the loop around the model holds {session.seen}"
-            line += "; the next step is planned with that"
-            if line not in self._said:
-                log.warning("memopt: %s: %s", session.model_name, line)
-            self._said[:] = [line]
-            session.note(line)
-            self._short.add(session)
+        """Look whether a step of these calls was over its budget, with what is known of its loop by now."""
+        plan = next((plan for plan, each in self._sessions.items() if each is session), None)
+        self._over.look(session, self._seen(plan), calls)
 
     def drop(self, plan: Plan) -> None:
         """Drop a session that failed in the middle of its work, with all that it compiled; its last report stays."""
@@ -333,8 +319,7 @@ class Sessions(Mapping[Plan, Session]):
         self.guards.clear()
         self.earlier.clear()
         self.steady.clear()
-        self._latest = None
-        self._short.clear()
+        self._over.forget()
         self._sizes = Sizes()
         self.sizing.forget()
         if self.last is not None and self.last.report is not None:

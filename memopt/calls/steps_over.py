@@ -1,0 +1,64 @@
+"""Steps that were over their budget with what the loop holds around the model: said once, and planned anew."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Collection, Sequence
+
+from memopt.budget import format_bytes
+from memopt.compilation.session import Session
+from memopt.memory.measure import is_profiled
+from memopt.step.around import Seen
+from memopt.step.earlier_calls import Ran
+
+log = logging.getLogger("memopt")
+
+
+class StepsOver:
+    """The sessions whose latest steps were over their budget, until they are planned anew.
+
+    Attributes:
+        said: the line of the latest of such steps; empty where none was over.
+        latest: what has run last with gradients: its session, and the calls of its step.
+    """
+
+    def __init__(self) -> None:
+        """No step has run."""
+        self.said: list[str] = []
+        self.latest: tuple[Session, Sequence[Ran]] | None = None
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+    def limit_bytes(self) -> int | None:
+        """The budget of the latest step; None where there is no step, or no budget."""
+        return None if self.latest is None else self.latest[0].limit_of_all
+
+    def look(self, session: Session, seen: Seen, calls: Sequence[Ran]) -> None:
+        """Say that a step of these calls was over its budget, if it was with what is known of the loop around it."""
+        session.seen = seen
+        excess, limit = session.excess_around(calls)
+        if excess:
+            budget, more = format_bytes(limit, short=True), format_bytes(excess, short=True)
+            line = f"a step was over its budget of {budget} by {more}: the loop around the model holds {seen}"
+            line += "; the next step is planned with that"
+            if line not in self.said:
+                log.warning("memopt: %s: %s", session.model_name, line)
+            self.said[:] = [line]
+            session.note(line)
+            self._sessions.add(session)
+
+    def due(self) -> Collection[Session]:
+        """The sessions to be planned anew before the next step; they are due once.
+
+        Beside a profiler nothing can be measured, and so nothing planned: they are due when it has ended.
+        """
+        if not self._sessions or is_profiled():
+            return ()
+        due = list(self._sessions)
+        self._sessions.clear()
+        return due
+
+    def forget(self) -> None:
+        """All is planned anew; what was said stays."""
+        self.latest = None
+        self._sessions.clear()

@@ -1,0 +1,42 @@
+"""Steps over their budget are said once and planned anew, but not beside a profiler, where nothing can be measured."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import memopt
+from tests.training.steps import peak_of
+
+
+def _net():
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(96, 96), nn.GELU()) for _ in range(4)], nn.Linear(96, 96))
+    return model, torch.randn(64, 96)
+
+
+def _step(model, call, x, more):
+    """A step whose loss takes more than the first ones' did, in backward."""
+    out = call(x)
+    extra = sum((out * number).exp().clone().square().mean() for number in range(more))
+    (functional.mse_loss(out, x) + 1e-3 * extra).backward()
+    model.zero_grad()
+
+
+def test_a_profiled_step_runs_with_the_code_that_there_is():
+    model, x = _net()
+    budget = int(0.95 * peak_of(lambda: _step(model, model, x, 6), model, x))
+    torch._dynamo.reset()
+    run = memopt.compile(model, budget, backend="aten")
+    for _ in range(2):
+        _step(model, run, x, 0)
+    _step(model, run, x, 6)
+    assert any("over its budget" in note for note in run.report.notes)
+    graphs = run._memopt.sessions.graphs
+    with torch.profiler.profile():
+        _step(model, run, x, 6)
+    assert run._memopt.sessions.graphs == graphs
+    _step(model, run, x, 6)
+    assert run._memopt.sessions.graphs > graphs
+    assert peak_of(lambda: _step(model, run, x, 6), model, x) <= budget
