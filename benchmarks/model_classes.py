@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import copy
+import gc
 import json
 import os
 import platform
@@ -163,39 +164,58 @@ def compare(found: list[Any], eager: list[Any], true: list[Any] | None, names: l
 def train(name: str, engine: str, row: dict[str, Any]) -> None:
     from memopt.budget import BudgetError
 
-    model, inputs = build(name)
-    model.train()
-    eager = Training(copy.deepcopy(model), inputs).run()
-    true = exact(lambda m, i: Training(m, i).run(), model, inputs)
+    # A budget in bytes is of the process's other tensors, too: what is compared lies aside in arrays.
+    eager, true = (None if values is None else [v.numpy().copy() for v in values] for values in eagerly(name))
+    gc.collect()  # optimizers hold themselves
     trained, least = None, 0
     try:
-        trained = within(SHARE, engine, model, inputs, row)
+        trained = within(SHARE, engine, name, row)
     except BudgetError as error:
         if not error.minimum_bytes:
             raise
         least = int(error.minimum_bytes)
     if trained is None:  # out here, where the error holds what was refused no more
-        trained = within(least, engine, model, inputs, row)
+        gc.collect()
+        trained = within(least, engine, name, row)
     names = [f"loss {i}" for i in range(STEPS)] + [
-        key for key, _ in (*model.named_parameters(), *model.named_buffers())
+        key for key, _ in (*trained.model.named_parameters(), *trained.model.named_buffers())
     ]
-    compare(trained.results(), eager, true, names)
+    compare(trained.results(), tensors(eager), tensors(true), names)
     if row["measured_bytes"] > row["budget_bytes"]:
         raise Wrong(f"{row['measured_bytes']:,} bytes were held, of a budget of {row['budget_bytes']:,}")
 
 
-def within(budget: Any, engine: str, model: Any, inputs: dict[str, Any], row: dict[str, Any]) -> Training:
+def trainable(name: str) -> tuple[Any, dict[str, Any]]:
+    """The model to be trained, the same each time, and its inputs."""
+    model, inputs = build(name)
+    return model.train(), inputs
+
+
+def eagerly(name: str) -> tuple[list[Any], list[Any] | None]:
+    """What eager steps end with, and the same in float64."""
+    true = exact(lambda m, i: Training(m, i).run(), *trainable(name))
+    return Training(*trainable(name)).run(), true
+
+
+def tensors(arrays: list[Any] | None) -> Any:
+    """The tensors of arrays; None for none."""
+    import torch
+
+    return None if arrays is None else [torch.from_numpy(array) for array in arrays]
+
+
+def within(budget: Any, engine: str, name: str, row: dict[str, Any]) -> Training:
     """Three steps within a budget, of which the last two are measured."""
     import torch
 
     import memopt
 
     torch._dynamo.reset()
-    trained = Training(copy.deepcopy(model), inputs)
+    trained = Training(*trainable(name))
     trained.call = memopt.compile(trained.model, budget, optimizer=trained.optimizer, backend=engine)
     trained.step(0)
     # Nothing can be planned while it is measured: models that draw their shapes take the same steps before.
-    # What they begin with lies aside in arrays: a budget in bytes is of the process's other tensors, too.
+    # What they begin with lies aside in arrays.
     start = [(each, each.detach().numpy().copy()) for each in trained.tensors()]
     for seed in range(1, STEPS):
         trained.step(seed)
