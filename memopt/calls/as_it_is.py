@@ -24,7 +24,7 @@ from memopt.common.kernel_settings import kernel_settings
 from memopt.compilation.session import Session
 from memopt.memory.attributes import held_tensors
 from memopt.memory.cost.key import place_of
-from memopt.memory.distributed import has_group
+from memopt.memory.distributed import has_group, is_replica
 from memopt.memory.reach import plain_tensors
 from memopt.memory.resident import storage_bytes
 from memopt.memory.window import Held, Window, closed_if_it_fails
@@ -171,6 +171,8 @@ class AsItIs:
             if isinstance(error, BudgetError):
                 raise error
             way = "" if _WAY in str(error) else f": {_WAY}"
+            if is_replica(self._model):  # torch traces no module of its own, as Sequential, right within it
+                way = f": compile the model within it, DistributedDataParallel(memopt.compile(model, …)), or {_WAY}"
             raise NotCapturedError(f"{error}; what it takes as it is cannot be counted, as {eager}{way}")
         reason = str(error)
         if isinstance(error, BudgetError):

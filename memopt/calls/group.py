@@ -123,6 +123,13 @@ class Group:
         """Those that step any of several models."""
         return [] if self._optimizers is None else self._optimizers.instances()
 
+    def set_optimizers(self) -> None:
+        """Count those that the stand-ins have now, in place of what was given for several models before."""
+        if self._optimizers is not None:
+            alive = [each for reference in self._sessions if (each := reference()) is not None]
+            own = {id(item): item for each in alive for item in each.optimizers.given}
+            self._optimizers.replace(list(own.values()) or None)
+
     def recount(self) -> None:
         """Count the optimizers of several models by what their steps have shown."""
         if self._optimizers is not None:

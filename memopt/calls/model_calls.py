@@ -89,6 +89,7 @@ class ModelCalls:
         watch = options.budget is not None and options.target is None
         self.optimizers = Optimizers(model, options.optimizer, options.place, watch=watch)
         group = Group([model]) if group is None else group
+        options = dataclasses.replace(options, optimizer=None)  # another one may be set: who holds this would keep it
         self.sessions = Sessions(model, options, self.optimizers, group)
         self.guards, self.steady, self.earlier = self.sessions.guards, self.sessions.steady, self.sessions.earlier
         self.several = SeveralCalls(model, options.budget, self.sessions)
@@ -176,7 +177,7 @@ class ModelCalls:
         session, gradients = self.sessions.of(kind), kind.gradients
         self.sessions.last = session
         trainable = any(parameter.requires_grad for parameter in self.model.parameters())
-        session.trains, likely = gradients and trainable, self._trained or self.options.optimizer is not None
+        session.trains, likely = gradients and trainable, self._trained or bool(self.optimizers.given)
         session.to_be_trained = trainable and not gradients and likely
         if session.report is None and not self.fallback.has_worked(called):
             self.residents.refuse_at_once(args, kwargs, kind)
@@ -359,6 +360,7 @@ class ModelCalls:
         """
         before = self.options.optimizer
         self.optimizers.replace(optimizer)
+        self.sessions.group.set_optimizers()
         self.options = dataclasses.replace(self.options, optimizer=optimizer)
         try:
             self.residents.recount()

@@ -160,7 +160,7 @@ class Residents:
         if budget is None or budget.bytes is None or not is_large(self._model):
             return
         resident = dataclasses.replace(self.of(args, kwargs, kind), outside=0)
-        trains = kind.gradients and self._options.optimizer is not None
+        trains = kind.gradients and bool(self._optimizers.given)
         if resident.optimizer is None and trains:
             refuse_hopeless(Account(budget, resident), resident.trainable)
             resident = dataclasses.replace(resident, optimizer=self._optimizers.least())

@@ -68,6 +68,7 @@ class Sessions(Mapping[Plan, Session]):
         steady: calls that go the guard fast path.
         sizing: which calls are captured with symbolic sizes.
         earlier: the calls of the present step so far.
+        optimizers: that step the model.
         group: models that share the budget.
         agreement: of the ranks that train the model, on their first step.
         reference: what a budget is a fraction of.
@@ -81,7 +82,7 @@ class Sessions(Mapping[Plan, Session]):
 
     def __init__(self, model: nn.Module, options: Options, optimizers: Optimizers, group: Group) -> None:
         """Nothing is compiled yet; other models of the group share the budget."""
-        self._model, self._options, self._optimizers = model, options, optimizers
+        self._model, self._options, self.optimizers = model, options, optimizers
         ceiling = None if options.budget is None else options.budget.bytes
         # Of a budget in bytes the costs of operators must not depend: what it is refused for names the least.
         room = functools.partial(planning_room, weakref.ref(self)) if ceiling is None else None
@@ -369,14 +370,14 @@ class Sessions(Mapping[Plan, Session]):
         if device.type != "cuda":
             return
         guard = self.guards.setdefault(session, StepGuard())
-        state = self._optimizers.state_bytes()
+        state = self.optimizers.state_bytes()
         whole, known = session.budget is not None and session.budget.bytes is not None, guard.allowance
         allowance = allowance_of(self._model, state, session.resident, limit_bytes, known, whole=whole)
         guard.allow(allowance)
         if whole and allowance.beyond_bytes:
             beyond = format_bytes(allowance.beyond_bytes, short=True)
             session.note(f"{beyond} of the device that no tensor shows (libraries, others' CUDA graphs) come on top")
-        for optimizer in self._optimizers.instances():
+        for optimizer in self.optimizers.instances():
             guard.during(optimizer)
 
 

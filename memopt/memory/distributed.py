@@ -68,6 +68,11 @@ def _replicas(model: nn.Module) -> list[Any]:
     return found or ([] if around is None else [around])
 
 
+def is_replica(model: nn.Module) -> bool:
+    """Whether the model is DistributedDataParallel around another one."""
+    return has_group() and _replicas(model)[:1] == [model]
+
+
 def buckets_of(model: nn.Module) -> Buckets:
     """Count the buckets of every DistributedDataParallel in the model, or else of the one whose forward is running.
 

@@ -71,6 +71,11 @@ class Optimizers:
         self._alone.clear()
         self._due = True
 
+    @property
+    def given(self) -> tuple[Any, ...]:
+        """What the user gave: optimizers, and what makes one."""
+        return self._given
+
     def footprint(self) -> OptimizerFootprint | None:
         """What the optimizers hold and take; None without any.
 

@@ -105,6 +105,28 @@ def test_one_may_be_set_later():
     assert counted(stand_in) == 0
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_the_one_before_is_let_go_with_its_state(several):
+    model, other = make(), make()
+    optimizer = torch.optim.AdamW([*model.parameters(), *other.parameters()])
+    if several:
+        made = memopt.compile([model, other], "100MB", optimizer=optimizer, backend="aten")
+    else:
+        made = [memopt.compile(model, "100MB", optimizer=optimizer, backend="aten")]
+    for stand_in in made:
+        steps(stand_in, optimizer)
+    before = weakref.ref(optimizer.state[next(model.parameters())]["exp_avg"])
+    optimizer = torch.optim.AdamW([*model.parameters(), *other.parameters()])
+    for stand_in in made:
+        stand_in.set_optimizer(optimizer)
+    gc.collect()
+    assert before() is None
+    for stand_in in made:
+        steps(stand_in, optimizer)
+    assert counted(made[0]) == 2 * sum(p.nbytes for p in model.parameters()) + 4 * 4
+    assert made[0].report.breakdown.others == (sum(3 * p.nbytes for p in other.parameters()) + 4 * 4) * several
+
+
 def test_a_class_stands_for_the_one_that_is_made_of_it():
     model = make()
     stand_in = compiled(model, optimizer=torch.optim.AdamW)

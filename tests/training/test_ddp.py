@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import memopt
+
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 WORKER = """
@@ -126,3 +128,16 @@ def test_code_of_inductor_fills_buckets_while_backward_runs(around, tmp_path):
         assert found["graphs"] == 1 and found["errors"] < 1e-5
         assert found["pieces"] > 1
         assert found["peak"] <= found["budget"]
+
+
+def test_around_a_module_of_torchs_own_it_is_told_to_come_outside(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU(), torch.nn.Linear(4, 4))
+        compiled = memopt.compile(torch.nn.parallel.DistributedDataParallel(layers), "10MB", backend="aten")
+        with pytest.raises(memopt.CaptureError, match=r"DistributedDataParallel\(memopt\.compile\(model, …\)\)"):
+            compiled(torch.ones(2, 4))
+        run = torch.nn.parallel.DistributedDataParallel(memopt.compile(layers, "10MB", backend="aten"))
+        run(torch.ones(2, 4)).sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
