@@ -41,6 +41,7 @@ from memopt.step.backward_entry import BackwardFacts, watched
 from memopt.step.budget_trial import lower_within
 from memopt.step.graph_peaks import step_peak
 from memopt.step.recomputed_calls import recomputable
+from memopt.torch_compat.absent_attributes import absent_attributes
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
 from memopt.torch_compat.dynamo import functions_keep_backward, while_kept, with_own_entry
@@ -367,7 +368,8 @@ def dynamo_settings(
                 stack.enter_context(varying_shapes(varying))
             elif not symbolic:
                 stack.enter_context(static_shapes())
-            for each in (deferred_logging(), formatted_keys(), folded_errors_raise(), functions_keep_backward()):
+            seen = deferred_logging(), formatted_keys(), absent_attributes()
+            for each in (*seen, folded_errors_raise(), functions_keep_backward()):
                 stack.enter_context(each)
             stack.enter_context(fixed_comparisons())
             stack.enter_context(replaced_calls({**REPLACEMENTS, **RECURRENT_CALLS}))

@@ -1,0 +1,54 @@
+"""Attributes that a class's own `__getattr__` answers for, as objects have none of that name, while Dynamo traces.
+
+Dynamo guards what `__getattr__` has read, and not that it was asked: an attribute of that name that is set afterwards
+is not seen. Tried on 2.11 and 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+from typing import Any
+
+from torch import nn
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.variables import user_defined
+
+from memopt.common.scoped import scoped
+
+_in_force = contextvars.ContextVar("in_force", default=False)
+
+
+def absent_attributes() -> contextlib.AbstractContextManager[None]:
+    """Within: that an object has no attribute of a name, which `__getattr__` of its class answers for, is guarded.
+
+    Elsewhere, and in other threads, tracing is as ever.
+    """
+    _install()
+    return scoped(_in_force, True)
+
+
+@functools.cache
+def _install() -> None:
+    """Look at each attribute that Dynamo reads of an object, once in a process."""
+    kind: Any = user_defined.UserDefinedObjectVariable
+    plain = kind.var_getattr
+
+    def var_getattr(self: Any, tx: Any, name: str) -> Any:
+        written = tx.output.side_effects.has_pending_mutation_of_attr
+        if _in_force.get() and self.source and _is_answered(self.value, name) and not written(self, name):
+            absent = functools.partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)
+            install_guard(self.source.make_guard(absent))
+        return plain(self, tx, name)
+
+    kind.var_getattr = var_getattr
+
+
+def _is_answered(value: Any, name: str) -> bool:
+    """Whether `__getattr__` of a user's class answers for a name."""
+    kind = type(value)
+    own = getattr(kind, "__getattr__", None)
+    if own is None or own is nn.Module.__getattr__ or name.startswith("__") or hasattr(kind, name):
+        return False
+    return name not in getattr(value, "__dict__", {name: None})
