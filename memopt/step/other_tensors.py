@@ -50,7 +50,7 @@ class OtherTensors:
         self._prepares = False  # whether the present one is looked at for the sake of the next
         self._made: Blocks = {}  # in calls that were planned: constants of programs, arenas
         self._between: Blocks | None = None  # since the model's call, as backward began; None where that was not seen
-        self._outputs: Blocks = {}  # of the latest call
+        self._outputs: Blocks = {}  # of the latest call, if it has a backward: others are the loop's from then on
 
     def begins(self) -> bool:
         """A step begins; whether it is to be looked at."""
@@ -104,9 +104,9 @@ class OtherTensors:
         rates = [(after - before) // (last - first) for (first, before), (last, after) in pairs]
         # What comes once in the first steps is none: an average of weights, say, from the second on.
         self.growing = bool(rates) and min(rates) > LITTLE and (len(rates) > 1 or self.growing)
-        if not self.growing:
+        if not self.growing:  # calls of a step may find others, as what one without gradients has returned
             self._again = None
-            return total
+            return max(count for _, count in self._found[-2:])
         rate = rates[-1]
         wanted = self.total if total + rate <= self.total else total + max(total // _GROWTH, FIRST_STEPS * rate)
         self._again = self._steps + max(1, (wanted - total) // rate)
@@ -143,13 +143,14 @@ class OtherTensors:
         if not self._fresh:
             return
         outputs = shown_tensors(outputs)
-        self._outputs = blocks_of(outputs, device)
+        nodes = compiled_nodes(outputs) or first_nodes(outputs)
+        self._outputs = blocks_of(outputs, device) if nodes else {}
         if planned:
             before = alive(self._seen)
             self._made.update((key, block) for key, block in live_blocks(device).items() if key not in before)
         if self._judges(self._steps + 1):
             reached = functools.partial(_reached, weakref.ref(self), device)
-            for node in compiled_nodes(outputs) or first_nodes(outputs):
+            for node in nodes:
                 node.register_prehook(reached)
 
     def _backward_begins(self, device: torch.device) -> None:
@@ -158,8 +159,9 @@ class OtherTensors:
             self._between = {key: block for key, block in live_blocks(device).items() if key not in before}
 
     def _judges(self, step: int) -> bool:
-        """Whether to count in this step: what the loop holds around the model's graphs was observed in the last."""
-        return is_observed(step - 1) or step == self._again
+        """Whether to count in this step: what the loop holds around the model's graphs was observed before."""
+        behind = 2 - step.bit_length() % 2  # in turn, so that both calls of a step of two are looked at
+        return is_observed(step - behind) or step == self._again
 
 
 def others_in_words(size: int) -> str:

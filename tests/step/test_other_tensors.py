@@ -6,6 +6,7 @@ from torch import nn
 
 import memopt
 from memopt.memory.resident import storage_bytes
+from memopt.module import calls_of
 
 ROWS, WIDTH = 64, 32
 
@@ -222,3 +223,24 @@ def test_what_hooks_log_of_the_last_step_is_no_other_tensor_later_either():
         call(x).square().mean().backward()
         optimizer.step()
         assert call.report.breakdown.others == 0
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_a_call_without_gradients_has_returned_is_counted_in_the_one_behind_it(own):
+    student, teacher, x = nn.Sequential(nn.Tanh(), wide(40)), nn.Sequential(nn.Tanh(), wide(40)), batch()
+    student.requires_grad_(True)
+    optimizer = torch.optim.SGD(student.parameters(), 0.1)
+    models = [student] if own else [student, teacher]
+    calls = memopt.compile(models, "1MB", optimizer=optimizer, backend="aten", verify=False)
+
+    def train():
+        with torch.no_grad():
+            target = calls[-1](x)
+        loss = calls[0](x + 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return target.untyped_storage().nbytes()
+
+    size = max(train() for _ in range(6))
+    assert calls_of(calls[0]).residents.others.total >= size
