@@ -1,4 +1,4 @@
-"""PyTorch without what it prints beside what it does: exporters, the profiler, the allocator."""
+"""PyTorch without what it prints beside what it does: exporters, the profiler, the CUDA allocator's settings."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import gc
 import itertools
@@ -15,6 +16,7 @@ import torch
 
 from memopt.common.quiet import without_lines
 from memopt.torch_compat import profilers, pytree
+from memopt.torch_compat.allocator_lines import unknown_blocks_unsaid
 from memopt.torch_compat.backward import backward_task
 from memopt.torch_compat.profilers import before_profilers, mark, name_of_mark
 
@@ -163,8 +165,8 @@ class Trace(Generic[T]):
 
 # Marks the end of a recording.
 _END = "the recording ends"
-# What the profiler and the CPU's allocator say of each profile.
-_CHATTER = ("USDT:", "Memory block of unknown size", "SyncActivityProfilerHandler", "ActivityProfilerController")
+# What the profiler says of each profile.
+_CHATTER = ("USDT:", "SyncActivityProfilerHandler", "ActivityProfilerController")
 
 
 class MeasuringError(RuntimeError):
@@ -202,6 +204,7 @@ class Recording:
         self.released: list[tuple[int, int]] = []  # what was known before and was seen to go: when, and its bytes
         self._profile: Any = None
         self._undo: Callable[[], None] | None = None
+        self._unsaid = contextlib.ExitStack()  # lets the allocator speak again
         self._thread = self._task = 0
         self.within = False  # whether a region of the profiler's that began meanwhile was open as it ended
         self._trace: tuple[tuple[tuple[int, int], ...], dict[str, tuple[int, int]]] = ((), {})
@@ -220,13 +223,12 @@ class Recording:
                 else "memory cannot be measured while a profiler is active: leave it first"
             )
         self._thread, self._task = threading.get_ident(), backward_task()
-        early = torch.empty(1)
-        with without_lines(*_CHATTER):
+        with contextlib.ExitStack() as unsaid, without_lines(*_CHATTER):
+            unsaid.enter_context(unknown_blocks_unsaid())
             # Not torch.profiler.profile, which warns on some versions.
             profile = torch.autograd.profiler.profile(use_kineto=True, profile_memory=True)
             profile.__enter__()  # type: ignore[no-untyped-call]
-            del early  # of the first such block the allocator has words, once
-        self._profile = profile
+            self._profile, self._unsaid = profile, unsaid.pop_all()
         if self._yields:
             atexit.register(self.end)
             _yielding[:] = [self]
@@ -246,7 +248,7 @@ class Recording:
             atexit.unregister(self.end)
         if self._yields:
             mark(_END)
-        with without_lines(*_CHATTER):
+        with self._unsaid, without_lines(*_CHATTER):
             profile.__exit__(None, None, None)
         results = profile.kineto_results
         assert results is not None
