@@ -1,7 +1,7 @@
 """The CPU's allocator without its words on stderr while it is looked at.
 
-While a profiler records memory, it warns of every thousandth release of a block that was allocated before: that is every
-block of a model that was there first. Torch has no setting for it but the process's level of such lines, read anew at each.
+While a profiler records memory, it warns of every thousandth release of a block that was allocated before, as all of a
+model is. Torch has no setting for it but the process's level of such lines, which is read anew at each of them.
 Tried on torch 2.11 and 2.13; a build whose lines go through glog has no such level, and keeps them.
 """
 
