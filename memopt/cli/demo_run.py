@@ -67,7 +67,7 @@ GPT = Case(
     optimizer=torch.optim.AdamW,
     expected=(4, 27, 22),
 )
-# Half as deep and as wide as a ResNet-50, on more images: as much of a step is activations, planned in half the time.
+# Half as deep and as wide as a ResNet-50, on more images: as much of a step is activations, of half the graph.
 RESNET = Case(
     "ResNet-26, 32 images of 128x128, SGD",
     "resnet50",
