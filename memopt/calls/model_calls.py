@@ -289,7 +289,7 @@ class ModelCalls:
         """Run the model as it is, within the limit of the budget."""
         guard = self.guards.setdefault(session, StepGuard())
         # Of a call within backward (a reentrant checkpoint) autograd would end a recording unseen.
-        look = not self._verifying and not self.sessions.around.blind and backward_task() == -1
+        look = not self._verifying and backward_task() == -1
         try:
             with guard.forward():
                 outputs, watch = self.as_it_is.run(called, session, kind, args, kwargs, look=look)

@@ -241,7 +241,7 @@ class Sessions(Mapping[Plan, Session]):
         new_step = not self.earlier.alive()
         left, before, most = self.around.close(), self.around.seen, BEFORE.ends()
         over = most > (self._over.limit_bytes() or most)
-        self.around.saw_before(most if over else 0, blind=BEFORE.blind)
+        self.around.saw_before(most if over else 0)
         self.around.begins(0 if new_step else left, new_step=new_step)
         if self.around.seen != before and self._over.latest is not None:
             self._look(*self._over.latest)

@@ -18,7 +18,7 @@ from memopt.common.quiet import without_lines
 from memopt.torch_compat import profilers, pytree
 from memopt.torch_compat.allocator_lines import unknown_blocks_unsaid
 from memopt.torch_compat.backward import backward_task
-from memopt.torch_compat.profilers import before_profilers, mark, name_of_mark
+from memopt.torch_compat.profilers import before_profilers, begin_memory_profile, end_memory_profile
 
 T = TypeVar("T")
 
@@ -153,18 +153,14 @@ class Trace(Generic[T]):
         seconds: wall time, the device's work included.
         changes: (nanoseconds, signed bytes) of each allocation and release on the device, in order of time. On CPU,
             memory that was allocated before the call has no events.
-        marks: (nanoseconds at entry, nanoseconds at exit) of each `torch.profiler.record_function` region, by name; the
-            last of several with one name.
     """
 
     value: T
     seconds: float
     changes: tuple[tuple[int, int], ...]
-    marks: dict[str, tuple[int, int]]
 
 
-# Marks the end of a recording.
-_END = "the recording ends"
+_MARKS_BYTES = 4097  # of the smallest block that is a mark
 # What the profiler says of each profile.
 _CHATTER = ("USDT:", "SyncActivityProfilerHandler", "ActivityProfilerController")
 
@@ -202,12 +198,12 @@ class Recording:
         self.device = device
         self._known, self._yields = dict(known or {}), yields
         self.released: list[tuple[int, int]] = []  # what was known before and was seen to go: when, and its bytes
-        self._profile: Any = None
+        self._active = False
+        self._marked: list[tuple[str, int, int]] = []  # of each mark its name, and address and bytes of its block
         self._undo: Callable[[], None] | None = None
         self._unsaid = contextlib.ExitStack()  # lets the allocator speak again
         self._thread = self._task = 0
-        self.within = False  # whether a region of the profiler's that began meanwhile was open as it ended
-        self._trace: tuple[tuple[tuple[int, int], ...], dict[str, tuple[int, int]]] = ((), {})
+        self._trace: tuple[tuple[tuple[int, int], ...], dict[str, int]] = ((), {})
 
     def begin(self) -> None:
         """Look at the allocator from now on.
@@ -225,10 +221,8 @@ class Recording:
         self._thread, self._task = threading.get_ident(), backward_task()
         with contextlib.ExitStack() as unsaid, without_lines(*_CHATTER):
             unsaid.enter_context(unknown_blocks_unsaid())
-            # Not torch.profiler.profile, which warns on some versions.
-            profile = torch.autograd.profiler.profile(use_kineto=True, profile_memory=True)
-            profile.__enter__()  # type: ignore[no-untyped-call]
-            self._profile, self._unsaid = profile, unsaid.pop_all()
+            begin_memory_profile()
+            self._active, self._unsaid = True, unsaid.pop_all()
         if self._yields:
             atexit.register(self.end)
             _yielding[:] = [self]
@@ -239,37 +233,33 @@ class Recording:
 
         Autograd sets back what is in force in a thread when it is done, profilers too.
         """
-        if self._profile is None or threading.get_ident() != self._thread or backward_task() != self._task:
+        if not self._active or threading.get_ident() != self._thread or backward_task() != self._task:
             return
-        profile, self._profile = self._profile, None
+        self._active = False
         if self._undo is not None:
             self._undo()
             _yielding.clear()
             atexit.unregister(self.end)
-        if self._yields:
-            mark(_END)
         with self._unsaid, without_lines(*_CHATTER):
-            profile.__exit__(None, None, None)
-        results = profile.kineto_results
-        assert results is not None
-        spans = [
-            (start := int(event.start_ns()), start + int(event.duration_ns()), name_of_mark(event))
-            for event in results.events()
-        ]
-        spans.sort(key=lambda span: span[0])
-        marks = {name: (start, end) for start, end, name in spans if name is not None}
-        if (ends := marks.pop(_END, None)) is not None:
-            self.within = any(start < ends[0] and end > ends[1] for start, end, _ in spans)
-        cuda = self.device.type == "cuda"
-        changes, self.released = (
-            (_changes_cuda(results, self.device), []) if cuda else _changes_cpu(results, self._known)
-        )
+            results = end_memory_profile()
+        events, marks = _without_marks(_memory_events(results), self._marked)
+        if self.device.type == "cuda":
+            changes = _changes_cuda(results, self.device)
+        else:
+            changes, self.released = _changes_cpu(events, self._known)
         self._trace = tuple(sorted(changes, key=lambda change: change[0])), marks
+
+    def mark(self, name: str) -> None:
+        """Note this moment, unless it has ended or this is another thread; no dispatch mode of the user's sees it."""
+        if self._active and threading.get_ident() == self._thread:
+            size = _MARKS_BYTES + len(self._marked) % _MARKS_BYTES
+            block = torch.UntypedStorage(size, device="cpu")  # type: ignore[no-untyped-call]
+            self._marked.append((name, block.data_ptr(), size))
 
     @property
     def ended(self) -> bool:
         """Whether it has ended, or never began."""
-        return self._profile is None
+        return not self._active
 
     def __enter__(self) -> Recording:
         self.begin()
@@ -284,8 +274,8 @@ class Recording:
         return self._trace[0]
 
     @property
-    def marks(self) -> dict[str, tuple[int, int]]:
-        """As of `Trace`, once it has ended."""
+    def marks(self) -> dict[str, int]:
+        """Nanoseconds at each of `mark`, by name, once it has ended; of several of a name the last."""
         return self._trace[1]
 
     @property
@@ -307,7 +297,7 @@ def record(fn: Callable[[], T], device: torch.device) -> Trace[T]:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - began
-    return Trace(value, seconds, recording.changes, recording.marks)
+    return Trace(value, seconds, recording.changes)
 
 
 def _changes_cuda(results: Any, device: torch.device) -> list[tuple[int, int]]:
@@ -318,7 +308,30 @@ def _changes_cuda(results: Any, device: torch.device) -> list[tuple[int, int]]:
     ]
 
 
-def _changes_cpu(results: Any, known: Mapping[int, int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def _memory_events(results: Any) -> list[Any]:
+    blocks = [event for event in _flatten(results.experimental_event_tree()) if event.name == "[memory]"]
+    return sorted(blocks, key=lambda event: int(event.start_time_ns))
+
+
+def _without_marks(events: list[Any], marked: list[tuple[str, int, int]]) -> tuple[list[Any], dict[str, int]]:
+    """The events but those of marks, which are blocks of odd sizes that went at once; when each mark was made."""
+    others: list[Any] = []
+    marks: dict[str, int] = {}
+    following, gone = iter(marked), 0
+    name, place, size = next(following, ("", 0, 0))
+    for event in events:
+        block = event.extra_fields
+        if block.ptr == gone and gone and block.alloc_size < 0:
+            gone = 0
+        elif place and (block.ptr, block.alloc_size) == (place, size):
+            marks[name], gone = event.start_time_ns, place
+            name, place, size = next(following, ("", 0, 0))
+        else:
+            others.append(event)
+    return others, marks
+
+
+def _changes_cpu(events: list[Any], known: Mapping[int, int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Changes with addresses: a release of one never seen allocated carries the size of some earlier tenant.
 
     Beside them what was known before and is seen to go: when, and its bytes.
@@ -326,8 +339,7 @@ def _changes_cpu(results: Any, known: Mapping[int, int]) -> tuple[list[tuple[int
     changes: list[tuple[int, int]] = []
     released: list[tuple[int, int]] = []
     alive, earlier = dict(known), set(known)
-    blocks = [event for event in _flatten(results.experimental_event_tree()) if event.name == "[memory]"]
-    for event in sorted(blocks, key=lambda event: int(event.start_time_ns)):
+    for event in events:
         block = event.extra_fields
         if block.device.type != "cpu" or (block.alloc_size < 0 and block.ptr not in alive):
             continue

@@ -13,7 +13,6 @@ import torch
 
 from memopt.memory.distributed import has_group
 from memopt.memory.measure import Recording, is_profiled
-from memopt.torch_compat.profilers import mark
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +70,6 @@ class Window:
         self._recording: Recording | None = None
         self._held: Held | None = None
         self.backward = False  # whether backward has begun
-        self.within = False  # whether a region of the profiler's that began meanwhile was open when it was closed
         if device.type == "cuda":
             self._before = self._start = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
         elif not unseen(device) and not is_profiled():
@@ -106,8 +104,8 @@ class Window:
         self._mark(_OVER)
 
     def _mark(self, name: str) -> None:
-        if self._recording is not None and not self._recording.ended:
-            mark(name)
+        if self._recording is not None:
+            self._recording.mark(name)
 
     def close(self) -> Held | None:
         """What was held until backward began, or by now; None where that cannot be said. It may be asked again."""
@@ -119,7 +117,6 @@ class Window:
         elif self._held is None and self._recording is not None:
             self._recording.end()
             if self._recording.ended:
-                self.within = self._recording.within
                 self._held, self._recording = _of(self._recording), None
         return self._held
 
@@ -142,9 +139,7 @@ _FORWARD, _MARK, _BEHIND, _OVER = "forward ends", "backward begins", "graphs end
 
 
 def _of(recording: Recording) -> Held:
-    begin, until, left, over = (
-        recording.marks[name][0] if name in recording.marks else None for name in (_FORWARD, _MARK, _BEHIND, _OVER)
-    )
+    begin, until, left, over = (recording.marks.get(name) for name in (_FORWARD, _MARK, _BEHIND, _OVER))
     times = [when for when, _ in recording.changes]
     sums = [0, *itertools.accumulate(size for _, size in recording.changes)]
     first = 0 if begin is None else bisect.bisect_left(times, begin)

@@ -123,9 +123,6 @@ class Around:
         self._steps: dict[str, int] = {}  # that a graph has run in, by its fingerprint
         self._outputs: list[tuple[int, weakref.ref[Any], int]] = []  # by number of the step: storages, and their bytes
         self._step = 0
-        # Whether a region of the profiler's spans calls (`record_function` around them, as DDP has it): what one
-        # recording saw begin must not end in another one, which writes to memory that is others' by then.
-        self.blind = False
         self._more = 0  # bytes by which a backward that keeps its graph takes more, at most so far
         self._left = 0  # bytes that earlier calls of the step have left
         self._older = 0  # bytes of outputs of earlier steps that were there when backward began last
@@ -150,16 +147,10 @@ class Around:
 
     def is_due(self, key: str) -> bool:
         """Whether the next step of a call is looked at, whose graphs have this key."""
-        return not self.blind and backward_task() == -1 and is_observed(self._steps.get(key, 0) + 1)
+        return backward_task() == -1 and is_observed(self._steps.get(key, 0) + 1)
 
-    def saw_before(self, most: int, *, blind: bool) -> None:
-        """What the process has held between an optimizer's step and this call.
-
-        Args:
-            most: bytes at once, where that is over the budget; 0 else.
-            blind: whether nothing is to be recorded any more.
-        """
-        self.blind |= blind
+    def saw_before(self, most: int) -> None:
+        """What the process has held at once between an optimizer's step and this call: bytes, 0 within the budget."""
         self.seen = self.seen.joined(Seen(before=most))
 
     def ended(self, call: Ended, outputs: Any, given: Any, look: Callable[[], None]) -> None:
@@ -182,8 +173,7 @@ class Around:
         self._outputs += [(self._step, weakref.ref(storage), storage.nbytes()) for storage in fresh]
         count = self._steps[key] = self._steps.get(key, 0) + 1
         # Of a call within backward (a reentrant checkpoint) autograd would end the recording unseen.
-        may = not self.blind and backward_task() == -1
-        looks = may and (is_observed(count) or call.window is not None)
+        looks = backward_task() == -1 and (is_observed(count) or call.window is not None)
         nodes = (compiled_nodes(outputs) or first_nodes(outputs)) if looks else []
         if call.window is not None and not nodes:
             call.window.close()
@@ -198,18 +188,13 @@ class Around:
                 if call.whole is not None:
                     node.register_hook(functools.partial(_left, weakref.ref(window)))
 
-    def close(self, *, stepping: bool = False) -> int:
-        """Look no more, and say what was seen if backward has begun; bytes that are left if it has not.
-
-        Args:
-            stepping: whether an optimizer is at its step, which ends before the next call.
-        """
+    def close(self) -> int:
+        """Look no more, and say what was seen if backward has begun; bytes that are left if it has not."""
         current, self._open = self._open, None
         if current is None:
             return 0
         held = current.window.close()
         _waiting.discard(self)
-        self.blind |= current.window.within and not stepping
         if held is None:
             return 0
         if not current.window.backward:
@@ -377,7 +362,7 @@ def _stepping(*_: Any) -> None:
     """
     if not torch.compiler.is_compiling():
         for around in list(_waiting):
-            around.close(stepping=True)
+            around.close()
 
 
 # Hooks for good: torch goes through its hooks while they run, and several models' windows may be due in one step.

@@ -5,7 +5,6 @@ No plan makes that less, but a budget in bytes is of all that the process holds,
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import weakref
@@ -20,22 +19,13 @@ from memopt.memory.live_tensors import Block, live_blocks
 from memopt.memory.measure import Recording, is_profiled
 from memopt.memory.window import unseen
 from memopt.step.observed_steps import FIRST_STEPS
-from memopt.torch_compat.profilers import mark
-
-_GONE = "gone "
 
 
 class BeforeCalls:
-    """Looks at the allocator before the calls of all models of the process that have a budget in bytes.
-
-    Attributes:
-        blind: whether a region of the profiler's began here and went on in a call: what one recording saw begin must
-            not end in another one, so that nothing is recorded any more.
-    """
+    """Looks at the allocator before the calls of all models of the process that have a budget in bytes."""
 
     def __init__(self) -> None:
         """Nothing is to be looked at."""
-        self.blind = False
         self._device: torch.device | None = None
         self._owner: weakref.ref[object] | None = None
         self._looks: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()  # by owner
@@ -63,9 +53,7 @@ class BeforeCalls:
         look, self._look = self._look, None
         if self._steps:
             self._expected, self._steps = self._steps, 0
-        peak = 0 if look is None else look.ends()
-        self.blind |= look is not None and look.within
-        return peak
+        return 0 if look is None else look.ends()
 
     def _stop(self) -> None:
         look, self._look = self._look, None
@@ -85,7 +73,7 @@ class BeforeCalls:
             self._within = False
             return
         device, owner = self._device, None if self._owner is None else self._owner()
-        if device is None or owner is None or self.blind or has_group():
+        if device is None or owner is None or has_group():
             return
         if device.type == "cuda":
             self._look = _OnCuda(device)
@@ -96,48 +84,35 @@ class BeforeCalls:
 
 
 class _OnCpu:
-    """A look by the allocator's events, and by when what was there before goes.
-
-    Attributes:
-        within: whether a region of the profiler's that began meanwhile was open as it ended.
-    """
+    """A look by the allocator's events, and by when what was there before goes."""
 
     def __init__(self, device: torch.device) -> None:
         collect()
         blocks = list(live_blocks(device).values())
-        self._live, self.within = sum(block.nbytes for block in blocks), False
+        self._live = sum(block.nbytes for block in blocks)
         self._recording = Recording(device, yields=True)
         self._recording.begin()
         self._sizes = [block.nbytes for block in blocks]
-        self._watched = [_watched(block, number) for number, block in enumerate(blocks)]
+        self._watched = [_watched(block, number, self._recording) for number, block in enumerate(blocks)]
 
     def ends(self) -> int:
         self._watched.clear()
         self._recording.end()
         if not self._recording.ended:
             return 0
-        self.within = self._recording.within
         marks = self._recording.marks.items()
-        gone = [
-            (when, -self._sizes[int(name.removeprefix(_GONE))]) for name, (when, _) in marks if name.startswith(_GONE)
-        ]
+        gone = [(when, -self._sizes[int(name)]) for name, when in marks]
         changes = sorted([*self._recording.changes, *gone])
         return max(itertools.accumulate((size for _, size in changes), initial=self._live))
 
 
-def _watched(block: Block, number: int) -> Any:
+def _watched(block: Block, number: int, recording: Recording) -> Any:
     storage = block.storage()
-    return None if storage is None else weakref.ref(storage, functools.partial(_goes, number))
-
-
-def _goes(number: int, _: Any) -> None:
-    mark(f"{_GONE}{number}")
+    return None if storage is None else weakref.ref(storage, lambda _: recording.mark(str(number)))
 
 
 class _OnCuda:
     """A look by the allocator's own counts, of which a peak that is no new one is not known."""
-
-    within = False
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._most = device, torch.cuda.max_memory_allocated(device)

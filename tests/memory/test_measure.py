@@ -102,15 +102,14 @@ def test_other_threads_are_not_counted():
 
 
 def test_marks():
-    def fn():
-        with torch.profiler.record_function("inside"):
-            block(1)
+    with Recording(torch.device("cpu")) as recording:
+        recording.mark("begin")
+        block(1)
+        recording.mark("end")
         block(2)
-
-    trace = record(fn, torch.device("cpu"))
-    begin, end = trace.marks["inside"]
-    assert [size for time, size in trace.changes if begin <= time <= end] == [KB, -KB]
-    assert [size for time, size in trace.changes if time > end] == [2 * KB, -2 * KB]
+    begin, end = recording.marks["begin"], recording.marks["end"]
+    assert [size for time, size in recording.changes if begin <= time <= end] == [KB, -KB]
+    assert [size for time, size in recording.changes if time > end] == [2 * KB, -2 * KB]
 
 
 def test_compiled_code_is_seen():

@@ -114,22 +114,6 @@ def test_where_processes_work_together_no_profiler_is_started():
         torch.distributed.destroy_process_group()
 
 
-def test_a_region_that_spans_the_end_is_known():
-    window = Window(CPU, ())
-    with torch.profiler.record_function("within it"):
-        kilobyte()
-    region = torch.profiler.record_function("beyond it")
-    region.__enter__()
-    window.close()
-    region.__exit__(None, None, None)
-    assert window.within
-    window = Window(CPU, ())
-    with torch.profiler.record_function("within it"):
-        kilobyte()
-    window.close()
-    assert not window.within
-
-
 def test_what_was_there_before_is_seen_to_go_where_a_recording_has_seen_it_come():
     with Recording(CPU):
         seen = torch.ones(256)

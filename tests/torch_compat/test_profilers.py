@@ -1,13 +1,15 @@
-"""Somebody is called before a profiler of torch's starts; marks are seen by that alone."""
+"""Memory alone is recorded: no region is, whose end torch may write to freed memory; who starts a profiler is seen."""
 
 from __future__ import annotations
+
+import gc
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt.memory.measure import Recording
-from memopt.torch_compat.profilers import before_profilers, mark
+from memopt.torch_compat.profilers import before_profilers
 
 
 @pytest.mark.parametrize("kind", ["autograd", "kineto"])
@@ -39,5 +41,39 @@ def test_a_mark_is_no_operator_that_dispatch_modes_see():
 
     seen = []
     with Recording(torch.device("cpu")) as recording, Seen():
-        mark("here")
-    assert not seen and "here" in recording.marks
+        recording.mark("here")
+        kept = torch.UntypedStorage(100)
+        recording.mark("there")
+    assert not seen and recording.changes[0][1] == kept.nbytes() and len(recording.changes) == 1
+    assert recording.marks["here"] < recording.changes[0][0] < recording.marks["there"]
+
+
+@pytest.mark.parametrize("region", ["operator", "user's"])
+def test_regions_that_outlast_a_recording_write_to_nobodys_memory(region):
+    """Torch writes where a region ended that began in a profile which is gone, once another profile is active."""
+
+    def between():
+        recordings.pop().end()
+        fill[:] = [torch.zeros(count) for count in range(8000, 200000, 1000)]  # in memory that torch has given back
+        recordings.append(Recording(torch.device("cpu")))
+        recordings[-1].begin()
+
+    def step():
+        if region == "user's":
+            with torch.profiler.record_function("a step"):
+                between()
+        else:
+            with torch._C._profiler._RecordFunctionFast("an operator"):
+                between()
+
+    gc.disable()
+    try:
+        for _ in range(4):
+            fill: list[torch.Tensor] = []
+            recordings = [Recording(torch.device("cpu"))]
+            recordings[0].begin()
+            step()
+            recordings.pop().end()
+            assert not any(each.view(torch.int32).count_nonzero() for each in fill)
+    finally:
+        gc.enable()

@@ -266,7 +266,7 @@ def test_a_step_by_a_closure_leaves_no_recording_open_that_the_next_step_would_e
         assert not torch._C._autograd._profiler_enabled()
 
 
-def test_regions_of_the_profiler_that_span_calls_are_not_ended_by_another_recording():
+def test_regions_of_the_profiler_that_span_calls_are_no_matter():
     """`record_function` around the call, and no optimizer's step between two of them, as under accumulation."""
     loop = Loop(LOSSES["entropy"]).within("10MB")
     looked = []
@@ -276,5 +276,5 @@ def test_regions_of_the_profiler_that_span_calls_are_not_ended_by_another_record
             looked.append(torch._C._autograd._profiler_enabled())
         LOSSES["entropy"](out, loop.y).backward()
         del out
-    assert looked == [True, False, False, False]  # the second call's region began in the first one's recording
+    assert all(looked)
     loop.optimizer.step()

@@ -16,7 +16,7 @@ from torch import fx
 from memopt.memory.cost.devices import CPU, Device
 from memopt.memory.cost.key import processor_name
 from memopt.memory.cost.roofline import is_light, operands_of, span
-from memopt.memory.measure import record
+from memopt.memory.measure import Recording
 from memopt.patterns.product_sums import ADD_PRODUCT, ADD_PRODUCT_OVER
 from memopt.program import tensors_of
 from memopt.torch_compat import pytree
@@ -123,6 +123,8 @@ def _measure_group(nodes: Sequence[fx.Node], device: torch.device) -> list[Measu
     """Run each operator for its bytes, all in one profiler session, then those that take long for their time."""
     walls: dict[int, float] = {}
 
+    recording = Recording(device)
+
     def session() -> None:
         for index, node in enumerate(nodes):
             args, kwargs = inputs.arguments(node)
@@ -130,9 +132,10 @@ def _measure_group(nodes: Sequence[fx.Node], device: torch.device) -> list[Measu
             try:
                 for _ in range(2):  # the second call finds its primitives cached, as a steady step does; its mark stays
                     began = time.perf_counter()
-                    with torch.profiler.record_function(f"memopt {index}"):
-                        result = target(*args, **kwargs)
-                        wall = time.perf_counter() - began
+                    recording.mark(f"begin {index}")
+                    result = target(*args, **kwargs)
+                    wall = time.perf_counter() - began
+                    recording.mark(f"end {index}")
                     del result
                     walls[index] = wall
                     if device.type == "cpu" and wall > _LONG_ENOUGH:
@@ -144,16 +147,19 @@ def _measure_group(nodes: Sequence[fx.Node], device: torch.device) -> list[Measu
         inputs = _Inputs(nodes)
     except RuntimeError:  # not even the operands fit
         return [None] * len(nodes)
-    trace = record(session, device)
-    times = [time for time, _ in trace.changes]
+    with recording:
+        session()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    times = [time for time, _ in recording.changes]
     clock = _clock(device) if any(index in walls and not is_light(node) for index, node in enumerate(nodes)) else None
     found: list[Measured | None] = []
     for index, node in enumerate(nodes):
         if index not in walls:
             found.append(None)
             continue
-        begin, end = trace.marks[f"memopt {index}"]
-        changes = trace.changes[bisect.bisect_left(times, begin) : bisect.bisect_right(times, end)]
+        begin, end = recording.marks[f"begin {index}"], recording.marks[f"end {index}"]
+        changes = recording.changes[bisect.bisect_left(times, begin) : bisect.bisect_right(times, end)]
         sums = [0, *itertools.accumulate(size for _, size in changes)]
         taken = None if is_light(node) else _timed(node, inputs, device, clock, walls[index])
         found.append(Measured(taken, max(sums) - max(0, sums[-1]), max(0, sums[-1])))
