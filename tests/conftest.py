@@ -14,6 +14,7 @@ from memopt.calls.residents import Residents
 from memopt.common import garbage
 from memopt.step import again, script_store
 from memopt.step.before_calls import BeforeCalls
+from memopt.step.observed_steps import Looking
 from tests.planning import brief_searches, costs_by_figures
 
 # No time limit for an example, as machines are busy, and the same examples every time: what fails is found again.
@@ -82,6 +83,13 @@ def _costs_by_figures(request: pytest.FixtureRequest, own_patch: pytest.MonkeyPa
     """
     if not any(map(request.node.get_closest_marker, ("slow", "gpu"))):
         costs_by_figures(own_patch)
+
+
+@pytest.fixture(autouse=True)
+def _looks_by_steps(request: pytest.FixtureRequest, own_patch: pytest.MonkeyPatch) -> None:
+    """Which steps are observed does not depend on how long looking takes; its own tests have a clock of their own."""
+    if request.path.name != "test_observed_steps.py":
+        own_patch.setattr(Looking, "_is_small", lambda self: True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -56,7 +56,8 @@ class WholeSteps:
         there += [each for each in shown_tensors((args, kwargs)) if each.device == device]
         storages = [part.untyped_storage() for tensor in there for part in plain_tensors(tensor)]
         storages += self._around.kept_outputs()
-        window = Window(device, storages)
+        with self._around.looking.looks():
+            window = Window(device, storages)
         older, step = self._around.older_bytes(), session.step
         return window, functools.partial(_stepped, weakref.ref(self), weakref.ref(session), kind.plan, step, older)
 

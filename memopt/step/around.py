@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from memopt.budget import format_bytes
 from memopt.common.garbage import collect
 from memopt.memory.window import Held, Window
-from memopt.step.observed_steps import is_observed
+from memopt.step.observed_steps import Looking
 from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import at_end_of_backward, compiled_nodes, first_nodes
 from memopt.torch_compat.backward import backward_task, keeps_graph
@@ -115,11 +115,18 @@ class Ended:
 
 
 class Around:
-    """Looks at the loop of one model."""
+    """Looks at the loop of one model.
+
+    Attributes:
+        seen: what it was seen to hold, at most.
+        looking: which of its steps are looked at.
+        blind: whether none is any more.
+    """
 
     def __init__(self) -> None:
         """Nothing is seen yet."""
         self.seen = Seen()
+        self.looking = Looking()
         self._steps: dict[str, int] = {}  # that a graph has run in, by its fingerprint
         self._outputs: list[tuple[int, weakref.ref[Any], int]] = []  # by number of the step: storages, and their bytes
         self._step = 0
@@ -147,7 +154,7 @@ class Around:
 
     def is_due(self, key: str) -> bool:
         """Whether the next step of a call is looked at, whose graphs have this key."""
-        return backward_task() == -1 and is_observed(self._steps.get(key, 0) + 1)
+        return backward_task() == -1 and self.looking.is_due(self._steps.get(key, 0) + 1)
 
     def saw_before(self, most: int) -> None:
         """What the process has held at once between an optimizer's step and this call: bytes, 0 within the budget."""
@@ -173,12 +180,13 @@ class Around:
         self._outputs += [(self._step, weakref.ref(storage), storage.nbytes()) for storage in fresh]
         count = self._steps[key] = self._steps.get(key, 0) + 1
         # Of a call within backward (a reentrant checkpoint) autograd would end the recording unseen.
-        looks = backward_task() == -1 and (is_observed(count) or call.window is not None)
+        looks = backward_task() == -1 and (call.window is not None or self.looking.is_due(count))
         nodes = (compiled_nodes(outputs) or first_nodes(outputs)) if looks else []
         if call.window is not None and not nodes:
             call.window.close()
         if nodes:
-            window = call.window or Window(device, fresh)
+            with self.looking.looks():
+                window = call.window or Window(device, fresh)
             window.forward_ends()
             self._open = _Open(window, call, [weakref.ref(leaf) for leaf in leaves], look, self._left)
             if call.lets_go:
@@ -193,7 +201,8 @@ class Around:
         current, self._open = self._open, None
         if current is None:
             return 0
-        held = current.window.close()
+        with self.looking.looks():
+            held = current.window.close()
         _waiting.discard(self)
         if held is None:
             return 0

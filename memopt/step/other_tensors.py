@@ -18,7 +18,7 @@ from memopt.budget import format_bytes
 from memopt.common.garbage import collect
 from memopt.memory.live_tensors import Blocks, alive, blocks_of, live_blocks
 from memopt.memory.reach import shown_tensors
-from memopt.step.observed_steps import FIRST_STEPS, is_observed
+from memopt.step.observed_steps import FIRST_STEPS, Looking
 from memopt.torch_compat.autograd_nodes import compiled_nodes, first_nodes
 from memopt.torch_compat.storages import id_of_storage
 
@@ -42,6 +42,7 @@ class OtherTensors:
         """Nothing was looked at."""
         self.total, self.growing = 0, False
         self._steps = 0
+        self._looking, self._due = Looking(), 1  # when to look; the next step to be counted by that
         self._found: list[tuple[int, int]] = []  # the latest looks: the step, and the bytes
         self._again: int | None = None  # the step in which those that grow have used up the room that they have
         self._seen: Blocks = {}  # as the latest step that was looked at began
@@ -55,8 +56,12 @@ class OtherTensors:
     def begins(self) -> bool:
         """A step begins; whether it is to be looked at."""
         self._steps += 1
-        self._fresh, judged = False, self._judges(self._steps)
-        self._prepares = not judged and self._judges(self._steps + 1)
+        self._fresh, judged = False, self._steps in (self._due, self._again)
+        # What the loop holds around the model's graphs is observed in this step, too, if it is.
+        if self._looking.is_due(self._steps):
+            # Then in turn one or two behind it, so that both calls of a step of two are looked at.
+            self._due = self._steps + (1 if self._steps <= FIRST_STEPS else 2 - self._steps.bit_length() % 2)
+        self._prepares = not judged and self._counts_next()
         return judged or self._prepares
 
     def look(
@@ -75,6 +80,16 @@ class OtherTensors:
             outputs: storages of what earlier calls returned, where it is counted otherwise.
             loop_holds: whether the loop is known to hold something in backward, which is counted already.
         """
+        with self._looking.looks():
+            return self._look(device, beside, outputs, loop_holds)
+
+    def _look(
+        self,
+        device: torch.device,
+        beside: Iterable[torch.Tensor],
+        outputs: Iterable[torch.UntypedStorage],
+        loop_holds: bool,
+    ) -> bool:
         if self._prepares:
             self._seen, self._fresh, self._between = live_blocks(device), True, None
             return False
@@ -148,7 +163,7 @@ class OtherTensors:
         if planned:
             before = alive(self._seen)
             self._made.update((key, block) for key, block in live_blocks(device).items() if key not in before)
-        if self._judges(self._steps + 1):
+        if self._counts_next():
             reached = functools.partial(_reached, weakref.ref(self), device)
             for node in nodes:
                 node.register_prehook(reached)
@@ -156,12 +171,12 @@ class OtherTensors:
     def _backward_begins(self, device: torch.device) -> None:
         if self._fresh and self._between is None:
             before = alive(self._seen)
-            self._between = {key: block for key, block in live_blocks(device).items() if key not in before}
+            with self._looking.looks():
+                self._between = {key: block for key, block in live_blocks(device).items() if key not in before}
 
-    def _judges(self, step: int) -> bool:
-        """Whether to count in this step: what the loop holds around the model's graphs was observed before."""
-        behind = 2 - step.bit_length() % 2  # in turn, so that both calls of a step of two are looked at
-        return is_observed(step - behind) or step == self._again
+    def _counts_next(self) -> bool:
+        """Whether the next step is to be counted."""
+        return self._steps + 1 in (self._due, self._again)
 
 
 def others_in_words(size: int) -> str:
