@@ -32,6 +32,7 @@ from memopt.calls.stages import stages
 from memopt.calls.tracing import note_outside
 from memopt.calls.transforms import Transformed
 from memopt.calls.verified import verified
+from memopt.calls.whole_steps import unless_planned
 from memopt.capture.export import CaptureError, NotCapturedError
 from memopt.common.garbage import collect, collecting_rarely
 from memopt.common.progress import planning
@@ -280,6 +281,7 @@ class ModelCalls:
         self._returned(session, outputs, planned=session.report is not planned)
         if gradients:
             self.sessions.group.trains(self.model)
+            watch = unless_planned(session.report is not planned, watch)
             self._ends(session, guard, outputs, args, kwargs, watch)
         symbolic = self.planned.symbolic
         self.steady.learn(kind, self.sessions.function(kind, symbolic=symbolic), args, kwargs, symbolic=symbolic)
@@ -374,6 +376,7 @@ class ModelCalls:
         if self.sessions.last is not session:
             self.sessions.last = session
         guard, watch = self.guards[session], self._watch(session, kind, args, kwargs)
+        report = session.report
         try:
             with (
                 closed_if_it_fails(watch[0]),
@@ -387,9 +390,10 @@ class ModelCalls:
                         outputs = run(*args, **kwargs)
         except torch.OutOfMemoryError as error:
             raise ShortOfMemoryError(session.short_of_memory(error)) from None
-        self._returned(session, outputs, planned=False)
+        counted = session.report is not report  # for larger sizes than before
+        self._returned(session, outputs, planned=counted)
         if gradients:
-            self._ends(session, guard, outputs, args, kwargs, watch)
+            self._ends(session, guard, outputs, args, kwargs, unless_planned(counted, watch))
         return outputs
 
     def _watch(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Watch:

@@ -88,3 +88,11 @@ def _stepped(
     here, known = steps(), session()
     if here is not None and known is not None and known.step is step and known.ran and not known.earlier:
         here._stepped(known, plan, older, held)
+
+
+def unless_planned(planned: bool, watch: Watch) -> Watch:
+    """The same, unless anything was planned in the call that it looks at: what that has left is not the loop's."""
+    if planned and watch[0] is not None:
+        watch[0].close()
+        return None, None
+    return watch

@@ -1,4 +1,8 @@
-"""Sizes that code for many sizes was counted at: those at which it keeps the budget, and those at which it does not."""
+"""Sizes that code for many sizes was counted at: those at which it keeps the budget, and those at which it does not.
+
+Counting takes as long as many steps of a small model. So it is done for larger sizes than are needed, where these cover
+the others: for the largest that each size was so far, and the more beyond that, the more often sizes have grown.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +48,23 @@ class ServedSizes:
             ValueError: there are more or fewer.
         """
         return dict(zip(self._symbols.values(), listed, strict=True))
+
+    def to_count(self, sizes: Sizes, eighths: int, seen: Sizes | None = None) -> list[Sizes]:
+        """What to count so that these sizes are known: larger ones that cover them first, if such serve; last these.
+
+        Args:
+            sizes: that are needed.
+            eighths: how much further sizes are counted than any that are known, in parts of them.
+            seen: the largest of each size in any call so far.
+        """
+        if not self.grows:
+            return [sizes]
+        known = [*self._kept, *([] if seen is None else [seen])]
+        most = {symbol: max((each[symbol] for each in known), default=0) for symbol in sizes}
+        further = {symbol: size + size * eighths // 8 for symbol, size in sizes.items()}
+        together = {symbol: further[symbol] if size > most[symbol] else most[symbol] for symbol, size in sizes.items()}
+        larger = [together] if together == further else [together, further]
+        return [*(each for each in larger if each != sizes and not self.refused(each)), sizes]
 
     def keep(self, sizes: Sizes) -> None:
         """The budget is kept at these sizes."""

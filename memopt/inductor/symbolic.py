@@ -8,6 +8,7 @@ planned by themselves where they would be over the budget.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,15 +28,19 @@ from memopt.inductor.served_sizes import ServedSizes, sizes_errors
 from memopt.inductor.warm_sizes import WarmSizes
 from memopt.inductor.workspace import MeasuredWorkspace
 from memopt.memory.distributed import has_group
+from memopt.memory.resident import storage_bytes
 from memopt.passes.checkpoint import Checkpoint
-from memopt.program import Program
+from memopt.program import InputKind, Program
 from memopt.step.rewriting import Rewriting
 from memopt.step.sizes_apart import MadeAnewError, SizesError
 from memopt.torch_compat.min_cut import min_cut
+from memopt.torch_compat.static_shapes import largest_seen
 from memopt.torch_compat.symbols import Sized, Sizes, grows_everywhere, hints_of
 
 # So often code is made by a plan for sizes that were larger than ever, each for sizes larger by a part.
 _PLANS, _FURTHER = 3, 8
+# So many eighths of sizes further than any that are known it is counted at most, as they grow again and again.
+_COUNTED_FURTHER = 4
 # The ways in which it is made for one size, until the code of one keeps the budget: the share of the budget that the
 # plan leaves, and whether code is in the plan's order; else it is in Inductor's own, which takes less as a rule.
 _ATTEMPTS = ((0.0, False), (0.0, True), (1 / 16, False))
@@ -55,6 +60,9 @@ class SymbolicTraining:
         self._halves = Halves(hooks.backward)
         self._joint: tuple[fx.GraphModule, int] | None = None  # with symbols, and how many outputs forward has
         self._sizes = ServedSizes(hooks, example_inputs)
+        self._grown = 0  # how often sizes came that were larger than any that are known
+        self._at: Sizes = {}  # the sizes that were planned last
+        self._more_inputs = 0  # bytes by which the call's inputs are counted as larger than they are
         self._step: Any = None  # the session's, as the code was counted last
         self._loaded = False  # whether its kernels are
         self._plan: SizedPlan | None = None  # that the code follows
@@ -84,7 +92,7 @@ class SymbolicTraining:
                 with self._alone():
                     run = self._lowered(sizes)
                 self._warm.lowered(self._halves)
-                self._warm.remember(sizes, self._sizes)
+                self._warm.remember(self._at, self._sizes)
             self._step = session.step
         self.example_inputs = ()  # they are the caller's to let go of
         return ManySizes(self.count_for, run)
@@ -114,8 +122,7 @@ class SymbolicTraining:
             self._sizes.refuse(sizes)
             self._warm.remember(sizes, self._sizes)
             raise self._over(sizes) from error
-        self._sizes.keep(sizes)
-        self._warm.remember(sizes, self._sizes)
+        self._warm.remember(self._at, self._sizes)
         self._step = self.session.step
         self._load()
 
@@ -133,6 +140,8 @@ class SymbolicTraining:
         finally:
             session.search, session.rewriting = True, before
             session.forget_search()
+            inputs = session.resident.inputs - self._more_inputs
+            session.resident, self._more_inputs = dataclasses.replace(session.resident, inputs=inputs), 0
 
     def _over(self, sizes: Sizes) -> SizesError:
         """That the budget is not kept at these sizes; code is made for them by a plan, but not often."""
@@ -154,7 +163,11 @@ class SymbolicTraining:
                 self._halves = halves
                 break
             halves = self._halves
-            excess = self._excess(sizes)
+            excess = self._excess(self._at)
+            if excess > 0 and self._at != sizes:  # of larger sizes, which need not be served
+                self._sizes.refuse(self._at)
+                self._plan_first([sizes])
+                excess = self._excess(sizes)
             if excess <= 0 or self._plan is None:
                 break
         if excess > 0:  # kernels are compiled for sizes that it serves, if such come
@@ -163,7 +176,7 @@ class SymbolicTraining:
             if self._plans:
                 session.size_plans = _PLANS  # there is no better one
         else:
-            self._sizes.keep(sizes)
+            self._sizes.keep(self._at)
             self._load()
         self.hooks.recomputed, self.hooks.in_part = self._halves.recomputed, self._halves.in_part
         return run
@@ -181,7 +194,8 @@ class SymbolicTraining:
                 raise _NoPlan
             if kept:
                 keep_order(policy, partition)
-            mutated = self._planned(sizes).mutated
+            seen = {symbol: largest_seen(size) for symbol, size in sizes.items()}
+            mutated = self._plan_first([sizes] if self._plans else self._sizes.to_count(sizes, 0, seen)).mutated
             with phase("cutting"):
                 if self._plan is not None:
                     return cut_by(self._plan, joint, **options)
@@ -203,7 +217,7 @@ class SymbolicTraining:
         try:
             for each in (larger, sizes) if self._sizes.grows and not correction else (sizes,):
                 with contextlib.suppress(BudgetError, RuntimeError, ValueError):  # a model may have a largest size
-                    program = self._planned(each)
+                    program = self._planned(each, sizes)
                     peak, feasible = session.step.plan.peak_bytes, session.feasible
                     session.forget_plan()
                     session.forget_search()
@@ -221,11 +235,34 @@ class SymbolicTraining:
                 self._halves.load()
             self._loaded = True
 
-    def _planned(self, sizes: Sizes) -> Program:
-        """The step at these sizes as the session plans it, which is as it is."""
+    def _planned(self, sizes: Sizes, own: Sizes) -> Program:
+        """The step at these sizes as the session plans it, which is as it is, in a call that has its own sizes."""
         assert self._joint is not None
         joint, outputs = self._joint
-        return self.hooks.rewrite(at_sizes(joint, sizes), outputs)
+        graph = at_sizes(joint, sizes)
+        self._count_inputs(self.hooks.capture(graph, outputs), sizes, own)
+        return self.hooks.rewrite(graph, outputs)
+
+    def _plan_first(self, candidates: Sequence[Sizes]) -> Program:
+        """Plan the step as it is at the first of these sizes that it can have; the last ones are the call's own."""
+        *larger, own = candidates
+        for sizes in larger:
+            with contextlib.suppress(RuntimeError, ValueError):  # a model may have a largest size
+                program, self._at = self._planned(sizes, own), sizes
+                return program
+        self._at = own
+        return self._planned(own, own)
+
+    def _count_inputs(self, program: Program, sizes: Sizes, own: Sizes) -> None:
+        """Count the step's inputs, which are there already, as they are at these sizes and not at the call's own."""
+        assert self._joint is not None
+        given = [node.name for node, entry in zip(program.placeholders, program.inputs, strict=True)
+                 if entry.kind is InputKind.USER]  # fmt: skip
+        values = [node.meta["val"] for node in self._joint[0].graph.nodes if node.name in given]
+        more = storage_bytes(Sized(sizes)(values)) - storage_bytes(Sized(own)(values))
+        session = self.session
+        inputs = session.resident.inputs + more - self._more_inputs
+        session.resident, self._more_inputs = dataclasses.replace(session.resident, inputs=inputs), more
 
     def _excess(self, sizes: Sizes) -> int:
         """Put on record what code of the step that was planned last takes at these sizes.
@@ -243,15 +280,22 @@ class SymbolicTraining:
         return self.session.emitted(captured, peaks)[1] or 0
 
     def _count_more(self, sizes: Sizes) -> None:
-        """Plan and count the step at other sizes; where the budget is not kept there, what was known before stands.
+        """Plan and count the step for other sizes; where the budget is not kept there, what was known before stands.
 
         Raises:
             SizesError: it is not kept.
         """
         session, hooks = self.session, self.hooks
         before = session.step, hooks.captured
+        candidates = self._sizes.to_count(sizes, min(self._grown, _COUNTED_FURTHER))
+        self._grown += 1
         with self._alone():
-            self._planned(sizes)
-            if self._excess(sizes) > 0:
+            while candidates:
+                self._plan_first(candidates)
+                if self._excess(self._at) <= 0:
+                    self._sizes.keep(self._at)
+                    return
                 session.step, hooks.captured = before
-                raise self._sizes.not_kept(sizes)
+                self._sizes.refuse(self._at)
+                candidates = candidates[candidates.index(self._at) + 1 :]
+            raise self._sizes.not_kept(sizes)

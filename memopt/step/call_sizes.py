@@ -128,7 +128,10 @@ class CallSizes:
         if not dims:
             self.plan_apart(plan, call)
             return None
-        return Varying(dims, alike=not twice and len(set(histories.values())) == len(histories))
+        largest: dict[int, int] = {}
+        for history, size in histories.items():
+            largest[size] = max(largest.get(size, 0), *history)
+        return Varying(dims, alike=not twice and len(largest) == len(histories), largest=largest)
 
     def plan_apart(self, plan: Hashable, call: Call) -> None:
         """Such calls are planned by their own sizes."""

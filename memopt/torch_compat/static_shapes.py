@@ -23,10 +23,12 @@ class Varying:
     Attributes:
         dims: their dimensions, by `id` of the tensor.
         alike: whether sizes that are equal now are one symbol.
+        largest: of each size that varies, by what it is now, the largest that it was in any call.
     """
 
     dims: Mapping[int, tuple[int, ...]]
     alike: bool = True
+    largest: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 _ALL = Varying({})
@@ -45,6 +47,12 @@ def varying_shapes(varying: Varying) -> contextlib.AbstractContextManager[None]:
     """As `static_shapes`, but for the sizes that vary: they are symbols, and may be found to be of one size only."""
     _install()
     return scoped(_varying, varying)
+
+
+def largest_seen(size: int) -> int:
+    """The largest that a size which varies was in any call, by what it is in the one that is captured."""
+    varying = _varying.get()
+    return size if varying is None else max(size, varying.largest.get(size, size))
 
 
 def marked_sizes(tensor: torch.Tensor) -> frozenset[int]:

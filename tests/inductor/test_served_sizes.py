@@ -32,6 +32,32 @@ def test_smaller_ones_are_covered_where_every_tensor_grows(sizes, grows):
     assert sizes.refused(over) and sizes.refused(larger) is grows and not sizes.refused(other)
 
 
+def named(batch, length):
+    return {"batch": batch, "length": length}
+
+
+def test_larger_sizes_are_counted_where_they_cover_the_others(sizes):
+    assert sizes.to_count(named(4, 8), 4) == [named(4, 8)]
+    sizes.grows = True
+    assert sizes.to_count(named(4, 8), 0) == [named(4, 8)]
+    assert sizes.to_count(named(4, 8), 0, named(4, 32)) == [named(4, 32), named(4, 8)]
+    sizes.keep(named(4, 32))
+    sizes.keep(named(16, 8))
+    assert sizes.to_count(named(8, 16), 0) == [named(16, 32), named(8, 16)]
+    assert sizes.to_count(named(8, 40), 4) == [named(16, 60), named(12, 60), named(8, 40)]
+    assert sizes.to_count(named(32, 40), 4) == [named(48, 60), named(32, 40)]
+
+
+def test_what_is_known_not_to_keep_the_budget_is_not_counted_anew(sizes):
+    sizes.grows = True
+    sizes.keep(named(4, 32))
+    sizes.keep(named(16, 8))
+    sizes.refuse(named(16, 32))
+    assert sizes.to_count(named(8, 16), 2) == [named(10, 20), named(8, 16)]
+    sizes.refuse(named(10, 20))
+    assert sizes.to_count(named(8, 17), 2) == [named(8, 17)]
+
+
 def test_a_refusal_lists_the_sizes(sizes):
     error = sizes.not_kept({"batch": 4, "length": 8})
     assert error.others and "the budget at argument 0 = 4, argument 2 = 8" in str(error)

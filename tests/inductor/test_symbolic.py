@@ -87,6 +87,44 @@ def test_what_a_step_takes_is_what_was_counted_at_each_size(model):
         assert run.report.peak_bytes == pytest.approx(peak, rel=0.02)
 
 
+def test_sizes_that_grow_step_by_step_are_counted_a_few_times_with_their_inputs(model, monkeypatch):
+    counted, plain = [], symbolic.SymbolicTraining._count_more
+    monkeypatch.setattr(
+        symbolic.SymbolicTraining, "_count_more", lambda self, sizes: counted.append(sizes) or plain(self, sizes)
+    )
+    run = memopt.compile(model, "10MB")
+    for length in (40, 12, 30, *range(41, 80)):
+        run(tokens(4, length)).backward()
+        model.zero_grad()
+    # The first symbols are counted for the 40 that were seen.
+    assert [max(sizes.values()) for sizes in counted] == [41, 42, 48, 61]
+    assert run.report.breakdown.inputs == tokens(4, 83).nbytes
+    peak = peak_of(lambda: run(tokens(4, 83)).backward(), model, tokens(4, 83))
+    assert run.report.peak_bytes == pytest.approx(peak, rel=0.02) and len(counted) == 4
+    assert not run._memopt.sessions.around.seen.held  # what counting leaves behind is not the loop's
+
+
+class Positions(nn.Module):
+    """A table of positions ends at one length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.layer = nn.Parameter(torch.randn(20, 8)), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.layer(x + self.positions[: x.shape[1]]).square().mean()
+
+
+def test_no_more_is_counted_than_a_model_can_have():
+    torch.manual_seed(0)
+    model = Positions()
+    twin = copy.deepcopy(model)
+    run = memopt.compile(model, "10MB")
+    for length in (8, 9, 17, 19, 20):
+        agrees(run, model, twin, torch.randn(2, length, 8))
+    assert graphs_of(run) == 2 and run.report.notes == ()
+
+
 @pytest.mark.long
 def test_a_size_that_has_no_room_is_planned_by_itself_and_others_go_on(model, caplog, monkeypatch):
     monkeypatch.setattr(symbolic, "_PLANS", 0)  # no plan is made for code with symbols

@@ -38,6 +38,14 @@ def test_sizes_that_are_equal_by_chance_are_known():
     assert not sizes.varying("plan", call((6, 6))).alike
 
 
+def test_the_largest_that_each_size_was_is_known():
+    sizes = CallSizes()
+    sizes.varying("plan", call((4, 8), (4,)))
+    sizes.varying("plan", call((9, 6), (9,)))
+    assert sizes.varying("plan", call((3, 7), (3,))).largest == {3: 9, 7: 8}
+    assert sizes.varying("plan", call((5, 5), (5,))).largest == {5: 9}  # equal by chance
+
+
 def test_what_is_never_to_have_symbols_is_planned_apart():
     sizes = CallSizes()
     sizes.varying("plan", call((4, 8)))
