@@ -120,7 +120,6 @@ class Around:
     Attributes:
         seen: what it was seen to hold, at most.
         looking: which of its steps are looked at.
-        blind: whether none is any more.
     """
 
     def __init__(self) -> None:
@@ -158,7 +157,8 @@ class Around:
 
     def saw_before(self, most: int) -> None:
         """What the process has held at once between an optimizer's step and this call: bytes, 0 within the budget."""
-        self.seen = self.seen.joined(Seen(before=most))
+        if most > self.seen.before:
+            self.seen = dataclasses.replace(self.seen, before=most)
 
     def ended(self, call: Ended, outputs: Any, given: Any, look: Callable[[], None]) -> None:
         """A call with gradients has returned.
