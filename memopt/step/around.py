@@ -6,12 +6,11 @@ what is logged. What is left of it when backward begins, and outputs of earlier 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -89,8 +88,7 @@ class Seen:
         return ", ".join(f"{format_bytes(size, short=True)} {what}" for size, what in parts if size)
 
 
-@dataclasses.dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """A call that has returned.
 
     Attributes:
@@ -322,10 +320,12 @@ def _storages(values: Iterable[Any]) -> dict[int, torch.UntypedStorage]:
     found = {}
     for value in values:
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            with contextlib.suppress(RuntimeError, NotImplementedError):  # of a subclass without one
+            try:
                 storage = value.untyped_storage()
                 if storage.data_ptr():
                     found[id_of_storage(storage)] = storage
+            except (RuntimeError, NotImplementedError):  # of a subclass without one
+                continue
     return found
 
 

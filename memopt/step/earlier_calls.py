@@ -170,7 +170,7 @@ class EarlierCalls:
             outputs: what it returned.
             position: how many earlier calls were alive when it began.
         """
-        nodes, marks = [[node] for node in compiled_nodes(outputs)], []
+        nodes, marks = [[node] for node in compiled_nodes(outputs, behind=len(ran.graphs) > 1)], []
         if not nodes and (first := first_nodes(outputs)):
             nodes = [first]  # a backward from one output releases what it shares with the others
         for group in nodes:

@@ -178,11 +178,12 @@ def recomputable(
     def call(*args: Any) -> Any:
         if not torch.is_grad_enabled() or in_trace() or not hooks_allowed():
             return run(*args)
+        listed = ran()
+        if listed is None:
+            return run(*args)
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():  # no state can be read there
             return run(*args)
-        listed = ran()
-        copied = sum(args[place].untyped_storage().nbytes() for place in written) if listed is not None else 0
-        if listed is None or copied > _MOST_COPIED:
+        if sum(args[place].untyped_storage().nbytes() for place in written) > _MOST_COPIED:
             return run(*args)
         made = RecomputedCall(run, args, written, name, called)
         listed.append(weakref.ref(made))

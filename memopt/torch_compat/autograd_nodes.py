@@ -12,12 +12,13 @@ _COMPILED = "CompiledFunctionBackward"  # AOTAutograd's name, in torch 2.11 and 
 _keeps_graph: Callable[[], bool] | None = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
 
 
-def compiled_nodes(outputs: Any, most: int = 10_000) -> list[Any]:
+def compiled_nodes(outputs: Any, most: int = 10_000, *, behind: bool = True) -> list[Any]:
     """The nodes that compiled graphs made, behind these tensors; weak references to them live as long as the graph.
 
     Args:
         outputs: tensors in any nesting.
         most: nodes that are looked at; what lies behind them is not found.
+        behind: whether those are wanted that lie behind others of them, too; else parameters are not looked at either.
     """
     found: list[Any] = []
     waiting = [leaf.grad_fn for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
@@ -27,8 +28,10 @@ def compiled_nodes(outputs: Any, most: int = 10_000) -> list[Any]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if node.name() == _COMPILED:
+        if type(node).__name__ == _COMPILED:  # `name` makes the text anew each time
             found.append(node)
+            if not behind:
+                continue
         waiting += [following for following, _ in node.next_functions]
     return found
 
