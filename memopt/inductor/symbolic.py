@@ -184,6 +184,7 @@ class SymbolicTraining:
     def _attempt(self, sizes: Sizes, share: float, *, kept: bool, first: bool) -> Callable[..., Any]:
         """Lower the step once; see `_ATTEMPTS`. But for the first time that is by a plan, or not at all."""
         self._halves, policy = Halves(self.hooks.backward), contextlib.ExitStack()
+        self._sizes.forget()  # of what other code takes
         correction = -int(share * self.session.limit_bytes)
 
         def cut(joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Halved:
@@ -194,8 +195,7 @@ class SymbolicTraining:
                 raise _NoPlan
             if kept:
                 keep_order(policy, partition)
-            seen = {symbol: largest_seen(size) for symbol, size in sizes.items()}
-            mutated = self._plan_first([sizes] if self._plans else self._sizes.to_count(sizes, 0, seen)).mutated
+            mutated = self._plan_first(self._sizes.to_count(sizes, 0, _seen(sizes))).mutated
             with phase("cutting"):
                 if self._plan is not None:
                     return cut_by(self._plan, joint, **options)
@@ -209,13 +209,16 @@ class SymbolicTraining:
             )
 
     def _planned_for(self, sizes: Sizes, correction: int) -> SizedPlan | None:
-        """A plan for an eighth more than these sizes, where there is one, or for them; None where there is none."""
+        """A plan for an eighth more than the largest sizes so far, or than these, or for these; None without one."""
         session, before = self.session, self.session.rewriting
-        larger = {symbol: size + size // _FURTHER for symbol, size in sizes.items()}
+        largest, larger = (
+            {symbol: size + size // _FURTHER for symbol, size in each.items()} for each in (_seen(sizes), sizes)
+        )
+        further = [largest, larger] if largest != larger else [larger]
         session.rewriting = Rewriting((Checkpoint(),), session.engine(), session.table)
         session.search, session.correction = True, correction
         try:
-            for each in (larger, sizes) if self._sizes.grows and not correction else (sizes,):
+            for each in (*further, sizes) if self._sizes.grows and not correction else (sizes,):
                 with contextlib.suppress(BudgetError, RuntimeError, ValueError):  # a model may have a largest size
                     program = self._planned(each, sizes)
                     peak, feasible = session.step.plan.peak_bytes, session.feasible
@@ -299,3 +302,8 @@ class SymbolicTraining:
                 self._sizes.refuse(self._at)
                 candidates = candidates[candidates.index(self._at) + 1 :]
             raise self._sizes.not_kept(sizes)
+
+
+def _seen(sizes: Sizes) -> Sizes:
+    """The largest that each of these sizes was in any call so far."""
+    return {symbol: largest_seen(size) for symbol, size in sizes.items()}

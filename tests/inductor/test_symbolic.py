@@ -315,3 +315,24 @@ def test_where_the_first_size_has_no_room_smaller_ones_share_code_all_the_same(m
         agrees(run, model, twin, tokens(batch, length))
         assert run._memopt.last.ran
     assert graphs_of(run) == made
+
+
+@pytest.mark.long
+def test_a_plan_is_made_for_the_largest_sizes_so_far(model, monkeypatch):
+    free = memopt.compile(copy.deepcopy(model), dynamic=True)
+    free(tokens(8, 64)).backward()
+    budget = int(0.8 * free.report.peak_bytes)
+    torch._dynamo.reset()
+    tried, plain = [], symbolic.SymbolicTraining._planned
+
+    def planned(self, sizes, own):
+        if self.session.search:
+            tried.append(sorted(sizes.values()))
+        return plain(self, sizes, own)
+
+    monkeypatch.setattr(symbolic.SymbolicTraining, "_planned", planned)
+    twin = copy.deepcopy(model)
+    run = memopt.compile(model, budget)
+    for batch, length in ((8, 20), (2, 64), (7, 64)):
+        agrees(run, model, twin, tokens(batch, length))
+    assert tried[0] == [9, 72]
