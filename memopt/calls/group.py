@@ -78,6 +78,11 @@ class Group:
         every = [each for group in _groups if group is not self for each in group._sessions]
         return sum(ran.saved for each in every if (sessions := each()) is not None for ran in sessions.earlier.alive())
 
+    def begins(self, own: Sessions) -> None:
+        """A model's call begins: the others' windows see it."""
+        for each in self._others(own):
+            each.around.others_run()
+
     def _others(self, own: Sessions) -> list[Sessions]:
         return [each for reference in self._sessions if (each := reference()) is not None and each is not own]
 

@@ -239,6 +239,7 @@ class Sessions(Mapping[Plan, Session]):
             Whether a new step begins.
         """
         new_step = not self.earlier.alive()
+        self.group.begins(self)
         left, before, most = self.around.close(), self.around.seen, BEFORE.ends()
         over = most > (self._over.limit_bytes() or most)
         self.around.saw_before(most if over else 0)

@@ -208,6 +208,8 @@ class Around:
             return current.left + max(0, held.live)
         seen = current.gone if current.call.window is not None else current.gone_within(held)
         current.kept = max(0, current.left + held.live + seen - current.gradients) + current.stays
+        if current.others:
+            return 0
         between = current.left + held.peak
         device = current.call.device
         found = Seen(between + current.gone if worth(between, device) else 0, worth(current.kept, device), 0, True)
@@ -219,6 +221,11 @@ class Around:
         current.look()
         current.report_whole(held)
         return 0
+
+    def others_run(self) -> None:
+        """A model that shares the budget is called: what its calls take is counted by that, not as the loop's."""
+        if self._open is not None:
+            self._open.others = True
 
     def _reached(self, current: _Open, gradients: Sequence[torch.Tensor | None]) -> None:
         """Backward has reached a graph of the call, with these gradients."""
@@ -274,6 +281,7 @@ class _Open:
         kept: bytes of all that is there all through backward, once it is closed.
         uncounted: outputs that are not counted as held in backward, and their bytes.
         gone: bytes of those of them that were gone when backward began: the window sees them go.
+        others: whether models that share the budget were called meanwhile.
     """
 
     def __init__(
@@ -289,6 +297,7 @@ class _Open:
         self.gradients = self.stays = self.kept = self.gone = self.more = 0
         self.uncounted: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
         self.task: object = None
+        self.others = False
         self._outputs = list(outputs)
         self._reported = False
 
