@@ -81,35 +81,26 @@ class OtherTensors:
             loop_holds: whether the loop is known to hold something in backward, which is counted already.
         """
         with self._looking.looks():
-            return self._look(device, beside, outputs, loop_holds)
-
-    def _look(
-        self,
-        device: torch.device,
-        beside: Iterable[torch.Tensor],
-        outputs: Iterable[torch.UntypedStorage],
-        loop_holds: bool,
-    ) -> bool:
-        if self._prepares:
-            self._seen, self._fresh, self._between = live_blocks(device), True, None
-            return False
-        known = {*blocks_of(beside, device), *map(id_of_storage, outputs)}
-        found, counted, total = self._count(device, known, loop_holds)
-        for _ in range(_COLLECTIONS):
-            if total <= self.total + LITTLE:
-                break
-            collect()  # what imports, compilers and plans have left lies in cycles
-            before = total
+            if self._prepares:
+                self._seen, self._fresh, self._between = live_blocks(device), True, None
+                return False
+            known = {*blocks_of(beside, device), *map(id_of_storage, outputs)}
             found, counted, total = self._count(device, known, loop_holds)
-            if total == before:
-                break
-        self._seen, self._fresh, self._between = found, True, None
-        wanted = self._wanted(total)
-        changed = abs(wanted - self.total) > LITTLE
-        if changed:
-            self.total = wanted if wanted > LITTLE else 0
-            self._counted = counted if self.total else {}
-        return changed
+            for _ in range(_COLLECTIONS):
+                if total <= self.total + LITTLE:
+                    break
+                collect()  # what imports, compilers and plans have left lies in cycles
+                before = total
+                found, counted, total = self._count(device, known, loop_holds)
+                if total == before:
+                    break
+            self._seen, self._fresh, self._between = found, True, None
+            wanted = self._wanted(total)
+            changed = abs(wanted - self.total) > LITTLE
+            if changed:
+                self.total = wanted if wanted > LITTLE else 0
+                self._counted = counted if self.total else {}
+            return changed
 
     def _wanted(self, total: int) -> int:
         """What to count where there are so many bytes: as many, and more where they grow; and when to look again."""

@@ -122,7 +122,6 @@ def _groups(nodes: Sequence[fx.Node], limit_bytes: int) -> Iterator[list[fx.Node
 def _measure_group(nodes: Sequence[fx.Node], device: torch.device) -> list[Measured | None]:
     """Run each operator for its bytes, all in one profiler session, then those that take long for their time."""
     walls: dict[int, float] = {}
-
     recording = Recording(device)
 
     def session() -> None:
