@@ -32,10 +32,10 @@ ALONE, MEASURED = 4, 2  # steps before the allocator is looked at, and of those 
 TINY = ("cross_entropy", "accumulation", "keeps_probabilities", "clip_norm")
 
 
-def storages(beside: frozenset[int] = frozenset()) -> dict[int, int]:
-    """Bytes of all storages that Python's tensors show on the CPU, by address; without those beside."""
+def storages(beside: frozenset[int] = frozenset()) -> dict[int, torch.UntypedStorage]:
+    """All storages that Python's tensors show on the CPU, by address; without those beside."""
     gc.collect()
-    found: dict[int, int] = {}
+    found: dict[int, torch.UntypedStorage] = {}
     for item in gc.get_objects():
         if not issubclass(type(item), torch.Tensor):
             continue
@@ -44,8 +44,13 @@ def storages(beside: frozenset[int] = frozenset()) -> dict[int, int]:
                 continue
             storage = tensor.untyped_storage()
             if storage.nbytes() and storage.data_ptr() not in beside:
-                found[storage.data_ptr()] = storage.nbytes()
+                found[storage.data_ptr()] = storage
     return found
+
+
+def bytes_of(live: dict[int, torch.UntypedStorage]) -> int:
+    """Of all these storages together."""
+    return sum(storage.nbytes() for storage in live.values())
 
 
 def peaks(name: str, budget: int | None, engine: str) -> tuple[list[int], int, bool]:
@@ -59,10 +64,12 @@ def peaks(name: str, budget: int | None, engine: str) -> tuple[list[int], int, b
         next(steps)
     for _ in range(STEPS - ALONE):
         live = storages(beside)
-        held = max(held, sum(live.values()))
-        with Recording(torch.device("cpu"), live) as recording:
+        begun, recording = bytes_of(live), Recording(torch.device("cpu"), live.values())
+        live.clear()
+        with recording:
             next(steps)
-        found.append(sum(live.values()) + recording.peak)
+        found.append(begun + recording.peak)
+        held = max(held, begun)
     said = user.said
     steps.close()
     return found[-MEASURED:], held, said

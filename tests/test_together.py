@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import memopt
-from benchmarks.loop_budgets import storages
+from benchmarks.loop_budgets import bytes_of, storages
 from memopt.memory.measure import Recording
 
 ROWS, WIDTH = 256, 32
@@ -83,9 +83,11 @@ def trained(step, budget=None, steps=6):
     calls = models if budget is None else memopt.compile(models, budget, optimizer=optimizers, backend="aten")
     losses = [step(*calls, optimizers, seed) for seed in range(steps - 1)]
     live = storages(beside)
-    with Recording(torch.device("cpu"), live) as recording:
+    begun, recording = bytes_of(live), Recording(torch.device("cpu"), live.values())
+    live.clear()
+    with recording:
         losses.append(step(*calls, optimizers, steps - 1))
-    return losses, sum(live.values()) + recording.peak, calls
+    return losses, begun + recording.peak, calls
 
 
 @pytest.mark.whole_process

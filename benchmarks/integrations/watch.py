@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.loop_budgets import storages
+from benchmarks.loop_budgets import bytes_of, storages
 from memopt.memory.measure import Recording
 
 ALONE = 3  # optimizer steps before the allocator is looked at: in those memopt looks at it itself
@@ -40,7 +40,7 @@ class Watch:
         self.end()
         if number == self.steps or ALONE <= number < self.steps - 1:
             live = storages(self.beside)
-            self._live, self._recording = sum(live.values()), Recording(torch.device("cpu"), live)
+            self._live, self._recording = bytes_of(live), Recording(torch.device("cpu"), live.values())
             self._recording.begin()
 
     def step_done(self, number: int) -> None:

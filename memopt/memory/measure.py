@@ -5,11 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 import gc
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -186,24 +188,31 @@ _yielding: list[Recording] = []  # the one that ends where something else is to 
 class Recording:
     """The allocator's events of one device in this thread, from `begin` to `end`, or within `with`."""
 
-    def __init__(self, device: torch.device, known: Mapping[int, int] | None = None, *, yields: bool = False) -> None:
+    def __init__(
+        self, device: torch.device, known: Iterable[torch.UntypedStorage] = (), *, yields: bool = False
+    ) -> None:
         """Nothing is recorded yet.
 
         Args:
             device: whose allocator is looked at.
-            known: on CPU, bytes of memory that was allocated before, by address: its releases count where the allocator
-                tells of them, which it does of what some recording has seen allocated.
+            known: on CPU, what was allocated before and whose release counts. The allocator tells of it only where a
+                recording has seen the same address allocated, whoever had it then.
             yields: whether it ends by itself where somebody else is about to measure or to profile.
         """
         self.device = device
-        self._known, self._yields = dict(known or {}), yields
-        self.released: list[tuple[int, int]] = []  # what was known before and was seen to go: when, and its bytes
+        self._yields = yields
+        self._sizes: list[int] = []  # of what is known, bytes
+        self._known: list[weakref.ref[torch.UntypedStorage]] = []
+        for number, storage in enumerate(known):
+            self._sizes.append(storage.nbytes())
+            self._known.append(weakref.ref(storage, functools.partial(_released, weakref.ref(self), number)))
         self._active = False
-        self._marked: list[tuple[str, int, int]] = []  # of each mark its name, and address and bytes of its block
+        # Of each mark its name (of a release the number of what is known), and address and bytes of its block.
+        self._marked: list[tuple[str | int, int, int]] = []
         self._undo: Callable[[], None] | None = None
         self._unsaid = contextlib.ExitStack()  # lets the allocator speak again
         self._thread = self._task = 0
-        self._trace: tuple[tuple[tuple[int, int], ...], dict[str, int]] = ((), {})
+        self._trace: tuple[tuple[tuple[int, int], ...], dict[str | int, int]] = ((), {})
 
     def begin(self) -> None:
         """Look at the allocator from now on.
@@ -246,10 +255,12 @@ class Recording:
         if self.device.type == "cuda":
             changes = _changes_cuda(results, self.device)
         else:
-            changes, self.released = _changes_cpu(events, self._known)
+            released = [(when, -self._sizes[number]) for number, when in marks.items() if isinstance(number, int)]
+            changes = [*_changes_cpu(events), *released]
+        self._known.clear()
         self._trace = tuple(sorted(changes, key=lambda change: change[0])), marks
 
-    def mark(self, name: str) -> None:
+    def mark(self, name: str | int) -> None:
         """Note this moment, unless it has ended or this is another thread; no dispatch mode of the user's sees it."""
         if self._active and threading.get_ident() == self._thread:
             size = _MARKS_BYTES + len(self._marked) % _MARKS_BYTES
@@ -274,7 +285,7 @@ class Recording:
         return self._trace[0]
 
     @property
-    def marks(self) -> dict[str, int]:
+    def marks(self) -> dict[str | int, int]:
         """Nanoseconds at each of `mark`, by name, once it has ended; of several of a name the last."""
         return self._trace[1]
 
@@ -313,10 +324,12 @@ def _memory_events(results: Any) -> list[Any]:
     return sorted(blocks, key=lambda event: int(event.start_time_ns))
 
 
-def _without_marks(events: list[Any], marked: list[tuple[str, int, int]]) -> tuple[list[Any], dict[str, int]]:
+def _without_marks(
+    events: list[Any], marked: list[tuple[str | int, int, int]]
+) -> tuple[list[Any], dict[str | int, int]]:
     """The events but those of marks, which are blocks of odd sizes that went at once; when each mark was made."""
     others: list[Any] = []
-    marks: dict[str, int] = {}
+    marks: dict[str | int, int] = {}
     following, gone = iter(marked), 0
     name, place, size = next(following, ("", 0, 0))
     for event in events:
@@ -331,29 +344,25 @@ def _without_marks(events: list[Any], marked: list[tuple[str, int, int]]) -> tup
     return others, marks
 
 
-def _changes_cpu(events: list[Any], known: Mapping[int, int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Changes with addresses: a release of one never seen allocated carries the size of some earlier tenant.
-
-    Beside them what was known before and is seen to go: when, and its bytes.
-    """
-    changes: list[tuple[int, int]] = []
-    released: list[tuple[int, int]] = []
-    alive, earlier = dict(known), set(known)
+def _changes_cpu(events: list[Any]) -> Iterator[tuple[int, int]]:
+    """Changes with addresses: a release of one never seen allocated carries the size of some earlier tenant."""
+    alive: dict[int, int] = {}
     for event in events:
         block = event.extra_fields
         if block.device.type != "cpu" or (block.alloc_size < 0 and block.ptr not in alive):
             continue
         if block.alloc_size > 0:
             alive[block.ptr] = block.alloc_size
-            earlier.discard(block.ptr)
-            changes.append((event.start_time_ns, block.alloc_size))
-            continue
-        size = alive.pop(block.ptr)
-        changes.append((event.start_time_ns, -size))
-        if block.ptr in earlier:
-            earlier.remove(block.ptr)
-            released.append((event.start_time_ns, size))
-    return changes, released
+            yield event.start_time_ns, block.alloc_size
+        else:
+            yield event.start_time_ns, -alive.pop(block.ptr)
+
+
+def _released(recording: weakref.ref[Recording], number: int, _: object) -> None:
+    """What is known under this number has gone."""
+    here = recording()
+    if here is not None:
+        here.mark(number)
 
 
 def _flatten(events: list[Any]) -> Iterator[Any]:

@@ -23,7 +23,6 @@ class Held:
         peak: the most at once.
         live: when it was closed.
         whole: the most at once from when it was opened until backward was over; None where that was not seen.
-        released: of what was there when it was opened, what was seen to go; None where all of that is seen.
         behind: of the whole, what was held at once after backward had left the model's graphs; 0 if it did not.
         inside: of the whole, what was held at once before.
     """
@@ -31,7 +30,6 @@ class Held:
     peak: int = 0
     live: int = 0
     whole: int | None = None
-    released: int | None = 0
     behind: int = 0
     inside: int = 0
 
@@ -64,7 +62,7 @@ class Window:
 
         Args:
             device: CPU or a CUDA device.
-            known: on CPU, memory that is there already: its releases are seen where they can be.
+            known: on CPU, what is there already and is seen to go.
         """
         self._device = device
         self._recording: Recording | None = None
@@ -73,8 +71,7 @@ class Window:
         if device.type == "cuda":
             self._before = self._start = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
         elif not unseen(device) and not is_profiled():
-            there = {storage.data_ptr(): storage.nbytes() for storage in known}
-            self._recording = Recording(device, there, yields=True)
+            self._recording = Recording(device, known, yields=True)
             self._recording.begin()
 
     def forward_ends(self) -> None:
@@ -113,7 +110,7 @@ class Window:
             allocated, most = self._before
             live, peak = torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
             most_held = max(peak - allocated if peak > most else 0, live - allocated, 0)
-            self._held = Held(most_held, live - allocated, released=None)
+            self._held = Held(most_held, live - allocated)
         elif self._held is None and self._recording is not None:
             self._recording.end()
             if self._recording.ended:
@@ -151,5 +148,4 @@ def _of(recording: Recording) -> Held:
         way = end if left is None else bisect.bisect_left(times, left)
         inside, behind = max(sums[: way + 1]), max(sums[way : end + 1]) if way < end else 0
         whole = max(inside, behind)
-    released = sum(size for when, size in recording.released if until is None or when < until)
-    return Held(max(sums[first : last + 1]) - sums[first], sums[last] - sums[first], whole, released, behind, inside)
+    return Held(max(sums[first : last + 1]) - sums[first], sums[last] - sums[first], whole, behind, inside)

@@ -186,9 +186,7 @@ class Around:
             with self.looking.looks():
                 window = call.window or Window(device, fresh)
             window.forward_ends()
-            self._open = _Open(window, call, [weakref.ref(leaf) for leaf in leaves], look, self._left)
-            if call.lets_go:
-                self._open.uncounted = [(weakref.ref(storage), storage.nbytes()) for storage in fresh]
+            self._open = _Open(window, call, leaves, fresh, look, self._left)
             for node in nodes:
                 node.register_prehook(functools.partial(_reached, weakref.ref(self), weakref.ref(self._open)))
                 if call.whole is not None:
@@ -206,13 +204,14 @@ class Around:
             return 0
         if not current.window.backward:
             return current.left + max(0, held.live)
-        seen = current.gone if current.call.window is not None else current.gone_within(held)
-        current.kept = max(0, current.left + held.live + seen - current.gradients) + current.stays
+        # Not less what outputs that are gone leave: they are there in forward, as is what the loop keeps.
+        current.kept = max(0, current.left + held.live + current.gone - current.gradients) + current.stays
         if current.others:
             return 0
         between = current.left + held.peak
         device = current.call.device
-        found = Seen(between + current.gone if worth(between, device) else 0, worth(current.kept, device), 0, True)
+        uncounted = current.gone if current.call.lets_go else 0
+        found = Seen(between + uncounted if worth(between, device) else 0, worth(current.kept, device), 0, True)
         growth = (found.held - current.more) - (self.seen.held - self._more)
         if growth > 0 and self.seen.held > self._more:  # it grows
             found = dataclasses.replace(found, held=found.held + growth)
@@ -239,7 +238,7 @@ class Around:
         self._older = self.older_bytes()
         current.more = current.call.kept() if self._again is current else 0
         current.stays = self._older + current.retained() + current.more
-        current.gone = sum(size for storage, size in current.uncounted if storage() is None)
+        current.gone = sum(size for storage, size in current.made if storage() is None)
         current.window.backward_begins()
         if current.call.whole is not None:
             at_end_of_backward(functools.partial(_over, weakref.ref(current)))
@@ -279,7 +278,7 @@ class _Open:
         stays: bytes that are there all through backward, beside what the window sees.
         more: of these, those by which a backward that keeps its graph takes more.
         kept: bytes of all that is there all through backward, once it is closed.
-        uncounted: outputs that are not counted as held in backward, and their bytes.
+        made: storages of the outputs that the call has made, and their bytes.
         gone: bytes of those of them that were gone when backward began: the window sees them go.
         others: whether models that share the budget were called meanwhile.
     """
@@ -288,22 +287,19 @@ class _Open:
         self,
         window: Window,
         call: Ended,
-        outputs: Iterable[weakref.ref[torch.Tensor]],
+        outputs: Iterable[torch.Tensor],
+        made: Iterable[torch.UntypedStorage],
         look: Callable[[], None],
         left: int,
     ) -> None:
         """A window, open."""
         self.window, self.call, self.look, self.left = window, call, look, left
         self.gradients = self.stays = self.kept = self.gone = self.more = 0
-        self.uncounted: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
+        self.made = [(weakref.ref(storage), storage.nbytes()) for storage in made]
         self.task: object = None
         self.others = False
-        self._outputs = list(outputs)
+        self._outputs = [weakref.ref(output) for output in outputs]
         self._reported = False
-
-    def gone_within(self, held: Held) -> int:
-        """Bytes of what was gone when backward began that a window has seen go which was opened after the call."""
-        return self.gone if held.released is None else min(self.gone, held.released)
 
     def over(self) -> None:
         """Backward is over."""

@@ -5,7 +5,6 @@ No plan makes that less, but a budget in bytes is of all that the process holds,
 
 from __future__ import annotations
 
-import itertools
 import os
 import weakref
 from typing import Any
@@ -15,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from memopt.common.garbage import collect
 from memopt.memory.distributed import has_group
-from memopt.memory.live_tensors import Block, live_blocks
+from memopt.memory.live_tensors import live_blocks
 from memopt.memory.measure import Recording, is_profiled
 from memopt.memory.window import unseen
 from memopt.step.observed_steps import FIRST_STEPS
@@ -90,25 +89,13 @@ class _OnCpu:
         collect()
         blocks = list(live_blocks(device).values())
         self._live = sum(block.nbytes for block in blocks)
-        self._recording = Recording(device, yields=True)
+        there = (storage for block in blocks if (storage := block.storage()) is not None)
+        self._recording = Recording(device, there, yields=True)
         self._recording.begin()
-        self._sizes = [block.nbytes for block in blocks]
-        self._watched = [_watched(block, number, self._recording) for number, block in enumerate(blocks)]
 
     def ends(self) -> int:
-        self._watched.clear()
         self._recording.end()
-        if not self._recording.ended:
-            return 0
-        marks = self._recording.marks.items()
-        gone = [(when, -self._sizes[int(name)]) for name, when in marks]
-        changes = sorted([*self._recording.changes, *gone])
-        return max(itertools.accumulate((size for _, size in changes), initial=self._live))
-
-
-def _watched(block: Block, number: int, recording: Recording) -> Any:
-    storage = block.storage()
-    return None if storage is None else weakref.ref(storage, lambda _: recording.mark(str(number)))
+        return self._live + self._recording.peak if self._recording.ended else 0
 
 
 class _OnCuda:

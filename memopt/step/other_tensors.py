@@ -96,9 +96,9 @@ class OtherTensors:
                     break
             self._seen, self._fresh, self._between = found, True, None
             wanted = self._wanted(total)
-            changed = abs(wanted - self.total) > LITTLE
+            changed = abs(wanted - self.total) >= LITTLE
             if changed:
-                self.total = wanted if wanted > LITTLE else 0
+                self.total = wanted if wanted >= LITTLE else 0
                 self._counted = counted if self.total else {}
             return changed
 
