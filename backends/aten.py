@@ -15,6 +15,7 @@ from torch import fx
 from memopt.backends.hand_over import Generate, in_pieces, relayed
 from memopt.capture.dynamo import Hooks, Watched
 from memopt.engine import Engine
+from memopt.graph.result_memory import as_run
 from memopt.memory.aliasing import owner
 from memopt.memory.hand_over import Handing, changed_by_hook
 from memopt.torch_compat.aot_autograd import aot_autograd
@@ -244,13 +245,13 @@ def _call(node: fx.Node, literal: Callable[[Any], str], constants: dict[str, Any
         name = f"_attr_{node.name}"
         constants[name] = getattr(graph_module, str(node.target))
         return name
-    target: Any = node.target
+    target: Any = as_run(node.target)
     if "inplace" in node.meta:
         from memopt.passes.inplace import inplace_overload
 
-        overload = inplace_overload(target)
+        overload = inplace_overload(node.target)
         if overload is None:
-            raise RuntimeError(f"{node.name} is annotated in place, but {target} has no in-place overload")
+            raise RuntimeError(f"{node.name} is annotated in place, but {node.target} has no in-place overload")
         target = overload
     name = "_f_" + "".join(c if c.isalnum() else "_" for c in str(target))
     while constants.get(name, target) is not target:

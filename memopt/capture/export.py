@@ -14,6 +14,7 @@ from torch.export.graph_signature import OutputKind as ExportOutputKind
 
 from memopt.common.quiet import quiet
 from memopt.errors import first_line
+from memopt.graph.result_memory import write_out_reductions
 from memopt.program import Input, InputKind, Output, OutputKind, Program, source_line
 from memopt.torch_compat import pytree
 from memopt.torch_compat.exporting import composites, written_out
@@ -76,6 +77,7 @@ def from_exported_program(exported: ExportedProgram) -> Program:
     program = Program(fx.GraphModule(lowered.graph_module, lowered.graph), (), ()).copy()
     for node in program.graph.nodes:
         _refuse_unsupported(node)
+    write_out_reductions(program.graph)
     # torch.fx renames a placeholder that is called like a Python builtin ("input", which nn.Sequential takes).
     exported_names = [node.name for node in lowered.graph.nodes if node.op == "placeholder"]
     renamed = dict(zip(exported_names, (node.name for node in program.placeholders), strict=True))

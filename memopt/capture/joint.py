@@ -12,6 +12,7 @@ from torch import fx
 
 from memopt.graph.fake_calls import apart, forget
 from memopt.graph.propagation import fake_mode
+from memopt.graph.result_memory import write_out_reductions
 from memopt.graph.rewrite import ancestors, storages
 from memopt.memory.aliasing import owner
 from memopt.program import (
@@ -153,6 +154,7 @@ def program_of_graph(
     module: fx.GraphModule, origins: Sequence[Origin], *, training: bool = False, forward_outputs: int = 0
 ) -> Program:
     """Name the roles in a graph that AOTAutograd made (the module is taken over) and return it as a program."""
+    write_out_reductions(module.graph)
     inputs, state = [], {}
     held: set[int] = set()  # storages of the inputs so far
     for node in [node for node in module.graph.nodes if node.op == "placeholder"]:

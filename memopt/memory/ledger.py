@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from memopt.graph.result_memory import taken_beside
 from memopt.memory.reach import plain_tensors
 from memopt.memory.rounding import allocated_bytes
 from memopt.torch_compat import pytree
@@ -63,8 +64,11 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for leaf in pytree.tree_leaves((args, kwargs)):
             self.enter(leaf, counted=False)
         result = func(*args, **(kwargs or {}))
+        kept, passing = taken_beside(func, args, result)
         for leaf in pytree.tree_leaves(result):
-            self.enter(leaf, counted=self.counting)
+            self.enter(leaf, counted=self.counting, more=kept)
+        if passing and self.counting:
+            self.peak = max(self.peak, self.live + passing)
         return result
 
     def enter(self, leaf: Any, *, counted: bool, more: int = 0) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.graph.result_memory import as_run
 from memopt.memory.aliasing import Aliasing, analyse
 from memopt.memory.buffers import BufferPlan, Home, Placement
 from memopt.passes.inplace import takes_storage
@@ -127,7 +128,7 @@ class _Generator:
             self.name[node] = self.results(node)[0]
             self.copy_parts(node, (False,) * len(node.args[0]))  # type: ignore[arg-type]
         else:
-            self.name[node] = self.call(node.target, node.args, node.kwargs, fixed=False)  # type: ignore[arg-type]
+            self.name[node] = self.call(as_run(node.target), node.args, node.kwargs, fixed=False)
 
     def write(self, node: fx.Node, write: Write) -> None:
         operand = takes_storage(node)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.graph.result_memory import as_run
 from memopt.memory.cost.devices import CPU, Device
 from memopt.memory.cost.key import processor_name
 from memopt.memory.cost.roofline import is_light, operands_of, span
@@ -166,8 +167,8 @@ def _measure_group(nodes: Sequence[fx.Node], device: torch.device) -> list[Measu
 
 
 def _as_run(node: fx.Node) -> Callable[..., Any]:
-    """The node's operator; of a sum of products the form that writes over the sum, as engines do."""
-    return ADD_PRODUCT_OVER if node.target is ADD_PRODUCT else node.target  # type: ignore[return-value]
+    """The form of the node's operator that engines run; of a sum of products the one that writes over the sum."""
+    return ADD_PRODUCT_OVER if node.target is ADD_PRODUCT else as_run(node.target)
 
 
 def _timed(node: fx.Node, inputs: _Inputs, device: torch.device, clock: _Clock | None, wall: float) -> float | None:
