@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from memopt.calls.failures import Failure
+from memopt.calls.own_errors import OwnErrors, unsure_of
 from memopt.calls.start import CallStart
-from memopt.capture.eager_call import eager_call
 from memopt.capture.export import CaptureError
-from memopt.capture.rehearsal import ledger_for
-from memopt.capture.shadow import Shadow
-from memopt.common.random_streams import streams_kept
-from memopt.memory.cost.table import CostTable
-from memopt.memory.hidden import WholeLedger
-from memopt.memory.resident import resident_of
 from memopt.options import Options
-from memopt.step.graph_peaks import step_peak
 from memopt.torch_compat import pytree
-from memopt.torch_compat.valued_fakes import is_unknown
 
 log = logging.getLogger("memopt")
 
@@ -33,11 +24,13 @@ class Fallback:
 
     Attributes:
         notes: lines for the user, of calls that run as they are.
+        own_errors: asks the model for what it raises itself.
     """
 
     def __init__(self, model: nn.Module, options: Options) -> None:
         """None has failed yet."""
         self._model, self._options = model, options
+        self.own_errors = OwnErrors(model)
         self._failed: dict[Any, str] = {}
         self._worked: set[Any] = set()
         self.notes: list[str] = []
@@ -75,8 +68,17 @@ class Fallback:
             raise CaptureError(line)
         return line is not None
 
-    def answer(self, failure: Failure, kind: Any, before: CallStart, args: Any, kwargs: Any) -> Any:
+    def answer(
+        self, failure: Failure, kind: Any, before: CallStart, args: Any, kwargs: Any, *, limit: int | None
+    ) -> Any:
         """What the model itself returns for a call that failed inside memopt.
+
+        Args:
+            failure: what failed.
+            kind: of the call.
+            before: what there was at its start.
+            args, kwargs: of the call.
+            limit: the budget in bytes; None: there is none, or it is not known yet.
 
         Raises:
             CaptureError: there is a budget, or a part of the model had run and cannot be undone.
@@ -88,16 +90,16 @@ class Fallback:
         restored = not changed
         if restored and not budget:
             outputs = self._model(*args, **kwargs)
-        elif restored:  # fake tensors do not show every error of an operator: what the model itself raises decides
-            self._raise_as_model(args, kwargs)
+        unsure = self.own_errors.raise_own(args, kwargs, limit) if restored and budget else None
         report = failure.save(name, self._options)
         if budget or not restored:
             text = f"{name} cannot be held to a budget" if budget else name
             again = (
                 "" if restored else f"; {changed} was written to before that, so that the model itself is not called"
             )
-            self._failed[kind] = f"{text}: {failure.said}{again}; {report}"
-            raise CaptureError(self._failed[kind])
+            said = failure.said if unsure is None else unsure_of(unsure)
+            self._failed[kind] = f"{text}: {said}{again}; {report}"
+            raise CaptureError(self._failed[kind]) from unsure
         self._failed[kind] = f"{failure.said}: such calls of {name} run as they are; {report}"
         log.warning("memopt: %s", self._failed[kind])
         self.notes.append(self._failed[kind])
@@ -112,70 +114,6 @@ class Fallback:
         self._failed[kind] = f"{why}: such calls of {name} run as they are; {instead} to have them planned"
         log.warning("memopt: %s", self._failed[kind])
         self.notes.append(self._failed[kind])
-
-    def _is_bounded(self, args: Any, kwargs: Any, peak: int | None) -> bool:
-        """Whether so many bytes beside what the model holds are within a budget in bytes."""
-        budget = self._options.budget
-        if budget is None or budget.bytes is None or peak is None:
-            return False
-        held = resident_of(self._model, args, kwargs, None, accumulating=True)
-        return held.total + peak <= budget.bytes
-
-    def error_of_model(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], ledger: WholeLedger | None = None
-    ) -> Exception | None:
-        """What the model itself raises for these inputs, on fake tensors: no memory is taken, a ledger counts it."""
-        try:
-            with streams_kept():
-                shadow = Shadow(self._model)
-                fake_args, fake_kwargs = shadow.inputs(args, kwargs)
-                with shadow.mode, ledger or contextlib.nullcontext():
-                    shadow.model(*fake_args, **fake_kwargs)
-        except Exception as error:
-            return error
-        return None
-
-    def _raise_as_model(self, args: Any, kwargs: Any) -> None:
-        """Raise what the model itself raises; nothing is changed if it raises nothing.
-
-        Fake tensors do not show every error of an operator: the model runs where its step is known to keep the budget.
-        """
-        own = self.error_of_model(args, kwargs)
-        if is_unknown(own):
-            own = None
-        # Up to where it fails it takes what forward does; operators word an error better than their fakes.
-        peak = self._step_bytes(args, kwargs) if own is None else self._forward_bytes(args, kwargs)
-        if self._is_bounded(args, kwargs, peak):
-            unchanged = _unchanged(self._model, (args, kwargs))
-            with unchanged, torch.no_grad(), contextlib.suppress(torch.OutOfMemoryError):
-                self._model(*args, **kwargs)
-        if own is not None:
-            raise own
-
-    def _step_bytes(self, args: Any, kwargs: Any) -> int | None:
-        """The most bytes that a step of the model makes, on fake tensors; None where that is not known."""
-        budget = self._options.budget
-        table = CostTable(ceiling_bytes=None if budget is None else budget.bytes)
-        seen = eager_call(self._model, args, kwargs, table, backward=torch.is_grad_enabled())
-        return None if seen is None or seen.by_chance else step_peak([seen.peaks])
-
-    def _forward_bytes(self, args: Any, kwargs: Any) -> int | None:
-        """The most bytes that the model makes before it returns or fails, without gradients, on fake tensors."""
-        ledger = ledger_for(self._model)
-        if ledger is None:
-            return None
-        with torch.no_grad():
-            self.error_of_model(args, kwargs, ledger)
-        return ledger.peak
-
-
-@contextlib.contextmanager
-def _unchanged(model: nn.Module, inputs: Any) -> Iterator[None]:
-    before = CallStart(model, inputs, state=True, buffers=True)
-    try:
-        yield
-    finally:
-        before.restore()
 
 
 def _kind_of(leaf: Any) -> Any:

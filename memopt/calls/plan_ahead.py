@@ -12,6 +12,7 @@ from memopt.budget import BudgetError
 from memopt.calls.failures import failure_of
 from memopt.calls.fallback import Fallback
 from memopt.calls.guard_fast_path import Kind
+from memopt.calls.own_errors import unsure_of
 from memopt.calls.planned import programs_of
 from memopt.calls.residents import Residents
 from memopt.calls.sessions import Sessions
@@ -65,11 +66,10 @@ class PlanAhead:
                 raise
         if failure is not None:
             self._sessions.drop(kind.plan)
-            own = self._fallback.error_of_model(args, kwargs)
-            if own is not None:
-                raise own
+            own = self._fallback.own_errors.on_fakes(args, kwargs)
+            said = failure.said if own is None else unsure_of(own)
             name, report = session.model_name, failure.save(session.model_name, self._options)
-            raise PlanningFailed(f"{name} cannot be planned: {failure.said}; {report}")
+            raise PlanningFailed(f"{name} cannot be planned: {said}; {report}") from own
         self._sessions.sizing.planned(kind, args, kwargs)
         if session.report is None:
             raise NotCapturedError(f"no graph could be captured of {session.model_name}: there is nothing to plan")

@@ -94,7 +94,7 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
     fake_args, fake_kwargs = shadow.inputs(args, kwargs)
     try:
         with session.collects(shadow.names) as collected, contextlib.ExitStack() as settings:
-            for setting in (shadow.mode, settings_of(session), silence(), streams_kept(), saved_as_it_is()):
+            for setting in (shadow.running(), settings_of(session), silence(), streams_kept(), saved_as_it_is()):
                 settings.enter_context(setting)
             backend = dynamo_backend(session)
             compiled = with_own_entry(torch.compile(shadow.model, backend=while_kept(backend), dynamic=False))

@@ -96,7 +96,7 @@ def eager_call(
         with (
             quiet(),
             saved_as_it_is(),
-            shadow.mode,
+            shadow.running(),
             ledger,
             Unpacking(),
             streams_kept(),

@@ -7,7 +7,7 @@ import contextlib
 import copy
 import functools
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from memopt.capture.export import NotCapturedError
 from memopt.capture.graph_inputs import Known, Names
 from memopt.memory.resident import storage_bytes
 from memopt.program import InputKind
+from memopt.torch_compat.fake_conversions import converted_as_real
 from memopt.torch_compat.fully_sharded import Gathered, groups, stand_in
 from memopt.torch_compat.packed_sequences import turned
 from memopt.torch_compat.valued_fakes import ValuedFakeMode
@@ -56,6 +57,12 @@ class Shadow:
             own = {name: self._item(value) for name, value in twin.__dict__.items() if name not in _PARTS}
             twin.__dict__.update(own)
         self.names = {id(self._twins[key]): value for key, value in model_names(model).items() if key in self._twins}
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Within: the twin may run, in the fake mode of its tensors."""
+        with converted_as_real(), self.mode:
+            yield
 
     def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Fake copies of the tensors in the arguments; everything else as it is."""

@@ -232,8 +232,8 @@ class Recording:
             unsaid.enter_context(unknown_blocks_unsaid())
             begin_memory_profile()
             self._active, self._unsaid = True, unsaid.pop_all()
+        atexit.register(self.end)  # a process that ends while memory is recorded ends in a segmentation fault
         if self._yields:
-            atexit.register(self.end)
             _yielding[:] = [self]
             self._undo = before_profilers(self.end)
 
@@ -245,10 +245,10 @@ class Recording:
         if not self._active or threading.get_ident() != self._thread or backward_task() != self._task:
             return
         self._active = False
+        atexit.unregister(self.end)
         if self._undo is not None:
             self._undo()
             _yielding.clear()
-            atexit.unregister(self.end)
         with self._unsaid, without_lines(*_CHATTER):
             results = end_memory_profile()
         events, marks = _without_marks(_memory_events(results), self._marked)

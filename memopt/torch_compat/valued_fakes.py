@@ -64,6 +64,13 @@ class ValuedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         known.item_memo = None  # torch keeps a single number itself since 2.14, and nobody would hear of the question
         self._remember(fake, _Value(call, 0))
 
+    def set_data(self, kept: Any, other: Any) -> None:
+        """`kept.data = other`, which no operator tells of."""
+        kept.data, kept.fake_device = other, other.fake_device
+        self._known.pop(kept, None)
+        if (value := self._known.get(other)) is not None:
+            self._remember(kept, value)
+
     def without_value(self, like: torch.Tensor) -> torch.Tensor:
         """A fake tensor on the CPU of the shape, strides and dtype of a meta tensor."""
         self._answering = True

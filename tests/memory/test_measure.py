@@ -176,3 +176,14 @@ def test_beside_a_recording_of_another_thread_nothing_is_measured_and_it_ends_in
     thread.start()
     thread.join()
     assert said == [True] and not is_profiled() and recording.ended
+
+
+@pytest.mark.parametrize("yields", [False, True])
+def test_a_recording_ends_before_the_process_does(yields, monkeypatch):
+    at_exit = []
+    monkeypatch.setattr("atexit.register", at_exit.append)
+    monkeypatch.setattr("atexit.unregister", at_exit.remove)
+    recording = Recording(torch.device("cpu"), yields=yields)
+    recording.begin()
+    at_exit[-1]()  # else torch's profiler ends in a segmentation fault
+    assert recording.ended and not is_profiled() and not at_exit
