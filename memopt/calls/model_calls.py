@@ -216,7 +216,7 @@ class ModelCalls:
         guard = self.guards.setdefault(session, StepGuard())
         beyond, allowance = session.beyond if gradients else None, guard.allowance
         mark = session.outside.mark((args, kwargs) if gradients else ())
-        planned, began = session.report, time.perf_counter()
+        step, planned, began = session.step, session.report, time.perf_counter()
         failure: Failure | None = None
         if self.options.budget is not None and session.report is None and has_disabled_forward(self.model):
             # It is not run whole to find that nothing is captured: what it saves may be more than the budget.
@@ -241,6 +241,8 @@ class ModelCalls:
             raise ShortOfMemoryError(session.short_of_memory(error)) from None
         except (BudgetError, NoRoomBesideError) as error:  # what was named was tried within limits of its own
             guard.allowance = allowance
+            if isinstance(error, BudgetError) and planned is not None:  # calls of other sizes go on as before
+                session.step, session.report = step, planned
             if isinstance(error, BudgetError) and not (error.beside and session.beside_in_step):
                 self.refusals.keep(called, self.residents.of(args, kwargs, kind), error)
             raise

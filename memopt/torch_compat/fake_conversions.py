@@ -24,8 +24,9 @@ def converted_as_real() -> contextlib.AbstractContextManager[None]:
 
 def _takes_data(swap: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     def swap_tensors(kept: Any, converted: Any) -> None:
-        mode = getattr(kept, "fake_mode", None)
-        if isinstance(mode, ValuedFakeMode) and getattr(converted, "fake_mode", None) is mode:
+        modes = {getattr(tensor, "fake_mode", None) for tensor in (kept, converted)}
+        mode = modes.pop()
+        if isinstance(mode, ValuedFakeMode) and not modes:
             mode.set_data(kept, converted)
         else:
             swap(kept, converted)

@@ -166,3 +166,16 @@ def test_a_refusal_is_remembered_until_something_is_different(change, traced):
     except memopt.BudgetError as error:
         assert change != "inputs" and not error.at_least
     assert traced
+
+
+def test_after_a_refusal_the_report_is_that_of_steps_that_run():
+    torch.manual_seed(0)
+    run = memopt.compile(nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8)), "300kB", backend="aten")
+    for rows in (64, 128, 4096, 128):
+        if rows == 4096:
+            with pytest.raises(memopt.BudgetError):
+                run(torch.ones(rows, 8))
+        else:
+            run(torch.ones(rows, 8)).square().mean().backward()
+        assert run.report.measured_peak_bytes is not None
+        assert max(run.report.peak_bytes, run.report.measured_peak_bytes) <= 300_000
