@@ -143,6 +143,8 @@ class ModelCalls:
             self.residents.recount()
         if look:
             self.residents.look_around(args, kwargs)
+        if new_step:
+            self.residents.plan_anew()
         kind, steady = self.kinds.find(args, kwargs, self._kind)
         if new_step and not look and steady is None and kind.plan not in self.sessions:
             self.residents.look_around(args, kwargs)

@@ -17,6 +17,7 @@ from memopt.calls.sessions import Sessions
 from memopt.compilation.session import Session
 from memopt.memory.attributes import held_tensors
 from memopt.memory.distributed import has_group
+from memopt.memory.measure import is_profiled
 from memopt.memory.optimizers import NONE
 from memopt.memory.reach import held_tensors as tensors_behind
 from memopt.memory.reach import shown_tensors
@@ -30,6 +31,10 @@ from memopt.step.recount import recount
 
 # Of other tensors that take less than one part in so many of the step nothing is said.
 _SMALL = 64
+_LATER = (
+    "a profiler is active: optimizers and other tensors that take more than was planned for may be over the budget "
+    "until it has ended, when the step is planned anew"
+)
 
 
 class Residents:
@@ -46,6 +51,7 @@ class Residents:
         self._model, self._options = model, options
         self._optimizers, self._sessions = optimizers, sessions
         self._group, self.others = group, group.others
+        self._over = False  # whether plans do not keep the budget with what is counted
 
     def of(self, args: Sequence[Any], kwargs: Mapping[str, Any], kind: Kind) -> Resident:
         """What the device holds in a call of this kind with these arguments, optimizers as they were counted last."""
@@ -92,7 +98,18 @@ class Residents:
         others, _, footprint = self._group.beside(self._model, self._optimizers.counted())
         others += self._others
         kept = [recount(session, footprint, others) for session in self._sessions.values()]
-        if not all(kept):
+        self._over |= not all(kept)
+        self.plan_anew()
+        for session in self._sessions.values() if self._over else ():
+            session.note(_LATER)
+
+    def plan_anew(self) -> None:
+        """Drop plans that do not keep the budget with what is counted by now.
+
+        Beside a profiler nothing can be measured, and so nothing planned: they are dropped when it has ended.
+        """
+        if self._over and not is_profiled():
+            self._over = False
             self._sessions.forget_all()
 
     def look_around(self, args: Any, kwargs: Any) -> None:
