@@ -50,7 +50,7 @@ from memopt.step.hooked import KEPT, WAIT, EarlyGradients, Hooked, added_names
 from memopt.step.optimizers import Optimizers
 from memopt.step.reference import Reference
 from memopt.torch_compat.changing_numbers import ChangingNumbers
-from memopt.torch_compat.dynamo import while_kept, with_own_entry
+from memopt.torch_compat.dynamo import Kept, with_own_entry
 from memopt.torch_compat.fully_sharded import is_sharded
 from memopt.torch_compat.saved_tensors import hooks_in_force
 
@@ -96,7 +96,7 @@ class Sessions(Mapping[Plan, Session]):
         self._report: Report | None = None  # of before the model was moved
         self._over = StepsOver()
         self.compiled: dict[Plan, Callable[..., Any]] = {}
-        self._backends: weakref.WeakKeyDictionary[Any, Backend] = weakref.WeakKeyDictionary()  # by compiled function
+        self._backends: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()  # by compiled function
         # The same of calls with symbolic sizes, and whether all sizes are symbols.
         self._symbolic: dict[tuple[Plan, bool], Callable[..., Any]] = {}
         self.sizing = Sizing(model, options)
@@ -206,8 +206,10 @@ class Sessions(Mapping[Plan, Session]):
             every = symbolic and self._every(kind)
             backend = dynamo_backend(self.of(kind), symbolic=symbolic)
             backend = self.steady.noting(backend, kind.plan, symbolic=symbolic)
-            made = with_own_entry(torch.compile(self._model, backend=self._counted(backend), dynamic=every))
-            self._backends[made] = backend
+            kept = Kept(backend)
+            counted = self._counted(kept.while_kept())
+            made = with_own_entry(torch.compile(self._model, backend=counted, dynamic=every))
+            self._backends[made] = kept
             if symbolic:
                 self._symbolic[kind.plan, every] = made
             else:
@@ -351,15 +353,15 @@ class Sessions(Mapping[Plan, Session]):
         return self.recordings
 
     def _counted(self, backend: Backend) -> Backend:
-        """The same backend while it is kept here; graphs are counted, and none runs before all ranks have the first."""
-        here, kept = weakref.ref(self), while_kept(backend)
+        """The same backend; graphs are counted, and none runs before all ranks have the first."""
+        here = weakref.ref(self)
 
         def memopt(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             sessions = here()
             if sessions is None:
                 raise RuntimeError("what memopt.compile returned is gone, and its compiled functions with it")
             sessions.graphs += 1
-            run: Callable[..., Any] = kept(graph_module, example_inputs)
+            run: Callable[..., Any] = backend(graph_module, example_inputs)
             sessions.agreement.reach()
             return run
 

@@ -44,7 +44,7 @@ from memopt.step.recomputed_calls import recomputable
 from memopt.torch_compat.absent_attributes import absent_attributes
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
-from memopt.torch_compat.dynamo import functions_keep_backward, while_kept, with_own_entry
+from memopt.torch_compat.dynamo import Kept, functions_keep_backward, with_own_entry
 from memopt.torch_compat.dynamo_errors import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
@@ -96,8 +96,8 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
         with session.collects(shadow.names) as collected, contextlib.ExitStack() as settings:
             for setting in (shadow.running(), settings_of(session), silence(), streams_kept(), saved_as_it_is()):
                 settings.enter_context(setting)
-            backend = dynamo_backend(session)
-            compiled = with_own_entry(torch.compile(shadow.model, backend=while_kept(backend), dynamic=False))
+            kept = Kept(dynamo_backend(session))
+            compiled = with_own_entry(torch.compile(shadow.model, backend=kept.while_kept(), dynamic=False))
             mark = session.outside.mark((fake_args, fake_kwargs))
             _rehearsed(session, model, lambda: compiled(*fake_args, **fake_kwargs), mark)
         if session.asks_for_eager and session.trains:

@@ -28,21 +28,52 @@ def sets_grad_mode(node: fx.Node) -> bool | None:
     return bool(node.args[0]) if node.target is torch._C._set_grad_enabled else None
 
 
-def while_kept(backend: Callable[..., Any]) -> Callable[..., Any]:
-    """The same backend for as long as the caller keeps it.
+class Kept:
+    """A backend and what it has made of graphs, for as long as this is kept.
 
-    Dynamo keeps what it called last, after an error and `torch._dynamo.reset()` too, and with that a model.
+    Dynamo keeps the backend that it called last, after an error and `torch._dynamo.reset()` too; and for good the code
+    of a frame that calls another one's in its middle, as at a graph break, and the functions which that calls (torch
+    2.11 to 2.14). With them would stay the weights that they know.
     """
-    kept = weakref.ref(backend)
 
-    def memopt(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        real = kept()
-        if real is None:
-            raise RuntimeError("what compiled this function is gone")
-        found: Callable[..., Any] = real(graph_module, example_inputs)
-        return found
+    def __init__(self, backend: Callable[..., Any]) -> None:
+        """It has made nothing yet."""
+        self._backend = backend
+        self._made: list[_Function] = []
 
-    return memopt
+    def while_kept(self) -> Callable[..., Any]:
+        """The backend, for Dynamo."""
+        kept = weakref.ref(self)
+
+        def memopt(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            here = kept()
+            if here is None:
+                raise RuntimeError(_GONE)
+            function = _Function(here._backend(graph_module, example_inputs))
+            here._made.append(function)
+            return _while_kept(weakref.ref(function))
+
+        return memopt
+
+
+class _Function:
+    """What a backend has made of a graph."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self.run = run
+
+
+def _while_kept(function: weakref.ref[_Function]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        here = function()
+        if here is None:
+            raise RuntimeError(_GONE)
+        return here.run(*args)
+
+    return call
+
+
+_GONE = "what compiled this function is gone"
 
 
 def with_own_entry(compiled: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -207,13 +209,32 @@ def test_what_is_given_up_of_one_of_torchs_own_modules_is_captured_of_another():
         assert memopt.plan(module, (X,), "1MB", backend="aten").peak_bytes >= run.report.peak_bytes
 
 
-def test_what_compiles_is_kept_by_who_asks_for_it_alone():
-    def backend(graph_module, example_inputs):
-        return graph_module.forward
+def test_what_compiles_and_what_it_made_are_kept_by_who_asks_for_it_alone():
+    def function(x):
+        y = x + 1
+        torch._dynamo.graph_break()  # the code of what has one within is never freed
+        return y.relu() + broken(y)
 
-    loose = dynamo.while_kept(backend)
+    def broken(x):
+        torch._dynamo.graph_break()
+        return x * 2
+
+    def backend(graph_module, example_inputs):
+        def run(*args):
+            return graph_module.forward(*args)
+
+        made.append(weakref.ref(run))
+        return run
+
+    made, kept = [], dynamo.Kept(backend)
+    loose = kept.while_kept()
     x = torch.ones(2)
-    assert torch.equal(torch.compile(torch.relu, backend=loose)(x), x)
-    del backend
+    compiled = torch.compile(function, backend=loose)
+    assert torch.equal(compiled(x), function(x)) and len(made) > 1
+    assert all(run() is not None for run in made)
+    del kept, compiled, function
+    torch._dynamo.reset()
+    gc.collect()
+    assert all(run() is None for run in made)
     with pytest.raises(RuntimeError, match="is gone"):
         loose(None, ())
