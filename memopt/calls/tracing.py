@@ -43,8 +43,8 @@ from memopt.step.graph_peaks import step_peak
 from memopt.step.recomputed_calls import recomputable
 from memopt.torch_compat.absent_attributes import absent_attributes
 from memopt.torch_compat.changing_numbers import ChangingNumbers
-from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
 from memopt.torch_compat.dynamo import Kept, functions_keep_backward, with_own_entry
+from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
 from memopt.torch_compat.dynamo_errors import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
