@@ -204,11 +204,9 @@ class Sessions(Mapping[Plan, Session]):
         """
         if not self.has_function(kind, symbolic=symbolic):
             every = symbolic and self._every(kind)
-            backend = dynamo_backend(self.of(kind), symbolic=symbolic)
-            backend = self.steady.noting(backend, kind.plan, symbolic=symbolic)
-            kept = Kept(backend)
-            counted = self._counted(kept.while_kept())
-            made = with_own_entry(torch.compile(self._model, backend=counted, dynamic=every))
+            kept = Kept(dynamo_backend(self.of(kind), symbolic=symbolic))
+            backend = self._counted(self.steady.noting(kept.while_kept(), kind.plan, symbolic=symbolic))
+            made = with_own_entry(torch.compile(self._model, backend=backend, dynamic=every))
             self._backends[made] = kept
             if symbolic:
                 self._symbolic[kind.plan, every] = made
