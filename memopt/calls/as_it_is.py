@@ -201,8 +201,9 @@ class AsItIs:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         around: Callable[[nn.Module], Any] | None = None,
+        renews: bool = False,
     ) -> EagerCall | str:
-        """What the call takes, with `around` in force; where that is not known, or not what a real run takes, why."""
+        """What the call takes, counted by `eager_call`; where that is not known, or not what a real run takes, why."""
         leaves = pytree.tree_leaves((args, dict(kwargs)))
         unseen = next((leaf for leaf in leaves if not isinstance(leaf, SHOWN)), None)
         if unseen is not None:
@@ -213,7 +214,9 @@ class AsItIs:
             return "processes work together"
         start = CallStart(self._model, (args, kwargs), state=True, objects=True)  # a twin has the model's own objects
         try:
-            found = eager_call(self._model, args, kwargs, session.table, backward=kind.gradients, around=around)
+            found = eager_call(
+                self._model, args, kwargs, session.table, backward=kind.gradients, around=around, renews=renews
+            )
         finally:
             start.restore()
         if found is None:
@@ -282,7 +285,7 @@ class AsItIs:
             return self._needs(session, kind, known, way).most
 
         def count(around: Callable[[nn.Module], Any]) -> EagerCall | None:
-            found = self._counted(session, kind, args, kwargs, around)
+            found = self._counted(session, kind, args, kwargs, around, bool(known.eager.made))
             return None if isinstance(found, str) else found
 
         if kind.gradients:
@@ -310,7 +313,7 @@ class AsItIs:
         peaks, resident, seen = way.eager.peaks, session.resident, session.seen
         # As the next call finds them.
         held = max(way.eager.kept, storage_bytes(list(held_tensors(self._model)), resident.device))
-        base = resident.total - resident.outside + held
+        base = resident.total - resident.outside + held - way.eager.made
         if not kind.gradients:
             beside = resident.outside - session.outside_beside
             call = base + beside + peaks.forward

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,14 +21,14 @@ from memopt.common.random_streams import host_state, streams_kept
 from memopt.errors import first_line
 from memopt.memory.attributes import held_tensors
 from memopt.memory.cost.table import CostTable
-from memopt.memory.reach import shown_tensors
-from memopt.memory.resident import storage_bytes
+from memopt.memory.reach import plain_tensors, shown_tensors
 from memopt.memory.rounding import allocated_bytes
-from memopt.memory.step_ledger import StepLedger
+from memopt.memory.step_ledger import Part, StepLedger
 from memopt.step.graph_peaks import GraphPeaks
 from memopt.torch_compat import pytree
 from memopt.torch_compat.packed_sequences import Unpacking
 from memopt.torch_compat.saved_tensors import saved_as_it_is
+from memopt.torch_compat.storages import id_of_storage
 
 # Arguments that a run on fake tensors shows whole; others may hold tensors that are not counted, and be written to.
 SHOWN = (
@@ -46,6 +46,7 @@ class EagerCall:
     Attributes:
         peaks: in bytes above parameters, buffers, arguments and gradients that exist.
         kept: bytes of the tensors that the model's modules hold afterwards, beside parameters and buffers.
+        made: of these, what the call has made: the peaks are those of the next call, which finds it and makes it anew.
         by_values: whether the model has looked at values of tensors, or at random numbers of Python's or NumPy's:
             with others it may take another way.
         by_chance: whether those values go by random numbers of torch's: a real run may take another way.
@@ -53,6 +54,7 @@ class EagerCall:
 
     peaks: GraphPeaks
     kept: int
+    made: int
     by_values: bool
     by_chance: bool
 
@@ -66,6 +68,7 @@ def eager_call(
     backward: bool = True,
     tangents_stay: bool = False,
     around: Callable[[nn.Module], AbstractContextManager[Any]] | None = None,
+    renews: bool = False,
 ) -> EagerCall | None:
     """What a call of the model makes as PyTorch itself runs it, with the user's checkpoints, on fake tensors.
 
@@ -79,6 +82,7 @@ def eager_call(
         backward: whether a backward from its outputs follows.
         tangents_stay: whether the outputs' gradients are held all through that; else until autograd has used them.
         around: what is in force while the model's twin, which it is given, runs forward.
+        renews: whether such a call is known to find what an earlier one has made; found out where nothing is `around`.
 
     Returns:
         What it was seen to take; None where the model cannot run on fake tensors.
@@ -108,26 +112,53 @@ def eager_call(
                     ledger.counting = False
                     twin.grad = torch.empty_like(twin)
                     ledger.counting = True
-            with nullcontext() if around is None else around(shadow.model):
-                outputs = shown_tensors(shadow.model(*fake_args, **fake_kwargs))
-            forward, saved = ledger.part(), ledger.live
-            if shadow.mode.strays:  # a forward that was set by hand may be the model's own, not its twin's
+            there = _storages(held_tensors(shadow.model))  # alive here, so that no other storage has their place
+            absent = [twin for twin in shadow.model.parameters() if twin.grad is None]
+
+            def step(within: AbstractContextManager[Any]) -> tuple[Part, int, Part, int] | None:
+                with within:
+                    outputs = shown_tensors(shadow.model(*fake_args, **fake_kwargs))
+                forward, saved = ledger.part(), ledger.live
+                if shadow.mode.strays:  # a forward that was set by hand may be the model's own, not its twin's
+                    return None
+                if backward:
+                    _run_backward(roots_of(outputs), ledger, tangents_stay)
+                return forward, saved, ledger.part(), ledger.live
+
+            whole = nullcontext() if around is None else around(shadow.model)
+            seen = step(nullcontext() if renews else whole)
+            held = _storages(held_tensors(shadow.model))
+            kept, fresh = (
+                sum(allocated_bytes(storage.nbytes(), ledger.device) for storage in storages)
+                for storages in (held.values(), [held[place] for place in held.keys() - there.keys()])
+            )
+            held.clear()
+            made = fresh if around is None or renews else 0
+            if seen is not None and made:
+                for twin in absent:
+                    twin.grad = None
+                ledger.part()
+                seen = step(whole)
+            if seen is None:
                 return None
-            if backward:
-                _run_backward(roots_of(outputs), ledger, tangents_stay)
-            back, left = ledger.part(), ledger.live
+            forward, saved, back, left = seen
             by_values = shadow.mode.answered or host_state() != drawn
-        made = [
+        gradients = [
             (name, allocated_bytes(twin.grad.untyped_storage().nbytes(), ledger.device))
             for (name, twin), parameter in zip(shadow.model.named_parameters(), model.parameters(), strict=True)
             if twin.grad is not None and parameter.grad is None
         ]
-        peaks = GraphPeaks(forward.with_scratch(table), back.with_scratch(table), saved, left, tuple(made))
-        kept = storage_bytes(list(held_tensors(shadow.model)), ledger.device)
-        return EagerCall(peaks, kept, by_values, shadow.mode.by_chance)
+        peaks = GraphPeaks(forward.with_scratch(table), back.with_scratch(table), saved, left, tuple(gradients))
+        return EagerCall(peaks, kept, made, by_values, shadow.mode.by_chance)
     except Exception as error:  # whatever the user's operators do on fake tensors
         log.info("what eager takes is not known: %s", first_line(error))
         return None
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
+    """The storages of tensors, by identity."""
+    found = (plain.untyped_storage() for tensor in tensors for plain in plain_tensors(tensor))
+    return {id_of_storage(storage): storage for storage in found}
 
 
 def _run_backward(roots: Sequence[torch.Tensor], ledger: StepLedger, tangents_stay: bool) -> None:

@@ -24,7 +24,10 @@ def objects_of(model: nn.Module) -> list[Any]:
 
 
 def held_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
-    """The tensors that a model holds beside its parameters and buffers, such as a state of the call before."""
+    """The tensors that a model holds beside its parameters and buffers, such as a state of the call before.
+
+    With their gradients, which `retain_grad` keeps.
+    """
     counted = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     for part in (*model.modules(), *objects_of(model)):
         for name, value in vars(part).items():
@@ -32,6 +35,8 @@ def held_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
             for leaf in pytree.tree_leaves(shown):
                 if isinstance(leaf, torch.Tensor) and id(leaf) not in counted:
                     yield leaf
+                    if (leaf.is_leaf or leaf.retains_grad) and leaf.grad is not None:
+                        yield leaf.grad
 
 
 def is_object(value: Any) -> bool:

@@ -37,3 +37,13 @@ def test_modules_tensors_and_classes_are_no_objects():
     model = Model()
     assert not any(isinstance(item, (nn.Module, torch.Tensor, type)) for item in objects_of(model))
     assert list(held_tensors(nn.Linear(2, 2))) == []
+
+
+def test_a_gradient_that_is_retained_belongs_to_its_tensor():
+    model = nn.Linear(2, 2)
+    model.kept = model(torch.ones(1, 2))
+    model.plain = model.kept * 2
+    model.kept.retain_grad()
+    model.plain.sum().backward()
+    found = {id(tensor) for tensor in held_tensors(model)}
+    assert found == {id(model.kept), id(model.kept.grad), id(model.plain)}

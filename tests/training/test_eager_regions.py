@@ -151,3 +151,25 @@ def test_the_report_is_of_the_step_and_not_of_a_part_of_it_without_gradients():
     run = memopt.compile(model, "4GB", optimizer=torch.optim.AdamW(model.parameters()), backend="aten")
     run(x).backward()
     assert len(run.report.programs) > 1 and run.report.peak_bytes == run.report.breakdown.total
+
+
+def test_the_least_of_a_model_that_keeps_an_activation_with_its_gradient_is_eager_s_own():
+    class Small(Keeps):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    model, x = Small(), torch.randn(512, 64)
+    model(x).backward()
+    eager = _peak(model, model, x)
+    model.zero_grad()
+    del model.kept
+    with pytest.raises(memopt.BudgetError) as refused:
+        memopt.compile(model, "300kB", backend="aten")(x)
+    assert eager <= refused.value.minimum_bytes <= 1.01 * eager
+    torch._dynamo.reset()
+    run = memopt.compile(model, refused.value.minimum_bytes, backend="aten")
+    for _ in range(3):  # each finds what the one before has kept
+        run(x).backward()
+        model.zero_grad()
+    assert model.kept.grad is not None
