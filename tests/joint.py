@@ -31,6 +31,8 @@ class Body(torch.nn.Module):
 class RewriteOnly:
     """A session that applies one function to the joint program, and leaves inference programs as they are."""
 
+    trained_beside = False
+
     dry = False
     early = None
 

@@ -90,6 +90,10 @@ class Group:
         """A model's step is planned: what it takes is known."""
         self._trained.add(model)
 
+    def has_trained(self, model: nn.Module) -> bool:
+        """Whether a step of a model was planned."""
+        return model in self._trained
+
     def ran(self, own: Sessions, loss: int) -> None:
         """A call of one model has returned: what its step takes is left to it by those whose backward comes later."""
         if not self.several:

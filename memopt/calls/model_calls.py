@@ -182,6 +182,8 @@ class ModelCalls:
         trainable = any(parameter.requires_grad for parameter in self.model.parameters())
         session.trains, likely = gradients and trainable, self._trained or bool(self.optimizers.given)
         session.to_be_trained = trainable and not gradients and likely
+        beside = bool(self.optimizers.given) or self.sessions.group.has_trained(self.model)
+        session.trained_beside = trainable and not gradients and beside
         if session.report is None and not self.fallback.has_worked(called):
             self.residents.refuse_at_once(args, kwargs, kind)
         self.residents.count_optimizers()

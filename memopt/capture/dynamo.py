@@ -57,6 +57,7 @@ class Session(Protocol):
     """Decides what becomes of each captured program; `memopt.compilation.session.Session` is the one that compiles."""
 
     early: EarlyGradients | None  # gradients that are handed over within backward, where the model is known
+    trained_beside: bool  # whether the weights of an inference program are trained: no pass reads them
 
     @property
     def dry(self) -> bool:
@@ -267,7 +268,7 @@ class Hooks:
             there = {name: value for name, value in known.items() if name in inputs}
             return dataclasses.replace(found, state={**there, **found.state}) if trained else found
 
-        return rewrite({}), rewrite
+        return rewrite({}, self.session.trained_beside), rewrite
 
     def held(self, function: Watched) -> Watched:
         """The same function, which gives back what it holds between calls once its model's stand-in is gone.

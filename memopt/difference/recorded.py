@@ -61,6 +61,7 @@ class _Recorder:
 
     dry = False
     early: EarlyGradients | None = None
+    trained_beside = False
 
     def __init__(self, names: Names) -> None:
         self._names = names

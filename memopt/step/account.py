@@ -27,6 +27,8 @@ class Account:
         reference: what a fraction is of, the same for all sessions of a model.
         trains: whether the latest call is one of a training step, though some of its graphs need no gradients.
         to_be_trained: whether the latest call is one of inference, of a model that is likely to be trained.
+        trained_beside: whether that is certain: an optimizer was given, or steps of training have run. What passes make
+            of such weights would be out of date after each step, and lie beside the next ones until then.
         soft: whether the limit is eager's own peak and nobody asked for it: it is aimed at, and neither enforced nor
             refused.
         multiplies: whether any graph that was seen may have cuBLAS multiply, or was not all that there is of a call.
@@ -41,7 +43,8 @@ class Account:
         self.margin = 0
         self.recording_room = RecordingRoom()
         self.hold: Callable[[int], None] = _unheld
-        self.multiplies = self.broken = self.trains = self.to_be_trained = self.soft = self.in_call = False
+        self.multiplies = self.broken = self.soft = self.in_call = False
+        self.trains = self.to_be_trained = self.trained_beside = False
         self.reference = Reference()
         self.alone: int | None = None
         self._resident = resident

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import memopt
+from memopt.memory.live_tensors import live_blocks
 from tests.training.steps import peak_of
 
 
@@ -101,3 +102,24 @@ def test_a_call_that_fails_leaves_nothing_open():
     assert memopt.measure(lambda: torch.empty(256), device="cpu").peak_bytes == 1024
     run.fails = False
     run(x).backward()
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_evaluation_leaves_nothing_of_trained_weights_beside_the_steps(given):
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+    optimizer, x, device = torch.optim.SGD(model.parameters(), 0.1), torch.randn(32, 64), torch.device("cpu")
+    run = memopt.compile(model, "1MB", optimizer=optimizer if given else None, backend="aten")
+
+    def called():
+        with torch.autocast("cpu", torch.bfloat16):
+            return run(x).square().mean()
+
+    called().backward()
+    optimizer.step()
+    before = live_blocks(device)
+    with torch.no_grad():
+        called()
+    gc.collect()
+    left = sum(block.nbytes for key, block in live_blocks(device).items() if key not in before)
+    assert left < 2 * 64 * 64  # not even one of the weights in bfloat16

@@ -27,6 +27,8 @@ X = torch.linspace(-1, 1, 12).reshape(4, 3)
 class Recorder:
     """A session that keeps what it is given, and is a Dynamo backend."""
 
+    trained_beside = False
+
     dry = False
     early = None
 
