@@ -56,6 +56,6 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def _unwatch() -> None:
-    if not _watching:
+    if next(iter(_watching), None) is None:  # the set still counts those that go in the same collection
         while _handle:
             _handle.pop().remove()

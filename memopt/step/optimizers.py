@@ -223,7 +223,7 @@ def _watch(optimizers: Optimizers) -> None:
 
 
 def _unwatch() -> None:
-    if not _watching:
+    if next(iter(_watching), None) is None:  # the set still counts those that go in the same collection
         while _handle:
             _handle.pop().remove()
 

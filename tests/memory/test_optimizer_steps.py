@@ -90,3 +90,18 @@ def test_steps_are_told_by_the_memory_that_they_write_to():
     del owner
     gc.collect()
     assert bool(optimizer_steps._handle) == bool(optimizer_steps._watching)
+
+
+def test_nothing_is_watched_for_owners_that_go_together():
+    class Owner:
+        pass
+
+    owners = [Owner(), Owner()]
+    for owner in owners:
+        owner.owners = owners
+        watch_steps(owner)
+    others = len(set(optimizer_steps._watching) - set(owners))  # of models of other tests
+    assert optimizer_steps._handle
+    del owner, owners
+    gc.collect()
+    assert others or not optimizer_steps._handle
