@@ -39,7 +39,8 @@ class Kept:
     def __init__(self, backend: Callable[..., Any]) -> None:
         """It has made nothing yet."""
         self._backend = backend
-        self._made: list[_Function] = []
+        # By what Dynamo calls, as it may drop that earlier.
+        self._made: weakref.WeakKeyDictionary[Callable[..., Any], _Function] = weakref.WeakKeyDictionary()
 
     def while_kept(self) -> Callable[..., Any]:
         """The backend, for Dynamo."""
@@ -50,8 +51,9 @@ class Kept:
             if here is None:
                 raise RuntimeError(_GONE)
             function = _Function(here._backend(graph_module, example_inputs))
-            here._made.append(function)
-            return _while_kept(weakref.ref(function))
+            call = _while_kept(weakref.ref(function))
+            here._made[call] = function
+            return call
 
         return memopt
 
