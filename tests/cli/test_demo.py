@@ -74,7 +74,7 @@ def test_on_a_gpu_budgets_hold_for_what_is_reserved(run, folder, monkeypatch):
     monkeypatch.setattr(demo_run.gpu_cases, "__defaults__", ((case,),))
     result = run("demo", "--gpu", "--report-dir", "out")
     assert result.exit_code == 0, result.stdout + result.stderr
-    assert len(list((folder / "out").glob("tiny-gpt-gpu-*.html"))) == 2
+    assert len(list((folder / "out").glob("*-gpu-*.html"))) == 2
 
 
 def rows(verdict: Verdict) -> list[Row]:
