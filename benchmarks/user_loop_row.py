@@ -33,10 +33,11 @@ def work(job: Job, seat: Seat) -> dict[str, Any]:
     model.to(job.device)
     given = batches(
         job.source.arguments["name"],
-        BATCHES,
+        job.more["pairs"] or BATCHES,
         job.more["sizes"],
         tiny=job.source.arguments["tiny"],
         device=job.device,
+        varied=job.more["pairs"] > 0,
     )
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
@@ -58,7 +59,11 @@ def work(job: Job, seat: Seat) -> dict[str, Any]:
     found: dict[str, Any] = {"first_step_seconds": seat.now() - began}
     if cuda:
         found["first_step_reserved_bytes"] = torch.cuda.max_memory_reserved()
-    losses += [float(step(number)) for number in range(1, job.more["losses"])]
+    waited = [found["first_step_seconds"]]
+    for number in range(1, job.more["losses"]):
+        started = seat.now()
+        losses.append(float(step(number)))
+        waited.append(seat.now() - started)
     seat.say("ready", device=job.device if cuda else "")
     seconds = []
     for number in range(job.warmup + job.repeats):
@@ -67,7 +72,7 @@ def work(job: Job, seat: Seat) -> dict[str, Any]:
         if cuda:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
-    found.update(seconds=seconds[job.warmup :], losses=losses)
+    found.update(seconds=seconds[job.warmup :], losses=losses, loss_seconds=waited)
     if cuda:  # of the process's whole life: nothing resets them
         found["reserved_bytes"] = torch.cuda.max_memory_reserved()
         found["allocated_bytes"] = torch.cuda.max_memory_allocated()
@@ -81,16 +86,18 @@ def work(job: Job, seat: Seat) -> dict[str, Any]:
 def prepared(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
     """What the loop calls: the model as the row's engine has it."""
     kind, _, option = job.engine.partition(":")
+    dynamic = True if kind.endswith("_dynamic") else None
     if kind.startswith("checkpoint"):
         model.gradient_checkpointing_enable()  # type: ignore[operator]
     if kind == "eager" or kind == "checkpoint":
         return model
-    if kind == "memopt":
+    if kind.startswith("memopt"):
         budget = job.more["budget_bytes"]
-        return memopt.compile(model, budget=None if budget is None else f"{budget}B", optimizer=optimizer)
+        text = None if budget is None else f"{budget}B"
+        return memopt.compile(model, budget=text, optimizer=optimizer, dynamic=dynamic)
     if option:
         functorch_config.activation_memory_budget = float(option)
-    return torch.compile(model)
+    return torch.compile(model, dynamic=dynamic)
 
 
 if __name__ == "__main__":

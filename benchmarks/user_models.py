@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import torch
@@ -37,11 +38,24 @@ def built(name: str, *, tiny: bool = False) -> nn.Module:
     return model.train()
 
 
-def batches(name: str, count: int, sizes: dict[str, int], *, tiny: bool, device: str) -> list[dict[str, Any]]:
-    """Different batches for a loop, on the device: `forward`'s keyword arguments, labels among them."""
+def batches(
+    name: str, count: int, sizes: dict[str, int], *, tiny: bool, device: str, varied: bool = False
+) -> list[dict[str, Any]]:
+    """Different batches for a loop, on the device: `forward`'s keyword arguments, labels among them.
+
+    Varied ones have each a size of their own, of at least one row and an eighth of the length; one is the largest.
+    """
     torch.manual_seed(1)
-    made = [_batch(name, sizes, tiny) for _ in range(count)]
+    draw = random.Random(0)
+    made = [_batch(name, _smaller(sizes, draw) if varied else sizes, tiny) for _ in range(count)]
+    if varied:
+        made[draw.randrange(count)] = _batch(name, sizes, tiny)
     return [{key: value.to(device) for key, value in batch.items()} for batch in made]
+
+
+def _smaller(sizes: dict[str, int], draw: random.Random) -> dict[str, int]:
+    least = {key: 1 if key == "batch" else max(2, most // 8) for key, most in sizes.items()}
+    return {key: draw.randint(least[key], most) for key, most in sizes.items()}
 
 
 def _batch(name: str, sizes: dict[str, int], tiny: bool) -> dict[str, Any]:

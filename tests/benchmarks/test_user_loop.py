@@ -13,8 +13,8 @@ from benchmarks.user_loop import Loop
 pytest.importorskip("transformers")
 
 
-def loop(rows):
-    given = argparse.Namespace(tiny=True, rows=rows, device="cpu", repeats=1, losses=2, jobs=1, json=None)
+def loop(rows, pairs=0):
+    given = argparse.Namespace(tiny=True, rows=rows, device="cpu", repeats=1, losses=2, jobs=1, json=None, pairs=pairs)
     return Loop(given, "gpt2_medium", None)
 
 
@@ -60,3 +60,24 @@ def test_a_loop_runs_in_a_process_of_its_own(monkeypatch, tmp_path, capsys):
     (row,) = json.loads(file.read_text())["rows"]
     assert row["row"] == "eager" and len(row["losses"]) == 2 and row["seconds"] > 0
     assert "llama_1b       eager" in capsys.readouterr().out
+
+
+def test_batches_of_many_sizes_are_shares_of_eager_and_say_where_code_was_waited_for():
+    table = loop("eager,compile_dynamic,memopt:0.5", pairs=3)
+    assert [*table.jobs()] == ["eager", "compile_dynamic"]
+    table.take("eager", {"kind": "row", "reserved_bytes": 1000, "seconds": [0.1, 0.2, 0.6], "first_step_seconds": 1.0})
+    assert table.jobs()["memopt:0.5"].more["budget_bytes"] == 500 and table.rows["eager"]["seconds"] == pytest.approx(
+        0.3
+    )
+    waited = {"loss_seconds": [9.0, 2.0, 3.5], "first_step_seconds": 9.0, "seconds": [0.3, 0.3, 0.3]}
+    table.take("memopt:0.5", {"kind": "row", "reserved_bytes": 400, **waited})
+    assert "waited for code in 2 steps" in table.line("memopt:0.5")
+
+
+def test_varied_batches_have_sizes_of_their_own_and_one_is_the_largest():
+    from benchmarks.user_models import batches
+
+    made = batches("gpt2_medium", 12, {"batch": 4, "length": 32}, tiny=True, device="cpu", varied=True)
+    sizes = [tuple(batch["input_ids"].shape) for batch in made]
+    assert (4, 32) in sizes and len(set(sizes)) > 8
+    assert all(1 <= rows <= 4 and 4 <= length <= 32 for rows, length in sizes)
