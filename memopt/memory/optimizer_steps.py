@@ -8,22 +8,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
+
+from memopt.memory.step_watch import StepWatch
 
 _last: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # steps of all by its last
-_watching: weakref.WeakSet[Any] = weakref.WeakSet()
-_handle: list[RemovableHandle] = []
 _steps = [0]
 
 
 def watch_steps(owner: Any) -> int:
     """See the steps of all optimizers for as long as the owner lives; return how many were seen so far."""
-    if owner not in _watching:
-        _watching.add(owner)
-        weakref.finalize(owner, _unwatch).atexit = False
-    if not _handle:
-        _handle.append(register_optimizer_step_post_hook(_after_step))
+    _watch.add(owner)
     return _steps[0]
 
 
@@ -47,15 +41,10 @@ def _places(tensors: Iterable[torch.Tensor]) -> Iterator[int]:
             yield tensor.untyped_storage().data_ptr()
 
 
-def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if torch.compiler.is_compiling():  # what is compiled counts versions itself
-        return
+def _after_step(optimizer: torch.optim.Optimizer) -> None:
     _steps[0] += 1
     with contextlib.suppress(TypeError):  # of a class without weak references
         _last[optimizer] = _steps[0]
 
 
-def _unwatch() -> None:
-    if next(iter(_watching), None) is None:  # the set still counts those that go in the same collection
-        while _handle:
-            _handle.pop().remove()
+_watch: StepWatch[Any] = StepWatch(_after_step)  # of what is compiled there is no need: it counts versions itself

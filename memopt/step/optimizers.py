@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
 
 from memopt.budget import format_bytes
 from memopt.memory.optimizer import OptimizerFootprint, is_optimizer, name_of, state_bytes
 from memopt.memory.optimizer_least import least_state_bytes
 from memopt.memory.optimizers import Counted, count, holding, holds_some, listed, together
 from memopt.memory.reach import optimizers_in
+from memopt.memory.step_watch import StepWatch
 from memopt.torch_compat.storages import version_of
 
 
@@ -56,7 +55,7 @@ class Optimizers:
         self._due = False
         self.notes: list[str] = []
         if watch:
-            _watch(self)
+            _watch.add(self)
 
     def replace(self, given: Any) -> None:
         """Count these from now on, in place of those given before.
@@ -211,29 +210,9 @@ class Optimizers:
         return any(id(optimizer) in map(id, optimizers_in(known)) for known in self._learned)
 
 
-_watching: weakref.WeakSet[Optimizers] = weakref.WeakSet()
-_handle: list[RemovableHandle] = []
-
-
-def _watch(optimizers: Optimizers) -> None:
-    _watching.add(optimizers)
-    if not _handle:
-        _handle.append(register_optimizer_step_post_hook(_after_step))
-    weakref.finalize(optimizers, _unwatch).atexit = False
-
-
-def _unwatch() -> None:
-    if next(iter(_watching), None) is None:  # the set still counts those that go in the same collection
-        while _handle:
-            _handle.pop().remove()
-
-
-def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
-    for item in _alive():
+def _after_step(optimizer: torch.optim.Optimizer) -> None:
+    for item in _watch:
         item.stepped(optimizer)
 
 
-def _alive() -> Iterator[Optimizers]:
-    yield from list(_watching)
+_watch: StepWatch[Optimizers] = StepWatch(_after_step)

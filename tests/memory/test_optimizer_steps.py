@@ -1,7 +1,6 @@
 """Weights that an optimizer writes to without a new version, as fused ones do, and what was folded of them."""
 
 import copy
-import gc
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.memory import optimizer_steps
 from memopt.memory.optimizer_steps import stepped_since, steps_seen, watch_steps
 
 
@@ -87,21 +85,3 @@ def test_steps_are_told_by_the_memory_that_they_write_to():
     assert steps_seen() == steps + 1
     assert stepped_since(steps, [first.weight]) and stepped_since(steps, [second.weight[1:]])
     assert not stepped_since(steps, other.parameters()) and not stepped_since(steps_seen(), [first.weight])
-    del owner
-    gc.collect()
-    assert bool(optimizer_steps._handle) == bool(optimizer_steps._watching)
-
-
-def test_nothing_is_watched_for_owners_that_go_together():
-    class Owner:
-        pass
-
-    owners = [Owner(), Owner()]
-    for owner in owners:
-        owner.owners = owners
-        watch_steps(owner)
-    others = len(set(optimizer_steps._watching) - set(owners))  # of models of other tests
-    assert optimizer_steps._handle
-    del owner, owners
-    gc.collect()
-    assert others or not optimizer_steps._handle
