@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks
 from memopt.program import InputKind, Program
+from memopt.step.call_role import CallRole
 from tests.instructions import Recipe, execute, leaf_steps, leaves_of
 from tests.oracle import eager, in_float64, reference
 
@@ -31,7 +32,7 @@ class Body(torch.nn.Module):
 class RewriteOnly:
     """A session that applies one function to the joint program, and leaves inference programs as they are."""
 
-    trained_beside = False
+    role = CallRole()
 
     dry = False
     early = None

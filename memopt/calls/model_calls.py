@@ -16,6 +16,7 @@ from torch import nn
 from memopt.budget import BudgetError
 from memopt.calls.as_it_is import AsItIs, why_not
 from memopt.calls.beside_earlier import run_beside
+from memopt.calls.call_ends import CallEnds
 from memopt.calls.failures import Failure, failure_of
 from memopt.calls.fallback import Fallback
 from memopt.calls.group import Group
@@ -23,7 +24,7 @@ from memopt.calls.guard_fast_path import Kind, SteadyGraph
 from memopt.calls.kinds import Kinds
 from memopt.calls.pace import pace_of
 from memopt.calls.plan_ahead import PlanAhead
-from memopt.calls.planned import PlannedCalls, programs_of, set_back, was_planned
+from memopt.calls.planned import PlannedCalls, set_back, was_planned
 from memopt.calls.refusals import Refusals
 from memopt.calls.residents import Residents
 from memopt.calls.sessions import Sessions
@@ -45,7 +46,7 @@ from memopt.memory.window import closed_if_it_fails
 from memopt.options import Options
 from memopt.report.record import Report
 from memopt.report.summary import summary
-from memopt.step.around import Watch
+from memopt.step.call_role import CallRole, role_of
 from memopt.step.earlier_calls import Figures, NoRoomBesideError, arguments_of
 from memopt.step.guard import StepGuard
 from memopt.step.optimizers import Optimizers
@@ -80,6 +81,7 @@ class ModelCalls:
         fallback: calls that memopt failed at.
         as_it_is: calls that cannot be captured, and run within a budget.
         refusals: calls whose budget was refused.
+        ends: what looks at calls, and is told of their ends.
         inlined: whether the stand-in is a part of a model that memopt compiles: it is compiled with that.
         reached: whether the stand-in's own `forward` was called since another was put in its place.
     """
@@ -102,10 +104,11 @@ class ModelCalls:
         self.fallback, self.refusals = Fallback(model, options), Refusals(model)
         self.as_it_is = AsItIs(model, options)
         self.ahead = PlanAhead(model, options, self.sessions, self.residents, self.fallback)
+        self.ends = CallEnds(self.sessions, self.several, self.residents, budgeted=budgeted)
         self.inlined, self.reached = False, False
         self._trained = model.training  # whether it was in training's mode when it was compiled
         self._kind: Kind | None = None  # of the latest call
-        self._verifying = False  # whether a call is run to be compared with the model's own
+        self._roles: dict[Kind, CallRole] = {}  # of calls, as they went the long way
 
     @property
     def last(self) -> Session | None:
@@ -172,23 +175,21 @@ class ModelCalls:
                 pass
             finally:
                 steady.end()
-        if self.options.verify == "full" and not self._verifying:
+        if self.options.verify == "full" and not self.ends.verifying:
             return self._verified(kind, args, kwargs)
         called = self.fallback.kind(args, kwargs, kind)
         if self.fallback.has_failed(called):
             return self.model(*args, **kwargs)
-        session, gradients = self.sessions.of(kind), kind.gradients
+        session, given = self.sessions.of(kind), bool(self.optimizers.given)
         self.sessions.last = session
-        trainable = any(parameter.requires_grad for parameter in self.model.parameters())
-        session.trains, likely = gradients and trainable, self._trained or bool(self.optimizers.given)
-        session.to_be_trained = trainable and not gradients and likely
-        beside = bool(self.optimizers.given) or self.sessions.group.has_trained(self.model)
-        session.trained_beside = trainable and not gradients and beside
+        likely, trained = self._trained or given, given or self.sessions.group.has_trained(self.model)
+        role = self._roles[kind] = role_of(self.model, gradients=kind.gradients, likely=likely, certain=trained)
         if session.report is None and not self.fallback.has_worked(called):
             self.residents.refuse_at_once(args, kwargs, kind)
         self.residents.count_optimizers()
         resident = functools.partial(self.residents.of, args, kwargs, kind)
-        with self.several.beside(session, args, kwargs), session.call(resident), self._expecting(session, args, kwargs):
+        beside, refused = self.several.beside(session, args, kwargs), self._expecting(session, args, kwargs)
+        with beside, session.call(resident, role), refused:
             if self.as_it_is.admits(called, session, kind, args, kwargs):
                 return self._run_within(session, called, kind, args, kwargs)
             try:
@@ -224,15 +225,12 @@ class ModelCalls:
         failure: Failure | None = None
         if self.options.budget is not None and session.report is None and has_disabled_forward(self.model):
             # It is not run whole to find that nothing is captured: what it saves may be more than the budget.
-            captured = True
-            with contextlib.suppress(Exception):  # of what does not run on fake tensors: the call itself tells
-                captured = bool(programs_of(self.model, args, kwargs, session))
+            captured = self.planned.captures(session, args, kwargs)
             before.restore()  # a twin has the model's own objects
             if not captured:
-                raise NotCapturedError(
-                    f"no graph could be captured of {session.model_name} ({session.outside.rehearsed})"
-                )
-        watch = self._watch(session, kind, args, kwargs) if self.fallback.has_worked(called) else (None, None)
+                why = session.outside.rehearsed
+                raise NotCapturedError(f"no graph could be captured of {session.model_name} ({why})")
+        watch = self.ends.watch(session, kind, args, kwargs) if self.fallback.has_worked(called) else (None, None)
         try:
             with (
                 guard.forward(beyond),
@@ -284,11 +282,11 @@ class ModelCalls:
             if session.step is not None and session.step.planned:  # not a warm start
                 pace_of(session).took(plans.nodes, plans.seconds)
         note_outside(session, self.model, shown_tensors(outputs), mark)
-        self._returned(session, outputs, planned=session.report is not planned)
+        self.ends.returned(session, outputs, planned=session.report is not planned)
         if gradients:
             self.sessions.group.trains(self.model)
             watch = unless_planned(session.report is not planned, watch)
-            self._ends(session, guard, outputs, args, kwargs, watch)
+            self.ends.awaits_backward(session, guard, outputs, args, kwargs, watch)
         symbolic = self.planned.symbolic
         self.steady.learn(kind, self.sessions.function(kind, symbolic=symbolic), args, kwargs, symbolic=symbolic)
         return outputs
@@ -297,20 +295,20 @@ class ModelCalls:
         """Run the model as it is, within the limit of the budget."""
         guard = self.guards.setdefault(session, StepGuard())
         # Of a call within backward (a reentrant checkpoint) autograd would end a recording unseen.
-        look = not self._verifying and backward_task() == -1
+        look = not self.ends.verifying and backward_task() == -1
         try:
             with guard.forward():
                 outputs, watch = self.as_it_is.run(called, session, kind, args, kwargs, look=look)
         except torch.OutOfMemoryError as error:
             raise ShortOfMemoryError(session.short_of_memory(error)) from None
-        self._returned(session, outputs, planned=False)
+        self.ends.returned(session, outputs, planned=False)
         if kind.gradients:
-            self._ends(session, guard, outputs, args, kwargs, watch)
+            self.ends.awaits_backward(session, guard, outputs, args, kwargs, watch)
         return outputs
 
     def _verified(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model through Dynamo, and where that compiles anything, beside the model itself."""
-        self._verifying = True
+        self.ends.verifying = True
         try:
             return verified(
                 self.model,
@@ -323,7 +321,7 @@ class ModelCalls:
                 many_sizes=lambda: self.planned.symbolic,
             )
         finally:
-            self._verifying = False
+            self.ends.verifying = False
 
     def _refuse(self, called: Any, kind: Kind, args: Any, kwargs: Any) -> None:
         """Refuse at once what was refused before, and what cannot be planned.
@@ -381,13 +379,13 @@ class ModelCalls:
         gradients, session = kind.gradients, self.sessions[kind.plan]
         if self.sessions.last is not session:
             self.sessions.last = session
-        guard, watch = self.guards[session], self._watch(session, kind, args, kwargs)
+        guard, watch = self.guards[session], self.ends.watch(session, kind, args, kwargs)
         report = session.report
         try:
             with (
                 closed_if_it_fails(watch[0]),
                 self.several.beside(session, args, kwargs),
-                session.call(lambda: self.residents.of(args, kwargs, kind)),
+                session.call(lambda: self.residents.of(args, kwargs, kind), self._roles.get(kind)),
             ):
                 if guard.allowance is None:
                     outputs = run(*args, **kwargs)
@@ -397,30 +395,7 @@ class ModelCalls:
         except torch.OutOfMemoryError as error:
             raise ShortOfMemoryError(session.short_of_memory(error)) from None
         counted = session.report is not report  # for larger sizes than before
-        self._returned(session, outputs, planned=counted)
+        self.ends.returned(session, outputs, planned=counted)
         if gradients:
-            self._ends(session, guard, outputs, args, kwargs, unless_planned(counted, watch))
+            self.ends.awaits_backward(session, guard, outputs, args, kwargs, unless_planned(counted, watch))
         return outputs
-
-    def _watch(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Watch:
-        """What looks at the whole step of the call that is about to run, where that is due."""
-        if not kind.gradients or self._verifying or self.sessions.earlier.alive():
-            return None, None
-        return self.sessions.whole_steps.watch(session, kind, args, kwargs)
-
-    def _returned(self, session: Session, outputs: Any, *, planned: bool) -> None:
-        """A call has returned: what it has made is no other tensor of the process."""
-        if self.options.budget is not None and not self._verifying:
-            self.residents.others.ended(session.resident.device, outputs, planned=planned)
-            if planned:
-                self.residents.tell_of_others(session)
-
-    def _ends(
-        self, session: Session, guard: StepGuard, outputs: Any, args: Any, kwargs: Any, watch: Watch = (None, None)
-    ) -> None:
-        """A call with gradients has returned: what is counted, guarded and looked at until its backward."""
-        outputs = shown_tensors(outputs)
-        self.several.note(session, outputs, args, kwargs)
-        guard.backward(outputs)
-        if not self._verifying:
-            self.sessions.ended(session, outputs, (args, kwargs), watch)

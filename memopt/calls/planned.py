@@ -75,6 +75,12 @@ class PlannedCalls:
         self._model, self._sessions = model, sessions
         self.symbolic = False
 
+    def captures(self, session: Session, args: Any, kwargs: Any) -> bool:
+        """Whether any graph of such a call can be captured; where fake tensors fail, the call itself tells."""
+        with contextlib.suppress(Exception):
+            return bool(programs_of(self._model, args, kwargs, session))
+        return True
+
     @in_one_piece
     def run(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Any:
         """Run a call of the model.

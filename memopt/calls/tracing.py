@@ -100,7 +100,7 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
             compiled = with_own_entry(torch.compile(shadow.model, backend=kept.while_kept(), dynamic=False))
             mark = session.outside.mark((fake_args, fake_kwargs))
             _rehearsed(session, model, lambda: compiled(*fake_args, **fake_kwargs), mark)
-        if session.asks_for_eager and session.trains:
+        if session.asks_for_eager and session.role.trains:
             # A fraction is of about what eager takes: values between graphs are beside all that the graphs hold.
             eager = eager_call(model, args, kwargs, session.table, tangents_stay=True)
             session.eager_step = None if eager is None else step_peak([eager.peaks])

@@ -39,6 +39,7 @@ from memopt.memory.ledger import apart
 from memopt.memory.optimizer_steps import stepped_since, steps_seen, watch_steps
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.backward_entry import BackwardFacts, InPart
+from memopt.step.call_role import CallRole
 from memopt.step.guard import said
 from memopt.step.hooked import EarlyGradients
 from memopt.step.own_copies import recomputed_from, shown_to_backward
@@ -57,7 +58,7 @@ class Session(Protocol):
     """Decides what becomes of each captured program; `memopt.compilation.session.Session` is the one that compiles."""
 
     early: EarlyGradients | None  # gradients that are handed over within backward, where the model is known
-    trained_beside: bool  # whether the weights of an inference program are trained: no pass reads them
+    role: CallRole  # of the call: where weights of an inference program are trained, no pass reads them
 
     @property
     def dry(self) -> bool:
@@ -268,7 +269,7 @@ class Hooks:
             there = {name: value for name, value in known.items() if name in inputs}
             return dataclasses.replace(found, state={**there, **found.state}) if trained else found
 
-        return rewrite({}, self.session.trained_beside), rewrite
+        return rewrite({}, self.session.role.trained_beside), rewrite
 
     def held(self, function: Watched) -> Watched:
         """The same function, which gives back what it holds between calls once its model's stand-in is gone.

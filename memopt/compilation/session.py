@@ -135,7 +135,7 @@ class Session(SharedStep):
         Raises:
             WholeStepNeeded: it is part of a step of training; nothing of that is to run before all of it is planned.
         """
-        if self.collection.may_begin and self.search and self.trains:
+        if self.collection.may_begin and self.search and self.role.trains:
             raise WholeStepNeeded
 
     def see_whole_step_of_training(self) -> None:
@@ -258,7 +258,7 @@ class Session(SharedStep):
         """The bytes that the step of these graphs takes as eager runs it, which fractions are of."""
         own = min(plain, self._eager_peak(keys, plain))
         whole, step, calls = self._of_the_step(keys, captured, base, own)
-        whole = max(whole, self.optimizer_peak()) if self.trains else whole
+        whole = max(whole, self.optimizer_peak()) if self.role.trains else whole
         self.reference.trains(whole, step, calls)
         return whole
 

@@ -19,6 +19,7 @@ from memopt.capture.shadow import model_names
 from memopt.graph.synthesis import synthesize
 from memopt.module import calls_of
 from memopt.program import InputKind, Program
+from memopt.step.call_role import CallRole
 from memopt.step.guard import short_of_memory
 from memopt.step.hooked import EarlyGradients
 from memopt.torch_compat.changing_numbers import ChangingNumbers
@@ -61,7 +62,7 @@ class _Recorder:
 
     dry = False
     early: EarlyGradients | None = None
-    trained_beside = False
+    role = CallRole()
 
     def __init__(self, names: Names) -> None:
         self._names = names

@@ -120,7 +120,7 @@ class SymbolicInference:
         session.prepare_allocator()
         line = timeline(program, workspace(program, session.table.measure_all(program)))
         own = session.resident.total + constant_bytes(program) + line.peak_bytes
-        if not session.trains:
+        if not session.role.trains:
             session.reference.infers(own)
         session.held_to(own)
         session.inferred.planned = Planned(program, program, program, line, line, (), {})

@@ -13,6 +13,7 @@ from memopt.memory.products import may_multiply
 from memopt.memory.resident import Resident
 from memopt.program import Program
 from memopt.recording.room import RecordingRoom
+from memopt.step.call_role import CallRole
 from memopt.step.reference import Reference
 
 
@@ -25,10 +26,7 @@ class Account:
         recording_room: what of the budget is left to a recording of the step.
         hold: told the budget in bytes before anything is run under it.
         reference: what a fraction is of, the same for all sessions of a model.
-        trains: whether the latest call is one of a training step, though some of its graphs need no gradients.
-        to_be_trained: whether the latest call is one of inference, of a model that is likely to be trained.
-        trained_beside: whether that is certain: an optimizer was given, or steps of training have run. What passes make
-            of such weights would be out of date after each step, and lie beside the next ones until then.
+        role: of the latest call, in training.
         soft: whether the limit is eager's own peak and nobody asked for it: it is aimed at, and neither enforced nor
             refused.
         multiplies: whether any graph that was seen may have cuBLAS multiply, or was not all that there is of a call.
@@ -44,7 +42,7 @@ class Account:
         self.recording_room = RecordingRoom()
         self.hold: Callable[[int], None] = _unheld
         self.multiplies = self.broken = self.soft = self.in_call = False
-        self.trains = self.to_be_trained = self.trained_beside = False
+        self.role = CallRole()
         self.reference = Reference()
         self.alone: int | None = None
         self._resident = resident
@@ -62,8 +60,14 @@ class Account:
         self._resident, self._arrived = resident, None
 
     @contextlib.contextmanager
-    def call(self, count: Callable[[], Resident]) -> Iterator[None]:
-        """A call of the model, in which `count` may be asked for what is resident."""
+    def call(self, count: Callable[[], Resident], role: CallRole | None = None) -> Iterator[None]:
+        """A call of the model, in which `count` may be asked for what is resident.
+
+        Args:
+            count: counts what is resident.
+            role: of the call; None for that of the call before.
+        """
+        self.role = self.role if role is None else role
         self._arrived, self.in_call = count, True
         try:
             yield
@@ -98,7 +102,7 @@ class Account:
 
         None without a budget, and as long as it is a fraction of a training step that is not captured yet.
         """
-        if self.budget is None or (self.trains and self.budget.bytes is None and self.reference.training is None):
+        if self.budget is None or (self.role.trains and self.budget.bytes is None and self.reference.training is None):
             return None
         return self.budget.resolve(unconstrained_bytes if self.soft else self.reference.of(unconstrained_bytes))
 
@@ -110,7 +114,7 @@ class Account:
     def waits_for_training(self, needed: int) -> bool:
         """Whether a call of inference that needs so many bytes is let do, as the fraction is of a step to come."""
         fraction = None if self.budget is None or self.reference.training is not None else self.budget.fraction
-        if fraction is None or not self.to_be_trained:
+        if fraction is None or not self.role.to_be_trained:
             return False
         self.reference.infers(math.ceil(with_slack(needed, self.resident.device) / fraction) + 1)
         return True
@@ -130,7 +134,7 @@ class Account:
         if self.budget is None or self.soft:
             return None
         if self.budget.bytes is None and self.reference.training is None:
-            if self.alone is None or not self.trains:
+            if self.alone is None or not self.role.trains:
                 return None if self.alone is None else self.resident.total + self.alone
             limit = self.budget.resolve(self.resident.total + self.alone)
         else:

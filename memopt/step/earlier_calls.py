@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from memopt.budget import format_bytes
 from memopt.memory.reach import is_sparse, plain_tensors
 from memopt.program import Program
 from memopt.step.graph_peaks import GraphPeaks
@@ -222,3 +223,26 @@ def arguments_beside(earlier: Sequence[Ran], own: Mapping[int, int]) -> int:
     """Bytes of arguments that earlier calls hold beside the present one's, by storage."""
     together = {key: size for ran in earlier for key, size in ran.inputs.items() if key not in own}
     return sum(together.values())
+
+
+def calls_in_words(calls: int, earlier: Sequence[Ran], of_others: Sequence[Ran], arguments: int) -> str:
+    """What the other calls of a step hold beside the present one, in words; empty for nothing.
+
+    Args:
+        calls: that are planned together.
+        earlier: of this model, whose backward has not run.
+        of_others: of other models that share the budget, whose backward has not run.
+        arguments: bytes of the arguments of both, beside those of the present call.
+    """
+    held = sum(ran.saved for ran in (earlier or of_others)) + (arguments if earlier else 0)
+    size = format_bytes(held, short=True)
+    if of_others and not earlier:
+        return f"calls of the budget's other models, whose backward has not run, hold {size}"
+    if not earlier:
+        return f"{calls} calls before the first backward hold theirs together" if calls > 1 else ""
+    whose = "an earlier call" if len(earlier) == 1 else f"{len(earlier)} earlier calls"
+    hold = "holds" if len(earlier) == 1 else "hold"
+    return (
+        f"{whose} of this step, whose backward has not run, {hold} {size}: in the next step, and when this script is "
+        "run again, all calls are planned together; one call on all inputs, or a backward after each call, takes less"
+    )

@@ -64,7 +64,7 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
     session.alone = timeline(program).peak_bytes
     before = timeline(program, workspace(program, session.table.measure_all(program)))
     own = session.resident.total + constant_bytes(program) + before.peak_bytes
-    if not session.trains:
+    if not session.role.trains:
         session.reference.infers(own)
     limit = session.held_to(own)
     room = None

@@ -16,7 +16,15 @@ from memopt.memory.tangents import Tangents, tangents_of_graph
 from memopt.memory.timeline import kept_bytes
 from memopt.program import Program
 from memopt.step.around import Seen
-from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Figures, KnownCalls, NoRoomBesideError, Ran
+from memopt.step.earlier_calls import (
+    AS_IT_IS,
+    EarlierCalls,
+    Figures,
+    KnownCalls,
+    NoRoomBesideError,
+    Ran,
+    calls_in_words,
+)
 from memopt.step.graph_peaks import GraphPeaks, between_graphs, peaks_of, step_peak
 from memopt.step.other_tensors import others_in_words
 from memopt.step.planned import Planned, fingerprint
@@ -72,7 +80,7 @@ class SharedStep(Told):
         self.beside_calls: list[Ran] = []
         self.elsewhere: Callable[[], int] = int
         self.waiting: Callable[[], int] = int
-        self.reserve: Callable[[int], int] = _nothing
+        self.reserve: Callable[[int], int] = lambda _: 0
         self.reserved, self._share = 0, 1.0
         self.inputs_beside = 0
         self.ran: list[Figures] = []
@@ -199,7 +207,7 @@ class SharedStep(Told):
     def optimizer_peak(self) -> int:
         """The most bytes while no graph runs: in `optimizer.step()`, before the next call, behind them in backward."""
         peak = super().optimizer_peak()
-        return max(peak + self.seen.held if peak else 0, self._apart(self.seen) if self.trains else 0)
+        return max(peak + self.seen.held if peak else 0, self._apart(self.seen) if self.role.trains else 0)
 
     def code_peak(self) -> int:
         """As of the step's graphs alone, with what runs between them."""
@@ -388,19 +396,4 @@ class SharedStep(Told):
         if self.outside_bytes:
             size = format_bytes(self.outside_bytes, short=True)
             return f"what runs outside of captured graphs takes {size}: {self.outside_places}"
-        if self.beside_calls and not self.earlier:
-            size = format_bytes(sum(ran.saved for ran in self.beside_calls), short=True)
-            return f"calls of the budget's other models, whose backward has not run, hold {size}"
-        if not self.earlier:
-            return f"{self.calls} calls before the first backward hold theirs together" if self.calls > 1 else ""
-        size = format_bytes(sum(ran.saved for ran in self.earlier) + self.inputs_beside, short=True)
-        what = "an earlier call" if len(self.earlier) == 1 else f"{len(self.earlier)} earlier calls"
-        whose = "whose backward has not run, holds" if len(self.earlier) == 1 else "whose backward has not run, hold"
-        return (
-            f"{what} of this step, {whose} {size}: in the next step, and when this script is run again, all calls are "
-            "planned together; one call on all inputs, or a backward after each call, takes less"
-        )
-
-
-def _nothing(room: int) -> int:
-    return 0
+        return calls_in_words(self.calls, self.earlier, self.beside_calls, self.inputs_beside)

@@ -18,6 +18,7 @@ from memopt.capture.joint import Origin, constants_to_attributes
 from memopt.capture.shadow import model_names
 from memopt.passes.fold_constants import FoldConstants
 from memopt.program import InputKind, OutputKind, Program
+from memopt.step.call_role import CallRole
 from tests.passes.build import trace
 from tests.support import assert_same
 
@@ -27,7 +28,7 @@ X = torch.linspace(-1, 1, 12).reshape(4, 3)
 class Recorder:
     """A session that keeps what it is given, and is a Dynamo backend."""
 
-    trained_beside = False
+    role = CallRole()
 
     dry = False
     early = None

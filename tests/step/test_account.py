@@ -10,6 +10,7 @@ from memopt.memory.allocator import slack_bytes
 from memopt.memory.optimizer import OptimizerFootprint
 from memopt.memory.resident import Resident
 from memopt.step.account import Account
+from memopt.step.call_role import CallRole
 
 CUDA = torch.device("cuda", 0)
 
@@ -53,7 +54,7 @@ def test_what_is_left_of_a_fraction_that_is_not_fixed_yet_goes_by_what_is_planne
     account = Account(parse_budget("50%"), Resident(parameters=100))
     account.alone = 900
     assert account.room == 1000  # inference: as it is, weights included
-    account.trains = True
+    account.role = CallRole(trains=True)
     assert account.room == 400
     account.reference.trains(1600, "step")
     assert account.room == 700

@@ -1,0 +1,50 @@
+"""What looks at a call as it runs, and what is told once it has returned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memopt.calls.guard_fast_path import Kind
+from memopt.calls.residents import Residents
+from memopt.calls.sessions import Sessions
+from memopt.calls.several import SeveralCalls
+from memopt.compilation.session import Session
+from memopt.memory.reach import shown_tensors
+from memopt.step.around import Watch
+from memopt.step.guard import StepGuard
+
+
+class CallEnds:
+    """The ends of one model's calls.
+
+    Attributes:
+        verifying: whether a call is run to be compared with the model's own: nothing is observed of that.
+    """
+
+    def __init__(self, sessions: Sessions, several: SeveralCalls, residents: Residents, *, budgeted: bool) -> None:
+        """No call has run."""
+        self._sessions, self._several, self._residents = sessions, several, residents
+        self._budgeted, self.verifying = budgeted, False
+
+    def watch(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Watch:
+        """What looks at the whole step of the call that is about to run, where that is due."""
+        if not kind.gradients or self.verifying or self._sessions.earlier.alive():
+            return None, None
+        return self._sessions.whole_steps.watch(session, kind, args, kwargs)
+
+    def returned(self, session: Session, outputs: Any, *, planned: bool) -> None:
+        """A call has returned: what it has made is no other tensor of the process."""
+        if self._budgeted and not self.verifying:
+            self._residents.others.ended(session.resident.device, outputs, planned=planned)
+            if planned:
+                self._residents.tell_of_others(session)
+
+    def awaits_backward(
+        self, session: Session, guard: StepGuard, outputs: Any, args: Any, kwargs: Any, watch: Watch = (None, None)
+    ) -> None:
+        """A call with gradients has returned: what is counted, guarded and looked at until its backward."""
+        outputs = shown_tensors(outputs)
+        self._several.note(session, outputs, args, kwargs)
+        guard.backward(outputs)
+        if not self.verifying:
+            self._sessions.ended(session, outputs, (args, kwargs), watch)

@@ -1,0 +1,38 @@
+"""What is told of a call's ends: nothing of one that is run to be compared."""
+
+import torch
+from torch import nn
+
+import memopt
+from memopt.module import calls_of
+
+
+def test_steps_are_watched_and_noted_unless_they_are_compared():
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(3, 4)
+    run = memopt.compile(model, backend="aten", budget="1GB")
+    run(x).sum().backward()
+    calls = calls_of(run)
+    ends, session = calls.ends, calls.last
+    kind = calls.kinds.alone()
+    inference = kind._replace(gradients=False)
+    assert ends.watch(session, inference, (x,), {}) == (None, None)
+    outputs = run(x)
+    assert calls.earlier.alive() and ends.watch(session, kind, (x,), {}) == (None, None)  # it is no step of its own
+    outputs.sum().backward()
+    ends.verifying = True
+    assert ends.watch(session, kind, (x,), {}) == (None, None)
+
+
+def test_a_verified_call_is_run_to_be_compared_only_within():
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(3, 4)
+    run, seen = memopt.compile(model, backend="aten", verify="full"), []
+    calls = calls_of(run)
+    returned = calls.ends.returned
+
+    def noting(*args, **kwargs):
+        seen.append(calls.ends.verifying)
+        returned(*args, **kwargs)
+
+    calls.ends.returned = noting
+    torch.testing.assert_close(run(x), model(x))
+    assert seen and all(seen) and not calls.ends.verifying
