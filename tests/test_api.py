@@ -10,6 +10,7 @@ from memopt.backends.aten import AtenBackend
 from memopt.backends.static import StaticBackend
 from memopt.memory.cost.devices import find
 from memopt.memory.optimizer import OptimizerFootprint
+from tests.end_to_end import build
 from tests.support import in_one_line
 
 CPU = torch.device("cpu")
@@ -137,3 +138,30 @@ def test_an_estimate_has_backward_in_training_mode_alone():
     assert training.gradients and training.optimizer_state and not inference.gradients
     assert inference.parameters == training.parameters and inference.total < training.total
     assert not optimizer.state and all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+# -- estimates ---------------------------------------------------------------------------------------------------
+
+
+def test_an_estimate_adds_up_and_points_into_the_source():
+    model, inputs = build("resnet18")
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters())
+    found = memopt.estimate(model, inputs, optimizer)
+    parts = ("parameters", "buffers", "gradients", "optimizer_state", "inputs", "activations", "workspace")
+    assert found.total == sum(getattr(found, part) for part in parts)
+    assert all(getattr(found, part) >= 0 for part in parts)
+    assert found.parameters == parameters
+    assert found.buffers == sum(b.numel() * b.element_size() for b in model.buffers())
+    assert found.inputs == sum(t.numel() * t.element_size() for t in inputs.values())
+    # Two moments per parameter, and a float32 step count each.
+    assert found.optimizer_state == 2 * parameters + 4 * len(list(model.parameters()))
+    assert not optimizer.state
+    assert len(found.largest) == 10
+    sizes = [tensor.bytes for tensor in found.largest]
+    assert sizes == sorted(sizes, reverse=True) and sum(sizes) <= found.total
+    assert all(".py:" in tensor.source for tensor in found.largest)
+    assert "largest tensors at the peak" in str(found)
+    inference = memopt.estimate(model.eval(), {"images": inputs["images"]})
+    assert inference.gradients == inference.optimizer_state == 0
+    assert inference.total < found.total

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -128,3 +131,39 @@ def test_dynamic_shapes_are_planned_for_each_shape(sessions) -> None:
     assert sorted(session.resident.inputs for session in sessions) == [rows * 32 for rows in (6, 12, 30)]
     with torch.no_grad():
         torch.testing.assert_close(run(X), module(X))
+
+
+ENTRY_POINT = """
+import sys
+import torch
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Dropout(0.2), torch.nn.Linear(16, 4))
+x = torch.randn(6, 8)
+found = []
+assert "memopt" not in sys.modules
+compiled = torch.compile(model, backend="memopt", options={"budget": "1MB", "backend": "aten"})
+for run in (model, compiled):
+    model.zero_grad()
+    torch.manual_seed(1)
+    run(x).sum().backward()
+    found.append([p.grad.clone() for p in model.parameters()])
+assert "memopt" in sys.modules
+assert all(torch.equal(a, b) for a, b in zip(*found))
+torch._dynamo.reset()
+for options, words in (({"budget": 1000}, "no plan fits"), ({"budget": "20"}, "20 what"), ({"speed": 1}, "speed")):
+    try:
+        torch.compile(model, backend="memopt", options={"backend": "aten", **options})(x)
+    except Exception as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(options)
+print("entry point works")
+"""
+
+
+def test_torch_compile_finds_the_backend_without_an_import() -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("TORCH_LOGS", "PYTEST"))}
+    done = subprocess.run([sys.executable, "-c", ENTRY_POINT], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "entry point works" in done.stdout

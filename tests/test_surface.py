@@ -2,11 +2,7 @@
 
 import copy
 import dataclasses
-import json
-import os
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import memopt
-from memopt.report.files import load
 from tests.end_to_end import build, step
 
 
@@ -531,85 +526,6 @@ def test_full_verification():
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     changed = [record for record in run.report.passes if record.changes]
     assert changed and all(record.evidence.scope == "program" for record in changed if record.evidence.regions)
-
-
-# -- torch.compile, reports, estimates --------------------------------------------------------------------------------
-
-ENTRY_POINT = """
-import sys
-import torch
-torch.set_num_threads(1)
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Dropout(0.2), torch.nn.Linear(16, 4))
-x = torch.randn(6, 8)
-found = []
-assert "memopt" not in sys.modules
-compiled = torch.compile(model, backend="memopt", options={"budget": "1MB", "backend": "aten"})
-for run in (model, compiled):
-    model.zero_grad()
-    torch.manual_seed(1)
-    run(x).sum().backward()
-    found.append([p.grad.clone() for p in model.parameters()])
-assert "memopt" in sys.modules
-assert all(torch.equal(a, b) for a, b in zip(*found))
-torch._dynamo.reset()
-for options, words in (({"budget": 1000}, "no plan fits"), ({"budget": "20"}, "20 what"), ({"speed": 1}, "speed")):
-    try:
-        torch.compile(model, backend="memopt", options={"backend": "aten", **options})(x)
-    except Exception as error:
-        assert words in str(error), error
-    else:
-        raise AssertionError(options)
-print("entry point works")
-"""
-
-
-def test_torch_compile_finds_the_backend_without_an_import():
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("TORCH_LOGS", "PYTEST"))}
-    done = subprocess.run([sys.executable, "-c", ENTRY_POINT], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "entry point works" in done.stdout
-
-
-def test_a_report_is_read_by_people_and_programs(tmp_path):
-    model, inputs = build("gpt2")
-    report = memopt.plan(model, inputs, 0.95)
-    text = str(report)
-    for words in ("GPT2", "budget", "predicted peak", "least possible", "checkpoint"):
-        assert words in text
-    report.save(tmp_path / "report.json")
-    assert load(tmp_path / "report.json") == report
-    assert json.loads((tmp_path / "report.json").read_text())
-    report.save(tmp_path / "report.html")
-    assert "<html" in (tmp_path / "report.html").read_text()
-    report.save(tmp_path / "report.txt")
-    assert (tmp_path / "report.txt").read_text() == text + "\n"
-    with pytest.raises(ValueError, match=r"\.json, \.html or \.txt"):
-        report.save(tmp_path / "report.doc")
-
-
-def test_an_estimate_adds_up_and_points_into_the_source():
-    model, inputs = build("resnet18")
-    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
-    optimizer = torch.optim.AdamW(model.parameters())
-    found = memopt.estimate(model, inputs, optimizer)
-    parts = ("parameters", "buffers", "gradients", "optimizer_state", "inputs", "activations", "workspace")
-    assert found.total == sum(getattr(found, part) for part in parts)
-    assert all(getattr(found, part) >= 0 for part in parts)
-    assert found.parameters == parameters
-    assert found.buffers == sum(b.numel() * b.element_size() for b in model.buffers())
-    assert found.inputs == sum(t.numel() * t.element_size() for t in inputs.values())
-    # Two moments per parameter, and a float32 step count each.
-    assert found.optimizer_state == 2 * parameters + 4 * len(list(model.parameters()))
-    assert not optimizer.state
-    assert len(found.largest) == 10
-    sizes = [tensor.bytes for tensor in found.largest]
-    assert sizes == sorted(sizes, reverse=True) and sum(sizes) <= found.total
-    assert all(".py:" in tensor.source for tensor in found.largest)
-    assert "largest tensors at the peak" in str(found)
-    inference = memopt.estimate(model.eval(), {"images": inputs["images"]})
-    assert inference.gradients == inference.optimizer_state == 0
-    assert inference.total < found.total
 
 
 def test_an_optimizer_s_step_is_inside_the_budget():

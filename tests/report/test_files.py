@@ -1,9 +1,12 @@
+import json
 import os
 import stat
 
 import pytest
 
+import memopt
 from memopt.report import load, render, write_whole
+from tests.end_to_end import build
 from tests.report.samples import report
 
 
@@ -71,3 +74,20 @@ def test_render_ends_with_one_newline_and_refuses_unknown_forms():
         assert render(report(), form).endswith("\n")
     with pytest.raises(ValueError, match="unknown report format 'pdf'"):
         render(report(), "pdf")
+
+
+def test_a_report_is_read_by_people_and_programs(tmp_path):
+    model, inputs = build("gpt2")
+    found = memopt.plan(model, inputs, 0.95)
+    text = str(found)
+    for words in ("GPT2", "budget", "predicted peak", "least possible", "checkpoint"):
+        assert words in text
+    found.save(tmp_path / "report.json")
+    assert load(tmp_path / "report.json") == found
+    assert json.loads((tmp_path / "report.json").read_text())
+    found.save(tmp_path / "report.html")
+    assert "<html" in (tmp_path / "report.html").read_text()
+    found.save(tmp_path / "report.txt")
+    assert (tmp_path / "report.txt").read_text() == text + "\n"
+    with pytest.raises(ValueError, match=r"\.json, \.html or \.txt"):
+        found.save(tmp_path / "report.doc")
