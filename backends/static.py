@@ -12,7 +12,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import fx
@@ -121,6 +121,7 @@ class Arena:
         self.memory = torch.empty(0, dtype=torch.uint8, device=device)
         self._stream: torch.cuda.Stream | None = None
         self._begun: Replay | None = None
+        self.bound: WeakSet[StaticFunction] = WeakSet()  # programs with views of the memory
 
     def wait(self) -> None:
         """On CUDA, let the current stream begin when the call before, on whatever stream, is done with the arena."""
@@ -159,11 +160,17 @@ class Arena:
         if self.memory.numel() < nbytes:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)  # other streams may still use it
-            self.memory = torch.empty(0, dtype=torch.uint8, device=self.device)  # the old one goes first
+            self.give_back()  # the old one goes first
             large = self.device.type == "cuda" and nbytes >= OWN_SEGMENT
             with own_segment() if large else contextlib.nullcontext():
                 self.memory = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         return self.memory
+
+    def give_back(self) -> None:
+        """Give the memory back: no program keeps a view of it."""
+        for function in list(self.bound):
+            function.unbind()
+        self.memory = torch.empty(0, dtype=torch.uint8, device=self.device)
 
 
 class StaticFunction:
@@ -198,10 +205,11 @@ class StaticFunction:
             memory = self._arena.reserve(self.plan.arena_bytes)
             self._arena.wait()
             if self._run is None or memory is not self._bound_to:
-                self._unbind()
+                self.unbind()
                 with torch.inference_mode(False), torch.no_grad():
                     self._code_run = self._run = self.code.bind(memory)
                 self._bound_to = memory
+                self._arena.bound.add(self)
                 if self._graphs:
                     before, run = self._replay, self._code_run
                     self._run = self._replay = before.renewed(run) if before else Replay(run, self._inputs.positions)
@@ -217,12 +225,14 @@ class StaticFunction:
         """Let others in; whether a call has taken what was begun."""
         return self._arena.end()
 
-    def _unbind(self) -> None:
+    def unbind(self) -> None:
+        """Let go of the views of the arena, and of the graph."""
         if self._code_run is not None:
             self._code_run.__globals__.clear()  # where it is too, with the views of the arena: garbage would keep them
         if self._replay is not None:
             self._replay.release()
         self._run = self._bound_to = self._code_run = None
+        self._arena.bound.discard(self)
 
     @property
     def held_bytes(self) -> int:
@@ -232,8 +242,7 @@ class StaticFunction:
     def release(self) -> None:
         """Give the arena and the graph back; the next call takes them again."""
         with self._arena.lock:
-            self._unbind()
-            self._arena.memory = torch.empty(0, dtype=torch.uint8, device=self._arena.device)
+            self._arena.give_back()
 
 
 # The timeline, the report and the bound function ask for the plan of one program; the search takes seconds.

@@ -17,6 +17,7 @@ from torch import fx
 from memopt.difference.regions import Region, differing_regions
 from memopt.errors import first_line
 from memopt.graph.synthesis import same_random_state, synthesize
+from memopt.graph.weights import same_source
 from memopt.program import Program, is_random
 from memopt.torch_compat import pytree
 
@@ -313,7 +314,7 @@ def _same_constants(before: Program, after: Program) -> None:
     """What has one name in both programs is one value: regions are not grown around inputs."""
     for name in before.state.keys() & after.state.keys():
         old, new = before.state[name], after.state[name]
-        if old is not new and not _bitwise_equal(old, new):
+        if not same_source(before.state, after.state, name) and not _bitwise_equal(old, new):
             raise EvidenceError(f"{name}: the value of this input is another than before")
 
 

@@ -34,6 +34,7 @@ from memopt.capture.keep_attention import keep_fused_attention
 from memopt.capture.lending import lend, position_of
 from memopt.capture.let_go import letting_go, mark_let_go
 from memopt.capture.reached import reached_inputs
+from memopt.graph.weights import elsewhere, joined, only
 from memopt.memory.hand_over import mark_handed, marked
 from memopt.memory.ledger import apart
 from memopt.memory.optimizer_steps import stepped_since, steps_seen, watch_steps
@@ -94,8 +95,11 @@ class Hooks:
         placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
         self.origins = [origin_of(node, value, names) for node, value in zip(placeholders, example_inputs, strict=True)]
         self._called = [called(node, origin) for node, origin in zip(placeholders, self.origins, strict=True)]
-        # Weakly: the caller's tensors are the caller's.
-        self._given = [weakref.ref(value) if isinstance(value, torch.Tensor) else None for value in example_inputs]
+        # Weakly: the caller's tensors are the caller's. Only inputs: a weight with a weak reference cannot be swapped.
+        self._given = [
+            weakref.ref(value) if isinstance(value, torch.Tensor) and origin.kind is InputKind.USER else None
+            for value, origin in zip(example_inputs, self.origins, strict=True)
+        ]
         self.handed = Handed()
         self.lets_go = False  # whether the caller is to let go of what is returned beside the loss before backward
         self.dry = session.dry
@@ -166,7 +170,7 @@ class Hooks:
         return forward, backward
 
     def example_inputs(self) -> list[torch.Tensor | None]:
-        """The tensors that the graph was captured with, where they are still there."""
+        """The caller's tensors that the graph was captured with, where they are still there; None for all else."""
         return [None if given is None else given() for given in self._given]
 
     def rewrite(self, joint: fx.GraphModule, forward_outputs: int) -> Program:
@@ -260,14 +264,13 @@ class Hooks:
         captured = self._inferred[1]
 
         def rewrite(state: Mapping[str, torch.Tensor], trained: bool = False) -> Program:
-            known = {**captured.state, **state}
+            known = joined(captured.state, elsewhere(state, captured.state))
             read = {entry.name for entry in captured.inputs if entry.kind is InputKind.CONSTANT}
-            visible = {name: value for name, value in known.items() if name in read} if trained else known
+            visible = only(known, read) if trained else known
             with outside_tracing():
                 found = self.session.inference(dataclasses.replace(captured, state=visible))
-            inputs = {entry.name for entry in found.inputs}
-            there = {name: value for name, value in known.items() if name in inputs}
-            return dataclasses.replace(found, state={**there, **found.state}) if trained else found
+            there = only(known, {entry.name for entry in found.inputs})
+            return dataclasses.replace(found, state=joined(there, found.state)) if trained else found
 
         return rewrite({}, self.session.role.trained_beside), rewrite
 

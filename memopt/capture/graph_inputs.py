@@ -10,21 +10,21 @@ import torch
 from torch import fx
 
 from memopt.capture.joint import Origin
+from memopt.graph.weights import Value, by_itself
 from memopt.program import InputKind
-from memopt.torch_compat.fake_tensors import FakeTensor
 
 _LOCAL = r"\bL\['(\w+)'\]"  # how Dynamo's sources write a local variable
 
 
 class Known(NamedTuple):
-    """A tensor of the model: its role, its qualified name and itself.
+    """A tensor of the model: its role, its qualified name, and where it is found; None if its value is not to be known.
 
     Of a parameter that is gathered for a call, the bytes that stay of its gradient after the graph's backward, too.
     """
 
     kind: InputKind
     name: str
-    tensor: torch.Tensor
+    value: Value | None
     left_bytes: int | None = None
 
 
@@ -42,15 +42,15 @@ def origin_of(node: fx.Node, value: Any, names: Names) -> Origin:
     if not isinstance(value, torch.Tensor):
         return Origin(InputKind.USER, None, None)
     if id(value) in names:
-        kind, target, real, left = names[id(value)]
-        return Origin(kind, target, _known(real) if left is None else None, left)  # what is gathered does not stay
+        kind, target, held, left = names[id(value)]
+        return Origin(kind, target, held if left is None else None, left)  # what is gathered does not stay
     argument = node.meta.get("grapharg")
     source = argument.source.name if argument is not None and argument.source is not None else ""
     source = source() if callable(source) else source
     if isinstance(value, torch.nn.Parameter):
-        return Origin(InputKind.PARAMETER, _qualified(source) or node.name, _known(value))
+        return Origin(InputKind.PARAMETER, _qualified(source) or node.name, by_itself(value))
     if "._buffers[" in source:
-        return Origin(InputKind.BUFFER, _qualified(source), _known(value))
+        return Origin(InputKind.BUFFER, _qualified(source), by_itself(value))
     return Origin(InputKind.USER, None, None)
 
 
@@ -62,12 +62,6 @@ def called(node: fx.Node, origin: Origin) -> str:
     source = argument.source.name if argument is not None and argument.source is not None else node.name
     source = source() if callable(source) else source
     return f"input {re.sub(_LOCAL, lambda found: found[1], source)}"
-
-
-def _known(value: torch.Tensor) -> torch.Tensor | None:
-    """The tensor's value, unless it has none or changes to it cannot be noticed."""
-    unknown = value.is_inference() or value.is_meta or isinstance(value, FakeTensor)
-    return None if unknown else value.detach()
 
 
 def _qualified(source: str) -> str:

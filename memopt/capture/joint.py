@@ -14,6 +14,7 @@ from memopt.graph.fake_calls import apart, forget
 from memopt.graph.propagation import fake_mode
 from memopt.graph.result_memory import write_out_reductions
 from memopt.graph.rewrite import ancestors, storages
+from memopt.graph.weights import Value, Weights, joined
 from memopt.memory.aliasing import owner
 from memopt.program import (
     Input,
@@ -37,14 +38,14 @@ Halved = tuple[fx.GraphModule, fx.GraphModule]
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What an input of a captured graph is: its role, its qualified name and its real value where they are known.
+    """What an input of a captured graph is: its role, its qualified name and where its real value is, where known.
 
     Of a parameter that is gathered for the call, the bytes of the shard that stays, too.
     """
 
     kind: InputKind
     target: str | None
-    value: torch.Tensor | None
+    value: Value | None
     shard_bytes: int | None = None
 
 
@@ -155,7 +156,8 @@ def program_of_graph(
 ) -> Program:
     """Name the roles in a graph that AOTAutograd made (the module is taken over) and return it as a program."""
     write_out_reductions(module.graph)
-    inputs, state = [], {}
+    inputs: list[Input] = []
+    state: dict[str, Value] = {}
     held: set[int] = set()  # storages of the inputs so far
     for node in [node for node in module.graph.nodes if node.op == "placeholder"]:
         if "val" not in node.meta and not node.users:
@@ -171,7 +173,7 @@ def program_of_graph(
     output_node = module.graph.output_node()
     outputs_args = list(output_node.args[0])  # type: ignore[arg-type]
     outputs = [_output_role(desc, by_position) for desc in output_node.meta.get("desc") or [None] * len(outputs_args)]
-    program = Program(module, tuple(inputs), tuple(outputs), state, training, forward_outputs)
+    program = Program(module, tuple(inputs), tuple(outputs), Weights(state), training, forward_outputs)
     return _constants_to_inputs(program).finish()
 
 
@@ -298,7 +300,7 @@ def constants_to_attributes(program: Program) -> fx.GraphModule:
 
 def _constants_to_inputs(program: Program) -> Program:
     """Turn tensor attributes of the graph into CONSTANT inputs."""
-    module, inputs, state = program.graph_module, list(program.inputs), dict(program.state)
+    module, inputs, state = program.graph_module, list(program.inputs), dict[str, torch.Tensor]()
     mode = fake_mode(module)
     for node in [node for node in module.graph.nodes if node.op == "get_attr"]:
         value = getattr(module, str(node.target))
@@ -312,7 +314,7 @@ def _constants_to_inputs(program: Program) -> Program:
         module.graph.erase_node(node)
         inputs.insert(0, Input(placeholder.name, InputKind.CONSTANT))
         state[placeholder.name] = value.detach()
-    return dataclasses.replace(program, inputs=tuple(inputs), state=state)
+    return dataclasses.replace(program, inputs=tuple(inputs), state=joined(program.state, state))
 
 
 def is_tangent(node: fx.Node) -> bool:

@@ -15,10 +15,12 @@ from torch import nn
 
 from memopt.capture.export import NotCapturedError
 from memopt.capture.graph_inputs import Known, Names
+from memopt.graph.weights import Held, by_itself, held
 from memopt.memory.resident import storage_bytes
 from memopt.program import InputKind
 from memopt.torch_compat.fake_conversions import converted_as_real
 from memopt.torch_compat.fully_sharded import Gathered, groups, stand_in
+from memopt.torch_compat.modules import own_tensors
 from memopt.torch_compat.packed_sequences import turned
 from memopt.torch_compat.valued_fakes import ValuedFakeMode
 
@@ -38,7 +40,7 @@ class Shadow:
         mode: the fake mode that its tensors belong to.
         model: the twin. It shares the original's plain attributes, and has parameters, buffers, hooks and containers of
             its own.
-        names: role, qualified name and real tensor of each of the twin's parameters and buffers, by `id`.
+        names: role, qualified name and the real tensor's place of each of the twin's parameters and buffers, by `id`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -204,16 +206,25 @@ def _bare(module: nn.Module) -> Any:
 
 
 def model_names(model: nn.Module) -> Names:
-    """Role, qualified name and tensor of each parameter and buffer, by `id`; a shared tensor under its first name."""
+    """Role, qualified name and place of each parameter and buffer, by `id`; a shared tensor under its first name."""
     names: dict[int, Known] = {}
     left: dict[int, int] = {}
     for group, stays in groups(model):
         for each in group:
             left[id(each.shard)] = each.whole_bytes if stays else storage_bytes([each.shard])
             if each.whole is not None:  # what forward sees in the shard's place
-                names[id(each.whole)] = Known(InputKind.PARAMETER, each.name, each.shard, left[id(each.shard)])
+                names[id(each.whole)] = Known(InputKind.PARAMETER, each.name, None, left[id(each.shard)])
+    owners: dict[int, tuple[nn.Module, str]] = {}
+    for module in model.modules():
+        for name, tensor in own_tensors(module):
+            owners.setdefault(id(tensor), (module, name))
+
+    def place(tensor: torch.Tensor) -> Held | None:
+        return held(*owners[id(tensor)]) if id(tensor) in owners else by_itself(tensor)
+
     for name, parameter in model.named_parameters():
-        names.setdefault(id(parameter), Known(InputKind.PARAMETER, name, parameter, left.get(id(parameter))))
+        known = Known(InputKind.PARAMETER, name, place(parameter), left.get(id(parameter)))
+        names.setdefault(id(parameter), known)
     for name, buffer in model.named_buffers():
-        names.setdefault(id(buffer), Known(InputKind.BUFFER, name, buffer))
+        names.setdefault(id(buffer), Known(InputKind.BUFFER, name, place(buffer)))
     return names

@@ -20,6 +20,7 @@ from memopt.difference.graph_diff import align
 from memopt.difference.program_nodes import graph_nodes
 from memopt.difference.regions import Region, differing_regions
 from memopt.graph.rewrite import forget_inplace
+from memopt.graph.weights import same_source
 from memopt.pass_manager import Change
 from memopt.program import InputKind, Phase, Program, ProgramError, describe, is_effectful, is_random, tensors_of
 
@@ -93,7 +94,7 @@ def cut(before: Program, after: Program, changes: Sequence[Change] = (), *, by_n
             parts.append(Part((name,), (theirs.get(name, name),), inplace=name))
     for name in before.state.keys() & after.state.keys():
         old_value, new_value = before.state[name], after.state[name]
-        if old_value is not new_value and not _equal(old_value, new_value):
+        if not same_source(before.state, after.state, name) and not _equal(old_value, new_value):
             parts.append(Part((name,), (name,), state=name))
     return Cut(before, after, tuple(parts), theirs)
 

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from memopt.graph.propagation import fake_mode
+from memopt.graph.weights import joined, only
 from memopt.program import Input, InputKind, Program, is_effectful, tensors_of
 from memopt.torch_compat.fake_tensors import no_fake_mode
 from memopt.torch_compat.storages import id_of_storage
@@ -110,7 +111,7 @@ def add_constant(program: Program, name: str, value: torch.Tensor) -> tuple[fx.N
     node.meta["val"] = fake_mode(program.graph_module).from_tensor(value, static_shapes=True)
     entry = Input(node.name, InputKind.CONSTANT)
     return node, dataclasses.replace(
-        program, inputs=(*program.inputs, entry), state={**program.state, node.name: value}
+        program, inputs=(*program.inputs, entry), state=joined(program.state, {node.name: value})
     )
 
 
@@ -123,7 +124,7 @@ def drop_unused_constants(program: Program) -> tuple[Program, list[str]]:
         program.graph.erase_node(node)
     dropped = set(names)
     inputs = tuple(entry for entry in program.inputs if entry.name not in dropped)
-    state = {name: value for name, value in program.state.items() if name not in dropped}
+    state = only(program.state, {entry.name for entry in inputs})
     return dataclasses.replace(program, inputs=inputs, state=state), names
 
 

@@ -19,6 +19,7 @@ from memopt.backends.joined_products import join_products, read_by_products
 from memopt.backends.static import Arena, device_of
 from memopt.backends.tail import split_tail
 from memopt.common.phases import phase
+from memopt.graph.weights import only
 from memopt.inductor.edits import edits
 from memopt.inductor.operator_layout import as_operators_lie
 from memopt.inductor.own_memory import note_memory
@@ -108,8 +109,7 @@ class InductorFunction:
         """Take the constants of a program that is equal but for them; nothing is compiled."""
         with self._turns.lock:
             names = {entry.name for entry in self._head.inputs}
-            state = {name: value for name, value in program.state.items() if name in names}
-            self._head = dataclasses.replace(self._head, state=state)
+            self._head = dataclasses.replace(self._head, state=only(program.state, names))
             self._constants = _constants_of(self._head)
             if self._split is not None:
                 self._split.constants.update({name: program.state[name] for name in self._split.constants})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 
 from torch import nn
 
@@ -16,23 +15,25 @@ class Gradients:
     def __init__(self, model: nn.Module) -> None:
         """Nothing is looked at yet."""
         self._model = model
-        self._met: Callable[[], nn.Parameter | None] = _nothing  # the parameter whose gradient was found last
+        # Where the gradient that was found last is: a parameter with a weak reference could not be swapped.
+        self._met: tuple[weakref.ref[nn.Module], str] | None = None
 
     def likely(self) -> bool:
         """A guess at `exist`, by a single parameter."""
-        met = self._met()
+        module = None if self._met is None else self._met[0]()
+        met = None if module is None or self._met is None else own_parameters(module).get(self._met[1])
         return met is not None and met.grad is not None
 
     def exist(self) -> bool:
         """Whether a parameter has one, that of a module or parameter that was added just now too."""
         found = _first(self._model)
-        if found is not None and self._met() is not found:
-            self._met = weakref.ref(found)
+        if found is not None:
+            self._met = weakref.ref(found[0]), found[1]
         return found is not None
 
 
-def _first(model: nn.Module) -> nn.Parameter | None:
-    """The first parameter that has a gradient.
+def _first(model: nn.Module) -> tuple[nn.Module, str] | None:
+    """The module, and the name in it, of the first parameter that has a gradient.
 
     One plain loop over what modules keep, as this is asked in every step: `parameters` looks for names and repetitions,
     and takes several times as long.
@@ -42,13 +43,9 @@ def _first(model: nn.Module) -> nn.Parameter | None:
         if module is None:
             continue
         if parameters := own_parameters(module):
-            for parameter in parameters.values():
+            for name, parameter in parameters.items():
                 if parameter is not None and parameter.grad is not None:
-                    return parameter
+                    return module, name
         if inner := own_modules(module):
             modules.extend(inner.values())
-    return None
-
-
-def _nothing() -> None:
     return None

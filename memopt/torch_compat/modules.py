@@ -18,6 +18,18 @@ def own_parameters(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
     return module._parameters
 
 
+def held_by(module: nn.Module, name: str) -> torch.Tensor | None:
+    """The parameter or buffer that a module itself has under a name now; None for none."""
+    found = module._parameters.get(name)
+    return module._buffers.get(name) if found is None else found
+
+
+def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The parameters and buffers that a module itself has, with their names in it."""
+    found = [*module._parameters.items(), *module._buffers.items()]
+    return [(name, value) for name, value in found if value is not None]
+
+
 def own_modules(module: nn.Module) -> Mapping[str, nn.Module | None]:
     """The modules that a module itself has, by name; None for one that it goes without."""
     return module._modules

@@ -3,6 +3,7 @@
 import gc
 import pickle
 import threading
+import weakref
 
 import pytest
 import torch
@@ -338,3 +339,15 @@ def test_plans_need_no_device():
         inputs = model.example_inputs(1)
     plan, _ = plan_for(PassManager(memopt.INFERENCE[:1], verify=False).run(capture(model, **inputs))[0])
     assert plan.steps
+
+
+def test_no_program_keeps_an_arena_that_was_too_small():
+    backend = StaticBackend()
+    small, large = torch.randn(4, 4), torch.randn(64, 64)
+    first = backend.bind(trace(lambda x: (x.exp().sin().cos(),), small))
+    second = backend.bind(trace(lambda x: (x.exp().sin().cos(),), large))
+    first([small])
+    before = weakref.ref(first._arena.memory.untyped_storage())
+    second([large])
+    assert before() is None
+    torch.testing.assert_close(first([small])[0], small.exp().sin().cos())

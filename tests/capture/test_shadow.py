@@ -195,11 +195,15 @@ def test_names_lead_from_twins_to_real_tensors_under_their_first_name() -> None:
     model = Model()
     shadow = Shadow(model)
     twin = shadow.model
-    assert shadow.names[id(twin.head.weight)] == (InputKind.PARAMETER, "embedding.weight", model.head.weight, None)
+    kind, name, place, left = shadow.names[id(twin.head.weight)]
+    assert (kind, name, left) == (InputKind.PARAMETER, "embedding.weight", None)
+    assert place().is_set_to(model.head.weight.detach())
     assert shadow.names[id(twin.steps)][:2] == (InputKind.BUFFER, "steps")
     assert shadow.names[id(twin.again.bias)][1] == "blocks.0.bias"
     assert len(shadow.names) == len(model_names(model)) == 7
-    assert all(real is model_names(model)[id(real)][2] for _, _, real, _ in shadow.names.values())
+    real = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    assert all(place().is_set_to(real[name].detach()) for _, name, place, _ in shadow.names.values())
+    assert all(id(real[name]) in model_names(model) for _, name, _, _ in shadow.names.values())
     assert id(model.table) not in model_names(model)
 
 
@@ -241,3 +245,10 @@ def test_a_look_at_what_comes_behind_a_norm_leaves_its_statistics_alone(norm: ty
         shadow.model(*given)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+def test_names_of_a_module_that_holds_itself() -> None:
+    model = Model()
+    model.blocks[0].outer = model
+    names = model_names(model)
+    assert len(names) == 7 and names[id(model.head.weight)].name == "embedding.weight"

@@ -66,3 +66,12 @@ def test_the_guess_goes_by_the_gradient_that_was_found_last():
     assert gradients.likely()
     del net[1][0]
     assert not gradients.likely() and not gradients.exist()
+
+
+def test_parameters_and_gradients_that_were_found_can_be_swapped():
+    net = model()
+    gradients = Gradients(net)
+    net[0].weight.grad = torch.zeros(2, 2)
+    assert gradients.exist()
+    torch.utils.swap_tensors(net[0].weight, nn.Parameter(torch.ones(2, 2)))
+    assert not gradients.likely() and not gradients.exist()
