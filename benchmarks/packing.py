@@ -22,10 +22,10 @@ from packing_instances import cut_rectangle
 
 import memopt
 from memopt.solve.pack import Buffer, pack
-from memopt.solve.pack_check import check_packing
 from memopt.solve.pack_csv import read_table
 from memopt.solve.pack_greedy import best_of_orders, by_size
 from memopt.solve.pack_problem import pieces
+from tests.solve.check_pack import check_packing
 
 CAPACITY = 1 << 20
 

@@ -28,7 +28,7 @@ from packing_hard_instances import Instance, instances
 
 import memopt
 from memopt.solve.pack import Switches, pack
-from memopt.solve.pack_check import check_packing
+from tests.solve.check_pack import check_packing
 
 SWITCHES = [field.name for field in dataclasses.fields(Switches)]
 

@@ -1,1 +1,1 @@
-"""Solvers: plain numbers in, plain numbers out, no torch; beside each one an independent checker of its answers."""
+"""Solvers: plain numbers in, plain numbers out, no torch; what judges their answers alone is in tests/solve."""

@@ -1,7 +1,7 @@
 """Where each buffer goes in one arena, so that those alive together share no byte and the arena is as small as can be.
 
 `pack` tries heuristics first (`pack_greedy`), then searches exactly (`pack_search`) and by beams (`pack_beam`) in turn;
-`pack_check.check_packing` judges.
+`check_packing` of the tests judges.
 """
 
 from __future__ import annotations

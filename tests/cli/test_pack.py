@@ -3,9 +3,9 @@ import json
 import pytest
 
 from benchmarks.packing_instances import cut_rectangle
-from memopt.solve.pack_check import check_packing
 from memopt.solve.pack_csv import read_table
 from tests.cli.conftest import assert_one_line
+from tests.solve.check_pack import check_packing
 
 EXAMPLE = "id,lower,upper,size\nb1,0,3,4\nb2,3,9,4\nb3,0,9,4\nb4,9,21,4\nb5,0,21,4\n"
 

@@ -4,10 +4,10 @@ import dataclasses
 
 from hypothesis import given, settings
 
-from memopt.solve.bound import lower_bound
 from memopt.solve.check import check
 from memopt.solve.problem import StepProblem
 from memopt.solve.schedule import Schedule
+from tests.solve.bound import lower_bound
 from tests.solve.hand import STEP, A, H
 from tests.solve.oracle import least_peak
 from tests.solve.problems import chain, step_problems

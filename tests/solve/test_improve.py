@@ -6,9 +6,9 @@ import math
 import pytest
 from hypothesis import given, settings
 
-from memopt.solve.bound import lower_bound
 from memopt.solve.descend import refine, seed, slide
 from memopt.solve.improve import Improver
+from tests.solve.bound import lower_bound
 from tests.solve.judged import JudgedSearch, covers, front
 from tests.solve.problems import skips, step_problems
 

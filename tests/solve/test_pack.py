@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from benchmarks.packing_instances import cut_rectangle
 from memopt.solve.pack import Buffer, Packing, pack
-from memopt.solve.pack_check import check_packing
 from memopt.solve.pack_greedy import by_size
 from memopt.solve.pack_problem import pieces
+from tests.solve.check_pack import check_packing
 from tests.solve.packings import GAPPED, buffer_lists, fits, least_size
 
 EXAMPLE = [Buffer(0, 3, 4), Buffer(3, 9, 4), Buffer(0, 9, 4), Buffer(9, 21, 4), Buffer(0, 21, 4)]

@@ -11,8 +11,8 @@ from benchmarks.packing_hard_instances import instance
 from benchmarks.packing_instances import cut_rectangle
 from memopt.solve import pack_beam
 from memopt.solve.pack_beam import WEIGHTS, Beam, Switches, Weights
-from memopt.solve.pack_check import check_packing
 from memopt.solve.pack_problem import Buffer, pieces
+from tests.solve.check_pack import check_packing
 from tests.solve.packings import GAPPED, crowded_lists, gapped_lists, least_size
 
 OFF = [None, "even", "fewest", "beneath", "distinct"]

@@ -5,9 +5,9 @@ import math
 from hypothesis import given, settings
 
 from benchmarks.packing_instances import cut_rectangle
-from memopt.solve.pack_check import check_packing
 from memopt.solve.pack_greedy import Greedy, best_of_orders, by_size
 from memopt.solve.pack_problem import Buffer, pieces
+from tests.solve.check_pack import check_packing
 from tests.solve.packings import crowded_lists, least_size
 
 # Over the gap of 6 between the first two lie 4 bytes at most; over the one of 3 above them, 3.

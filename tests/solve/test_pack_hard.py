@@ -4,9 +4,9 @@ import pytest
 
 from benchmarks.packing_hard_instances import CAPACITY, KINDS, instance, instances
 from memopt.solve.pack import Buffer, Switches, pack
-from memopt.solve.pack_check import check_packing
 from memopt.solve.pack_greedy import by_size
 from memopt.solve.pack_problem import pieces
+from tests.solve.check_pack import check_packing
 
 
 @pytest.mark.parametrize("kind", KINDS)

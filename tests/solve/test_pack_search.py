@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from benchmarks.packing_instances import cut_rectangle
 from memopt.solve import pack_search
-from memopt.solve.pack_check import check_packing
 from memopt.solve.pack_problem import Buffer, pieces
 from memopt.solve.pack_search import FEWEST, FORCED, LOWEST, NEARLY_FORCED, Outcome, Search, ranking
+from tests.solve.check_pack import check_packing
 from tests.solve.packings import crowded_lists, fits, gapped_lists, least_size
 
 

@@ -7,10 +7,10 @@ import math
 import pytest
 from hypothesis import given, settings
 
-from memopt.solve.bound import lower_bound
 from memopt.solve.check import check
 from memopt.solve.recompute import curve, plan
 from memopt.solve.schedule import simulate
+from tests.solve.bound import lower_bound
 from tests.solve.problems import chain, step_problems
 
 

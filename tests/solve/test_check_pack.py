@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memopt.solve.pack_check import PackingError, check_packing
+from tests.solve.check_pack import PackingError, check_packing
 from tests.solve.packings import buffer_lists
 
 STACK = [(0, 4, 3), (2, 6, 5), (4, 8, 3, 4)]
