@@ -68,6 +68,7 @@ def cut_by(plan: SizedPlan, joint: fx.GraphModule, *, num_fwd_outputs: int, **op
     """
     placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
     symbols = [node for node in placeholders if isinstance(node.meta.get("val"), SYMBOLIC)]
+    symbols += _sizes_of_operators(joint)
     saved = [node for node in joint.graph.nodes if node.name in plan.saved and node not in symbols]
     for node in joint.graph.nodes:
         node.meta.pop("stored", None)
@@ -79,6 +80,25 @@ def cut_by(plan: SizedPlan, joint: fx.GraphModule, *, num_fwd_outputs: int, **op
     realize(forward)
     realize(backward)
     return forward, backward
+
+
+def _sizes_of_operators(joint: fx.GraphModule) -> list[fx.Node]:
+    """Sizes that operators of forward return beside tensors, as fused attention does on CUDA.
+
+    A plan at one size has numbers in their place, and backward cannot compute them of what it says is saved.
+    """
+    late, found = set[fx.Node](), list[fx.Node]()
+    for node in joint.graph.nodes:
+        reads = node.all_input_nodes
+        if (node.op == "placeholder" and "tangents" in str(node.target)) or not late.isdisjoint(reads):
+            late.add(node)
+        elif (
+            node.op == "call_function"
+            and isinstance(node.meta.get("val"), SYMBOLIC)
+            and not all(isinstance(read.meta.get("val"), SYMBOLIC) for read in reads)
+        ):
+            found.append(node)
+    return found
 
 
 def in_order(half: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:

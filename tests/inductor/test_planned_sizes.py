@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import operator
 
 import pytest
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import memopt
 from memopt.inductor import symbolic
-from memopt.inductor.planned_sizes import SizedPlan, in_order
+from memopt.inductor.planned_sizes import SizedPlan, cut_by, in_order
 from tests.inductor.test_least import needs_compiler
 from tests.inductor.test_symbolic import Layers, agrees, graphs_of, tokens
 from tests.training.steps import peak_of
@@ -71,6 +73,30 @@ def test_where_no_plan_is_to_be_had_there_is_no_storm_of_plans(monkeypatch):
     monkeypatch.setattr(symbolic.SymbolicTraining, "_planned_for", lambda *_: None)
     run, lowered = _loop(budget)
     assert lowered.count(True) == 1 and any("planned each by itself" in note for note in run.report.notes)
+
+
+def test_a_size_that_an_operator_of_forward_returns_is_there_in_backward():
+    with torch.library._scoped_library("memopt_test_sizes", "DEF") as library:
+        library.define("doubled(Tensor x) -> (Tensor, SymInt)")
+        library.impl("doubled", lambda x: (2 * x, x.shape[0]), "CompositeExplicitAutograd")
+
+        def joint(primals, tangents):
+            (x,), (tangent,) = primals, tangents
+            y, rows = torch.ops.memopt_test_sizes.doubled(x)
+            twice = 2 * rows
+            return [y.sin(), (tangent * y.cos()).reshape(twice, -1).view_as(x)]
+
+        given = ([torch.randn(4, 6)], [torch.randn(4, 6)])
+        traced = make_fx(joint, tracing_mode="symbolic")(*given)
+        for node in traced.graph.find_nodes(op="placeholder"):
+            node.target = node.target.replace("primals", "primals_").replace("tangents", "tangents_")
+        (y,) = (n for n in traced.graph.nodes if n.target is operator.getitem and n.args[1] == 0)
+        forward, backward = cut_by(SizedPlan(frozenset({y.name}), (), frozenset(), 0), traced, num_fwd_outputs=1)
+        out, *saved = forward(*given[0])
+        numbers, tensors = ([each for each in saved if isinstance(each, kind)] for kind in (int, torch.Tensor))
+        (gradient,) = backward(*numbers, *tensors, *given[1])
+    assert torch.equal(out, (2 * given[0][0]).sin()) and 4 in numbers
+    assert torch.equal(gradient, given[1][0] * (2 * given[0][0]).cos())
 
 
 def test_a_half_is_in_the_order_of_names_with_what_each_reads_before_it():
