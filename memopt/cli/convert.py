@@ -192,6 +192,14 @@ def _onnx_passes() -> list[str]:
     return [item.name for item in (*STANDARD, *ONNXRUNTIME)]
 
 
+def _extra(spec: str) -> str:
+    """The extras that make an ONNX file of a source, all at once: what they bring would be missed one after another."""
+    path = Path(spec)
+    if is_keras(spec) or is_saved_model(path):
+        return "tensorflow"
+    return "onnx,hf" if path.is_dir() or path.suffix.lower() == ".safetensors" else "onnx"
+
+
 def _rendered(record: Conversion, suffix: str) -> str:
     from memopt.convert.page import to_html
 
@@ -213,7 +221,8 @@ def _converted(
         from memopt.convert.options import make_options
         from memopt.convert.pipeline import convert_captured, convert_module
     except ImportError as error:
-        raise CommandError(f"converting needs {error.name or error}: pip install memopt[onnx]") from error
+        extra = f"pip install memopt[{_extra(request.spec)}]"
+        raise CommandError(f"converting needs {error.name or error}: {extra}") from error
     try:
         specs = parse_inputs(inputs)
         axes = None if dynamic is None else parse_dynamic(dynamic)

@@ -4,7 +4,7 @@ import importlib.util
 
 for _name in ("onnx", "onnx_ir", "onnxruntime"):
     if importlib.util.find_spec(_name) is None:
-        raise ImportError(f"memopt.onnx needs {_name}: pip install memopt[onnx]")
+        raise ImportError(f"memopt.onnx needs {_name}: pip install memopt[onnx]", name=_name)
 
 from memopt.onnx.evidence import OnnxEvidence, OnnxEvidenceError  # noqa: E402
 from memopt.onnx.graph_pass import OnnxPass, OnnxPassResult  # noqa: E402

@@ -2,6 +2,8 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import onnx
@@ -288,3 +290,31 @@ def test_an_interrupt_leaves_nothing(run, folder, monkeypatch):
     result = run("convert", "resnet18:tiny", "-o", "m.onnx", "--no-measure")
     assert result.exit_code == 1 and "Aborted" in result.stderr
     assert os.listdir(folder) == ["factories.py"]
+
+
+def test_without_onnx_all_extras_that_the_source_needs_are_named_at_once(folder):
+    """In a process of its own, as a module that is imported cannot be missing."""
+    (folder / "saved").mkdir()
+    (folder / "saved" / "saved_model.pb").touch()
+    (folder / "checkpoint").mkdir()
+    sources = {
+        "model.keras": "tensorflow",
+        "MODEL.H5": "tensorflow",
+        "saved": "tensorflow",
+        "checkpoint": "onnx,hf",
+        "weights.safetensors": "onnx,hf",
+        "model.onnx": "onnx",
+        "gpt2:tiny": "onnx",
+    }
+    code = (
+        "import sys\n"
+        "sys.modules['onnx'] = None\n"
+        "from click.testing import CliRunner\n"
+        "from memopt.cli import main\n"
+        "for source in sys.argv[1:]:\n"
+        "    found = CliRunner().invoke(main, ['convert', source, '-o', 'm.onnx'])\n"
+        "    print(found.exit_code, found.stderr, end='')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, *sources], capture_output=True, text=True, check=True)
+    expected = [f"1 error: converting needs onnx: pip install memopt[{extra}]" for extra in sources.values()]
+    assert ended.stdout.splitlines() == expected
