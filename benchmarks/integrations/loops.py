@@ -82,8 +82,8 @@ def _trained(asked: Asked, found: Found, make: Callable[..., Any]) -> None:
 
         callback = None if asked.budget is None else MemoptCallback(asked.budget, backend=asked.engine)
         trainer = make(epochs, [*([] if callback is None else [callback]), Look()])
-        trainer.train(resume_from_checkpoint=resumed)
-        watch.end()
+        with watch:
+            trainer.train(resume_from_checkpoint=resumed)
         found.losses += [
             entry[key] for entry in trainer.state.log_history for key in ("loss", "eval_loss") if key in entry
         ]
@@ -218,8 +218,10 @@ def lightning(asked: Asked, found: Found) -> None:
             enable_model_summary=False, callbacks=[*([] if callback is None else [callback]), saved, Look()],
         )  # fmt: skip
         torch.manual_seed(1)
-        run.fit(Module(), DataLoader(Rows(ROWS, 0), BATCH), DataLoader(Rows(BATCH + 3, 1), BATCH), ckpt_path=resumed)
-        watch.end()
+        with watch:
+            run.fit(
+                Module(), DataLoader(Rows(ROWS, 0), BATCH), DataLoader(Rows(BATCH + 3, 1), BATCH), ckpt_path=resumed
+            )
         found.peaks += watch.peaks
         if callback is not None:
             found.notes += callback.report.notes
@@ -254,28 +256,30 @@ def _accelerated(asked: Asked, found: Found, before: bool) -> None:
         if resumed:
             library.load_state(str(asked.folder / "epoch-0"))
         torch.manual_seed(1)
-        for epoch in epochs:
-            model.train()
-            for place, batch in enumerate(train):
-                if place % ACCUMULATED == 0:
-                    watch.step(number)
-                with library.accumulate(model):
-                    loss = model(**batch).loss
-                    library.backward(loss)
+        with watch:
+            for epoch in epochs:
+                model.train()
+                for place, batch in enumerate(train):
+                    if place % ACCUMULATED == 0:
+                        watch.step(number)
+                    with library.accumulate(model):
+                        loss = model(**batch).loss
+                        library.backward(loss)
+                        if library.sync_gradients:
+                            library.clip_grad_norm_(model.parameters(), 1.0)
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    found.losses.append(loss.item())
                     if library.sync_gradients:
-                        library.clip_grad_norm_(model.parameters(), 1.0)
-                    optimizer.step()
-                    optimizer.zero_grad()
-                found.losses.append(loss.item())
-                if library.sync_gradients:
-                    watch.step_done(number)
-                    number += 1
-            model.eval()
-            with torch.no_grad():
-                found.losses += [library.gather_for_metrics(model(**batch).loss).mean().item() for batch in held_out]
-            if not resumed:
-                library.save_state(str(asked.folder / f"epoch-{epoch}"))
-        watch.end()
+                        watch.step_done(number)
+                        number += 1
+                model.eval()
+                with torch.no_grad():
+                    found.losses += [
+                        library.gather_for_metrics(model(**batch).loss).mean().item() for batch in held_out
+                    ]
+                if not resumed:
+                    library.save_state(str(asked.folder / f"epoch-{epoch}"))
         found.peaks += watch.peaks
         if asked.budget is not None:
             found.notes += library.unwrap_model(model).report.notes

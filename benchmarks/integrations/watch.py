@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import TracebackType
+
 import torch
 
 from benchmarks.loop_budgets import bytes_of, storages
@@ -14,7 +16,8 @@ class Watch:
     """The allocator in single steps of the first epoch of a run, then in the second as a whole.
 
     The last step of the first epoch and its evaluation have sizes that are new: memopt looks at those itself. The
-    second epoch is looked at whole: its steps, its smaller batch, its evaluation, its checkpoint.
+    second epoch is looked at whole: its steps, its smaller batch, its evaluation, its checkpoint. The run is within
+    `with`: what is looked at ends with it, also where it raises.
     """
 
     def __init__(self, steps: int, beside: frozenset[int] = frozenset()) -> None:
@@ -47,6 +50,12 @@ class Watch:
         """The optimizer step is done, its gradients are let go of."""
         if number < self.steps:
             self.end()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.end()
 
     def end(self) -> None:
         """The run, or what is looked at of it, is at its end."""

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.integrations.__main__ import ITS_OWN, SHARE
 from benchmarks.integrations.run import row_of
 from benchmarks.integrations.watch import Watch
+from memopt.memory.measure import is_profiled
 
 NEEDS = {"peft": "peft", "trl": "trl", "lightning": "lightning"}
 
@@ -40,3 +41,11 @@ def test_single_steps_of_the_first_epoch_are_looked_at_and_the_second_as_a_whole
     watch.end()
     assert looked == [False] * 3 + [True] * 2 + [False] + [True] * 8
     assert len(watch.peaks) == 3
+
+
+def test_a_run_that_raises_is_looked_at_no_more():
+    with pytest.raises(ZeroDivisionError), Watch(6) as watch:
+        watch.step(3)
+        assert is_profiled()
+        raise ZeroDivisionError
+    assert not is_profiled() and len(watch.peaks) == 1
