@@ -142,11 +142,6 @@ class Sessions(Mapping[Plan, Session]):
         report = session.report
         return dataclasses.replace(report, notes=(*report.notes, *notes)) if notes else report
 
-    @property
-    def told(self) -> Report | None:
-        """What is on record of the latest call so far; unlike `report` it ends nothing that is being looked at."""
-        return None if self.last is None else self.last.report
-
     def of(self, kind: Kind) -> Session:
         """The session of a kind of call, made where there is none yet."""
         if kind.plan not in self._sessions:

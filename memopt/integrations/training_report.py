@@ -16,15 +16,16 @@ class TrainingReport:
         self._largest: Report | None = None
 
     def see(self, stand_in: CompiledModule) -> None:
-        """Look at what was planned for the training step that has just run."""
-        told = calls_of(stand_in).sessions.told
-        if told is None or not any(program.kind == "training" for program in told.programs):
-            return
-        known = self._largest
-        if known is None or told.peak_bytes >= known.peak_bytes:
-            known = told
-        notes = tuple(dict.fromkeys((*known.notes, *told.notes)))
-        self._largest = dataclasses.replace(known, notes=notes)
+        """Look at what was planned for the training step that has just run; its last call may be one of inference."""
+        for session in calls_of(stand_in).sessions.values():
+            told = session.report
+            if told is None or not any(program.kind == "training" for program in told.programs):
+                continue
+            known = self._largest
+            if known is None or told.peak_bytes >= known.peak_bytes:
+                known = told
+            notes = tuple(dict.fromkeys((*known.notes, *told.notes)))
+            self._largest = dataclasses.replace(known, notes=notes)
 
     def of(self, stand_in: CompiledModule) -> Report:
         """The report of the largest step; of the latest compilation where no step was planned.

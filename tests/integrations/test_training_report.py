@@ -22,12 +22,13 @@ class Report:
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Shows a report as that of the latest compilation."""
+    """Shows reports as those of a model's compilations, the last one of the latest call."""
     monkeypatch.setattr(training_report, "calls_of", lambda stand_in: stand_in)
     kept = TrainingReport()
 
-    def show(told):
-        stand_in = SimpleNamespace(sessions=SimpleNamespace(told=told), report=told)
+    def show(*told):
+        sessions = {number: SimpleNamespace(report=report) for number, report in enumerate(told)}
+        stand_in = SimpleNamespace(sessions=sessions, report=told[-1])
         kept.see(stand_in)
         return kept.of(stand_in)
 
@@ -45,3 +46,9 @@ def test_inference_is_told_of_where_there_was_no_step_alone(seen):
     assert seen(Report(7, kind="inference")).peak_bytes == 7
     assert seen(Report(5)).peak_bytes == 5
     assert seen(Report(7, kind="inference")).peak_bytes == 5
+
+
+def test_a_step_whose_last_call_is_one_of_inference_is_a_training_step(seen):
+    """As with a reference model that is the trained one without its adapters."""
+    assert seen(None, Report(5), Report(7, kind="inference")).peak_bytes == 5
+    assert seen(Report(9), Report(4), Report(7, kind="inference")).peak_bytes == 9
