@@ -1,8 +1,12 @@
 """Hugging Face's Trainer as it is, with memopt beside itself without: the same losses, checkpoints and predictions."""
 
 import functools
+import json
 import os
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +23,8 @@ import transformers
 from memopt.integrations.hf import MemoptCallback
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
+
+ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class Rows(Dataset):
@@ -59,20 +65,32 @@ def lora():
     return peft.get_peft_model(gpt2(), peft.LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM"))
 
 
+class Told(transformers.TrainerCallback):
+    """What a user's callback is told of logs and evaluations, and at which step."""
+
+    def __init__(self):
+        self.entries = []
+
+    def on_log(self, args, state, control, logs=None, **rest):
+        self.entries.append((state.global_step, "log", sorted(logs)))
+
+    def on_evaluate(self, args, state, control, metrics=None, **rest):
+        self.entries.append((state.global_step, "evaluation", sorted(metrics)))
+
+
 def trainer(make, how, folder, rows=43, budget="40MB", **options):
     model, callbacks = make(), []
     if how == "compile":
         model = memopt.compile(model, budget, backend="aten")
     if how == "callback":
         callbacks = [MemoptCallback(budget=budget, backend="aten")]
-    options = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2} | options
+    usual = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+    options = usual | {"logging_strategy": "epoch", "eval_strategy": "epoch"} | options
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
-        logging_strategy="epoch",
-        eval_strategy="epoch",
         learning_rate=1e-2,
         seed=1,
         **options,
@@ -130,6 +148,46 @@ def test_training_evaluation_checkpoints_and_resuming_are_those_of_the_trainer_a
         resumed[name] = trainer(gpt2, name, tmp_path / name, num_train_epochs=3)
         resumed[name].train(resume_from_checkpoint=str(tmp_path / name / "checkpoint-6"))
     assert_alike(history(resumed[how]), history(resumed["plain"]))
+
+
+@pytest.mark.parametrize("how", ["compile", "callback"])
+def test_evaluation_within_an_epoch_and_what_callbacks_are_told(how, tmp_path):
+    often = {f"{name}_strategy": "steps" for name in ("logging", "eval", "save")}
+    often |= {"logging_steps": 1, "eval_steps": 2, "save_steps": 2, "load_best_model_at_end": True}
+    runs, told = {}, {}
+    for name in ("plain", how):
+        runs[name], told[name] = trainer(gpt2, name, tmp_path / name, **often), Told()
+        runs[name].add_callback(told[name])
+        runs[name].train()
+    run, plain = runs[how], runs["plain"]
+    assert told[how].entries == told["plain"].entries and (2, "evaluation") in [each[:2] for each in told[how].entries]
+    assert_alike(history(run), history(plain))
+    best = [os.path.basename(each.state.best_model_checkpoint) for each in (run, plain)]
+    assert best[0] == best[1]
+    for key, value in plain.model.state_dict().items():
+        torch.testing.assert_close(run.model.state_dict()[key], value, rtol=1e-4, atol=1e-6)
+
+
+RESUME = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+from tests.integrations.test_hf_trainer import gpt2, history, trainer
+run = trainer(gpt2, "callback", sys.argv[1], save_strategy="epoch")
+run.train(resume_from_checkpoint=sys.argv[1] + "/checkpoint-3")
+print(json.dumps(history(run)))
+"""
+
+
+def test_another_process_resumes_from_a_checkpoint(tmp_path):
+    runs = {}
+    for name in ("plain", "callback"):
+        runs[name] = trainer(gpt2, name, tmp_path / name, save_strategy="epoch")
+        runs[name].train()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], ROOT])}
+    command = [sys.executable, "-c", RESUME, str(tmp_path / "callback")]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert_alike(json.loads(ended.stdout.splitlines()[-1]), history(runs["plain"]))
 
 
 @pytest.mark.parametrize("how", ["compile", "callback"])

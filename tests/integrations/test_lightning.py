@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torchmetrics.classification import MulticlassAccuracy
 
 from memopt.integrations.lightning import Memopt
+from memopt.module import calls_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
 
@@ -333,6 +334,19 @@ def test_metrics_count_each_step_once(backend, tmp_path):
     (twin, expected), (module, found) = runs
     assert found["accuracy_epoch"] == expected["accuracy_epoch"] and len(found) == len(expected)
     assert_alike(module, twin, 1e-5)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_training_and_evaluation_are_planned_in_the_first_epoch_alone(precision, tmp_path):
+    counts = []
+
+    class Count(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):  # its evaluation is over
+            counts.append(calls_of(stand_in_of(pl_module)).sessions.graphs)
+
+    module = Auto()
+    fit(module, tmp_path, [Memopt(BUDGET, backend="aten"), Count()], max_epochs=4, precision=precision)
+    assert len(counts) == 4 and counts[0] > 2 and len(set(counts)) == 1
 
 
 def test_loggers_get_memory_and_plan(tmp_path):
