@@ -24,6 +24,7 @@ SNIPPETS = [
 ]
 # Loops of libraries that are not in every environment: `make test-integrations` installs them.
 NEEDS = {
+    "from accelerate": "accelerate",
     "memopt.integrations.hf": "accelerate",
     "memopt.integrations.lightning": "lightning",
     "memopt.export(": "onnxscript",
