@@ -75,6 +75,27 @@ def test_where_no_plan_is_to_be_had_there_is_no_storm_of_plans(monkeypatch):
     assert lowered.count(True) == 1 and any("planned each by itself" in note for note in run.report.notes)
 
 
+@pytest.mark.gpu
+def test_fused_attention_of_a_gpu_is_planned_for_many_sizes():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 2048, "n_positions": 512}
+    config = transformers.GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
+    model = transformers.GPT2LMHeadModel(config).cuda().train()
+    twin = copy.deepcopy(model)
+    run = memopt.compile(model, 0.6, dynamic=True)
+    for number, size in enumerate(((8, 512), (5, 300), (8, 100), (3, 511))):
+        ids = torch.randint(0, 2048, size, generator=torch.Generator().manual_seed(number)).cuda()
+        for call in (run, twin):
+            with torch.autocast("cuda", torch.bfloat16):
+                call(input_ids=ids, labels=ids).loss.backward()
+        for own, eager in zip(model.parameters(), twin.parameters(), strict=True):
+            assert (own.grad - eager.grad).norm() <= 0.05 * eager.grad.norm()
+        model.zero_grad()
+        twin.zero_grad()
+    assert graphs_of(run) <= 2 and not any("each by itself" in note for note in run.report.notes)
+
+
 def test_a_size_that_an_operator_of_forward_returns_is_there_in_backward():
     with torch.library._scoped_library("memopt_test_sizes", "DEF") as library:
         library.define("doubled(Tensor x) -> (Tensor, SymInt)")
