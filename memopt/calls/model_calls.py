@@ -88,11 +88,11 @@ class ModelCalls:
 
     def __init__(self, model: nn.Module, options: Options, group: Group | None = None) -> None:
         """Nothing is compiled yet; other models of the group share the budget."""
-        self.model, self.options = model, options
         watch = options.budget is not None and options.target is None
         self.optimizers = Optimizers(model, options.optimizer, options.place, watch=watch)
         group = Group([model]) if group is None else group
-        options = dataclasses.replace(options, optimizer=None)  # another one may be set: who holds this would keep it
+        options = dataclasses.replace(options, optimizer=None)  # who holds one would keep its state
+        self.model, self.options = model, options
         self.sessions = Sessions(model, options, self.optimizers, group)
         self.guards, self.steady, self.earlier = self.sessions.guards, self.sessions.steady, self.sessions.earlier
         self.several = SeveralCalls(model, options.budget, self.sessions)
@@ -223,6 +223,7 @@ class ModelCalls:
         mark = session.outside.mark((args, kwargs) if gradients else ())
         step, planned, began = session.step, session.report, time.perf_counter()
         failure: Failure | None = None
+        graphs = self.sessions.graphs
         if self.options.budget is not None and session.report is None and has_disabled_forward(self.model):
             # It is not run whole to find that nothing is captured: what it saves may be more than the budget.
             captured = self.planned.captures(session, args, kwargs)
@@ -239,6 +240,8 @@ class ModelCalls:
                 closed_if_it_fails(watch[0]),
             ):
                 outputs = self.planned.run(session, kind, args, kwargs)
+            if self.options.budget is not None and self.sessions.graphs != graphs:
+                collect()  # Dynamo leaves what it has traced in cycles: what a loop replaces would stay beside the next
         except torch.OutOfMemoryError as error:
             raise ShortOfMemoryError(session.short_of_memory(error)) from None
         except (BudgetError, NoRoomBesideError) as error:  # what was named was tried within limits of its own
@@ -316,7 +319,7 @@ class ModelCalls:
                 kwargs,
                 lambda: self._run(kind, None, args, kwargs),
                 lambda: self.sessions.graphs,
-                lambda: stages(self.options, functools.partial(ModelCalls, self.model)),
+                lambda: stages(self._with_optimizers(), functools.partial(ModelCalls, self.model)),
                 draws_alike=self.options.engine.exact,
                 many_sizes=lambda: self.planned.symbolic,
             )
@@ -364,15 +367,18 @@ class ModelCalls:
             TypeError: it is neither an optimizer, nor several, nor what makes one.
             ValueError: it holds none of the model's parameters that are trained.
         """
-        before = self.options.optimizer
+        before = self.optimizers.given
         self.optimizers.replace(optimizer)
         self.sessions.group.set_optimizers()
-        self.options = dataclasses.replace(self.options, optimizer=optimizer)
         try:
             self.residents.recount()
         except ValueError:
-            self.set_optimizer(before)
+            self.set_optimizer(before or None)
             raise
+
+    def _with_optimizers(self) -> Options:
+        """What was asked for, with the optimizers that the loop has by now."""
+        return dataclasses.replace(self.options, optimizer=self.optimizers.given or None)
 
     def _steady_call(self, run: Callable[..., Any], kind: Kind, args: Any, kwargs: Any) -> Any:
         """Run what was compiled for such a call; without gradients it plans anew where it folds weights anew."""

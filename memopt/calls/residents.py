@@ -159,9 +159,10 @@ class Residents:
         """Tensors that are counted otherwise."""
         parameters, buffers = list(self._model.parameters()), list(self._model.buffers())
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        steps = [tensor for item in self._optimizers.instances() for tensor in tensors_behind(item)]
+        stepping = [*self._optimizers.instances(), *self._group.optimizers()]
+        # Their state is by parameter: of those that are not the model's own, or not now, nothing else counts.
+        steps = [tensor for item in stepping for tensor in tensors_behind(item) if type(tensor) is not nn.Parameter]
         given = shown_tensors((args, kwargs))
-        steps += [tensor for item in self._group.optimizers() for tensor in tensors_behind(item)]
         own = [*parameters, *buffers, *gradients, *held_tensors(self._model)]
         return [*own, *self._group.tensors(self._model), *steps, *given]
 

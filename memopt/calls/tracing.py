@@ -192,23 +192,23 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
             session.aim_at_eager()
 
         def lower() -> tuple[Callable[..., Any], Hooks]:
-            if session.eager is None and hooks.needs_gradients and (checkpointed or session.asks_for_eager):
-                eager = eager_step(graph_module, example_inputs)
-                if eager is not None:  # operators are run alone within what the step takes at least
-                    session.alone = step_peak([eager.peaks()])
-                    session.eager = eager.peaks(session.table)
-                    session.alone = step_peak([session.eager])
-            try:
-                return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
-            except BudgetError as error:
-                allowing = error if session.allows_no_more() else None
-                if allowing is None and not session.aim_no_more():
-                    raise
-            try:
-                return lower()
-            except BudgetError:
-                if allowing is None:
-                    raise
+            allowing: BudgetError | None = None
+            while True:  # a function that called itself would be a cycle, and keep the call's inputs as garbage
+                if session.eager is None and hooks.needs_gradients and (checkpointed or session.asks_for_eager):
+                    eager = eager_step(graph_module, example_inputs)
+                    if eager is not None:  # operators are run alone within what the step takes at least
+                        session.alone = step_peak([eager.peaks()])
+                        session.eager = eager.peaks(session.table)
+                        session.alone = step_peak([session.eager])
+                try:
+                    return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
+                except BudgetError as error:
+                    if session.allows_no_more():
+                        allowing = allowing or error
+                    elif not session.aim_no_more():
+                        if allowing is None:
+                            raise
+                        break
             raise allowing  # it names what does with a loss outside of the graph
 
         def looked_after(run: Callable[..., Any]) -> Callable[..., Any]:

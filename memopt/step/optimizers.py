@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,10 +43,7 @@ class Optimizers:
             TypeError: something else is among what was given.
         """
         self._model, self._place, self._watch = model, place, watch
-        self._given = listed(given)
-        self._expected = any(
-            not is_optimizer(item) for item in self._given
-        )  # what one makes is none that was not given
+        self._set(given)
         self._calls, self._written = 0, -1  # calls that found parameters written to by nobody known; by what version
         self._learned: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._steps: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
@@ -63,17 +61,31 @@ class Optimizers:
         Raises:
             TypeError: as for the constructor.
         """
-        self._given = listed(given)
-        self._expected = any(not is_optimizer(item) for item in self._given)
+        self._set(given)
         self._learned.clear()
         self._steps.clear()
         self._alone.clear()
         self._due = True
 
+    def _set(self, given: Any) -> None:
+        items, parameters = listed(given), list(self._model.parameters())
+        # Those that have stepped are their loop's: of one that it lets go of the state is to go, too.
+        self._given: list[Callable[[], Any]] = [functools.partial(_itself, item) for item in items]
+        self._expected = any(not is_optimizer(item) for item in items)  # what one makes is none that was not given
+        self._of_model = {id(item) for item in items if is_optimizer(item) and _has_some(item, parameters)}
+
     @property
     def given(self) -> tuple[Any, ...]:
-        """What the user gave: optimizers, and what makes one."""
-        return self._given
+        """What the user gave and still has: optimizers, and what makes one."""
+        return tuple(item for find in self._given if (item := find()) is not None)
+
+    def _forget_gone(self) -> None:
+        """Count anew if the loop has let go of an optimizer that was given."""
+        if any(find() is None for find in self._given):
+            self._given = [find for find in self._given if find() is not None]
+            self._alone.clear()
+            self._steps.clear()  # what one wrapped may step on, as none that was given
+            self._due = True
 
     def footprint(self) -> OptimizerFootprint | None:
         """What the optimizers hold and take; None without any.
@@ -93,11 +105,12 @@ class Optimizers:
 
     def least(self) -> OptimizerFootprint:
         """What they hold at least, which takes no step of all parameters to know."""
-        state = least_state_bytes([*self._given, *self._learned], list(self._model.parameters()), self._place)
+        state = least_state_bytes([*self.given, *self._learned], list(self._model.parameters()), self._place)
         return OptimizerFootprint(state, 0, 0)
 
     def due(self) -> bool:
         """Whether a step before this call has shown something that may have to be counted anew."""
+        self._forget_gone()
         if self._watch and not self._steps and not self._given:
             self._look()
         return self._due
@@ -119,7 +132,7 @@ class Optimizers:
 
     def instances(self) -> list[Any]:
         """The optimizers that there are: those that were given, not what makes one, and those that were learned of."""
-        return [item for item in (*self._given, *self._learned) if is_optimizer(item)]
+        return [item for item in (*self.given, *self._learned) if is_optimizer(item)]
 
     def stepping(self, names: frozenset[str]) -> int:
         """The most bytes that the step of one takes which holds only these parameters, all of one module.
@@ -144,7 +157,7 @@ class Optimizers:
         parameters = list(self._model.parameters())
         self._due, self.notes = False, []
         found, learned = [], dict[str, int]()
-        for item in (*self._given, *self._learned):
+        for item in (*self.given, *self._learned):
             if id(item) not in self._alone:
                 self._alone[id(item)] = self._count_alone(item, parameters)
             alone = self._alone[id(item)]
@@ -164,6 +177,10 @@ class Optimizers:
     def _count_alone(self, item: Any, parameters: Sequence[torch.Tensor]) -> Counted:
         """One by itself; where it has stepped, or nothing is trained, it may have no parameter that trains any more."""
         stepped = is_optimizer(item) and any(inner in self._steps for inner in optimizers_in(item))
+        if id(item) in self._of_model and not _has_some(item, parameters):
+            own = _parameters_of(item)  # other weights stand in their place, as within `functional_call`
+            if any(p.requires_grad for p in own):
+                return count([item], own, self._place)
         if any(p.requires_grad for p in parameters) and not (stepped and not holds_some(item, parameters)):
             return count([item], parameters, self._place)
         size = state_bytes(item, parameters, parameters[0].device) if is_optimizer(item) and parameters else 0
@@ -176,13 +193,16 @@ class Optimizers:
         size = sum(len(group["params"]) for group in optimizer.param_groups)
         known = self._steps.get(optimizer)
         if known is None:
-            own = {id(parameter) for parameter in self._model.parameters()}
-            if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+            self._forget_gone()
+            if not _has_some(optimizer, list(self._model.parameters())):
                 return
-            given = {id(inner) for item in self._given for inner in optimizers_in(item)}
-            if id(optimizer) not in given and not self._covers(optimizer):
+            given = {id(inner): number for number, item in enumerate(self.given) for inner in optimizers_in(item)}
+            if id(optimizer) in given:
+                number = given[id(optimizer)]
+                self._given[number] = _weakly(self.given[number])
+            elif not self._covers(optimizer):
                 # What makes an optimizer stood for this one.
-                self._given = tuple(item for item in self._given if is_optimizer(item))
+                self._given = [find for find in self._given if is_optimizer(find())]
                 self._learned.add(optimizer)
                 self._alone.pop(id(optimizer), None)  # of one that is gone, and lay there
         steps = 1 if known is None else known[0] + 1
@@ -208,6 +228,27 @@ class Optimizers:
             if id(known) in inner:
                 self._learned.discard(known)
         return any(id(optimizer) in map(id, optimizers_in(known)) for known in self._learned)
+
+
+def _itself(item: Any) -> Any:
+    return item
+
+
+def _weakly(item: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(item) if is_optimizer(item) else functools.partial(_itself, item)
+    except TypeError:  # a wrapper of a user's, with slots
+        return functools.partial(_itself, item)
+
+
+def _parameters_of(optimizer: Any) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _has_some(optimizer: Any, parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether an optimizer was given some of these parameters, trained or not."""
+    known = set(map(id, parameters))
+    return any(id(parameter) in known for parameter in _parameters_of(optimizer))
 
 
 def _after_step(optimizer: torch.optim.Optimizer) -> None:

@@ -49,3 +49,22 @@ def test_weights_go_with_the_model(budget, error, broken):
     for _ in range(2):  # what was refused lies in cycles around what torch frees by itself
         gc.collect()
     assert all(storage() is None for storage in found)
+
+
+@pytest.mark.parametrize("budget", [None, 0.9])
+def test_what_a_step_was_planned_with_is_no_garbage(budget):
+    """It would stay until Python looks for cycles, which a loop of few objects does not make it do for many steps."""
+    model = Broken(broken=False)
+    call = memopt.compile(model, budget, optimizer=torch.optim.SGD(model.parameters(), 0.1), backend="aten")
+    call(torch.randn(ROWS, WIDTH)).sum().backward()  # what loads at the first call
+    for rows in (ROWS + 1, ROWS + 2):
+        gc.collect()
+        gc.disable()
+        try:
+            x = torch.randn(rows, WIDTH)
+            call(x).sum().backward()
+            given = weakref.ref(x.untyped_storage())
+            del x
+            assert given() is None
+        finally:
+            gc.enable()

@@ -267,3 +267,38 @@ def test_of_a_frozen_model_there_is_nothing_to_count():
     model = make().requires_grad_(False)
     stand_in = compiled(model, optimizer=torch.optim.AdamW)
     assert stand_in(X.clone().requires_grad_()) is not None and counted(stand_in) == 0
+
+
+@pytest.mark.parametrize("given", [lambda each: each, lambda each: [each]])
+def test_one_that_the_loop_lets_go_of_goes_with_its_state(given):
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters())
+    stand_in = compiled(model, optimizer=given(optimizer))
+    steps(stand_in, optimizer, times=2)
+    state, alive = real(model, optimizer), weakref.ref(optimizer)
+    assert counted(stand_in) == state
+    del optimizer
+    gc.collect()
+    assert alive() is None
+    another = torch.optim.SGD(model.parameters(), 0.1)
+    steps(stand_in, another, times=3)
+    assert counted(stand_in) == 0
+
+
+def test_one_that_has_not_stepped_yet_is_kept_whoever_lets_go_of_it():
+    model = make()
+    stand_in = compiled(model, optimizer=torch.optim.AdamW(model.parameters()))
+    gc.collect()
+    steps(stand_in)
+    assert counted(stand_in) > 0
+
+
+def test_one_that_cannot_be_set_leaves_those_before_in_force():
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters())
+    stand_in = compiled(model, optimizer=optimizer)
+    steps(stand_in, optimizer, times=2)
+    with pytest.raises(ValueError, match="holds none of the parameters"):
+        stand_in.set_optimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1))
+    steps(stand_in, optimizer)
+    assert counted(stand_in) == real(model, optimizer)
