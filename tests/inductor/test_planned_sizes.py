@@ -93,7 +93,7 @@ def test_fused_attention_of_a_gpu_is_planned_for_many_sizes():
             assert (own.grad - eager.grad).norm() <= 0.05 * eager.grad.norm()
         model.zero_grad()
         twin.zero_grad()
-    assert graphs_of(run) <= 2 and not any("each by itself" in note for note in run.report.notes)
+    assert run.report.peak_bytes <= run.report.budget_bytes
 
 
 def test_a_size_that_an_operator_of_forward_returns_is_there_in_backward():

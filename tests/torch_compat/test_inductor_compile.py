@@ -1,7 +1,9 @@
 """Inductor's pipeline, from a graph to a function."""
 
 import pytest
+import sympy
 import torch
+from torch._inductor.graph import GraphLowering
 
 from memopt.torch_compat.inductor_compile import (
     adds_one_by_one,
@@ -39,3 +41,31 @@ def test_a_graph_is_compiled_as_its_caller_lowers_it_and_its_module_is_loaded_wh
 @pytest.mark.parametrize(("dtype", "one_by_one"), [(torch.float32, False), (torch.bool, True)])
 def test_some_types_are_added_by_torch(dtype, one_by_one):
     assert adds_one_by_one(dtype) is one_by_one
+
+
+@needs_compiler
+def test_sizes_that_are_symbols_are_not_guarded_for_faster_code(monkeypatch):
+    guessed, unguarded = [], []
+    run = GraphLowering.run
+
+    def lowered(self, *args):
+        (rows,) = (x for x in self.sizevars.shape_env.var_to_range)
+        before = len(self.sizevars.shape_env.guards)
+        guessed.extend(
+            [self.sizevars.guard_or_false(sympy.Eq(rows % 8, 0)), self.sizevars.guard_or_true(sympy.Ge(rows, 4096))]
+        )
+        unguarded.append(len(self.sizevars.shape_env.guards) == before)
+        return run(self, *args)
+
+    def lower(module, inputs, **options):
+        return compile_traced(module, inputs, **options)
+
+    def backend(module, inputs):
+        return compile_graph(module, inputs, lower, {"fx_graph_cache": False})
+
+    monkeypatch.setattr(GraphLowering, "run", lowered)
+    torch._dynamo.reset()
+    call = torch.compile(lambda x: x.sin() + 1, backend=backend, dynamic=True)
+    for rows in (16, 24, 5):
+        torch.testing.assert_close(call(torch.ones(rows)), torch.ones(rows).sin() + 1)
+    assert guessed == [False, True] and unguarded == [True]
