@@ -4,7 +4,17 @@ The models return no loss: a loop computes it, clips, accumulates, averages weig
 """
 
 # Each of them enters its loops.
-from benchmarks.loops import accumulation, beside, changes, contrast, generation, losses, policies, step_ends  # noqa: F401
+from benchmarks.loops import (  # noqa: F401
+    accumulation,
+    beside,
+    changes,
+    contrast,
+    generation,
+    losses,
+    policies,
+    step_ends,
+    weights,
+)
 from benchmarks.loops.user import LOOPS, STEPS, User
 
 __all__ = ["LOOPS", "STEPS", "User"]
