@@ -39,7 +39,8 @@ def compile_traced(module: fx.GraphModule, inputs: Sequence[Any], **options: Any
     Where Inductor would look at sizes only to choose faster code, it takes what holds for all: on a GPU a GPT-2 was
     compiled anew for lengths that are no multiple of 8, for few tokens, and for both (also by torch.compile).
     """
-    with shapes_config.patch(backed_size_oblivious=True):
+    config: Any = shapes_config
+    with config.patch(backed_size_oblivious=True):
         return compile_fx.compile_fx_inner(module, inputs, **options)
 
 
