@@ -69,8 +69,13 @@ class Loop:
             repeats=given.repeats,
             path=(str(HERE), *(str(Path(entry).resolve()) for entry in sys.path)),
             program=(str(HERE / "user_loop_row.py"),),
-            more={"budget_bytes": budget, "sizes": self.sizes, "losses": given.losses, "niceness": 0}
-            | {"pairs": given.pairs},
+            more={
+                "budget_bytes": budget,
+                "sizes": self.sizes,
+                "losses": given.losses,
+                "pairs": given.pairs,
+                "niceness": 0,
+            },
         )
 
     def take(self, row: str, said: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from torch import fx
 from memopt.graph.fake_calls import apart, forget
 from memopt.graph.propagation import fake_mode
 from memopt.graph.result_memory import write_out_reductions
-from memopt.graph.rewrite import ancestors, storages
+from memopt.graph.rewrite import ancestors, descendants, storages
 from memopt.graph.weights import Value, Weights, joined
 from memopt.memory.aliasing import owner
 from memopt.program import (
@@ -68,7 +68,7 @@ def from_joint(joint: fx.GraphModule, forward_outputs: int, origins: Sequence[Or
     outputs[forward_outputs:forward_outputs] = [node.args[1] for node in updates]
     forward_outputs += len(updates)
     forward = ancestors([value for value in outputs[:forward_outputs] if isinstance(value, fx.Node)])
-    late = _descendants([node for node in joint.graph.nodes if is_tangent(node)])
+    late = descendants(node for node in joint.graph.nodes if is_tangent(node))
     early = []
     for node in joint.graph.nodes:
         if node.op == "call_function" and node not in forward and node not in late and node not in updates:
@@ -366,13 +366,3 @@ def _output_role(desc: Any, placeholders: dict[int, str]) -> Output:
 def _name_of(desc: Any, placeholders: dict[int, str]) -> str | None:
     position = roles.position_given(desc)
     return None if position is None else placeholders.get(position)
-
-
-def _descendants(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    seen, queue = set(nodes), list(nodes)
-    while queue:
-        for user in queue.pop().users:
-            if user not in seen:
-                seen.add(user)
-                queue.append(user)
-    return seen

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import fx
 
-from memopt.capture.joint import Halved, split
+from memopt.capture.joint import Halved, is_tangent, split
+from memopt.graph.rewrite import descendants
 from memopt.inductor.fusion import realize
 from memopt.program import Phase, Program, copy_node, module_of
 from memopt.torch_compat.min_cut import partition_at
@@ -87,18 +88,15 @@ def _sizes_of_operators(joint: fx.GraphModule) -> list[fx.Node]:
 
     A plan at one size has numbers in their place, and backward cannot compute them of what it says is saved.
     """
-    late, found = set[fx.Node](), list[fx.Node]()
-    for node in joint.graph.nodes:
-        reads = node.all_input_nodes
-        if (node.op == "placeholder" and "tangents" in str(node.target)) or not late.isdisjoint(reads):
-            late.add(node)
-        elif (
-            node.op == "call_function"
-            and isinstance(node.meta.get("val"), SYMBOLIC)
-            and not all(isinstance(read.meta.get("val"), SYMBOLIC) for read in reads)
-        ):
-            found.append(node)
-    return found
+    late = descendants(node for node in joint.graph.nodes if is_tangent(node))
+    return [
+        node
+        for node in joint.graph.nodes
+        if node.op == "call_function"
+        and node not in late
+        and isinstance(node.meta.get("val"), SYMBOLIC)
+        and not all(isinstance(read.meta.get("val"), SYMBOLIC) for read in node.all_input_nodes)
+    ]
 
 
 def in_order(half: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:

@@ -110,9 +110,14 @@ def is_optimizer(value: Any) -> bool:
     return hasattr(value, "param_groups")
 
 
+def parameters_of(optimizer: Any) -> list[torch.Tensor]:
+    """The parameters that an optimizer was given, in the order of its groups, trained or not."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def state_bytes(optimizer: Any, parameters: Iterable[torch.Tensor], device: torch.device) -> int:
     """Bytes of what an optimizer, and all that it wraps, holds on a device by now, without parameters and gradients."""
-    given = [p for item in optimizers_in(optimizer) for group in item.param_groups for p in group["params"]]
+    given = [p for item in optimizers_in(optimizer) for p in parameters_of(item)]
     given = [*given, *parameters]
     known = {_key(part) for p in given for t in (p, p.grad) if t is not None for part in plain_tensors(t)}
     found = {

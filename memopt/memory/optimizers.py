@@ -17,6 +17,7 @@ from memopt.memory.optimizer import (
     is_optimizer,
     name_of,
     optimizer_footprint,
+    parameters_of,
     state_bytes,
 )
 from memopt.memory.reach import optimizers_in
@@ -175,5 +176,10 @@ def _outermost(root: Any) -> list[Any]:
 
 def holds_some(optimizer: Any, parameters: Sequence[torch.Tensor]) -> bool:
     """Whether an optimizer steps some of these parameters that are trained."""
-    known = {id(p) for p in parameters if p.requires_grad}
-    return any(id(p) in known for group in optimizer.param_groups for p in group["params"])
+    return was_given_some(optimizer, [p for p in parameters if p.requires_grad])
+
+
+def was_given_some(optimizer: Any, parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether an optimizer was given some of these parameters, trained or not."""
+    known = set(map(id, parameters))
+    return any(id(p) in known for p in parameters_of(optimizer))

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from memopt.budget import format_bytes
-from memopt.memory.optimizer import OptimizerFootprint, is_optimizer, name_of, state_bytes
+from memopt.memory.optimizer import OptimizerFootprint, is_optimizer, name_of, parameters_of, state_bytes
 from memopt.memory.optimizer_least import least_state_bytes
-from memopt.memory.optimizers import Counted, count, holding, holds_some, listed, together
+from memopt.memory.optimizers import Counted, count, holding, holds_some, listed, together, was_given_some
 from memopt.memory.reach import optimizers_in
 from memopt.memory.step_watch import StepWatch
 from memopt.torch_compat.storages import version_of
@@ -72,7 +72,7 @@ class Optimizers:
         # Those that have stepped are their loop's: of one that it lets go of the state is to go, too.
         self._given: list[Callable[[], Any]] = [functools.partial(_itself, item) for item in items]
         self._expected = any(not is_optimizer(item) for item in items)  # what one makes is none that was not given
-        self._of_model = {id(item) for item in items if is_optimizer(item) and _has_some(item, parameters)}
+        self._of_model = {id(item) for item in items if is_optimizer(item) and was_given_some(item, parameters)}
 
     @property
     def given(self) -> tuple[Any, ...]:
@@ -142,7 +142,7 @@ class Optimizers:
         name_of_parameter = {id(p): name for name, p in self._model.named_parameters() if name in names}
         sizes = [0]
         for item in self.instances() if names else ():
-            held = [name_of_parameter.get(id(p)) for group in item.param_groups for p in group["params"]]
+            held = [name_of_parameter.get(id(p)) for p in parameters_of(item)]
             modules = {None if name is None else name.rpartition(".")[0] for name in held}
             if len(modules) == 1 and None not in modules and id(item) in self._alone:
                 sizes.append(self._alone[id(item)].footprint.step_peak_bytes)
@@ -177,8 +177,8 @@ class Optimizers:
     def _count_alone(self, item: Any, parameters: Sequence[torch.Tensor]) -> Counted:
         """One by itself; where it has stepped, or nothing is trained, it may have no parameter that trains any more."""
         stepped = is_optimizer(item) and any(inner in self._steps for inner in optimizers_in(item))
-        if id(item) in self._of_model and not _has_some(item, parameters):
-            own = _parameters_of(item)  # other weights stand in their place, as within `functional_call`
+        if id(item) in self._of_model and not was_given_some(item, parameters):
+            own = parameters_of(item)  # other weights stand in their place, as within `functional_call`
             if any(p.requires_grad for p in own):
                 return count([item], own, self._place)
         if any(p.requires_grad for p in parameters) and not (stepped and not holds_some(item, parameters)):
@@ -194,7 +194,7 @@ class Optimizers:
         known = self._steps.get(optimizer)
         if known is None:
             self._forget_gone()
-            if not _has_some(optimizer, list(self._model.parameters())):
+            if not was_given_some(optimizer, list(self._model.parameters())):
                 return
             given = {id(inner): number for number, item in enumerate(self.given) for inner in optimizers_in(item)}
             if id(optimizer) in given:
@@ -239,16 +239,6 @@ def _weakly(item: Any) -> Callable[[], Any]:
         return weakref.ref(item) if is_optimizer(item) else functools.partial(_itself, item)
     except TypeError:  # a wrapper of a user's, with slots
         return functools.partial(_itself, item)
-
-
-def _parameters_of(optimizer: Any) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _has_some(optimizer: Any, parameters: Sequence[torch.Tensor]) -> bool:
-    """Whether an optimizer was given some of these parameters, trained or not."""
-    known = set(map(id, parameters))
-    return any(id(parameter) in known for parameter in _parameters_of(optimizer))
 
 
 def _after_step(optimizer: torch.optim.Optimizer) -> None:
