@@ -104,7 +104,7 @@ def test_what_a_call_leaves_otherwise_is_seen(name, monkeypatch):
 
     def run(self, kind, steady, args, kwargs):
         outputs = real(self, kind, steady, args, kwargs)
-        if self._verifying:
+        if self.ends.verifying:
             act(self.model, outputs, *args)
         return outputs
 
