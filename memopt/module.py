@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import inspect
 import logging
 import types
@@ -203,11 +202,11 @@ class CompiledModule(nn.Module):
         return self._beside(copy.deepcopy(self._memopt.model, memo))
 
     def __reduce__(self) -> Any:
-        return CompiledModule, (self._memopt.model, dataclasses.replace(self._memopt.options, optimizer=None))
+        return CompiledModule, (self._memopt.model, self._memopt.options)
 
     def _beside(self, model: nn.Module) -> CompiledModule:
         """A stand-in of a copy. It is planned without the optimizer, which does not step the copy's parameters."""
-        copied = CompiledModule(model, dataclasses.replace(self._memopt.options, optimizer=None))
+        copied = CompiledModule(model, self._memopt.options)
         copied._memopt.inlined = self._memopt.inlined  # a part of a model that is compiled is one of its copy, too
         return copied
 

@@ -65,7 +65,7 @@ class ModelCalls:
 
     Attributes:
         model: as the user gave it.
-        options: what was asked for.
+        options: what was asked for, without the optimizer, which is the `optimizers`' own.
         optimizers: that step the model.
         sessions: its compilations, by what plans go by: `Kind.plan`.
         guards: of the memory of the sessions' steps.
@@ -319,7 +319,7 @@ class ModelCalls:
                 kwargs,
                 lambda: self._run(kind, None, args, kwargs),
                 lambda: self.sessions.graphs,
-                lambda: stages(self._with_optimizers(), functools.partial(ModelCalls, self.model)),
+                lambda: stages(self.with_optimizers(), functools.partial(ModelCalls, self.model)),
                 draws_alike=self.options.engine.exact,
                 many_sizes=lambda: self.planned.symbolic,
             )
@@ -376,7 +376,7 @@ class ModelCalls:
             self.set_optimizer(before or None)
             raise
 
-    def _with_optimizers(self) -> Options:
+    def with_optimizers(self) -> Options:
         """What was asked for, with the optimizers that the loop has by now."""
         return dataclasses.replace(self.options, optimizer=self.optimizers.given or None)
 

@@ -6,7 +6,7 @@ import weakref
 
 from torch import nn
 
-from memopt.torch_compat.modules import own_modules, own_parameters
+from memopt.torch_compat.modules import held_by, own_modules, own_parameters
 
 
 class Gradients:
@@ -21,7 +21,7 @@ class Gradients:
     def likely(self) -> bool:
         """A guess at `exist`, by a single parameter."""
         module = None if self._met is None else self._met[0]()
-        met = None if module is None or self._met is None else own_parameters(module).get(self._met[1])
+        met = None if module is None or self._met is None else held_by(module, self._met[1])
         return met is not None and met.grad is not None
 
     def exist(self) -> bool:

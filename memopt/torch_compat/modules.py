@@ -20,8 +20,10 @@ def own_parameters(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
 
 def held_by(module: nn.Module, name: str) -> torch.Tensor | None:
     """The parameter or buffer that a module itself has under a name now; None for none."""
-    found = module._parameters.get(name)
-    return module._buffers.get(name) if found is None else found
+    for tensors in (module._parameters, module._buffers):  # of TorchScript's modules they have no `get`
+        if name in tensors and tensors[name] is not None:
+            return tensors[name]
+    return None
 
 
 def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -75,3 +76,12 @@ def test_parameters_and_gradients_that_were_found_can_be_swapped():
     assert gradients.exist()
     torch.utils.swap_tensors(net[0].weight, nn.Parameter(torch.ones(2, 2)))
     assert not gradients.likely() and not gradients.exist()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_gradients_of_a_part_that_is_torchscripts_are_found():
+    net = nn.Sequential(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)))
+    gradients = Gradients(net)
+    assert not gradients.exist() and not gradients.likely()
+    net(torch.ones(1, 2)).sum().backward()
+    assert gradients.exist() and gradients.likely()

@@ -22,6 +22,15 @@ def straight(model: nn.Module) -> bool:
     return modules.goes_straight(model, Plain, Plain.forward)  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_what_lies_under_a_name_also_of_a_module_that_is_torchscripts() -> None:
+    layer = nn.BatchNorm1d(2, affine=False)
+    for module in (layer, torch.jit.trace(layer.eval(), torch.ones(1, 2))):
+        found = modules.held_by(module, "running_mean")
+        assert found is not None and torch.equal(found, torch.zeros(2))
+        assert modules.held_by(module, "weight") is None and modules.held_by(module, "other") is None
+
+
 def test_what_a_module_has_itself() -> None:
     model = Plain()
     assert dict(modules.own_parameters(model)) == {"scale": model.scale}
