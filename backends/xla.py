@@ -26,6 +26,7 @@ from memopt.program import InputKind, OutputKind, Program, tensors_of
 from memopt.report.record import ExecutableReport
 from memopt.step.graph_peaks import GraphPeaks, gradients_of
 from memopt.step.inference import emitted_inference
+from memopt.step.plan_request import PlanRequest
 from memopt.torch_compat.aot_autograd import aot_autograd, aot_settings
 from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.donated import nothing_donated
@@ -198,7 +199,7 @@ class _Training:
         self._graph_module, self._example_inputs, self._hooks = graph_module, example_inputs, hooks
         self._session: Any = hooks.session
         self._halves: dict[str, _Half] = {}
-        self._forward_outputs = 0
+        self._forward_outputs, self._request = 0, PlanRequest()
 
     def compile(self) -> Callable[..., Any]:
         """Compile plans until the executables of one keep the budget.
@@ -207,7 +208,7 @@ class _Training:
             BudgetError: those of none do.
         """
         session = self._session
-        session.search = session.budget is not None  # without one, nothing is computed again
+        self._request = PlanRequest(search=session.budget is not None)  # without one, nothing is computed again
         try:
             for cut in PIECES if session.budget is not None else (WHOLE,):
                 run = self._attempt(cut)
@@ -216,12 +217,11 @@ class _Training:
                     session.compiled([one for name, half in self._halves.items() for one in half.records(name)])
                     return run
                 if cut == PIECES[-2]:
-                    session.correction = -session.limit_bytes  # the last attempt is of the plan that takes least
+                    self._request.correction = -session.limit_bytes  # the last attempt is of the plan that takes least
                 elif session.one_graph and session.feasible:
-                    session.correction = saving - excess // 8
+                    self._request.correction = saving - excess // 8
             raise _over(session, excess)
         finally:
-            session.search, session.correction = True, 0
             session.forget_search()
 
     def _attempt(self, cut: tuple[int, int]) -> Callable[..., Any]:
@@ -243,7 +243,7 @@ class _Training:
 
         def counted(joint: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **options: Any) -> Any:
             self._forward_outputs = num_fwd_outputs
-            return partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
+            return partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, request=self._request, **options)
 
         self._hooks.partition = counted  # type: ignore[method-assign]
         try:

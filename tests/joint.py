@@ -13,6 +13,7 @@ from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks
 from memopt.program import InputKind, Program
 from memopt.step.call_role import CallRole
+from memopt.step.plan_request import PlanRequest
 from tests.instructions import Recipe, execute, leaf_steps, leaves_of
 from tests.oracle import eager, in_float64, reference
 
@@ -43,7 +44,7 @@ class RewriteOnly:
     def names(self) -> dict[int, tuple[InputKind, str]]:
         return {}
 
-    def training(self, program: Program, graph_break: bool) -> Program:
+    def training(self, program: Program, graph_break: bool, request: PlanRequest | None) -> Program:
         return self.rewrite(program)
 
     def inference(self, program: Program) -> Program:

@@ -44,6 +44,7 @@ from memopt.step.call_role import CallRole
 from memopt.step.guard import said
 from memopt.step.hooked import EarlyGradients
 from memopt.step.own_copies import recomputed_from, shown_to_backward
+from memopt.step.plan_request import PlanRequest
 from memopt.step.taken import mutated
 from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.dispatch import no_autocast
@@ -74,8 +75,8 @@ class Session(Protocol):
     def inference(self, program: Program) -> Program:
         """Return the rewritten inference program."""
 
-    def training(self, program: Program, graph_break: bool) -> Program:
-        """Return the rewritten joint program, planned."""
+    def training(self, program: Program, graph_break: bool, request: PlanRequest | None) -> Program:
+        """Return the rewritten joint program, planned as an engine requests, if it does."""
 
     def short_of_memory(self, error: torch.OutOfMemoryError) -> str:
         """What the user reads when memory runs out in a step."""
@@ -145,10 +146,16 @@ class Hooks:
         self.needs_gradients = False
 
     def partition(
-        self, joint: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **options: Any
+        self,
+        joint: fx.GraphModule,
+        joint_inputs: Sequence[Any],
+        *,
+        num_fwd_outputs: int,
+        request: PlanRequest | None = None,
+        **options: Any,
     ) -> Halved:
-        """AOTAutograd's partition function: plan the joint graph and cut it where the plan says."""
-        return self.cut(self.rewrite(joint, num_fwd_outputs), num_fwd_outputs, **options)
+        """AOTAutograd's partition function: plan the joint graph, as an engine requests, and cut it accordingly."""
+        return self.cut(self.rewrite(joint, num_fwd_outputs, request), num_fwd_outputs, **options)
 
     def cut(self, program: Program, num_fwd_outputs: int, **options: Any) -> Halved:
         """Both halves of a program that `rewrite` returned; the options are those of `partition`."""
@@ -173,11 +180,11 @@ class Hooks:
         """The caller's tensors that the graph was captured with, where they are still there; None for all else."""
         return [None if given is None else given() for given in self._given]
 
-    def rewrite(self, joint: fx.GraphModule, forward_outputs: int) -> Program:
-        """The session's program for a joint graph."""
+    def rewrite(self, joint: fx.GraphModule, forward_outputs: int, request: PlanRequest | None = None) -> Program:
+        """The session's program for a joint graph, planned as the engine requests, if it does."""
         captured = self.capture(joint, forward_outputs)
         with outside_tracing():
-            return self.session.training(captured, self.graph_break)
+            return self.session.training(captured, self.graph_break, request)
 
     def capture(self, joint: fx.GraphModule, forward_outputs: int) -> Program:
         """The program of a joint graph; the same one as long as it is asked for the same graph.

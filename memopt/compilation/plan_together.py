@@ -12,6 +12,7 @@ from memopt.program import Program
 from memopt.step.carry import SEARCHES, carried_from
 from memopt.step.exact_trial import tried_as_is
 from memopt.step.found import Found
+from memopt.step.plan_request import PlanRequest
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
 from memopt.step.planner import StepPlan
 from memopt.step.search import StepSearch
@@ -49,19 +50,22 @@ class Limits:
     room: int | None
 
 
-def plan_together(session: Session, programs: Sequence[Program], *, settled: bool = True) -> list[Planned]:
+def plan_together(
+    session: Session, programs: Sequence[Program], request: PlanRequest, *, settled: bool = True
+) -> list[Planned]:
     """Plan all graphs of one training step together.
 
     Args:
         session: whose step it is.
         programs: the graphs as captured.
+        request: what is asked of the plan.
         settled: whether the programs' own timelines decide; else an engine's code has the last word.
 
     Raises:
         BudgetError: no plan keeps the budget; `minimum_bytes` is the smallest feasible budget that was found.
     """
     keys = tuple(fingerprint(program) for program in programs)
-    while (attempt := _attempt(session, keys, programs)) is None:
+    while (attempt := _attempt(session, keys, programs, request)) is None:
         pass
     search, limits, found = attempt
     step = Step(
@@ -81,33 +85,33 @@ def plan_together(session: Session, programs: Sequence[Program], *, settled: boo
     if needed is not None and limits.limit is not None:
         if search.stages.fusion is not None:  # a figure of what may be fused is no promise
             with session.operator_by_operator():
-                return plan_together(session, programs)
+                return plan_together(session, programs, request)
         if session.aim_no_more():
-            return plan_together(session, programs)
+            return plan_together(session, programs, request)
         raise session.over(needed, limits.limit)
-    session.stands(step)
+    session.stands(step, searched=request.search)
     return found.planned
 
 
 def _attempt(
-    session: Session, keys: tuple[str, ...], programs: Sequence[Program]
+    session: Session, keys: tuple[str, ...], programs: Sequence[Program], request: PlanRequest
 ) -> tuple[StepSearch, Limits, Found] | None:
     """A plan, and what it was made within; None where the session has changed what is to be planned with."""
     session.prepare_allocator()
     session.count_libraries(programs)
     with phase("rewriting"):
         search = session.search_of(keys, programs)
-    limits = _limits(session, keys, search)
-    if search.stages.searched and session.search:
+    limits = _limits(session, keys, search, request.correction)
+    if search.stages.searched and request.search:
         with phase("rewriting"):
             found = _found(session, search, programs, limits)
         if not found.plan.feasible and (session.plans_anew() or session.rewriting.arranges_no_more(search.stages)):
             return None
     else:
-        unplanned = [tried_as_is(session, item) for item in search.unplanned(session.lowering)]
+        unplanned = [tried_as_is(session, item) for item in search.unplanned(request.lowering)]
         peak = predicted_peak(unplanned)
         plan = StepPlan((), peak, peak, limits.room is None or peak <= limits.room)
-        found = Found(unplanned, plan, session.lowering)
+        found = Found(unplanned, plan, request.lowering)
         if session.record.at_once:
             with phase("rewriting"):
                 found = search.prove(found)
@@ -115,14 +119,14 @@ def _attempt(
     return None if session.count_libraries(item.program for item in found.planned) else (search, limits, found)
 
 
-def _limits(session: Session, keys: tuple[str, ...], search: StepSearch) -> Limits:
+def _limits(session: Session, keys: tuple[str, ...], search: StepSearch, correction: int) -> Limits:
     captured = search.captured
     plain = predicted_peak(captured)
     base = session.resident.total + sum(constant_bytes(item.program) for item in captured)
     whole = session.sees_step(keys, captured, base, plain)
     limit = session.held_to(whole)
     session.leaves_for_recording(captured, limit)
-    room = None if limit is None else session.usable(limit) - base + session.correction
+    room = None if limit is None else session.usable(limit) - base + correction
     return Limits(plain, base, whole, limit, room)
 
 

@@ -37,6 +37,7 @@ from memopt.step.graph_peaks import GraphPeaks
 from memopt.step.graphs import StepGraphs
 from memopt.step.hooked import EarlyGradients
 from memopt.step.inference import Inferred, plan_inference
+from memopt.step.plan_request import PlanRequest
 from memopt.step.planned import Planned, fingerprint
 from memopt.step.reference import Reference
 from memopt.step.rewriting import Rewriting
@@ -83,11 +84,7 @@ class Session(SharedStep):
         self._known_plans = KnownPlans()
         self.kept_search = KeptSearch()
         self.rewriting = Rewriting(passes, backend, table)
-        # Set by an engine that runs its own code: whether to search for a plan, and bytes that its code takes less
-        # than the program's own operations would.
-        self.search, self.correction = True, 0
         self.record = PlanRecord()
-        self.lowering: tuple[Pass, ...] = ()  # without a search, the rewrites that lower the floor to use
         self.sizes = Sizes() if sizes is None else sizes
         self.reference = Reference() if reference is None else reference
         self.numbers = ChangingNumbers(model_name) if numbers is None else numbers
@@ -135,7 +132,7 @@ class Session(SharedStep):
         Raises:
             WholeStepNeeded: it is part of a step of training; nothing of that is to run before all of it is planned.
         """
-        if self.collection.may_begin and self.search and self.role.trains:
+        if self.collection.may_begin and self.role.trains:
             raise WholeStepNeeded
 
     def see_whole_step_of_training(self) -> None:
@@ -145,7 +142,7 @@ class Session(SharedStep):
             WholeStepNeeded: nothing of the step is planned yet, and it is certain that all of it will be asked for.
         """
         certain = self.budget is not None or self._engine.exact  # an engine's own partition may do without, else
-        if certain and self.collection.may_begin and self.search and not self._known_plans:
+        if certain and self.collection.may_begin and not self._known_plans:
             raise WholeStepNeeded
 
     def may_lack(self, program: Program, graph_break: bool) -> bool:
@@ -172,37 +169,37 @@ class Session(SharedStep):
         with planning(self.model_name):
             return plan_inference(self, program, settled=not self._engine.measures).program
 
-    def training(self, program: Program, graph_break: bool) -> Program:
-        """Rewrite and plan a joint program.
+    def training(self, program: Program, graph_break: bool, request: PlanRequest | None = None) -> Program:
+        """Rewrite and plan a joint program, as an engine requests, if it does.
 
         Raises:
             WholeStepNeeded: there are more graphs to come, and the caller can show all of them; or it has shown others.
             BudgetError: no plan keeps the budget.
         """
-        key = fingerprint(program)
+        key, request = fingerprint(program), request or PlanRequest()
         if self.eager is not None:
             self._eager[key] = self.eager
         known = self._known(key)
         if self.collection.graphs is not None:
             self.collection.graphs.append(program)
             return self._known_plans.replayed(known, program, self._stages()) if self.collection.rehearsing else program
-        if self.search and known in self._known_plans:
+        if request.search and known in self._known_plans:
             last = self.step.planned[0] if self.step is not None and self.one_graph else None
             if last is not None and last.source is program and last.choice is not None:
                 return last.program  # planned a moment ago, and not replaced since
             return self._known_plans.replayed(known, program, self._stages())
         another = bool(self._known_plans) and not self.one_graph  # one of several graphs, at another size
         strange = self.collection.complete and self.step is not None and key not in self.step.keys
-        if self.search and (strange or (self.collection.possible and (graph_break or another))):
+        if request.search and (strange or (self.collection.possible and (graph_break or another))):
             raise WholeStepNeeded
-        planned = self._planned_alone(program)
+        planned = self._planned_alone(program, request)
         if planned.source is program:
             return planned.program
         # Planned for an equal graph that was captured before: a graph is lowered by the capture that made it.
         schedule = planned.choice.plan.schedule if planned.choice else None
         return self._known_plans.replayed_by(known, program, self._stages(), schedule)
 
-    def _planned_alone(self, program: Program) -> Planned:
+    def _planned_alone(self, program: Program, request: PlanRequest) -> Planned:
         """The plan of a graph that is all of its step; made anew in place where less may be allowed for a loss.
 
         Raises:
@@ -211,18 +208,20 @@ class Session(SharedStep):
         refused: BudgetError | None = None
         while True:
             try:
-                return self.plan_training([program], settled=self.exact)[0]
+                return self.plan_training([program], settled=self.exact, request=request)[0]
             except BudgetError as error:
                 refused = refused or error
             if not self.allows_no_more():
                 raise refused
 
-    def plan_training(self, programs: Sequence[Program], *, settled: bool = True) -> list[Planned]:
+    def plan_training(
+        self, programs: Sequence[Program], *, settled: bool = True, request: PlanRequest | None = None
+    ) -> list[Planned]:
         """Plan all graphs of one call, together with those of the other calls of its step where there are several.
 
         Args:
             programs: the graphs as captured.
-            settled: as `plan_together`.
+            settled, request: as `plan_together`.
 
         Raises:
             BudgetError: no plan keeps the budget; `minimum_bytes` is the least that one was found for.
@@ -231,7 +230,7 @@ class Session(SharedStep):
         self.expects_loss(programs)
         every, first = self._with_other_calls(programs)
         with self.around_graphs():
-            return plan_together(self, every, settled=settled)[first : first + len(programs)]
+            return plan_together(self, every, request or PlanRequest(), settled=settled)[first : first + len(programs)]
 
     def plans(self, step: Step, stages: Stages, measured: int | None) -> None:
         """Put a plan of the step on record, whether it keeps the budget or not.
@@ -247,9 +246,9 @@ class Session(SharedStep):
         if self.record.at_once:
             self.record.of_plan(self, measured)
 
-    def stands(self, step: Step) -> None:
-        """Lower the step's graphs by this plan from now on."""
-        if self.search:
+    def stands(self, step: Step, *, searched: bool) -> None:
+        """Lower the step's graphs by this plan from now on; where it was searched for, it is kept."""
+        if searched:
             self._known_plans.keep(map(self._known, step.keys), step.planned)
         if self.exact:
             self.forget_search()

@@ -22,6 +22,7 @@ from memopt.program import InputKind, Program
 from memopt.step.call_role import CallRole
 from memopt.step.guard import short_of_memory
 from memopt.step.hooked import EarlyGradients
+from memopt.step.plan_request import PlanRequest
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 
 
@@ -75,7 +76,7 @@ class _Recorder:
     def may_lack(self, program: Program, graph_break: bool) -> bool:
         return False
 
-    def training(self, program: Program, graph_break: bool) -> Program:
+    def training(self, program: Program, graph_break: bool, request: PlanRequest | None) -> Program:
         self.found.append((program, []))
         return program
 

@@ -23,6 +23,7 @@ from memopt.memory.hand_over import mark_handed
 from memopt.pass_manager import Pass
 from memopt.step.budget_trial import step_decides
 from memopt.step.own_copies import is_copy_of_input, keep_small_inputs
+from memopt.step.plan_request import PlanRequest
 from memopt.torch_compat.aot_autograd import aot_settings, merges_equal_nodes
 from memopt.torch_compat.min_cut import min_cut
 
@@ -43,9 +44,9 @@ class OwnCut:
         short: whether code of the last cut may be over the limit.
     """
 
-    def __init__(self, hooks: Hooks) -> None:
-        """Take what rewrites the joint graph."""
-        self.hooks = hooks
+    def __init__(self, hooks: Hooks, request: PlanRequest) -> None:
+        """Take what rewrites the joint graph, and what is asked of it: which rewrites is changed here."""
+        self.hooks, self.request = hooks, request
         self.session: Any = hooks.session
         self.spared, self.short = 0, False
         # What is yet to be tried; the rewrites that lower the floor come in when they are needed.
@@ -68,7 +69,7 @@ class OwnCut:
             before: bytes that it saved less then; None: as many as now.
         """
         wanted = (self.spared if before is None else before) + excess + excess // 8
-        if self.session.lowering or self._in_vain or excess <= 0 or wanted > self.session.limit_bytes // _LITTLE:
+        if self.request.lowering or self._in_vain or excess <= 0 or wanted > self.session.limit_bytes // _LITTLE:
             return False
         self.spared = wanted
         return True
@@ -87,7 +88,7 @@ class OwnCut:
         if self._lowerings is None:
             self._lowerings = self.session.lowerings()
         if self._lowerings:
-            self.session.lowering, self.spared = self._lowerings.pop(0), 0
+            self.request.lowering, self.spared = self._lowerings.pop(0), 0
             return True
         return False
 
@@ -98,15 +99,15 @@ class OwnCut:
         """
         session = self.session
         if self._lowerings is None:
-            asked = session.lowering
-            self.hooks.rewrite(joint, options["num_fwd_outputs"])  # what there is to keep is known then
+            asked = self.request.lowering
+            self.hooks.rewrite(joint, options["num_fwd_outputs"], self.request)  # what there is to keep is known then
             if session.tight and self._computes_much_again(joint, options["num_fwd_outputs"]):
                 self._lowerings = []
                 return None
             lowering = session.kept_search.all_lowering()
             if session.tight and lowering and self._all_are_hopeless(joint, joint_inputs, **options):
                 return None
-            session.lowering = asked
+            self.request.lowering = asked
         halves = self.cut(joint, joint_inputs, **options)
         if halves is None and self._lowerings is None:
             self._all_are_hopeless(joint, joint_inputs, **options)
@@ -117,9 +118,9 @@ class OwnCut:
     def _computes_much_again(self, joint: fx.GraphModule, forward_outputs: int) -> bool:
         """Whether a plan computes so much again of what torch's own cut never does that this would be hopeless."""
         session = self.session
-        session.search = True
-        self.hooks.rewrite(joint, forward_outputs)
-        session.search = False
+        self.request.search = True
+        self.hooks.rewrite(joint, forward_outputs, self.request)
+        self.request.search = False
         if session.feasible and session.share_again(is_library_call) > _MUCH:
             return True
         session.forget_plan()
@@ -127,8 +128,8 @@ class OwnCut:
 
     def _all_are_hopeless(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> bool:
         """Whether no rewrites let torch's own cut keep the budget: none takes less than all of them."""
-        self.session.lowering = self.session.kept_search.all_lowering()
-        if self.session.lowering and self.cut(joint, joint_inputs, **options) is not None:
+        self.request.lowering = self.session.kept_search.all_lowering()
+        if self.request.lowering and self.cut(joint, joint_inputs, **options) is not None:
             return False
         self._lowerings = []
         return True
@@ -136,11 +137,11 @@ class OwnCut:
     def cut(
         self, joint: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **options: Any
     ) -> Halved | None:
-        """Both halves by the session's present rewrites; None where what cannot be fused is over the budget already."""
-        program = self.hooks.rewrite(joint, num_fwd_outputs)
+        """Both halves by the present rewrites; None where what cannot be fused is over the budget already."""
+        program = self.hooks.rewrite(joint, num_fwd_outputs, self.request)
         assert self.hooks.captured is not None
         session = self.session
-        known, spared = self._taken.get(tuple(item.key for item in session.lowering), (0, 0))
+        known, spared = self._taken.get(tuple(item.key for item in self.request.lowering), (0, 0))
         too_much = known - session.usable(session.limit_bytes) if session.limit_bytes else 0
         if too_much > 0 and self.spared <= spared and not self.spare(too_much, spared):
             return None  # as was seen under a larger limit
@@ -149,7 +150,7 @@ class OwnCut:
         kept = program.forward_outputs
         early = return_early(module, kept, save_overwritten(module, program.mutated))
         # What a rewrite computes twice on purpose is not to be merged again.
-        plain = merges_equal_nodes() and not session.lowering
+        plain = merges_equal_nodes() and not self.request.lowering
         with aot_settings(cse=plain), phase("cutting"):
             forward, backward = min_cut(module, joint_inputs, num_fwd_outputs=kept + early, **options)
         mark_let_go(forward, program)
@@ -158,7 +159,7 @@ class OwnCut:
             drop_outputs(forward, kept, kept + early)
         whole = forward, backward
         while True:
-            if self.spared and not session.lowering:
+            if self.spared and not self.request.lowering:
                 less = spare_saved(*whole, kept, self.spared, program.mutated)
                 if less is None:
                     return None

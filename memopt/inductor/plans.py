@@ -12,6 +12,7 @@ from memopt.inductor.least import least_bytes
 from memopt.inductor.partition import cut_as_planned
 from memopt.program import Program
 from memopt.step.corrections import corrected_by, leaves_much
+from memopt.step.plan_request import PlanRequest
 from memopt.step.planned import fingerprint
 
 # Code of a plan took up to 6 % more than is expected of its halves, for transformers.
@@ -36,14 +37,15 @@ class Plans(Generic[T]):
         same: whether the plan that is known is the very plan of the last cut, and not only as good.
     """
 
-    def __init__(self, hooks: Hooks, known: dict[str, T] | None = None) -> None:
+    def __init__(self, hooks: Hooks, request: PlanRequest, known: dict[str, T] | None = None) -> None:
         """Nothing is planned yet.
 
         Args:
             hooks: what rewrites the joint graph.
+            request: what is asked of the plans; its correction is changed here.
             known: code of plans of the same graph for other limits; what is made for this one is put there as well.
         """
-        self._hooks = hooks
+        self._hooks, self._request = hooks, request
         self._known: dict[str, T] = {}
         self._elsewhere = {} if known is None else known
         self._last, self.same = "", True
@@ -66,7 +68,7 @@ class Plans(Generic[T]):
             self._factor = max(self._factor or 0.0, size / self._expected)
 
     def cut(self, joint: fx.GraphModule, *, foresee: bool, num_fwd_outputs: int, **options: Any) -> Any:
-        """Both halves by the session's plan.
+        """Both halves by the plan that is requested.
 
         A plan is made for less room as long as its code is expected to take more than the budget, and the first one
         for more room as long as that leaves much of it: the code itself would tell no more, but later.
@@ -82,12 +84,12 @@ class Plans(Generic[T]):
             BudgetError: no code keeps the budget, and less may be planned for.
         """
         session: Any = self._hooks.session
-        more = not self._known and session.correction == 0
+        more = not self._known and self._request.correction == 0
         self._last, halves = "", None
         for left in reversed(range(_PLANS)):
-            program = self._hooks.rewrite(joint, num_fwd_outputs)
+            program = self._hooks.rewrite(joint, num_fwd_outputs, self._request)
             key = _key(program)
-            asked, taken = self._room[key] = session.correction, session.judged_as(0)[0]
+            asked, taken = self._room[key] = self._request.correction, session.judged_as(0)[0]
             if key in self._elsewhere:
                 self._known[key] = self._elsewhere[key]
             for known in (key, *self._known) if key in self._known else self._known:
@@ -108,14 +110,14 @@ class Plans(Generic[T]):
             saving, excess = session.judged_as(int(expected * (self._factor or 1.0)))
             if excess is not None and excess > 0 and session.feasible:
                 more, correction = False, corrected_by(saving, excess)
-                if correction >= session.correction:
+                if correction >= self._request.correction:
                     break
             else:
                 saving, excess = session.judged_as(int(expected / _EXPECTED))
-                if not more or excess is None or saving <= session.correction or not leaves_much(session, excess):
+                if not more or excess is None or saving <= self._request.correction or not leaves_much(session, excess):
                     break
                 correction = saving
-            session.correction = correction
+            self._request.correction = correction
             session.forget_plan()
         return halves
 

@@ -31,6 +31,7 @@ from memopt.memory.distributed import has_group
 from memopt.memory.resident import storage_bytes
 from memopt.passes.checkpoint import Checkpoint
 from memopt.program import InputKind, Program
+from memopt.step.plan_request import PlanRequest
 from memopt.step.rewriting import Rewriting
 from memopt.step.sizes_apart import MadeAnewError, SizesError
 from memopt.torch_compat.min_cut import min_cut
@@ -57,7 +58,7 @@ class SymbolicTraining:
         """Take a Dynamo graph whose sizes are symbols, its inputs, and what makes a program of its joint graph."""
         self.graph_module, self.example_inputs, self.hooks = graph_module, example_inputs, hooks
         self.session: Any = hooks.session
-        self._halves = Halves(hooks.backward)
+        self._halves, self._request = Halves(hooks.backward), PlanRequest()
         self._joint: tuple[fx.GraphModule, int] | None = None  # with symbols, and how many outputs forward has
         self._sizes = ServedSizes(hooks, example_inputs)
         self._grown = 0  # how often sizes came that were larger than any that are known
@@ -128,17 +129,17 @@ class SymbolicTraining:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Within, the session plans nothing, and rewrites nothing: the partition is torch's own."""
+        """Within, nothing is planned, and rewrites nothing: the partition is torch's own."""
         session = self.session
         before = session.rewriting
-        session.search, session.lowering = False, ()
+        self._request.search, self._request.lowering = False, ()
         session.rewriting = Rewriting((), session.engine(), session.table)
         try:
             with session.record.put_off():
                 yield
                 session.record.conclude(session)
         finally:
-            session.search, session.rewriting = True, before
+            self._request.search, session.rewriting = True, before
             session.forget_search()
             inputs = session.resident.inputs - self._more_inputs
             session.resident, self._more_inputs = dataclasses.replace(session.resident, inputs=inputs), 0
@@ -216,7 +217,7 @@ class SymbolicTraining:
         )
         further = [largest, larger] if largest != larger else [larger]
         session.rewriting = Rewriting((Checkpoint(),), session.engine(), session.table)
-        session.search, session.correction = True, correction
+        self._request.search, self._request.correction = True, correction
         try:
             for each in (*further, sizes) if self._sizes.grows and not correction else (sizes,):
                 with contextlib.suppress(BudgetError, RuntimeError, ValueError):  # a model may have a largest size
@@ -229,7 +230,7 @@ class SymbolicTraining:
                         return plan
             return None
         finally:
-            session.rewriting, session.search, session.correction = before, False, 0
+            session.rewriting, self._request.search, self._request.correction = before, False, 0
 
     def _load(self) -> None:
         """Compile and load the kernels, unless they are there."""
@@ -244,7 +245,7 @@ class SymbolicTraining:
         joint, outputs = self._joint
         graph = at_sizes(joint, sizes)
         self._count_inputs(self.hooks.capture(graph, outputs), sizes, own)
-        return self.hooks.rewrite(graph, outputs)
+        return self.hooks.rewrite(graph, outputs, self._request)
 
     def _plan_first(self, candidates: Sequence[Sizes]) -> Program:
         """Plan the step as it is at the first of these sizes that it can have; the last ones are the call's own."""

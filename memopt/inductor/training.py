@@ -39,6 +39,7 @@ from memopt.step.corrections import corrected
 from memopt.step.graph_peaks import GraphPeaks
 from memopt.step.hooked import HELD
 from memopt.step.named import NamedLeasts
+from memopt.step.plan_request import PlanRequest
 from memopt.torch_compat.inductor_errors import InductorError
 
 log = logging.getLogger("memopt")
@@ -69,7 +70,8 @@ class Training:
         """Take a Dynamo graph, its inputs, and what rewrites its joint graph."""
         self.graph_module, self.example_inputs, self.hooks = graph_module, example_inputs, hooks
         self.session: Any = hooks.session
-        self._own = OwnCut(hooks)
+        self.request = PlanRequest()  # what is asked of the next plan
+        self._own = OwnCut(hooks, self.request)
         self._key = ""  # of what settled the step, once its graph is there
         self._followed: Settled | None = None  # what settled it in another process, as long as it is followed
         self._ahead = Ahead()
@@ -87,7 +89,7 @@ class Training:
         self._trace = Trace()
         self._first_plan: _Attempt | None = None  # made where torch's own cut was seen to be hopeless
         self._codes: dict[str, _Attempt] = {}  # of plans, whatever limit they were made for
-        self._plans: Plans[_Attempt] = Plans(self.hooks, self._codes)
+        self._plans: Plans[_Attempt] = Plans(self.hooks, self.request, self._codes)
 
     def compile(self) -> Callable[..., Any]:
         """Lower the step until its code keeps the budget.
@@ -152,10 +154,13 @@ class Training:
         attempt: _Attempt | None = None
         with self._beginning_with(known):
             if not known.planned and session.may_leave(self.hooks.graph_break):
-                session.search, session.lowering = False, session.rewriting.called(known.lowering, session.exact) or ()
+                self.request.search, self.request.lowering = (
+                    False,
+                    session.rewriting.called(known.lowering, session.exact) or (),
+                )
                 attempt = self._unplanned()
             if attempt is None:
-                session.search, session.lowering = True, ()
+                self.request.search, self.request.lowering = True, ()
                 attempt = self._search()
         return attempt
 
@@ -168,8 +173,8 @@ class Training:
             with session.record.put_off():
                 yield
         finally:
-            session.search, session.correction, session.lowering = True, 0, ()
-            self._plans = Plans(self.hooks, self._codes)
+            self.request.search, self.request.correction, self.request.lowering = True, 0, ()
+            self._plans = Plans(self.hooks, self.request, self._codes)
 
     def _operator_by_operator(self, least: int | None) -> Callable[..., Any]:
         """The graph as its operators; it is refused naming no more than `least` bytes, which code does with."""
@@ -200,7 +205,7 @@ class Training:
             if self._followed is not None and (attempt is None or not attempt.fits):
                 self._followed = None  # what kept the budget then does not now
                 self._start_from(Settled(planned=False))
-                session.search, session.lowering = False, ()
+                self.request.search, self.request.lowering = False, ()
                 continue
             if self._followed is None and attempt is not None and attempt.settled.planned:
                 self._first_plan = attempt
@@ -212,7 +217,7 @@ class Training:
                 return None
 
     def _start_from(self, known: Settled) -> None:
-        self.session.correction = known.correction if known.planned else 0
+        self.request.correction = known.correction if known.planned else 0
         self._own.spared = 0 if known.planned else max(0, -known.correction)
 
     def _search(self) -> _Attempt | None:
@@ -222,7 +227,7 @@ class Training:
             found, self._first_plan = self._first_plan or self._attempt(planned=True), None
             return found
 
-        best, last = corrected(session, attempt, lambda: session.one_graph)
+        best, last = corrected(session, self.request, attempt, lambda: session.one_graph)
         if best is not None:
             session.step = best.step
         if best is not None and not last and best.peaks is not None:
@@ -240,21 +245,21 @@ class Training:
             def cut(joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
                 if not self._key and self._may_be_settled():
                     self._look_up(self.hooks.capture(joint, options["num_fwd_outputs"]))
-                if not session.search:
+                if not self.request.search:
                     found = self._own_cut(joint, joint_inputs, **options)
                     if found is not None:
-                        if session.lowering:
+                        if self.request.lowering:
                             keep_order(policy, partition, added_only=True)
                         elif self._own.short:
                             free_at_once(policy)
                         if self.hooks.handed.early:
                             gradients_early(policy)
                         return found
-                    session.search, session.lowering = True, ()
+                    self.request.search, self.request.lowering = True, ()
                 keep_order(policy, partition)
                 return self._plans.cut(joint, foresee=self._followed is None, **options)
 
-            session.search, partition = planned, Partition(cut)
+            self.request.search, partition = planned, Partition(cut)
             try:
                 with self._ahead.within():
                     run = compile_training(
@@ -274,8 +279,8 @@ class Training:
         captured = self.hooks.captured
         assert captured is not None
         run = self._handing_over(run, captured, halves)
-        correction = session.correction if session.search else -self._own.spared
-        settled = Settled(session.search, tuple(item.key for item in session.lowering), correction)
+        correction = self.request.correction if self.request.search else -self._own.spared
+        settled = Settled(self.request.search, tuple(item.key for item in self.request.lowering), correction)
         try:
             with phase("replaying code"):
                 peaks = halves.peaks(captured, MeasuredWorkspace(session.table))
@@ -287,7 +292,7 @@ class Training:
         taken = 0 if excess is None else excess + session.usable(session.limit_bytes)
         if taken and not settled.planned:
             self._own.took(settled.lowering, taken)
-        if taken and session.one_graph and not (session.search and session.feasible):
+        if taken and session.one_graph and not (self.request.search and session.feasible):
             self._least = taken if self._least is None else min(self._least, taken)
         entry = self._joint_cache.taken()
         attempt = _Attempt(run, halves, peaks, settled, saving, excess, session.step, entry)
@@ -338,7 +343,7 @@ class Training:
                 return halves
             self._followed = None
             self._start_from(Settled(planned=False))
-            self.session.lowering = ()
+            self.request.lowering = ()
         return self._own.first_cut(joint, joint_inputs, **options)
 
     def _may_be_settled(self) -> bool:
@@ -356,7 +361,7 @@ class Training:
         if known is not None and lowering is not None:
             self._followed = known
             self._start_from(known)
-            session.search, session.lowering = known.planned, lowering
+            self.request.search, self.request.lowering = known.planned, lowering
 
 
 def _deepest_within(limit: int) -> Settled:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from memopt.compilation.session import Session
+    from memopt.step.plan_request import PlanRequest
 
 # How often a plan is corrected.
 _PLANS = 4
@@ -48,12 +49,13 @@ def corrected_by(saving: int, excess: int) -> int:
 
 
 def corrected(
-    session: Session, attempt: Callable[[], T | None], may_correct: Callable[[], bool]
+    session: Session, request: PlanRequest, attempt: Callable[[], T | None], may_correct: Callable[[], bool]
 ) -> tuple[T | None, bool]:
     """Attempt plans until the code of one keeps the budget.
 
     Args:
-        session: whose `correction` each attempt is planned with.
+        session: whose step it is.
+        request: what each attempt is planned with: its `correction` is set before the next one.
         attempt: makes a plan and its code; None where no code can be had.
         may_correct: whether the step that was attempted may be planned again.
 
@@ -71,8 +73,8 @@ def corrected(
         if found.excess is None:
             return found, True
         if found.excess <= 0:
-            if best is None or session.correction > kept:
-                best, kept, worth = found, session.correction, session.gain(-found.excess // 2) >= _GAIN
+            if best is None or request.correction > kept:
+                best, kept, worth = found, request.correction, session.gain(-found.excess // 2) >= _GAIN
             more = leaves_much(session, found.excess) and session.gain(-found.excess) >= _GAIN
             if between or not more or not may_correct():
                 break
@@ -80,8 +82,8 @@ def corrected(
             break
         correction = corrected_by(found.saving, found.excess)
         if best is not None and found.excess > 0:  # all the room was too much: half of it, once
-            correction, between = (kept + session.correction) // 2, True
-        if correction == session.correction or (left == 1 and best is not None):
+            correction, between = (kept + request.correction) // 2, True
+        if correction == request.correction or (left == 1 and best is not None):
             break  # the plan would be the same, or will do
-        session.correction = correction if left > 1 else -session.limit_bytes  # the deepest plan of all
+        request.correction = correction if left > 1 else -session.limit_bytes  # the deepest plan of all
     return best, best is found

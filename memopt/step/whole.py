@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from memopt.program import Program
 from memopt.step.corrections import corrected
+from memopt.step.plan_request import PlanRequest
 from memopt.torch_compat.dispatch import no_autocast
 
 if TYPE_CHECKING:
@@ -66,9 +67,10 @@ def _by_code(
 ) -> tuple[bool, int | None]:
     """Plan the step until its code keeps the budget; return whether it does, and bytes that known code can do with."""
     least: list[int] = []
+    request = PlanRequest()
 
     def attempt() -> _Rehearsed | None:
-        _plan(session, programs, settled=False)
+        _plan(session, programs, request)
         session.forget_code()
         with session.collection.rehearsal():
             collect()
@@ -77,23 +79,20 @@ def _by_code(
         saving, excess = session.judged()
         if excess is not None and not session.feasible:  # the code of the deepest plan would be made again
             least.append(excess + session.usable(session.limit_bytes))
-        return _Rehearsed(session.correction, saving, excess)
+        return _Rehearsed(request.correction, saving, excess)
 
-    session.correction = 0
-    try:
-        best, last = corrected(session, attempt, lambda: True)
-        if best is not None and not last:
-            session.correction = best.correction
-            _plan(session, programs, settled=False)
-        return best is not None, min(least, default=None)
-    finally:
-        session.correction = 0
+    best, last = corrected(session, request, attempt, lambda: True)
+    if best is not None and not last:
+        request.correction = best.correction
+        _plan(session, programs, request)
+    return best is not None, min(least, default=None)
 
 
 def _training(collect: Callable[[], list[Program]]) -> list[Program]:
     return [program for program in collect() if program.training]
 
 
-def _plan(session: Session, programs: Sequence[Program], *, settled: bool = True) -> None:
+def _plan(session: Session, programs: Sequence[Program], request: PlanRequest | None = None) -> None:
+    """Plan the graphs; with a request, for an engine whose code has the last word."""
     with no_autocast():  # the casts are in the programs
-        session.plan_training(programs, settled=settled)
+        session.plan_training(programs, settled=request is None, request=request)

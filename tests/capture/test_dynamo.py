@@ -19,6 +19,7 @@ from memopt.capture.shadow import model_names
 from memopt.passes.fold_constants import FoldConstants
 from memopt.program import InputKind, OutputKind, Program
 from memopt.step.call_role import CallRole
+from memopt.step.plan_request import PlanRequest
 from tests.passes.build import trace
 from tests.support import assert_same
 
@@ -42,7 +43,7 @@ class Recorder:
     def names(self) -> dict:
         return self._names
 
-    def training(self, program: Program, graph_break: bool) -> Program:
+    def training(self, program: Program, graph_break: bool, request: PlanRequest | None) -> Program:
         self.breaks.append(graph_break)
         return self.inference(program)
 

@@ -9,6 +9,7 @@ import pytest
 from memopt.budget import BudgetError
 from memopt.compilation import plan_together as together
 from memopt.step.found import Found
+from memopt.step.plan_request import PlanRequest
 from memopt.step.planner import StepPlan
 
 LIMIT = 100
@@ -35,7 +36,7 @@ class Search:
 class Session:
     """What planning asks of a session, with notes of what it told it."""
 
-    search, lowering, correction, notes = True, (), 0, ()
+    notes = ()
     record = SimpleNamespace(at_once=True)
     rewriting = SimpleNamespace(arranges_no_more=lambda stages: stages.arranges)
     resident = SimpleNamespace(total=10)
@@ -73,7 +74,8 @@ class Session:
     def plans(self, step, stages, measured):
         self.told.append(("plans", step.plan.peak_bytes))
 
-    def stands(self, step):
+    def stands(self, step, *, searched):
+        assert searched
         self.told.append(("stands", step.plan.peak_bytes))
 
     def over(self, needed, limit):
@@ -104,42 +106,42 @@ def _no_graphs(monkeypatch):
 
 def test_a_plan_within_the_budget_stands():
     session = Session(90)
-    together.plan_together(session, [])
+    together.plan_together(session, [], PlanRequest())
     assert session.told == [("plans", 90), ("stands", 90)]
 
 
 def test_what_was_left_for_a_recording_is_planned_with_before_a_budget_is_refused():
     session = Session(90, 85, aside=20)
-    together.plan_together(session, [])
+    together.plan_together(session, [], PlanRequest())
     assert session.told == [("plans", 85), ("stands", 85)]
 
 
 def test_what_libraries_keep_of_a_rewritten_graph_is_planned_with():
     session = Session(90, 80, counted=[False, True])
-    together.plan_together(session, [])
+    together.plan_together(session, [], PlanRequest())
     assert session.told == [("plans", 80), ("stands", 80)]
 
 
 def test_figures_of_fused_code_refuse_nothing():
     session = Session(120, 70, fused=True)
-    together.plan_together(session, [])
+    together.plan_together(session, [], PlanRequest())
     assert session.told == [("plans", 120), "operator by operator", ("plans", 70), ("stands", 70)]
 
 
 def test_what_was_only_aimed_at_is_given_up():
     session = Session(120, 60, soft=True)
-    together.plan_together(session, [])
+    together.plan_together(session, [], PlanRequest())
     assert session.told == [("plans", 120), ("plans", 60), ("stands", 60)]
 
 
 def test_a_budget_that_no_plan_keeps_is_refused_with_what_it_needs():
     session = Session(120)
     with pytest.raises(BudgetError) as error:
-        together.plan_together(session, [])
+        together.plan_together(session, [], PlanRequest())
     assert error.value.minimum_bytes == 130 and session.told == [("plans", 120)]
 
 
 def test_an_engine_whose_code_has_the_last_word_is_not_refused():
     session = Session(120)
-    together.plan_together(session, [], settled=False)
+    together.plan_together(session, [], PlanRequest(), settled=False)
     assert session.told == [("plans", 120), ("stands", 120)]

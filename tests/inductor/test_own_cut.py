@@ -10,14 +10,15 @@ import memopt
 from memopt.inductor import own_cut
 from memopt.inductor import training as engine
 from memopt.inductor.own_cut import OwnCut
+from memopt.step.plan_request import PlanRequest
 from tests.inductor.test_least import Attention, needs_compiler
 
 
 def cut_of(limit=10_000, lowerings=()):
     """The cut of a step with a limit of so many bytes, of which nothing but the session is real."""
     step = SimpleNamespace(base=0)
-    session = SimpleNamespace(limit_bytes=limit, lowering=(), lowerings=lambda: [*lowerings], step=step)
-    return OwnCut(SimpleNamespace(session=session))
+    session = SimpleNamespace(limit_bytes=limit, lowerings=lambda: [*lowerings], step=step)
+    return OwnCut(SimpleNamespace(session=session), PlanRequest())
 
 
 def test_a_little_too_much_is_saved_less_and_more_is_not():
@@ -31,7 +32,7 @@ def test_a_little_too_much_is_saved_less_and_more_is_not():
 
 def test_with_rewrites_nothing_is_saved_less():
     cut = cut_of()
-    cut.session.lowering = ("chunk_loss",)
+    cut.request.lowering = ("chunk_loss",)
     assert not cut.spare(10)
 
 
@@ -46,11 +47,11 @@ def test_what_lowered_nothing_is_not_done_again():
 def test_rewrites_are_tried_one_set_after_the_other_and_again_for_another_limit():
     cut = cut_of(lowerings=["first", "second"])
     cut.spared = 10
-    assert cut.next_lowering() and cut.session.lowering == "first" and cut.spared == 0
-    assert cut.next_lowering() and cut.session.lowering == "second"
+    assert cut.next_lowering() and cut.request.lowering == "first" and cut.spared == 0
+    assert cut.next_lowering() and cut.request.lowering == "second"
     assert not cut.next_lowering()
     cut.begin_anew()
-    assert cut.next_lowering() and cut.session.lowering == "first"
+    assert cut.next_lowering() and cut.request.lowering == "first"
 
 
 @pytest.mark.quick("2.0")

@@ -12,6 +12,7 @@ from memopt.inductor.halves import Halves
 from memopt.inductor.plans import KnownPlan, Plans
 from memopt.inductor.training import Training
 from memopt.passes.checkpoint import Checkpoint
+from memopt.step.plan_request import PlanRequest
 
 LIMIT = 1000
 
@@ -30,15 +31,16 @@ class Hooks:
 
     def __init__(self, share, least=0, most=9000):
         self.session, self.share, self.least, self.most, self.planned = SimpleNamespace(), share, least, most, []
+        self.request = PlanRequest()
         self.hopeless_at = []  # the bytes with which it was asked whether that is hopeless
         self.session.__dict__.update(
-            correction=0, limit_bytes=LIMIT, recomputes=True, one_graph=True, feasible=True,
+            limit_bytes=LIMIT, recomputes=True, one_graph=True, feasible=True,
             judged_as=self.judged_as, forget_plan=lambda: None,
             fallbacks=SimpleNamespace(raise_if_hopeless=lambda _, least: self.hopeless_at.append(least)),
         )  # fmt: skip
 
-    def rewrite(self, joint, num_fwd_outputs):
-        self.planned.append(min(self.most, max(self.least, (LIMIT + self.session.correction) // 50 * 50)))
+    def rewrite(self, joint, num_fwd_outputs, request):
+        self.planned.append(min(self.most, max(self.least, (LIMIT + self.request.correction) // 50 * 50)))
         return Program(self.planned[-1])
 
     def judged_as(self, peak):
@@ -58,9 +60,9 @@ def _numbers(request, monkeypatch):
 
 def test_a_plan_whose_code_will_leave_much_is_made_for_more_before_there_is_any():
     hooks = Hooks(0.8)
-    forward, _ = Plans(hooks).cut("joint", foresee=True, num_fwd_outputs=1)
+    forward, _ = Plans(hooks, hooks.request).cut("joint", foresee=True, num_fwd_outputs=1)
     assert hooks.planned == [1000, 1200] and forward == 960
-    assert hooks.session.correction == 200, "what comes of the code starts from there"
+    assert hooks.request.correction == 200, "what comes of the code starts from there"
 
 
 def test_the_first_plan_stays_where_its_code_will_use_the_budget_or_nothing_else_comes_out():
@@ -86,47 +88,47 @@ def test_a_plan_whose_code_would_take_too_much_is_made_for_less_before_there_is_
 
 def test_what_code_took_more_than_was_expected_is_expected_of_the_next_plans():
     hooks = Hooks(1.0)
-    plans = Plans(hooks)
+    plans = Plans(hooks, hooks.request)
     plans.cut("joint", foresee=True, num_fwd_outputs=1)
     plans.code = "first"
     plans.took(1140)
-    hooks.session.correction = -50
+    hooks.request.correction = -50
     plans.cut("joint", foresee=True, num_fwd_outputs=1)
     assert hooks.planned == [1000, 950, 850], "950 * 1.14 are too much"
 
 
 def test_what_code_took_less_than_was_expected_is_not_held_against_the_next_plans():
     hooks = Hooks(1.2)
-    plans = Plans(hooks)
+    plans = Plans(hooks, hooks.request)
     plans.cut("joint", foresee=True, num_fwd_outputs=1)
     assert hooks.planned == [1000, 800]
     plans.code = "first"
     plans.took(700)  # of 912 that were expected
-    hooks.session.correction = 50
+    hooks.request.correction = 50
     plans.cut("joint", foresee=True, num_fwd_outputs=1)
     assert hooks.planned[2:] == [1050], "1197 are expected, which will be 919"
 
 
 def test_it_is_foreseen_before_the_first_code_only():
     hooks = Hooks(0.8)
-    plans = Plans(hooks)
+    plans = Plans(hooks, hooks.request)
     plans.cut("joint", foresee=True, num_fwd_outputs=1)
-    plans.code, hooks.session.correction = "code", 0
+    plans.code, hooks.request.correction = "code", 0
     plans.cut("joint", foresee=True, num_fwd_outputs=1)
     assert hooks.planned == [1000, 1200, 1000], "what the code says is true"
 
 
 def test_a_plan_that_became_code_does_not_become_it_again():
     hooks = Hooks(0.99)
-    plans = Plans(hooks)
+    plans = Plans(hooks, hooks.request)
     plans.cut("joint", foresee=True, num_fwd_outputs=1)
     assert plans.code is None
     plans.code = "first"
-    hooks.session.correction = 100
+    hooks.request.correction = 100
     plans.cut("joint", foresee=True, num_fwd_outputs=1)
     plans.code = "second"
     for correction, made in ((0, "first"), (120, "second")):
-        hooks.session.correction = correction
+        hooks.request.correction = correction
         with pytest.raises(KnownPlan):
             plans.cut("joint", foresee=True, num_fwd_outputs=1)
         assert plans.code == made
@@ -134,14 +136,14 @@ def test_a_plan_that_became_code_does_not_become_it_again():
 
 def test_what_hardly_uses_more_room_is_not_worth_code():
     hooks = Hooks(0.9, most=1000)
-    plans = Plans(hooks)
+    plans = Plans(hooks, hooks.request)
     plans.cut("joint", foresee=False, num_fwd_outputs=1)
     plans.code = "first"
     hooks.most = 1005
-    hooks.session.correction = -300
+    hooks.request.correction = -300
     plans.cut("joint", foresee=True, num_fwd_outputs=1)
     assert plans.code is None and hooks.planned == [1000, 700], "less was asked for: that is another plan"
-    hooks.session.correction = 300
+    hooks.request.correction = 300
     with pytest.raises(KnownPlan):
         plans.cut("joint", foresee=True, num_fwd_outputs=1)
     assert plans.code == "first"
@@ -151,7 +153,7 @@ def test_what_hardly_uses_more_room_is_not_worth_code():
 
 
 def _planned(hooks, *, foresee=True):
-    Plans(hooks).cut("joint", foresee=foresee, num_fwd_outputs=1)
+    Plans(hooks, hooks.request).cut("joint", foresee=foresee, num_fwd_outputs=1)
     return hooks.planned
 
 

@@ -326,7 +326,7 @@ def test_a_plan_is_made_for_the_largest_sizes_so_far(model, monkeypatch):
     tried, plain = [], symbolic.SymbolicTraining._planned
 
     def planned(self, sizes, own):
-        if self.session.search:
+        if self._request.search:
             tried.append(sorted(sizes.values()))
         return plain(self, sizes, own)
 

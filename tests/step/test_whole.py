@@ -1,6 +1,8 @@
 """A step of several graphs under one budget: judged by the code of all of them, before the first one runs."""
 
+import contextlib
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 import memopt
 from memopt.inductor.halves import Halves
 from memopt.inductor.replay import ReplayError
+from memopt.step.whole import settled
 from tests.backends.conftest import _compiler
 from tests.end_to_end import gradients, resident_bytes, restorer, step
 
@@ -103,3 +106,20 @@ def test_autocast_s_casts_are_planned_once(made):
         loss = compiled(**inputs)
     loss.backward()
     assert all(p.grad is not None for p in model.parameters()) and len(compiled.report.programs) == 2
+
+
+def test_the_best_plan_of_all_is_planned_again_with_its_own_correction():
+    """What the graphs' code corrects for itself, while it is made, is none of the step's."""
+    asked, judged = [], iter([(-80, 80), (50, -200), (0, 60), (0, 10)])
+
+    def plan_training(programs, *, settled, request):
+        assert not settled
+        asked.append(request.correction)
+
+    session = SimpleNamespace(
+        engine=lambda: SimpleNamespace(rehearses=True), budget=object(), plan_training=plan_training,
+        forget_code=lambda: None, collection=SimpleNamespace(rehearsal=contextlib.nullcontext), coded=lambda: True,
+        judged=lambda: next(judged), feasible=True, recomputes=True, gain=lambda size: 0.05, limit_bytes=1000,
+    )  # fmt: skip
+    with settled(session, lambda: [SimpleNamespace(training=True)]):
+        assert asked == [0, -90, 50, -20, -90]
