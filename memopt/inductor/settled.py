@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from memopt.memory.cost.disk import Store
 from memopt.program import Program
-from memopt.step.keys import step_facts, versions
+from memopt.step.compile_cache import CompileCache
+from memopt.step.keys import step_facts
 
 if TYPE_CHECKING:
     from memopt.compilation.session import Session
@@ -46,27 +46,30 @@ class Settled:
         return " and ".join([f"torch's own cut{less}", *([", ".join(self.lowering)] if self.lowering else [])])
 
 
-class SettledSteps:
-    """Settled steps of this version of memopt and torch, below the folder for caches."""
+class SettledSteps(CompileCache[Settled]):
+    """What settled steps."""
 
-    def __init__(self) -> None:
-        """Nothing is read or made yet."""
-        self._store, self._scope = Store("settled"), versions()
+    kind = "settled"
 
-    def get(self, key: str) -> Settled | None:
-        """Return what was put under this key; None when it is absent or damaged."""
-        record = self._store.get(self._scope, key)
-        if record is None or set(record) != {"planned", "lowering", "correction"}:
-            return None
+    @staticmethod
+    def encoded(entry: Settled) -> dict[str, Any]:
+        """What settled a step, in what JSON can hold."""
+        return {**dataclasses.asdict(entry), "lowering": list(entry.lowering)}
+
+    @staticmethod
+    def decoded(record: dict[str, Any]) -> Settled:
+        """What settled a step, of a record.
+
+        Raises:
+            ValueError: it is none.
+        """
+        if set(record) != {"planned", "lowering", "correction"}:
+            raise ValueError("other fields")
         planned, lowering, correction = record["planned"], record["lowering"], record["correction"]
         named = isinstance(lowering, list) and all(isinstance(name, str) for name in lowering)
         if type(planned) is not bool or not named or type(correction) is not int or abs(correction) > _MOST:
-            return None
+            raise ValueError("a field is of another kind")
         return Settled(planned, tuple(lowering), correction)
-
-    def put(self, key: str, settled: Settled) -> bool:
-        """Keep what settled a step; return whether it was written."""
-        return self._store.put(self._scope, key, {**dataclasses.asdict(settled), "lowering": list(settled.lowering)})
 
 
 def key_of(session: Session, program: Program) -> str:

@@ -8,7 +8,6 @@ budget here and now is planned as if nothing had been known.
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 import hashlib
 import logging
@@ -22,7 +21,6 @@ from memopt.engine import Recalled
 from memopt.graph.fake_calls import library_settings
 from memopt.memory.allocator import count_library_bytes, library_bytes
 from memopt.memory.allocator_limit import held_bytes
-from memopt.memory.cost.disk import Store
 from memopt.memory.distributed import has_group
 from memopt.program import Program
 from memopt.recording.ends import Ends
@@ -31,6 +29,7 @@ from memopt.report.packed import packed, unpacked
 from memopt.report.record import Report
 from memopt.step.backward_entry import BackwardFacts
 from memopt.step.budget_trial import keeps, measurable
+from memopt.step.compile_cache import CompileCache
 from memopt.step.graph_peaks import GraphPeaks
 from memopt.step.keys import described, place_of, versions
 from memopt.step.planned import fingerprint
@@ -176,59 +175,51 @@ def settlement_of(session: Session, hooks: Hooks, program: Program) -> Settlemen
     )
 
 
-class Settlements:
-    """Settled steps of this version of memopt and torch, below the folder for caches."""
+class Settlements(CompileCache[Settlement]):
+    """Settled steps."""
 
-    def __init__(self) -> None:
-        """Nothing is read or made yet."""
-        self._store, self._scope = Store("steps"), versions()
+    kind = "steps"
 
-    def get(self, key: str) -> Settlement | None:
-        """Return what was put under this key; None when it is absent or damaged."""
-        record = self._store.get(self._scope, key)
-        try:
-            return None if record is None else _decoded(dict(record))
-        except (KeyError, TypeError, ValueError, binascii.Error):
-            return None
+    @staticmethod
+    def encoded(entry: Settlement) -> dict[str, Any]:
+        """The settled step in what JSON can hold."""
+        fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
+        fields["report"] = base64.b85encode(packed(entry.report)).decode()
+        fields["gain"] = None if entry.gain is None else entry.gain.name
+        fields["ends"] = None if entry.ends is None else _listed(entry.ends)
+        fields["backward"] = entry.backward.listed()
+        fields["peaks"], fields["eager"] = (dataclasses.astuple(peaks) for peaks in (entry.peaks, entry.eager))
+        return fields
 
-    def put(self, key: str, kept: Settlement) -> bool:
-        """Keep a settled step; return whether it was written."""
-        fields = {field.name: getattr(kept, field.name) for field in dataclasses.fields(kept)}
-        fields["report"] = base64.b85encode(packed(kept.report)).decode()
-        fields["gain"] = None if kept.gain is None else kept.gain.name
-        fields["ends"] = None if kept.ends is None else _listed(kept.ends)
-        fields["backward"] = kept.backward.listed()
-        fields["peaks"], fields["eager"] = (dataclasses.astuple(peaks) for peaks in (kept.peaks, kept.eager))
-        return self._store.put(self._scope, key, fields)
-
-
-def _decoded(record: dict[str, Any]) -> Settlement:
-    report = unpacked(base64.b85decode(record.pop("report")))
-    written = record.pop("written")
-    if written is not None:
-        written = tuple(int(place) for place in written)
-    gain, ends, backward = record.pop("gain"), record.pop("ends"), record.pop("backward")
-    peaks, eager = (_peaks(*record.pop(name)) for name in ("peaks", "eager"))
-    if (gain is None) != (ends is None):
-        raise ValueError("what is recorded has ends, and nothing else")
-    found = Settlement(
-        report=report,
-        written=written,
-        gain=None if gain is None else Gain[gain],
-        ends=None if ends is None else _ends(*ends),
-        backward=BackwardFacts.of_list(backward),
-        peaks=peaks,
-        eager=eager,
-        **record,
-    )
-    sizes = (
-        found.plain, found.constants, found.whole, found.limit, found.margin, found.aside, found.libraries
-    )  # fmt: skip
-    if not all(type(size) is int and abs(size) <= _MOST for size in sizes):
-        raise ValueError("a size is none")
-    if type(found.graph) is not str or not all(type(flag) is bool for flag in (found.multiplies, found.full_speed)):
-        raise ValueError("a field is of another kind")
-    return found
+    @staticmethod
+    def decoded(record: dict[str, Any]) -> Settlement:
+        """The settled step of a record; errors as `CompileCache` says."""
+        report = unpacked(base64.b85decode(record.pop("report")))
+        written = record.pop("written")
+        if written is not None:
+            written = tuple(int(place) for place in written)
+        gain, ends, backward = record.pop("gain"), record.pop("ends"), record.pop("backward")
+        peaks, eager = (_peaks(*record.pop(name)) for name in ("peaks", "eager"))
+        if (gain is None) != (ends is None):
+            raise ValueError("what is recorded has ends, and nothing else")
+        found = Settlement(
+            report=report,
+            written=written,
+            gain=None if gain is None else Gain[gain],
+            ends=None if ends is None else _ends(*ends),
+            backward=BackwardFacts.of_list(backward),
+            peaks=peaks,
+            eager=eager,
+            **record,
+        )
+        sizes = (
+            found.plain, found.constants, found.whole, found.limit, found.margin, found.aside, found.libraries
+        )  # fmt: skip
+        if not all(type(size) is int and abs(size) <= _MOST for size in sizes):
+            raise ValueError("a size is none")
+        if type(found.graph) is not str or not all(type(flag) is bool for flag in (found.multiplies, found.full_speed)):
+            raise ValueError("a field is of another kind")
+        return found
 
 
 def _peaks(forward: Any, backward: Any, saved: Any, left: Any, gradients: Sequence[Any]) -> GraphPeaks:

@@ -7,7 +7,6 @@ the peak is counted anew on the finished programs. What does not pass counts as 
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 import hashlib
 import json
@@ -18,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from memopt.memory.cost.disk import Record, Store
+from memopt.memory.cost.disk import Record
 from memopt.pass_manager import Pass
 from memopt.solve.schedule import Schedule
+from memopt.step.compile_cache import CompileCache
 from memopt.step.curve import CurvePoint
-from memopt.step.keys import described, versions
+from memopt.step.keys import described
 from memopt.step.planned import Planned, fingerprint
 
 # A schedule has no more steps than this: a longer one is none of ours.
@@ -50,24 +50,35 @@ class StoredPlan:
     curve: tuple[CurvePoint, ...]
 
 
-class PlanStore:
-    """The plans of this version of memopt and torch, below the folder for caches."""
+class PlanStore(CompileCache[StoredPlan]):
+    """Plans of steps."""
 
-    def __init__(self) -> None:
-        """Nothing is read or made yet."""
-        self._store, self._scope = Store("plans"), versions()
+    kind = "plans"
 
-    def get(self, key: str) -> StoredPlan | None:
-        """Return the plan that was put under this key; None when it is absent or damaged."""
-        record = self._store.get(self._scope, key)
-        try:
-            return None if record is None else _decoded(record)
-        except (KeyError, TypeError, ValueError, binascii.Error, zlib.error):
-            return None
+    @staticmethod
+    def encoded(entry: StoredPlan) -> dict[str, Any]:
+        """The plan in what JSON can hold."""
+        return {
+            "lowering": list(entry.lowering),
+            "schedules": [_packed(schedule) for schedule in entry.schedules],
+            "peaks": list(entry.peaks),
+            "peak_bytes": entry.peak_bytes,
+            "minimum_bytes": entry.minimum_bytes,
+            "curve": [[point.bytes, point.seconds, point.extra, point.chosen] for point in entry.curve],
+        }
 
-    def put(self, key: str, plan: StoredPlan) -> bool:
-        """Keep a plan; return whether it was written."""
-        return self._store.put(self._scope, key, _encoded(plan))
+    @staticmethod
+    def decoded(record: Record) -> StoredPlan:
+        """The plan of a record; errors as `CompileCache` says."""
+        schedules = tuple(_unpacked(packed) for packed in record["schedules"])
+        curve = tuple(CurvePoint(_size(a), _time(b), _time(c), bool(d)) for a, b, c, d in record["curve"])
+        lowering = tuple(record["lowering"])
+        peaks = tuple(_size(peak) for peak in record["peaks"])
+        if not all(isinstance(name, str) for name in lowering) or len(peaks) != len(schedules):
+            raise ValueError("not a plan")
+        return StoredPlan(
+            lowering, schedules, peaks, _size(record["peak_bytes"]), _size(record["minimum_bytes"]), curve
+        )
 
 
 def key_of(graphs: Sequence[Planned], passes: Sequence[Pass], room: int | None, seconds: float) -> str:
@@ -88,32 +99,6 @@ def key_of(graphs: Sequence[Planned], passes: Sequence[Pass], room: int | None, 
             digest.update(f"{name} {cost.seconds!r} {cost.workspace_bytes}\n".encode())
     facts = {"graphs": digest.hexdigest(), "passes": described(passes), "room": room, "seconds": seconds}
     return json.dumps(facts)
-
-
-def _encoded(plan: StoredPlan) -> dict[str, Any]:
-    return {
-        "lowering": list(plan.lowering),
-        "schedules": [_packed(schedule) for schedule in plan.schedules],
-        "peaks": list(plan.peaks),
-        "peak_bytes": plan.peak_bytes,
-        "minimum_bytes": plan.minimum_bytes,
-        "curve": [[point.bytes, point.seconds, point.extra, point.chosen] for point in plan.curve],
-    }
-
-
-def _decoded(record: Record) -> StoredPlan:
-    """The record as a plan.
-
-    Raises:
-        KeyError, TypeError, ValueError, binascii.Error, zlib.error: it is none.
-    """
-    schedules = tuple(_unpacked(packed) for packed in record["schedules"])
-    curve = tuple(CurvePoint(_size(a), _time(b), _time(c), bool(d)) for a, b, c, d in record["curve"])
-    lowering = tuple(record["lowering"])
-    peaks = tuple(_size(peak) for peak in record["peaks"])
-    if not all(isinstance(name, str) for name in lowering) or len(peaks) != len(schedules):
-        raise ValueError("not a plan")
-    return StoredPlan(lowering, schedules, peaks, _size(record["peak_bytes"]), _size(record["minimum_bytes"]), curve)
 
 
 def _packed(schedule: Schedule) -> Mapping[str, Any]:
