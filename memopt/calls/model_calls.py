@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -188,7 +187,7 @@ class ModelCalls:
             self.residents.refuse_at_once(args, kwargs, kind)
         self.residents.count_optimizers()
         resident = functools.partial(self.residents.of, args, kwargs, kind)
-        beside, refused = self.several.beside(session, args, kwargs), self._expecting(session, args, kwargs)
+        beside, refused = self.several.beside(session, args, kwargs), self.several.expecting(session, args, kwargs)
         with beside, session.call(resident, role), refused:
             if self.as_it_is.admits(called, session, kind, args, kwargs):
                 return self._run_within(session, called, kind, args, kwargs)
@@ -199,16 +198,6 @@ class ModelCalls:
             collect()
             self.as_it_is.admit(called, session, kind, args, kwargs, why)
             return self._run_within(session, called, kind, args, kwargs)
-
-    @contextlib.contextmanager
-    def _expecting(self, session: Session, args: Any, kwargs: Any) -> Iterator[None]:
-        """Within: a call that is refused beside earlier ones of its step is reckoned with from the next step on."""
-        try:
-            yield
-        except BudgetError:
-            if session.earlier:
-                self.several.expect(arguments_of(args, kwargs))
-            raise
 
     def _run_planned(self, session: Session, called: Any, kind: Kind, args: Any, kwargs: Any) -> Any:
         """Run a call as it is planned.

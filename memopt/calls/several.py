@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from memopt.budget import Budget
+from memopt.budget import Budget, BudgetError
 from memopt.calls.guard_fast_path import Kind, Plan
 from memopt.calls.sessions import Sessions
 from memopt.compilation.session import Session
@@ -122,6 +122,16 @@ class SeveralCalls:
             yield
         finally:
             session.earlier, session.beside_calls, session.has_other_ways = [], [], False
+
+    @contextlib.contextmanager
+    def expecting(self, session: Session, args: Any, kwargs: Any) -> Iterator[None]:
+        """Within: a call that is refused beside earlier ones of its step is reckoned with from the next step on."""
+        try:
+            yield
+        except BudgetError:
+            if session.earlier:
+                self.expect(arguments_of(args, kwargs))
+            raise
 
     def note(self, session: Session, outputs: Any, args: Any, kwargs: Any) -> None:
         """Remember what a call holds until its backward has run.
