@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from memopt.memory.measure import Measurement, measure
     from memopt.model_files import export, export_tensorflow
     from memopt.module import CompiledModule
+    from memopt.monitoring.monitor import Monitor, monitor
     from memopt.pass_manager import Change, Pass, PassError, PassManager, PassResult, Refusal
     from memopt.passes import INFERENCE, TRAINING
     from memopt.program import Program
@@ -36,6 +37,7 @@ __all__ = [
     "CompiledModule",
     "Measurement",
     "MemoryBreakdown",
+    "Monitor",
     "Pass",
     "PassError",
     "PassManager",
@@ -50,6 +52,7 @@ __all__ = [
     "export_tensorflow",
     "measure",
     "models",
+    "monitor",
     "plan",
 ]
 
@@ -63,6 +66,7 @@ _HOMES = {
     "memopt.memory.breakdown": ("MemoryBreakdown",),
     "memopt.memory.measure": ("Measurement", "measure"),
     "memopt.module": ("CompiledModule",),
+    "memopt.monitoring.monitor": ("Monitor", "monitor"),
     "memopt.pass_manager": ("Change", "Pass", "PassError", "PassManager", "PassResult", "Refusal"),
     "memopt.passes": ("INFERENCE", "TRAINING"),
     "memopt.program": ("Program",),

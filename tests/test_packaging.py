@@ -135,6 +135,7 @@ def test_public_surface_is_frozen():
         "INFERENCE",
         "Measurement",
         "MemoryBreakdown",
+        "Monitor",
         "Pass",
         "PassError",
         "PassManager",
@@ -150,6 +151,7 @@ def test_public_surface_is_frozen():
         "export_tensorflow",
         "measure",
         "models",
+        "monitor",
         "plan",
     ]
     for name in memopt.__all__:

@@ -62,6 +62,7 @@ def test_a_room_that_stands_alone_knows_no_other(room: str, allowed: set[str]) -
         ("onnx", {"api", "compilation", "calls", "module", "backends", "passes", "convert", "cli"}),
         ("static", {"api", "compilation", "calls", "module", "backends", "report", "cli"}),
         ("onnxruntime", {"api", "compilation", "calls", "module", "backends", "report", "cli"}),
+        ("monitoring", {"calls", "compilation", "backends", "passes", "step", "cli"}),
         ("convert", {"api", "compilation", "calls", "module", "backends", "passes", "cli"}),
     ],
 )

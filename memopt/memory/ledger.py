@@ -90,13 +90,18 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         size = allocated_bytes(storage.nbytes() + more, self.device) if counted else 0
 
-        def release(_: weakref.ref[Any]) -> None:
-            self.live -= size
-            del self.references[key]
-
-        self.references[key] = weakref.ref(storage, release)
+        self.references[key] = weakref.ref(storage, lambda _: self.released(key, size))
         self.live += size
         self.peak = max(self.peak, self.live)
+        self.entered(key, size, plain)
+
+    def entered(self, key: int, size: int, plain: torch.Tensor) -> None:
+        """A storage is new: its number, the bytes that are counted of it, and the tensor that showed it."""
+
+    def released(self, key: int, size: int) -> None:
+        """A storage has gone that was entered under this number, with so many bytes."""
+        self.live -= size
+        del self.references[key]
 
 
 @contextlib.contextmanager

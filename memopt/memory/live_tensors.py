@@ -43,14 +43,23 @@ def blocks_of(tensors: Iterable[torch.Tensor], device: torch.device) -> Blocks:
 
 
 def live_blocks(device: torch.device) -> Blocks:
-    """The storages on a device that Python's tensors show, their gradients and what their graphs have saved.
+    """The storages on a device of all `live_tensors`."""
+    return blocks_of(live_tensors(), device)
+
+
+def python_tensors() -> list[torch.Tensor]:
+    """The tensors that are Python's objects, but those that the collector of garbage was told to leave aside."""
+    objects, kinds = gc.get_objects(), _Tensors()
+    # A million objects is usual: they are told apart without a line of Python for each.
+    return list(itertools.compress(objects, map(kinds.__getitem__, map(type, objects))))
+
+
+def live_tensors() -> list[torch.Tensor]:
+    """Python's tensors, their gradients and what their graphs have saved; a storage may be among them several times.
 
     Not shown is what only C++ holds, and objects that the collector of garbage was told to leave aside (`gc.freeze`).
     """
-    objects, kinds = gc.get_objects(), _Tensors()
-    # A million objects is usual: they are told apart without a line of Python for each.
-    tensors: list[torch.Tensor] = list(itertools.compress(objects, map(kinds.__getitem__, map(type, objects))))
-    del objects
+    tensors = python_tensors()
     nodes, gradients = [], []
     for item in tensors:
         try:
@@ -61,7 +70,7 @@ def live_blocks(device: torch.device) -> Blocks:
             nodes.append(node)
         elif item.requires_grad and item.grad is not None:
             gradients.append(item.grad)
-    return blocks_of([*tensors, *gradients, *saved_behind(nodes)], device)
+    return [*tensors, *gradients, *saved_behind(nodes)]
 
 
 class _Tensors(dict[type, bool]):

@@ -46,6 +46,11 @@ class StepWatch(Generic[Owner]):
         if self._handle is None:
             self._handle = register_optimizer_step_post_hook(self._hook)
 
+    def remove(self, owner: Owner) -> None:
+        """Do not call the hook for this owner any more."""
+        self._owners.discard(owner)
+        self._gone()
+
     def __iter__(self) -> Iterator[Owner]:
         """The owners that live, as they are now."""
         return iter(list(self._owners))

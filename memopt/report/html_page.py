@@ -10,7 +10,7 @@ from memopt.report.record import Report
 from memopt.report.text import to_text
 from memopt.report.view import View, report_view
 
-_SCRIPTS = ("base.js", "charts.js", "memory.js", "passes.js", "page.js")
+_SCRIPTS = ("base.js", "charts.js", "memory.js", "steps.js", "passes.js", "page.js")
 # Nothing is loaded from anywhere, whatever a name in the report may say.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 

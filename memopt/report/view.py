@@ -29,6 +29,7 @@ def report_view(report: Report) -> View:
         "notes": list(report.notes),
         "budget": report.budget_bytes,
         "breakdown": [list(row) for row in report.breakdown.headings()],
+        "breakdown_title": "Where the bytes of the predicted peak go",
         "curve": [[point.bytes, point.seconds, point.extra, point.chosen] for point in report.curve],
         "programs": [_program(program, tables) for program in report.programs],
         "tables": _tables(report),
@@ -104,13 +105,20 @@ def card(label: str, value: str, note: str = "", tone: str = "") -> View:
     return {"label": label, "value": value, "note": note, "tone": tone}
 
 
-def table(name: str, head: Sequence[str], rows: Sequence[Sequence[object]], numbers: Sequence[int] = ()) -> View:
-    """One plain table; the columns in `numbers` are aligned to the right."""
+def table(
+    name: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    numbers: Sequence[int] = (),
+    sources: Sequence[int] = (),
+) -> View:
+    """One plain table; the columns in `numbers` are aligned to the right, those in `sources` are lines of code."""
     return {
         "title": name,
         "head": list(head),
         "rows": [[str(cell) for cell in row] for row in rows],
         "numbers": list(numbers),
+        "sources": list(sources),
     }
 
 
@@ -207,7 +215,7 @@ def _tables(report: Report) -> list[View]:
     largest = [(t.name, format_bytes(t.bytes), f"{t.dtype}{list(t.shape)}", t.source) for t in report.breakdown.largest]
     # Where the graphs are recorded, the memory over time shows all of them, and opens at its peak.
     if largest and all(program.after is None for program in report.programs):
-        found.append(table("Largest tensors at the peak", ("tensor", "size", "type", "source"), largest, (1,)))
+        found.append(table("Largest tensors at the peak", ("tensor", "size", "type", "source"), largest, (1,), (3,)))
     return found
 
 

@@ -88,3 +88,30 @@ def running_replica() -> Any:
     from torch.nn.parallel import DistributedDataParallel
 
     return DistributedDataParallel._active_ddp_module
+
+
+def called_module(frame: types.FrameType) -> nn.Module | None:
+    """The module whose call a frame is, with `args` and `kwargs` in its `f_locals`; None for another one, and for
+    graphs of torch.compile's. Tried on 2.13.
+    """
+    if frame.f_code is not _CALL_IMPL.__code__:
+        return None
+    module: nn.Module = frame.f_locals["self"]
+    return None if isinstance(module, torch.fx.GraphModule) else module
+
+
+def called_in(error: BaseException) -> list[nn.Module]:
+    """The modules whose calls an error went through, innermost first."""
+    found, trace = [], error.__traceback__
+    while trace is not None:
+        found.append(called_module(trace.tb_frame))
+        trace = trace.tb_next
+    return [module for module in found[::-1] if module is not None]
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """What torch.compile has compiled, if the module is what it returned; else the module itself."""
+    if "_orig_mod" not in module._modules:
+        return module
+    inner = module._modules["_orig_mod"]
+    return module if inner is None else inner

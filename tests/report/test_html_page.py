@@ -107,5 +107,5 @@ def test_files_of_the_page_are_short_and_in_the_package():
     for entry in folder.iterdir():
         assert len(entry.read_text("utf-8").splitlines()) < 400
     assert sorted(entry.name for entry in folder.iterdir()) == sorted(
-        ["base.js", "charts.js", "memory.js", "passes.js", "page.js", "page.css"]
+        ["base.js", "charts.js", "memory.js", "passes.js", "page.js", "page.css", "steps.js"]
     )

@@ -29,18 +29,25 @@ function programSections(program, at) {
   return parts;
 }
 
+// One with lines of code is stacked where the page is narrow.
+function plainTable(item) {
+  const rows = item.rows.map((row) => row.map((cell, at) => (item.sources.includes(at) && cell ? source(cell) : cell)));
+  return table(item.head, rows, item.numbers, item.sources.length ? "stacked" : null);
+}
+
 function build() {
   const parts = [summarySection()];
-  if (data.breakdown.length) parts.push(section("breakdown", "Where the bytes of the predicted peak go", breakdownChart(data.breakdown)));
+  if (data.breakdown.length) parts.push(section("breakdown", data.breakdown_title, breakdownChart(data.breakdown)));
+  if (data.steps && data.steps.length) parts.splice(1, 0, section("steps", "Memory of each step", stepsChart(data.steps)));
   data.programs.forEach((program, at) => parts.push(...programSections(program, at)));
   if (data.curve.length > 1) parts.splice(2, 0, section("curve", "What more or less memory would cost", curveLegend(), curveChart(data.curve, data.budget)));
-  data.tables.forEach((item, at) => parts.push(section(`table-${at}`, item.title, table(item.head, item.rows, item.numbers))));
+  data.tables.forEach((item, at) => parts.push(section(`table-${at}`, item.title, plainTable(item))));
   if (data.passes.length) parts.push(passesSection(data.passes));
   const links = parts.slice(1).map((part) => make("a", { href: `#${part.id}` }, part.dataset.short));
   document.getElementById("page").append(
     make("header", {}, make("div", {}, make("h1", {}, data.title), make("p", { class: "soft" }, data.subtitle)), themeButton()),
     make("nav", { "aria-label": "sections" }, links), ...parts,
-    make("footer", { class: "soft" }, "memopt. This page is complete in itself: nothing is loaded. Press / to search."));
+    make("footer", { class: "soft" }, `memopt. This page is complete in itself: nothing is loaded.${data.passes.length ? " Press / to search." : ""}`));
   document.addEventListener("keydown", (event) => {
     const box = document.getElementById("search");
     if (event.key === "/" && box && !/^(INPUT|TEXTAREA)$/.test(document.activeElement.tagName)) {

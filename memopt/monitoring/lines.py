@@ -1,0 +1,45 @@
+"""Which line of the user's runs: the innermost that is neither torch's nor memopt's."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import types
+
+import torch
+
+_MEMOPT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OURS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _MEMOPT)
+_MODELS = _MEMOPT + "models" + os.sep  # are as a user's
+_known: dict[types.CodeType, bool] = {}  # code: whether it is the user's
+
+Place = tuple[str, int]  # file and line
+NOWHERE: Place = ("", 0)
+
+
+def place_of_error(error: BaseException) -> Place:
+    """The innermost place of the user's that an error went through."""
+    trace, found = error.__traceback__, NOWHERE
+    while trace is not None:
+        if is_users(trace.tb_frame.f_code):
+            found = trace.tb_frame.f_code.co_filename, trace.tb_lineno
+        trace = trace.tb_next
+    return found
+
+
+def said(place: Place) -> str:
+    """`file:line, code`; empty for none."""
+    file, line = place
+    if not file:
+        return ""
+    code = linecache.getline(file, line).strip()
+    return f"{file}:{line}, {code}" if code else f"{file}:{line}"
+
+
+def is_users(code: types.CodeType) -> bool:
+    """Whether code is a user's: neither torch's, nor memopt's, nor made as it runs."""
+    if code not in _known:
+        file = code.co_filename
+        ours = os.path.abspath(file).startswith(_OURS) and not file.startswith(_MODELS)
+        _known[code] = not ours and not file.startswith("<")
+    return _known[code]
