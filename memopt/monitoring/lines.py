@@ -11,7 +11,8 @@ import torch
 _MEMOPT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OURS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _MEMOPT)
 _MODELS = _MEMOPT + "models" + os.sep  # are as a user's
-_known: dict[types.CodeType, bool] = {}  # code: whether it is the user's
+# By number, as hashing code is slow: the code, which keeps its number while it is here, and whether it is a user's.
+_known: dict[int, tuple[types.CodeType, bool]] = {}
 
 Place = tuple[str, int]  # file and line
 NOWHERE: Place = ("", 0)
@@ -38,8 +39,9 @@ def said(place: Place) -> str:
 
 def is_users(code: types.CodeType) -> bool:
     """Whether code is a user's: neither torch's, nor memopt's, nor made as it runs."""
-    if code not in _known:
+    found = _known.get(id(code))
+    if found is None:
         file = code.co_filename
         ours = os.path.abspath(file).startswith(_OURS) and not file.startswith(_MODELS)
-        _known[code] = not ours and not file.startswith("<")
-    return _known[code]
+        found = _known[id(code)] = code, not ours and not file.startswith("<")
+    return found[1]

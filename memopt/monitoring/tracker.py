@@ -19,6 +19,7 @@ from memopt.torch_compat.backward import backward_task
 from memopt.torch_compat.fake_tensors import FakeTensor
 from memopt.torch_compat.storages import storage_id
 
+_MANY = 10_000
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -58,7 +59,7 @@ class Tracker(Ledger):  # type: ignore[no-untyped-call]
         step: the number of the step that runs.
         stepping: whether an optimizer steps.
         made: what is there, by storage.
-        gone: what has gone in this step.
+        gone: what was there at the step's peak and has gone, and more that has gone.
         old_gone: by origin, how many have gone that were made before the step before.
         peak_birth: how many storages had been entered when `peak` was reached.
     """
@@ -160,6 +161,8 @@ class Tracker(Ledger):  # type: ignore[no-untyped-call]
         made = self.made.pop(key)
         made.died = self.births + 1  # it is not there together with the next one
         self.gone.append(made)
+        if len(self.gone) % _MANY == 0:  # a step may be endless: what was not there at the peak is of no use
+            self.gone = [made for made in self.gone if made.born <= self.peak_birth < made.died]
         if made.step < self.step - 1:
             self.old_gone[made.origin] += 1
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules import module as rooms
 
 _CALL, _CALL_IMPL = nn.Module.__call__, nn.Module._call_impl
+_CALL_CODE = _CALL_IMPL.__code__
 
 
 def own_parameters(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
@@ -94,7 +95,7 @@ def called_module(frame: types.FrameType) -> nn.Module | None:
     """The module whose call a frame is, with `args` and `kwargs` in its `f_locals`; None for another one, and for
     graphs of torch.compile's. Tried on 2.13.
     """
-    if frame.f_code is not _CALL_IMPL.__code__:
+    if frame.f_code is not _CALL_CODE:
         return None
     module: nn.Module = frame.f_locals["self"]
     return None if isinstance(module, torch.fx.GraphModule) else module

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from memopt.monitoring import tracker as module
 from memopt.monitoring.modules import ModuleWatch
 from memopt.monitoring.tracker import Tracker
 from memopt.torch_compat.fake_tensors import FakeTensorMode
@@ -61,6 +62,16 @@ def test_what_was_there_at_the_peak():
         torch.zeros(100)
         assert sorted(m.nbytes for m in found.at_peak()) == [20, 400]
         del c
+
+
+def test_an_endless_step_is_not_remembered_whole(monkeypatch):
+    monkeypatch.setattr(module, "_MANY", 10)
+    with tracker() as found:
+        x = torch.zeros(100)
+        del x
+        for _ in range(95):
+            torch.zeros(1)
+        assert len(found.gone) < 20 and [m.nbytes for m in found.at_peak()] == [400]
 
 
 def test_fake_tensors_and_other_devices_take_nothing():
