@@ -248,7 +248,8 @@ def plan(
             raise ValueError("a plan for a device that is not here cannot be verified by running it: leave verify off")
         if backend != "aten":
             raise ValueError(f'a plan for a device that is not here is one of backend "aten", not {backend!r}')
-        compiled = CompiledModule(model, dataclasses.replace(calls_of(compiled).with_optimizers(), target=find(device)))
+        asked = calls_of(compiled).optimizers.asked_for()
+        compiled = CompiledModule(model, dataclasses.replace(asked, target=find(device)))
     with torch.set_grad_enabled(model.training):
         report = calls_of(compiled).plan(*call_arguments(inputs))
     target = calls_of(compiled).options.target

@@ -127,7 +127,7 @@ class CompiledModule(nn.Module):
             TypeError: it is neither an optimizer, nor several, nor what makes one.
             ValueError: it holds none of the model's parameters that are trained.
         """
-        self._memopt.set_optimizer(optimizer)
+        self._memopt.optimizers.replace(optimizer)
 
     # -- the model's surface -------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from memopt.calls.beside_earlier import run_beside
 from memopt.calls.call_ends import CallEnds
 from memopt.calls.failures import Failure, failure_of
 from memopt.calls.fallback import Fallback
+from memopt.calls.given_optimizers import GivenOptimizers
 from memopt.calls.group import Group
 from memopt.calls.guard_fast_path import Kind, SteadyGraph
 from memopt.calls.kinds import Kinds
@@ -65,7 +66,7 @@ class ModelCalls:
     Attributes:
         model: as the user gave it.
         options: what was asked for, without the optimizer, which is the `optimizers`' own.
-        optimizers: that step the model.
+        optimizers: those that were given for it.
         sessions: its compilations, by what plans go by: `Kind.plan`.
         guards: of the memory of the sessions' steps.
         steady: calls that go the guard fast path.
@@ -88,14 +89,15 @@ class ModelCalls:
     def __init__(self, model: nn.Module, options: Options, group: Group | None = None) -> None:
         """Nothing is compiled yet; other models of the group share the budget."""
         watch = options.budget is not None and options.target is None
-        self.optimizers = Optimizers(model, options.optimizer, options.place, watch=watch)
+        optimizers = Optimizers(model, options.optimizer, options.place, watch=watch)
         group = Group([model]) if group is None else group
         options = dataclasses.replace(options, optimizer=None)  # who holds one would keep its state
         self.model, self.options = model, options
-        self.sessions = Sessions(model, options, self.optimizers, group)
+        self.sessions = Sessions(model, options, optimizers, group)
         self.guards, self.steady, self.earlier = self.sessions.guards, self.sessions.steady, self.sessions.earlier
         self.several = SeveralCalls(model, options.budget, self.sessions)
-        self.residents = Residents(model, options, self.optimizers, self.sessions, group)
+        self.residents = Residents(model, options, optimizers, self.sessions, group)
+        self.optimizers = GivenOptimizers(options, self.sessions, self.residents)
         self.planned = PlannedCalls(model, self.sessions)
         self.gradients, budgeted = Gradients(model), options.budget is not None
         self.kinds = Kinds(self.gradients, self.several, self.steady, budgeted=budgeted)
@@ -141,8 +143,7 @@ class ModelCalls:
         new_step = self.options.budget is not None and self.sessions.begins()
         new_step = new_step and not self.sessions.group.alive(self.sessions)
         look = new_step and self.residents.others.begins()
-        if self.optimizers.due():
-            self.residents.recount()
+        self.optimizers.recount_if_due()
         if look:
             self.residents.look_around(args, kwargs)
         if new_step:
@@ -179,7 +180,7 @@ class ModelCalls:
         called = self.fallback.kind(args, kwargs, kind)
         if self.fallback.has_failed(called):
             return self.model(*args, **kwargs)
-        session, given = self.sessions.of(kind), bool(self.optimizers.given)
+        session, given = self.sessions.of(kind), bool(self.optimizers)
         self.sessions.last = session
         likely, trained = self._trained or given, given or self.sessions.group.has_trained(self.model)
         role = self._roles[kind] = role_of(self.model, gradients=kind.gradients, likely=likely, certain=trained)
@@ -308,7 +309,7 @@ class ModelCalls:
                 kwargs,
                 lambda: self._run(kind, None, args, kwargs),
                 lambda: self.sessions.graphs,
-                lambda: stages(self.with_optimizers(), functools.partial(ModelCalls, self.model)),
+                lambda: stages(self.optimizers.asked_for(), functools.partial(ModelCalls, self.model)),
                 draws_alike=self.options.engine.exact,
                 many_sizes=lambda: self.planned.symbolic,
             )
@@ -348,26 +349,6 @@ class ModelCalls:
             why = why_not(self.sessions.of(kind), error)
         session, called = self.sessions.of(kind), self.fallback.kind(args, kwargs, kind)
         self.as_it_is.admit(called, session, kind, args, kwargs, why)
-
-    def set_optimizer(self, optimizer: Any) -> None:
-        """Count this optimizer in place of what was given before; plans that do not keep the budget then are dropped.
-
-        Raises:
-            TypeError: it is neither an optimizer, nor several, nor what makes one.
-            ValueError: it holds none of the model's parameters that are trained.
-        """
-        before = self.optimizers.given
-        self.optimizers.replace(optimizer)
-        self.sessions.group.set_optimizers()
-        try:
-            self.residents.recount()
-        except ValueError:
-            self.set_optimizer(before or None)
-            raise
-
-    def with_optimizers(self) -> Options:
-        """What was asked for, with the optimizers that the loop has by now."""
-        return dataclasses.replace(self.options, optimizer=self.optimizers.given or None)
 
     def _steady_call(self, run: Callable[..., Any], kind: Kind, args: Any, kwargs: Any) -> Any:
         """Run what was compiled for such a call; without gradients it plans anew where it folds weights anew."""
