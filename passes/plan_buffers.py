@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from memopt.memory.buffers import Block, BufferPlan, Home, Placement
 from memopt.memory.timeline import lifetimes
 from memopt.passes.inplace import takes_storage
 from memopt.program import Program, is_view, tensors_of
+from memopt.solve.liveness import profile
 from memopt.solve.pack import Buffer, pack
 
 ALIGNMENT = 64
@@ -125,9 +125,9 @@ class _Planner:
 
     def join_all(self) -> None:
         """Avoid the copies of every concatenation; if that takes more memory, of those that each take no more."""
-        limit = _most_in_use(self._spans_of_roots())
+        limit = self._most_in_use()
         self._join_within(None)
-        if _most_in_use(self._spans_of_roots()) > limit:
+        if self._most_in_use() > limit:
             self.inside, self.contents, self.joins = {}, {}, {}
             self._join_within(limit)
 
@@ -174,7 +174,7 @@ class _Planner:
         self.contents.setdefault(theirs, []).append(mine)
         fits = all(self._fits(s) for s in self._group(mine))
         if fits and limit is not None:
-            fits = _most_in_use(self._spans_of_roots()) <= limit
+            fits = self._most_in_use() <= limit
         if not fits:
             del self.inside[mine]
             self.contents[theirs].remove(mine)
@@ -285,16 +285,16 @@ class _Planner:
             (self.step[node], self.step[node] + 1, _rounded(size)) for node, size in self._scratch().items()
         ]
 
+    def _most_in_use(self) -> int:
+        """The most bytes at once of what must be placed."""
+        return int(profile(len(self.steps), self._spans_of_roots()).max(initial=0))
+
     def _scratch(self) -> dict[fx.Node, int]:
         return {node: self._form(node).scratch for node in self.steps if self._form(node).scratch}
 
     def _wishes(self) -> dict[fx.Node, int]:
         """Scratch memory with what is free at each step, as far as wished."""
-        changes = [0] * (len(self.steps) + 1)
-        for start, end, nbytes in self._spans_of_roots():
-            changes[start] += nbytes
-            changes[end] -= nbytes
-        in_use = list(itertools.accumulate(changes))
+        in_use: list[int] = profile(len(self.steps), self._spans_of_roots()).tolist()
         scratch, most = self._scratch(), max(in_use, default=0)
         for step, node in enumerate(self.steps):
             free = scratch.get(node, 0) + most - in_use[step]
@@ -363,15 +363,6 @@ class _Planner:
     def _reads(self, node: fx.Node, block_of: Mapping[int, int]) -> tuple[int, ...]:
         found = {block_of[s] for value in node.all_input_nodes for s in self.aliasing.of[value] if s in block_of}
         return tuple(sorted(found))
-
-
-def _most_in_use(spans: Sequence[tuple[int, int, int]]) -> int:
-    """The most bytes in use at once, of (start, end, bytes)."""
-    changes: dict[int, int] = {}
-    for start, end, nbytes in spans:
-        changes[start] = changes.get(start, 0) + nbytes
-        changes[end] = changes.get(end, 0) - nbytes
-    return max(itertools.accumulate((changes[moment] for moment in sorted(changes)), initial=0))
 
 
 def _rounded(nbytes: int) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 
 from memopt.difference.graph_diff import GraphNode
+from memopt.solve.liveness import profile
 
 # Operators of nodes that are no step of the execution: they are there before it, name a part of a result, or end it.
 NO_STEP = frozenset(("parameter", "buffer", "constant", "input", "tangent", "output", "getitem"))
@@ -90,12 +90,8 @@ class GraphRecord:
     @property
     def live_bytes(self) -> tuple[int, ...]:
         """Bytes alive at each step, above what is resident and without operators' workspace."""
-        count = len(self.steps)
-        delta = [0] * (count + 1)
-        for storage in self.storages:
-            delta[min(storage.start, count)] += storage.bytes
-            delta[min(storage.end, count)] -= storage.bytes
-        return tuple(itertools.accumulate(delta[:count]))
+        spans = [(storage.start, storage.end, storage.bytes) for storage in self.storages]
+        return tuple(profile(len(self.steps), spans).tolist())
 
     @property
     def peak_bytes(self) -> int | None:

@@ -6,14 +6,16 @@ from collections.abc import Collection, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import fx
 
 from memopt.inductor.fusion import stored_reads
-from memopt.inductor.least import larger_half, memory_of, read_by
+from memopt.inductor.least import larger_half, memory_of, read_by, there_at_first
 from memopt.memory.hand_over import handed_of
 from memopt.patterns.overwrites import written_over
 from memopt.program import is_any_view
+from memopt.solve.liveness import profile
 from memopt.solve.overwrite import shared_bytes
 from memopt.torch_compat.inductor_compile import lays_out_channels_last
 
@@ -87,27 +89,24 @@ def _peak(module: fx.GraphModule, there: Collection[int], held: Mapping[int, int
     for key, index in last.items():
         if key not in held:
             dying.setdefault(index, []).append(key)
-    live = dict(held)
-    for node in nodes:
-        if node.op == "placeholder":
-            live.update(own[node])
-    there_before = frozenset(live)
+    sizes = there_at_first(nodes, own, held)
+    there_before = frozenset(sizes)
     kept = shared | there_before
-    total = peak = sum(live.values())
+    born, spared = dict.fromkeys(sizes, 0), list[int]()
     for index, node in enumerate(nodes):
         ends = dying.get(index, ())
         made: dict[int, int] = {}
         if node.op == "call_function":
-            made = {key: size for key, size in own[node].items() if key in last and key not in live}
+            made = {key: size for key, size in own[node].items() if key in last and key not in born}
         over = written_over(node)
         if over is not None:
             alone = [key for key in own.get(over, ()) if key in ends and key not in there_before]
         else:
             alone = [key for key in ends if key not in kept] if node not in calls else []
         # A kernel may write over what it alone reads last, and over what it is said to.
-        spared = shared_bytes(made.values(), [live[key] for key in alone if key in live])
-        live.update(made)
-        total += sum(made.values())
-        peak = max(peak, total - spared)
-        total -= sum(live.pop(key, 0) for key in ends)
-    return peak
+        spared.append(shared_bytes(made.values(), [sizes[key] for key in alone if key in born]))
+        born.update(dict.fromkeys(made, index))
+        sizes.update(made)
+    gone = {key: index + 1 for index, keys in dying.items() for key in keys}
+    spans = [(first, gone.get(key, len(nodes)), sizes[key]) for key, first in born.items()]
+    return int((profile(len(nodes), spans) - np.array(spared)).max(initial=0))

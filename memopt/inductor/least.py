@@ -17,6 +17,7 @@ from memopt.host.operators import TO_HOST
 from memopt.inductor.padding import padded_in_place
 from memopt.memory.hand_over import handed_of
 from memopt.patterns.overwrites import sum_so_far
+from memopt.solve.liveness import profile
 from memopt.torch_compat.operators import operator_name
 
 # Never fused into a kernel that Inductor generates, nor done without memory for operands and results.
@@ -93,6 +94,13 @@ def memory_of(nodes: Iterable[fx.Node], there: Collection[int]) -> dict[fx.Node,
     return found
 
 
+def there_at_first(
+    nodes: Iterable[fx.Node], own: Mapping[fx.Node, Mapping[int, int]], held: Mapping[int, int]
+) -> dict[int, int]:
+    """The storages of a half's placeholders, and what is held, as key → bytes."""
+    return dict(held) | {key: size for node in nodes if node.op == "placeholder" for key, size in own[node].items()}
+
+
 def read_by(node: fx.Node, handed: Collection[fx.Node]) -> list[fx.Node]:
     """What a node reads; the end of a half reads no results that are handed over before it."""
     return [value for value in node.all_input_nodes if node.op != "output" or value not in handed]
@@ -117,28 +125,27 @@ def _taken(
         if node.op in ("placeholder", "output") or _is_call(node):
             in_memory.update(key for argument in node.all_input_nodes for key in own[argument])
             in_memory.update(own[node])
-    live = dict(held)
-    for node in nodes:
-        if node.op == "placeholder":
-            live.update(own[node])
     dying: dict[int, list[int]] = {}
     for key, index in last.items():
         if key not in held:
             dying.setdefault(index, []).append(key)
-    total = sum(live.values())
-    found = []
+    sizes = there_at_first(nodes, own, held)
+    born, gone = dict.fromkeys(sizes, 0), dict[int, int]()
     for index, node in enumerate(nodes):
+        ends = dying.get(index, ())
         call = node.op == "call_function" and _is_call(node)
         before = sum_so_far(node)
-        over = own[before] if before is not None else () if call else dying.get(index, ())
-        total -= sum(live.pop(key, 0) for key in over)  # a kernel may write over what it reads last
+        for key in own[before] if before is not None else () if call else ends:
+            if key in born:
+                gone.setdefault(key, index)  # a kernel may write over what it reads last
         if node.op == "call_function":
-            for key, size in own[node].items():
-                if key in in_memory and key not in live:
-                    live[key] = size
-                    total += size
-        found.append(total)
-        total -= sum(live.pop(key, 0) for key in dying.get(index, ()))
+            made = {key: size for key, size in own[node].items() if key in in_memory and key not in born}
+            born.update(dict.fromkeys(made, index))
+            sizes.update(made)
+        for key in ends:
+            gone.setdefault(key, index + 1)
+    spans = [(first, gone.get(key, len(nodes)), sizes[key]) for key, first in born.items()]
+    found: list[int] = profile(len(nodes), spans).tolist()
     return found
 
 

@@ -7,6 +7,7 @@ import enum
 from collections.abc import Mapping
 
 from memopt.budget import format_bytes
+from memopt.solve.liveness import profile
 
 
 class PlacementError(ValueError):
@@ -105,16 +106,8 @@ class BufferPlan:
     @property
     def operator_bytes(self) -> int:
         """The most bytes at once that operators allocate for results that cannot be placed."""
-        delta = [0] * (len(self.steps) + 2)
-        for block in self.blocks:
-            if block.home is Home.OPERATOR:
-                delta[block.start] += block.nbytes
-                delta[block.end] -= block.nbytes
-        most = now = 0
-        for change in delta:
-            now += change
-            most = max(most, now)
-        return most
+        spans = [(block.start, block.end, block.nbytes) for block in self.blocks if block.home is Home.OPERATOR]
+        return int(profile(len(self.steps), spans).max(initial=0))
 
     @property
     def total_bytes(self) -> int:

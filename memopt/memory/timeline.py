@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import operator
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import fx
 
 from memopt.memory.aliasing import Aliasing, analyse, owner
 from memopt.memory.hand_over import hand_overs
 from memopt.program import InputKind, OutputKind, Phase, Program, tensors_of
+from memopt.solve.liveness import profile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +59,11 @@ class Lifetimes:
     forward_steps: int
     spans: tuple[tuple[int, int] | None, ...]
     held: frozenset[int]
+
+    def sized(self, aliasing: Aliasing) -> list[tuple[int, int, int]]:
+        """The spans with the bytes of their storages, as `memopt.solve.liveness.profile` takes them."""
+        pairs = zip(self.spans, aliasing.storages, strict=True)
+        return [(*span, storage.nbytes) for span, storage in pairs if span is not None]
 
 
 def is_of_a_loss(tangent: torch.Tensor) -> bool:
@@ -129,23 +135,11 @@ def timeline(
     aliasing = aliasing or analyse(program)
     workspace = workspace or {}
     life = lifetimes(program, aliasing)
-    count = len(life.steps)
-    delta = [0] * (count + 1)
-    saved = end = 0
-    for storage, span in zip(aliasing.storages, life.spans, strict=True):
-        if span is None:
-            continue
-        delta[min(span[0], count)] += storage.nbytes
-        delta[min(span[1], count)] -= storage.nbytes
-        if storage.index in life.held:
-            end += storage.nbytes
-        if span[0] < life.forward_steps < span[1]:
-            saved += storage.nbytes
-    live, scratch, current = [], [], 0
-    for index, node in enumerate(life.steps):
-        current += delta[index]
-        scratch.append(workspace.get(node.name, 0))
-        live.append(current + scratch[-1])
+    spans = life.sized(aliasing)
+    end = sum(aliasing.storages[index].nbytes for index in life.held)
+    saved = sum(size for first, stop, size in spans if first < life.forward_steps < stop)
+    scratch = [workspace.get(node.name, 0) for node in life.steps]
+    live = (profile(len(scratch), spans) + np.array(scratch, dtype=np.int64)).tolist()
     peak = max(live, default=0)
     at = live.index(peak) if live else -1
     at_peak = sorted(
@@ -189,10 +183,8 @@ def kept_bytes(program: Program, known: Timeline) -> int:
     """
     aliasing = analyse(program)
     life = lifetimes(program, aliasing)
-    gone = [0] * (len(life.steps) + 1)
-    for storage, span in zip(aliasing.storages, life.spans, strict=True):
-        if span is not None and span[0] < life.forward_steps < span[1]:
-            gone[span[1]] += storage.nbytes
-    released = list(itertools.accumulate(gone))
-    pairs = list(zip(known.live_bytes, released, strict=False))[life.forward_steps :]
-    return max((live + more for live, more in pairs), default=0) - max((live for live, _ in pairs), default=0)
+    forward, count = life.forward_steps, len(life.steps)
+    ends = [(stop, count, size) for first, stop, size in life.sized(aliasing) if first < forward < stop]
+    released = profile(count, ends)
+    live = np.array(known.live_bytes, dtype=np.int64)
+    return int((live + released)[forward:].max(initial=0) - live[forward:].max(initial=0))

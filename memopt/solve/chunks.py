@@ -17,6 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from memopt.solve.liveness import profile
+
 _SECOND = 10**12  # times are added up in whole numbers, so that equal ones are
 _NEVER = np.iinfo(np.int64).max // 2
 _PLACES = 400  # that are looked at: in longer sequences, the ones where fewest bytes are alive
@@ -200,26 +202,15 @@ class ChunkSearch:
             self._inner[place, end] = live[start:stop].max(initial=0)
             end += 1
         self._end[place] = end
-        joined = np.zeros(len(problem.free) + 2, np.int64)
-        for value in problem.values:
-            if value.made >= start:
-                joined[value.made + 1] += value.size
-                joined[value.last + 1] -= value.size
-        shared = np.zeros(len(problem.free) + 2, np.int64)
-        for item in problem.storages:
-            if item.start >= start and not item.divides:
-                shared[item.start + 1] += item.size
-        self._joined[place] = np.cumsum(joined)[self._places]
-        self._whole[place] = self._joined[place] + np.cumsum(shared)[self._places]
+        joined = [(value.made + 1, value.last + 1, value.size) for value in problem.values if value.made >= start]
+        shared = [(item.start + 1, len(live) + 1, item.size) for item in inside if not item.divides]
+        self._joined[place] = profile(len(live) + 1, joined)[self._places]
+        self._whole[place] = self._joined[place] + profile(len(live) + 1, shared)[self._places]
 
 
 def _live(problem: ChunkProblem) -> NDArray[np.int64]:
-    steps = len(problem.free)
-    changes = np.zeros(steps + 2, np.int64)
-    for item in problem.storages:
-        changes[item.start] += item.size
-        changes[item.stop] -= item.size
-    return np.asarray(np.cumsum(changes)[:steps] + np.array(problem.workspace, np.int64))
+    spans = [(item.start, item.stop, item.size) for item in problem.storages]
+    return profile(len(problem.free), spans) + np.array(problem.workspace, np.int64)
 
 
 def _chosen_places(problem: ChunkProblem, live: NDArray[np.int64]) -> list[int]:
@@ -227,11 +218,7 @@ def _chosen_places(problem: ChunkProblem, live: NDArray[np.int64]) -> list[int]:
     steps = len(problem.free)
     between = [place for place in range(1, steps) if problem.places[place]]
     if len(between) > _PLACES:
-        crossing = np.zeros(steps + 2, np.int64)
-        for item in problem.storages:
-            crossing[item.start + 1] += item.size
-            crossing[item.stop] -= item.size
-        alive = np.cumsum(crossing)
+        alive = profile(steps + 1, [(item.start + 1, item.stop, item.size) for item in problem.storages])
         runs: Sequence[NDArray[np.int64]] = np.array_split(np.array(between), _PLACES)
         between = [int(run[np.argmin(alive[run])]) for run in runs]
     return [0, *between, steps] if steps else [0]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from memopt.solve.rollout import Ints, Outcome, Rollout
+from memopt.solve.liveness import Ints
+from memopt.solve.rollout import Outcome, Rollout
 
 
 @dataclasses.dataclass(frozen=True)

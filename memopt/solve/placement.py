@@ -8,13 +8,13 @@ arena is held (`memopt.solve.steering`), but for the holes of the requests that 
 from __future__ import annotations
 
 import bisect
-import collections
 import dataclasses
 import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
+from memopt.solve.liveness import profile
 from memopt.solve.pack import Buffer, pack
 
 # Smaller requests have memory of their own, and so much is not cut off a block.
@@ -73,12 +73,8 @@ class Placement:
 
 def most_bytes(blocks: Sequence[Block], *, small: bool = False) -> int:
     """The most bytes of the blocks that lie in an arena at once, or of the small ones that lie elsewhere."""
-    changes: collections.Counter[int] = collections.Counter()
-    for block in blocks:
-        if (block.size <= SMALL) is small:
-            changes[block.born] += block.size
-            changes[block.dies + 1] -= block.size
-    return max(itertools.accumulate(changes[line] for line in sorted(changes)), default=0)
+    spans = [(block.born, block.dies + 1, block.size) for block in blocks if (block.size <= SMALL) is small]
+    return int(profile(max((stop for _, stop, _ in spans), default=0), spans).max(initial=0))
 
 
 def place(blocks: Sequence[Block], timeout: float = 2.0, room: int | None = None) -> Placement | None:

@@ -6,7 +6,8 @@ import numpy as np
 
 from memopt.solve.archive import State
 from memopt.solve.cut import SavingCut
-from memopt.solve.rollout import FOREVER, Ints, Rollout
+from memopt.solve.liveness import Ints
+from memopt.solve.rollout import FOREVER, Rollout
 from memopt.solve.search import Search
 
 _CHEAPEST, _DEAREST = 1e-2, 1e2  # prices tried, in shares of forward's seconds over the bytes that cross to backward

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 
+from memopt.solve.liveness import Ints, profile
 from memopt.solve.problem import StepProblem
 
 FOREVER = 1 << 40  # a hold that no step outlasts
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,11 +133,7 @@ class Rollout:
         if not steps:
             return Outcome(steps, 0, -1, 0.0, order, order)
         ends[self.kept] = len(steps) - 1
-        change = np.zeros(len(steps) + 1, dtype=np.int64)
-        sizes = self.sizes[storages]
-        np.add.at(change, begins, sizes)
-        np.subtract.at(change, ends + 1, sizes)
-        live = np.cumsum(change[:-1]) + self.workspace[order]
+        live = profile(len(steps), np.array((begins, ends + 1, self.sizes[storages])).T) + self.workspace[order]
         peak = int(live.argmax())
         seconds = float(self.costs[order].sum())
         return Outcome(steps, int(live[peak]), peak, seconds, live, np.array(bases, dtype=np.int64))

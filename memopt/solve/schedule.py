@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from memopt.solve.liveness import profile
 from memopt.solve.problem import StepProblem
 
 
@@ -83,11 +84,9 @@ def simulate(problem: StepProblem, schedule: Schedule) -> Trace:
             create(storage, step, count - 1 if kept else step)
     if not steps:
         return Trace(0, -1, (), 0.0, ())
-    sizes = np.array([problem.sizes[storage] for storage in storage_of], dtype=np.int64)
-    change = np.zeros(count + 1, dtype=np.int64)
-    np.add.at(change, np.array(born, dtype=np.int64), sizes)
-    np.subtract.at(change, np.array(last, dtype=np.int64) + 1, sizes)
-    live = np.cumsum(change[:count]) + np.array([problem.workspace[operation] for operation in steps], dtype=np.int64)
+    sizes = [problem.sizes[storage] for storage in storage_of]
+    live = profile(count, np.array((born, np.array(last, dtype=np.int64) + 1, sizes), dtype=np.int64).T)
+    live += np.array([problem.workspace[operation] for operation in steps], dtype=np.int64)
     return Trace(
         int(live.max()),
         int(live.argmax()),

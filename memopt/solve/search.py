@@ -11,7 +11,8 @@ import numpy as np
 
 from memopt.solve.archive import Archive, State
 from memopt.solve.gaps import GapFinder
-from memopt.solve.rollout import FOREVER, Ints, Rollout
+from memopt.solve.liveness import Ints
+from memopt.solve.rollout import FOREVER, Rollout
 from memopt.solve.waits import AddedSeconds, SparedSeconds
 
 _MOST = 1 << 30
