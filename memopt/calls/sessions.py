@@ -36,6 +36,7 @@ from memopt.compilation.session import Session
 from memopt.memory.addresses import addresses
 from memopt.memory.cost.table import CostTable
 from memopt.memory.distributed import has_group
+from memopt.memory.reach import plain_tensors, shown_tensors
 from memopt.memory.resident import Resident, storage_bytes
 from memopt.memory.window import unseen
 from memopt.options import Options
@@ -227,8 +228,11 @@ class Sessions(Mapping[Plan, Session]):
         self._symbolic.pop((kind.plan, self._every(kind)), None)
         self.steady.forget_symbolic(kind.plan)
 
-    def begins(self) -> bool:
+    def begins(self, given: Any = ()) -> bool:
         """A call begins: what the loop held around the last one is known, and steps that were over are planned anew.
+
+        Args:
+            given: its arguments.
 
         Returns:
             Whether a new step begins.
@@ -238,7 +242,10 @@ class Sessions(Mapping[Plan, Session]):
         left, before, most = self.around.close(), self.around.seen, BEFORE.ends()
         over = most > (self._over.limit_bytes() or most)
         self.around.saw_before(most if over else 0)
-        self.around.begins(0 if new_step else left, new_step=new_step)
+        arguments = () if new_step else (part for leaf in shown_tensors(given) for part in plain_tensors(leaf))
+        storages = (part.untyped_storage() for part in arguments)
+        places = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        self.around.begins(0 if new_step else left, new_step=new_step, given=places)
         if self.around.seen != before and self._over.latest is not None:
             self._look(*self._over.latest)
         if new_step and not has_group():  # ranks plan the same
@@ -286,7 +293,8 @@ class Sessions(Mapping[Plan, Session]):
     def _look(self, session: Session, calls: Sequence[Ran]) -> None:
         """Look whether a step of these calls was over its budget, with what is known of its loop by now."""
         plan = next((plan for plan, each in self._sessions.items() if each is session), None)
-        self._over.look(session, self._seen(plan), calls)
+        loop, self.around.loop = self.around.loop, None
+        self._over.look(session, self._seen(plan), calls, loop)
 
     def drop(self, plan: Plan) -> None:
         """Drop a session that failed in the middle of its work, with all that it compiled; its last report stays."""

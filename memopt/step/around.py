@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ SCALARS = 256
 _BLOCKS_OF_SCALARS = 16 * 512
 # What grows from step to step is planned for with a margin: one part in so many.
 _GROWTH = 8
+_NOTHING: Mapping[int, int] = MappingProxyType({})
 
 
 # A window that is open since before a call, and what is called with what it has seen of the whole.
@@ -88,6 +90,24 @@ class Seen:
         return ", ".join(f"{format_bytes(size, short=True)} {what}" for size, what in parts if size)
 
 
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """What the loop of one step held around the model's graphs, whoever runs those: bytes at the step's moments.
+
+    Attributes:
+        forward: outputs of earlier steps while forward runs.
+        between: the most between forward's end and backward's start, beyond what forward leaves.
+        backward: when backward begins, beyond what forward leaves and the gradients that it begins with; below 0 where
+            outputs are gone by then.
+        kept: whether its graphs are kept for another backward.
+    """
+
+    forward: int
+    between: int
+    backward: int
+    kept: bool
+
+
 class Ended(NamedTuple):
     """A call that has returned.
 
@@ -117,12 +137,14 @@ class Around:
 
     Attributes:
         seen: what it was seen to hold, at most.
+        loop: what the latest step that was looked at has held; None before.
         looking: which of its steps are looked at.
     """
 
     def __init__(self) -> None:
         """Nothing is seen yet."""
         self.seen = Seen()
+        self.loop: Loop | None = None
         self.looking = Looking()
         self._steps: dict[str, int] = {}  # that a graph has run in, by its fingerprint
         self._outputs: list[tuple[int, weakref.ref[Any], int]] = []  # by number of the step: storages, and their bytes
@@ -130,19 +152,24 @@ class Around:
         self._more = 0  # bytes by which a backward that keeps its graph takes more, at most so far
         self._left = 0  # bytes that earlier calls of the step have left
         self._older = 0  # bytes of outputs of earlier steps that were there when backward began last
+        self._forward = 0  # the same as forward began
+        self._made = frozenset[int]()  # where what the loop has made since an earlier call of the step lies
         self._open: _Open | None = None
         self._again: _Open | None = None  # the last one, where its graph was kept for another backward
 
-    def begins(self, left: int, *, new_step: bool) -> None:
+    def begins(self, left: int, *, new_step: bool, given: Mapping[int, int] = _NOTHING) -> None:
         """A call is about to run, with gradients or without, and no window is open.
 
         Args:
             left: bytes that earlier calls of the step have left.
             new_step: whether no earlier call waits for its backward.
+            given: bytes of its arguments by address, which are counted with the call.
         """
-        self._left = left
+        self._left = max(0, left - sum(size for place, size in given.items() if place in self._made))
+        self._made = frozenset()
         if new_step:
             self._step += 1
+            self._forward = self.older_bytes()
             if self.older_bytes() > max(SCALARS, self._older + self.seen.forward):
                 collect()  # a call that is planned leaves garbage, which may show its outputs
             more = self.older_bytes() - self._older
@@ -203,12 +230,17 @@ class Around:
         if held is None:
             return 0
         if not current.window.backward:
+            self._made = held.places
             return current.left + max(0, held.live)
         # Not less what outputs that are gone leave: they are there in forward, as is what the loop keeps.
         current.kept = max(0, current.left + held.live + current.gone - current.gradients) + current.stays
         if current.others:
             return 0
         between = current.left + held.peak
+        # A window that is open since before the call sees outputs of earlier steps go.
+        older = self._older if current.call.window is None else self._forward
+        beyond = current.left + held.live - current.gradients + current.retains + older
+        self.loop = Loop(self._forward, between + older, beyond, current.keeps)
         device = current.call.device
         uncounted = current.gone if current.call.lets_go else 0
         found = Seen(between + uncounted if worth(between, device) else 0, worth(current.kept, device), 0, True)
@@ -236,8 +268,10 @@ class Around:
         given = _storages(gradients)
         current.gradients = current.call.early + sum(storage.nbytes() for storage in given.values())
         self._older = self.older_bytes()
-        current.more = current.call.kept() if self._again is current else 0
-        current.stays = self._older + current.retained() + current.more
+        current.keeps = self._again is current
+        current.more = current.call.kept() if current.keeps else 0
+        current.retains = current.retained()
+        current.stays = self._older + current.retains + current.more
         current.gone = sum(size for storage, size in current.made if storage() is None)
         current.window.backward_begins()
         if current.call.whole is not None:
@@ -277,10 +311,12 @@ class _Open:
         task: which backward that was.
         stays: bytes that are there all through backward, beside what the window sees.
         more: of these, those by which a backward that keeps its graph takes more.
+        retains: of these, the outputs' gradients that stay.
         kept: bytes of all that is there all through backward, once it is closed.
         made: storages of the outputs that the call has made, and their bytes.
         gone: bytes of those of them that were gone when backward began: the window sees them go.
         others: whether models that share the budget were called meanwhile.
+        keeps: whether backward keeps its graph for another one.
     """
 
     def __init__(
@@ -294,10 +330,10 @@ class _Open:
     ) -> None:
         """A window, open."""
         self.window, self.call, self.look, self.left = window, call, look, left
-        self.gradients = self.stays = self.kept = self.gone = self.more = 0
+        self.gradients = self.stays = self.kept = self.gone = self.more = self.retains = 0
         self.made = [(weakref.ref(storage), storage.nbytes()) for storage in made]
         self.task: object = None
-        self.others = False
+        self.others = self.keeps = False
         self._outputs = [weakref.ref(output) for output in outputs]
         self._reported = False
 
@@ -315,9 +351,9 @@ class _Open:
             self.call.whole(held)
 
     def retained(self) -> int:
-        """Bytes of the outputs' gradients that stay: those of `retain_grad`."""
+        """Bytes of the outputs' gradients that stay, those of `retain_grad`, and are not made yet."""
         leaves = [leaf for reference in self._outputs if (leaf := reference()) is not None]
-        return sum(leaf.numel() * leaf.element_size() for leaf in leaves if leaf.retains_grad)
+        return sum(leaf.numel() * leaf.element_size() for leaf in leaves if leaf.retains_grad and leaf.grad is None)
 
 
 def _storages(values: Iterable[Any]) -> dict[int, torch.UntypedStorage]:

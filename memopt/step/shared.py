@@ -15,7 +15,7 @@ from memopt.memory.resident import Resident
 from memopt.memory.tangents import Tangents, tangents_of_graph
 from memopt.memory.timeline import kept_bytes
 from memopt.program import Program
-from memopt.step.around import Seen
+from memopt.step.around import Loop, Seen, worth
 from memopt.step.earlier_calls import (
     AS_IT_IS,
     EarlierCalls,
@@ -169,13 +169,11 @@ class SharedStep(Told):
         graphs = [graph for ran in calls for graph in ran.graphs]
         if not graphs or self.soft:
             return 0, 0
-        needed, most = self.needed_around(graphs, self.seen)
-        if self.seen.between or self.seen.held or self.seen.forward:
-            self.reference.loops(self.seen.held, most)
+        needed = self.needed_around(graphs, self.seen)
         limit = self.limit(0)
         if limit is None:
             return 0, 0
-        planned, _ = self.needed_around(graphs, self.planned_with)
+        planned = self.needed_around(graphs, self.planned_with)
         apart = self._apart(self.seen) - max(self._apart(self.planned_with), self.usable(limit))
         return max(0, needed + self.inputs_beside - max(planned, self.usable(limit)), apart), limit
 
@@ -184,13 +182,48 @@ class SharedStep(Told):
         resident = self.resident.total - self.resident.outside
         return max(seen.before, resident + seen.behind if seen.behind else 0)
 
-    def needed_around(self, graphs: Sequence[Figures], seen: Seen) -> tuple[int, int]:
-        """Bytes that a step of these graphs takes in a loop that holds so much; the most as eager's forward ends."""
+    def sees_loop(self, calls: Sequence[Ran], loop: Loop) -> bool:
+        """A step of these calls was seen in its loop: a fraction is of what eager takes in the same one.
+
+        Returns:
+            Whether to plan anew: fewer calls were made than an earlier run of the script has met.
+        """
+        graphs = [graph for ran in calls for graph in ran.graphs]
+        if not graphs or self.soft or self.budget is None:
+            return False
+        device, known = self.resident.device, self.known_calls
+        made = len(calls) if known is None else max(len(calls), known.most)
+        fewer = self._supposed is not None and made < self.calls
+        if fewer:
+            KnownCalls().put(self.model_name, self.budget.text, graphs[0].key, made, 0)
+            self.reference.has_fewer_calls(self._eager_in(graphs, loop), made)
+        elif loop.kept or any(worth(size, device) for size in (loop.forward, loop.between, loop.backward)):
+            self.reference.loops(self._eager_in(graphs, loop))
+        return fewer
+
+    def _eager_in(self, graphs: Sequence[Figures], loop: Loop) -> int:
+        """Bytes that a step of these graphs takes in such a loop, as eager runs it."""
+        as_it_is = all(graph.key == AS_IT_IS for graph in graphs)
+        base = max(graph.base for graph in graphs) + self.inputs_beside
+        forward = [dataclasses.replace(graph.eager, backward=0) for graph in graphs]
+        backward = [dataclasses.replace(graph.eager, forward=0) for graph in graphs]
+        halves = [step_peak(forward), step_peak(backward)]
+        if not as_it_is and self.broken:
+            with between_graphs(self.outside_bytes + self.tangents.early):
+                halves = [self.outside_beside + step_peak(half) for half in (forward, backward)]
+            halves = [min(half, self.eager_step or half) for half in halves]
+        if loop.kept and self.step is not None:
+            halves[1] += sum(kept_bytes(item.before, item.timeline_before) for item in self.step.planned)
+        saved = sum(graph.eager.saved for graph in graphs)
+        moments = halves[0] + loop.forward, saved + loop.between, halves[1] + loop.backward
+        return max(base + max(moments), super().optimizer_peak())
+
+    def needed_around(self, graphs: Sequence[Figures], seen: Seen) -> int:
+        """Bytes that a step of these graphs takes in a loop that holds so much."""
         as_it_is = all(graph.key == AS_IT_IS for graph in graphs)  # then nothing runs outside of others
         base = max(graph.base for graph in graphs) + (0 if as_it_is else self.outside_beside) + seen.beside
-        forward = [dataclasses.replace(graph.eager, backward=0) for graph in graphs]
         with between_graphs(seen.between, seen.forward) if as_it_is else self.around_graphs(seen):
-            return base + step_peak([graph.peaks for graph in graphs]), base + self.inputs_beside + step_peak(forward)
+            return base + step_peak([graph.peaks for graph in graphs])
 
     @property
     def limit_of_all(self) -> int | None:
@@ -307,7 +340,8 @@ class SharedStep(Told):
         """What a graph of the step takes as it runs, and as eager runs it, by its place in the step."""
         assert self.step is not None
         key, item = self.step.keys[place], self.step.planned[place]
-        eager = self._eager.get(key) or peaks_of(item.before, item.timeline_before)
+        plain = peaks_of(item.before, item.timeline_before)
+        eager = min(plain, self._eager.get(key, plain), key=lambda known: max(known.forward, known.backward))
         return self._emitted.get(key) or peaks_of(item.program, item.timeline), eager
 
     def kept_more(self, saved: int) -> int:

@@ -137,6 +137,81 @@ def test_evaluation_first_leaves_the_fraction_to_training():
     assert compiled.report.budget_bytes > before
 
 
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.ModuleList([nn.Linear(64, 64) for _ in range(5)]), nn.Linear(64, 40)
+
+    def forward(self, x):
+        for layer in self.body:
+            x = x + F.gelu(layer(x))
+        return self.head(x)
+
+
+def _lets_go(call, x, y):
+    F.cross_entropy(call(x), y).backward()
+
+
+def _holds(call, x, y):
+    out = call(x)
+    (F.cross_entropy(out, y) + out.square().mean()).backward()
+
+
+def _two_backwards(call, x, y):
+    out = call(x)
+    F.cross_entropy(out, y).backward(retain_graph=True)
+    out.square().mean().backward()
+
+
+def _two_calls(call, x, y):
+    (F.cross_entropy(call(x), y) + F.cross_entropy(call(x * 0.9), y)).backward()
+
+
+def _retains(call, x, y):
+    out = call(x)
+    out.retain_grad()
+    F.cross_entropy(out, y).backward()
+
+
+def _trained(model, call, loss, optimizer, steps=4):
+    for number in range(steps):
+        torch.manual_seed(number)
+        x, y = torch.randn(256, 64), torch.randint(0, 40, (256,))
+        optimizer.zero_grad()
+        if number == steps - 1:
+            return peak_of(lambda: loss(call, x, y), model, x, optimizer)  # noqa: B023
+        loss(call, x, y)
+        optimizer.step()
+
+
+def _fraction(loss, steps=3):
+    """What 0.9 is of after some steps, and what eager's own step was measured to take."""
+    torch.manual_seed(0)
+    model = Wide()
+    eager = _trained(model, model, loss, torch.optim.AdamW(model.parameters()))
+    optimizer = torch.optim.AdamW(model.parameters())
+    call = memopt.compile(model, 0.9, optimizer=optimizer, backend="aten")
+    _trained(model, call, loss, optimizer, steps)
+    return call.report.budget_bytes / 0.9, eager, call
+
+
+@pytest.mark.parametrize("loss", [_holds, _two_backwards, _two_calls, _retains])
+def test_a_fraction_is_of_what_eager_takes_in_the_same_loop(loss):
+    found, eager, _ = _fraction(loss)
+    assert 0.97 * eager <= found <= 1.05 * eager
+
+
+def test_calls_that_an_earlier_run_of_the_script_made_are_no_part_of_a_fraction(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path / "apart"))
+    alone, eager, _ = _fraction(_lets_go)
+    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    assert _fraction(_two_calls)[1] > 1.5 * eager
+    torch._dynamo.reset()
+    found, _, call = _fraction(_lets_go)
+    assert found <= alone and call._memopt.sessions.last.calls == 1
+
+
 def test_accumulation_has_the_same_budget():
     model = _net()
     compiled = memopt.compile(model, 0.8, backend="aten")
