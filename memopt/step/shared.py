@@ -16,6 +16,7 @@ from memopt.memory.tangents import Tangents, tangents_of_graph
 from memopt.memory.timeline import kept_bytes
 from memopt.program import Program
 from memopt.step.around import Loop, Seen, worth
+from memopt.step.eager_in_loop import eager_in_loop
 from memopt.step.earlier_calls import (
     AS_IT_IS,
     EarlierCalls,
@@ -141,15 +142,20 @@ class SharedStep(Told):
             self.allows, self.tangents, self.reserved = False, Tangents(), 0
         return allowed
 
-    def around_graphs(self, seen: Seen | None = None) -> contextlib.AbstractContextManager[None]:
+    def around_graphs(
+        self, seen: Seen | None = None, *, usual: bool = False
+    ) -> contextlib.AbstractContextManager[None]:
         """Within: peaks are of the step's graphs with what runs between them, and what the loop holds there.
 
         Args:
             seen: that; what it was seen to hold by now where it is not given.
+            usual: whether it is the usual loss that there is, if none was seen yet, and not all that is allowed for.
         """
         seen = self.seen if seen is None else seen
         early = self.tangents.early  # they are counted as held all the time
         loss = max(self._loss_beside(seen), self.reserved)
+        if usual and not seen.known:
+            loss = self.tangents.usual
         return between_graphs(max(0, self.outside_bytes - self.outside_beside + early, loss - early), seen.forward)
 
     @property
@@ -203,20 +209,16 @@ class SharedStep(Told):
 
     def _eager_in(self, graphs: Sequence[Figures], loop: Loop) -> int:
         """Bytes that a step of these graphs takes in such a loop, as eager runs it."""
-        as_it_is = all(graph.key == AS_IT_IS for graph in graphs)
-        base = max(graph.base for graph in graphs) + self.inputs_beside
-        forward = [dataclasses.replace(graph.eager, backward=0) for graph in graphs]
-        backward = [dataclasses.replace(graph.eager, forward=0) for graph in graphs]
-        halves = [step_peak(forward), step_peak(backward)]
-        if not as_it_is and self.broken:
-            with between_graphs(self.outside_bytes + self.tangents.early):
-                halves = [self.outside_beside + step_peak(half) for half in (forward, backward)]
-            halves = [min(half, self.eager_step or half) for half in halves]
-        if loop.kept and self.step is not None:
-            halves[1] += sum(kept_bytes(item.before, item.timeline_before) for item in self.step.planned)
-        saved = sum(graph.eager.saved for graph in graphs)
-        moments = halves[0] + loop.forward, saved + loop.between, halves[1] + loop.backward
-        return max(base + max(moments), super().optimizer_peak())
+        apart = self.broken and any(graph.key != AS_IT_IS for graph in graphs)
+        found = eager_in_loop(
+            [graph.eager for graph in graphs],
+            loop,
+            between=self.outside_bytes + self.tangents.early if apart else 0,
+            beside=self.outside_beside if apart else 0,
+            most=self.eager_step if apart else None,
+            kept=sum(kept_bytes(item.before, item.timeline_before) for item in self.step.planned) if self.step else 0,
+        )
+        return max(max(graph.base for graph in graphs) + self.inputs_beside + found, super().optimizer_peak())
 
     def needed_around(self, graphs: Sequence[Figures], seen: Seen) -> int:
         """Bytes that a step of these graphs takes in a loop that holds so much."""
@@ -340,8 +342,7 @@ class SharedStep(Told):
         """What a graph of the step takes as it runs, and as eager runs it, by its place in the step."""
         assert self.step is not None
         key, item = self.step.keys[place], self.step.planned[place]
-        plain = peaks_of(item.before, item.timeline_before)
-        eager = min(plain, self._eager.get(key, plain), key=lambda known: max(known.forward, known.backward))
+        eager = self._eager.get(key) or peaks_of(item.before, item.timeline_before)
         return self._emitted.get(key) or peaks_of(item.program, item.timeline), eager
 
     def kept_more(self, saved: int) -> int:
