@@ -28,6 +28,14 @@ def place_of_error(error: BaseException) -> Place:
     return found
 
 
+def in_backward(error: BaseException) -> bool:
+    """Whether an error went through a backward pass."""
+    trace, passes = error.__traceback__, (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
+    while trace is not None and trace.tb_frame.f_code not in passes:
+        trace = trace.tb_next
+    return trace is not None
+
+
 def said(place: Place) -> str:
     """`file:line, code`; empty for none."""
     file, line = place

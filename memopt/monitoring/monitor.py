@@ -20,7 +20,7 @@ from memopt.memory.step_watch import StepWatch
 from memopt.monitoring.fixes import Call, fixes
 from memopt.monitoring.groups import grouped, weights
 from memopt.monitoring.leaks import find_leaks
-from memopt.monitoring.lines import Place, place_of_error, said
+from memopt.monitoring.lines import Place, in_backward, place_of_error, said
 from memopt.monitoring.meters import CudaMeter, Meter, TrackerMeter
 from memopt.monitoring.modules import ModuleWatch
 from memopt.monitoring.page import to_html, to_json
@@ -256,6 +256,7 @@ class Monitor:
             self._tracker.see(live_tensors(), "unseen")
             module = next(filter(None, map(self._modules.name_of, called_in(error))), "")
             phase = "optimizer" if self._tracker.stepping else "forward" if module else "loop"
+            phase = "backward" if in_backward(error) else phase
             self._look_around(error, phase, place_of_error(error), module)
         self._leaks = self._find_leaks()
         assert self._ran_out is not None

@@ -216,6 +216,23 @@ def test_an_operator_that_runs_out_is_looked_at_at_once():
     assert (made.module, made.shape, made.operator) == ("0", (128, 8), "aten.addmm")
 
 
+def test_backward_and_the_optimizer_s_step_are_told_apart():
+    def short(*_):
+        raise torch.OutOfMemoryError("no room")
+
+    for phase in ("backward", "optimizer"):
+        x = torch.ones(2, requires_grad=True)
+        optimizer = torch.optim.SGD([x], lr=0.1)
+        if phase == "backward":
+            x.register_hook(short)
+        else:
+            optimizer.step = torch.optim.Optimizer.profile_hook_step(short).__get__(optimizer)
+        with pytest.raises(torch.OutOfMemoryError), memopt.monitor(device="cpu", plan=False) as m:
+            x.square().sum().backward()
+            optimizer.step()
+        assert m.out_of_memory.phase == phase
+
+
 def test_any_other_error_goes_through_and_leaves_nothing():
     with pytest.raises(ZeroDivisionError), memopt.monitor(device="cpu") as m:
         trained(2)
