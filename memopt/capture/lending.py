@@ -15,7 +15,7 @@ from torch import fx
 
 from memopt.program import InputKind, Program, describe
 from memopt.torch_compat.fake_tensors import FakeTensor
-from memopt.torch_compat.roles import position_given
+from memopt.torch_compat.roles import position_given, value_given
 
 _KEY = "memopt_lent"
 
@@ -23,14 +23,15 @@ _KEY = "memopt_lent"
 def lend(program: Program, given: Sequence[Any]) -> None:
     """Note on the program's user inputs which of the caller's tensors they are, without keeping those alive.
 
+    Those that a tensor of a class of its own holds (the values of a jagged one) are inputs each.
+
     Args:
         program: as captured.
         given: what the graph was called with, in AOTAutograd's order.
     """
     for entry, node in zip(program.inputs, program.placeholders, strict=True):
-        position = position_of(node)
-        if entry.kind is InputKind.USER and position is not None and position < len(given):
-            value = given[position]
+        if entry.kind is InputKind.USER:
+            value = value_given(node.meta.get("desc"), given)
             if type(value) is torch.Tensor and not (value.is_conj() or value.is_neg() or value.is_meta):
                 node.meta[_KEY] = weakref.ref(value)
 

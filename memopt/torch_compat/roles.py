@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch._functorch._aot_autograd import descriptors
@@ -10,6 +11,17 @@ from torch._functorch._aot_autograd import descriptors
 def position_given(role: Any) -> int | None:
     """Where an input stands among the arguments that AOTAutograd was given; None for what it made of them itself."""
     return role.idx if isinstance(role, descriptors.PlainAOTInput) else None
+
+
+def value_given(role: Any, given: Sequence[Any]) -> Any:
+    """What an input is of what AOTAutograd was given: an argument, or what an argument's own class of tensors holds.
+
+    None for what it made itself. Tried on 2.13.
+    """
+    if isinstance(role, descriptors.SubclassGetAttrAOTInput):
+        return getattr(value_given(role.base, given), role.attr, None)
+    position = position_given(role)
+    return given[position] if position is not None and position < len(given) else None
 
 
 def is_tangent(role: Any) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from memopt.capture.lending import borrowed, lend, position_of
 from memopt.compilation.session import Session
@@ -13,10 +15,12 @@ from memopt.program import InputKind
 from tests.training.steps import make
 
 
-def captured(monkeypatch):
+def captured(monkeypatch, model=None, x=None):
     """The joint program of a small model, and its input."""
     import memopt
 
+    if model is None:
+        model, x = make(layers=1)
     programs = []
     training = Session.training
 
@@ -26,7 +30,6 @@ def captured(monkeypatch):
 
     monkeypatch.setattr(Session, "training", remember)
     torch._dynamo.reset()
-    model, x = make(layers=1)
     memopt.compile(model, backend="aten", verify=False)(x)
     return programs[0], x
 
@@ -44,6 +47,28 @@ def test_the_caller_s_tensor_is_found_by_its_place_and_survives_a_copy(monkeypat
     assert borrowed(copied).data_ptr() == x.data_ptr()
     others = [node for node in program.placeholders if node not in user_inputs(program)]
     assert others and all(borrowed(node) is None for node in others)
+
+
+class Within(torch.nn.Linear):
+    """Of a tensor of a class of its own."""
+
+    def forward(self, x):
+        return super().forward(x).tanh()
+
+
+@pytest.mark.parametrize("kind", ["jagged", "two"])
+def test_what_a_tensor_of_a_class_of_its_own_holds_is_found(kind, monkeypatch):
+    values = torch.randn(6, 4)
+    if kind == "jagged":
+        x = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 6]))
+        held = [x._values, x._offsets]
+    else:
+        held = [values, torch.ones(6, 4)]
+        x = TwoTensor(*held)
+    program, _ = captured(monkeypatch, Within(4, 4), x)
+    found = [borrowed(node) for node in user_inputs(program)]
+    lent = {tensor.data_ptr() for tensor in found if tensor is not None}
+    assert {tensor.data_ptr() for tensor in held} <= lent
 
 
 def test_nothing_is_kept_alive(monkeypatch):
