@@ -24,9 +24,9 @@ def captured(monkeypatch, model=None, x=None):
     programs = []
     training = Session.training
 
-    def remember(self, program, graph_break):
+    def remember(self, program, *others):
         programs.append(program)
-        return training(self, program, graph_break)
+        return training(self, program, *others)
 
     monkeypatch.setattr(Session, "training", remember)
     torch._dynamo.reset()
