@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from memopt.torch_compat import pytree
+from memopt.torch_compat.storages import id_of_storage
 
 # What an optimizer is given, and what it calls: neither is its state.
 _GIVEN = frozenset({"param_groups", "defaults"})
@@ -44,6 +46,16 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     for part in (getattr(tensor, name) for name in names):
         if isinstance(part, torch.Tensor):  # a shard's mesh of devices is a part, too
             yield from plain_tensors(part)
+
+
+def storages_of(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
+    """The storages of these tensors by number; none of what shows none: oneDNN's layout, some subclasses."""
+    found = {}
+    for tensor in tensors:
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            storage = tensor.untyped_storage()
+            found[id_of_storage(storage)] = storage
+    return found
 
 
 def optimizers_in(root: Any) -> list[torch.optim.Optimizer]:

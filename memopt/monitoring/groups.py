@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from memopt.memory.reach import held_tensors, plain_tensors
+from memopt.memory.reach import held_tensors, plain_tensors, storages_of
 from memopt.monitoring.lines import said
 from memopt.monitoring.record import TensorGroup
 from memopt.monitoring.tracker import Made
 from memopt.report.side_by_side import any_block
-from memopt.torch_compat.storages import storage_id
 
 WEIGHTS = ("parameter", "buffer", "gradient", "optimizer state")
 
@@ -71,8 +70,5 @@ def _weights(
 
 
 def _parts(tensor: torch.Tensor, what: str, name: str) -> Iterator[tuple[int, tuple[str, str]]]:
-    for part in plain_tensors(tensor):
-        try:
-            yield storage_id(part), (what, name)
-        except (RuntimeError, NotImplementedError):  # of a subclass that shows no storage
-            continue
+    for key in storages_of(plain_tensors(tensor)):
+        yield key, (what, name)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 
 from memopt.memory.live_tensors import python_tensors
+from memopt.memory.reach import storages_of
 from memopt.monitoring.groups import WEIGHTS, grouped
 from memopt.monitoring.record import Leak
 from memopt.monitoring.tracker import Made, Origin, Tracker
-from memopt.torch_compat.storages import storage_id
 
 _STEPS = 3  # so many steps after the first must have left some of the same kind
 _LOOKED_AT = 20  # leaks of which it is asked who holds them: each takes a look at all objects
@@ -38,25 +38,26 @@ def find_leaks(tracker: Tracker, steps: int) -> tuple[Leak, ...]:
         if len(later) >= _STEPS and tracker.old_gone[origin] * 2 < len(members):
             found.append(members)
     found.sort(key=lambda members: -sum(made.nbytes for _, made in members))
-    tensors = python_tensors() if found else []
-    return tuple(_leak(members, tensors if at < _LOOKED_AT else []) for at, members in enumerate(found))
+    shown = _shown([members[0][0] for members in found[:_LOOKED_AT]])
+    return tuple(_leak(members, shown.get(members[0][0])) for members in found)
 
 
-def _leak(members: Sequence[tuple[int, Made]], tensors: Sequence[torch.Tensor]) -> Leak:
+def _leak(members: Sequence[tuple[int, Made]], shown: list[torch.Tensor] | None) -> Leak:
     (group,) = grouped(made for _, made in members)
-    key = members[0][0]
-    shown = [tensor for tensor in tensors if _lies_in(tensor, key)]
-    return Leak(group, len({made.step for _, made in members}), bool(tensors) and not _kept(shown, tensors))
+    return Leak(group, len({made.step for _, made in members}), shown is not None and not _kept(shown))
 
 
-def _kept(shown: list[torch.Tensor], tensors: Sequence[torch.Tensor]) -> bool:
+def _shown(keys: Sequence[int]) -> dict[int, list[torch.Tensor]]:
+    """By storage, the tensors of Python's that lie in it: all are gone through once."""
+    shown: dict[int, list[torch.Tensor]] = {key: [] for key in keys}
+    for tensor in python_tensors() if keys else ():
+        for key in storages_of((tensor,)):
+            if key in shown:
+                shown[key].append(tensor)
+    return shown
+
+
+def _kept(shown: list[torch.Tensor]) -> bool:
     """Whether anything of Python's holds one of these tensors; what a graph saves may be an object, too."""
-    own = (id(shown), id(tensors), id(sys._getframe()), id(sys._getframe(1)), id(sys._getframe(2)))
+    own = (id(shown), id(sys._getframe()), id(sys._getframe(1)), id(sys._getframe(2)))
     return bool(shown) and any(id(holder) not in own for holder in gc.get_referrers(*shown))
-
-
-def _lies_in(tensor: torch.Tensor, key: int) -> bool:
-    try:
-        return storage_id(tensor) == key
-    except (RuntimeError, NotImplementedError):  # of a subclass that shows no storage
-        return False

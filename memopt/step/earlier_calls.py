@@ -11,14 +11,13 @@ from typing import Any
 import torch
 
 from memopt.budget import format_bytes
-from memopt.memory.reach import is_sparse, plain_tensors
+from memopt.memory.reach import is_sparse, plain_tensors, storages_of
 from memopt.program import Program
 from memopt.step.graph_peaks import GraphPeaks
 from memopt.step.recomputed_calls import RecomputedCall
 from memopt.step.script_store import ScriptStore
 from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import compiled_nodes, first_nodes, when_released
-from memopt.torch_compat.storages import id_of_storage
 
 # More calls than this are not believed of a record.
 _MOST = 1 << 16
@@ -213,10 +212,8 @@ class KnownCalls:
 def arguments_of(args: Any, kwargs: Any) -> dict[int, int]:
     """Bytes of a call's arguments, by storage."""
     leaves = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-    storages = (
-        part.untyped_storage() for leaf in leaves for part in (plain_tensors(leaf) if is_sparse(leaf) else [leaf])
-    )
-    return {id_of_storage(storage): storage.nbytes() for storage in storages}
+    parts = (part for leaf in leaves for part in (plain_tensors(leaf) if is_sparse(leaf) else [leaf]))
+    return {key: storage.nbytes() for key, storage in storages_of(parts).items()}
 
 
 def arguments_beside(earlier: Sequence[Ran], own: Mapping[int, int]) -> int:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from memopt.memory.reach import is_sparse, plain_tensors, shown_tensors
+from memopt.memory.reach import is_sparse, plain_tensors, shown_tensors, storages_of
 from memopt.memory.resident import storage_bytes
 
 
@@ -34,3 +34,9 @@ def test_sparse_tensors_are_their_indices_and_values(layout):
     parts = list(plain_tensors(sparse))
     assert is_sparse(sparse) and not is_sparse(dense)
     assert storage_bytes([sparse, sparse]) == sum(part.untyped_storage().nbytes() for part in parts) > 0
+
+
+def test_storages_are_shown_once_and_what_shows_none_is_left_out():
+    x = torch.ones(8)
+    found = storages_of([x, x[2:], torch.ones(2, 2).to_mkldnn(), torch.ones(3)])
+    assert sorted(storage.nbytes() for storage in found.values()) == [12, 32]
