@@ -36,18 +36,18 @@ from memopt.compilation.session import Session
 from memopt.memory.addresses import addresses
 from memopt.memory.cost.table import CostTable
 from memopt.memory.distributed import has_group
-from memopt.memory.reach import plain_tensors, shown_tensors
 from memopt.memory.resident import Resident, storage_bytes
 from memopt.memory.window import unseen
 from memopt.options import Options
 from memopt.recording.pool import Pool
 from memopt.report.record import Report
-from memopt.step.around import Around, Ended, Seen, Watch
+from memopt.step.around import Around, Ended, Watch
 from memopt.step.before_calls import BEFORE
 from memopt.step.carry import Sizes
 from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Ran
 from memopt.step.guard import StepGuard, allowance_of
 from memopt.step.hooked import KEPT, WAIT, EarlyGradients, Hooked, added_names
+from memopt.step.loop_bytes import Seen
 from memopt.step.optimizers import Optimizers
 from memopt.step.reference import Reference
 from memopt.torch_compat.changing_numbers import ChangingNumbers
@@ -242,10 +242,7 @@ class Sessions(Mapping[Plan, Session]):
         left, before, most = self.around.close(), self.around.seen, BEFORE.ends()
         over = most > (self._over.limit_bytes() or most)
         self.around.saw_before(most if over else 0)
-        arguments = () if new_step else (part for leaf in shown_tensors(given) for part in plain_tensors(leaf))
-        storages = (part.untyped_storage() for part in arguments)
-        places = {storage.data_ptr(): storage.nbytes() for storage in storages}
-        self.around.begins(0 if new_step else left, new_step=new_step, given=places)
+        self.around.begins(0 if new_step else left, new_step=new_step, given=given)
         if self.around.seen != before and self._over.latest is not None:
             self._look(*self._over.latest)
         if new_step and not has_group():  # ranks plan the same

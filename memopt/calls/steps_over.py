@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from memopt.budget import format_bytes
 from memopt.compilation.session import Session
 from memopt.memory.measure import is_profiled
-from memopt.step.around import Loop, Seen
 from memopt.step.earlier_calls import Ran
+from memopt.step.loop_bytes import Loop, Seen
 
 log = logging.getLogger("memopt")
 

@@ -19,7 +19,8 @@ from memopt.compilation.session import Session
 from memopt.memory.attributes import held_tensors
 from memopt.memory.reach import plain_tensors, shown_tensors
 from memopt.memory.window import Held, Window
-from memopt.step.around import Around, Seen, Watch, worth
+from memopt.step.around import Around, Watch
+from memopt.step.loop_bytes import Seen, worth
 
 
 class WholeSteps:

@@ -9,103 +9,28 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from memopt.budget import format_bytes
 from memopt.common.garbage import collect
+from memopt.memory.reach import plain_tensors, shown_tensors
 from memopt.memory.window import Held, Window
+from memopt.step.loop_bytes import SCALARS, Loop, Seen, worth
 from memopt.step.observed_steps import Looking
 from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import at_end_of_backward, compiled_nodes, first_nodes
 from memopt.torch_compat.backward import backward_task, keeps_graph
 from memopt.torch_compat.storages import id_of_storage
 
-# Bytes of losses and counts that a loop keeps: below this nothing is planned for.
-SCALARS = 256
-# The same on a GPU, where each takes a block: what its allocator may lose beside a plan is a thousand times as much.
-_BLOCKS_OF_SCALARS = 16 * 512
 # What grows from step to step is planned for with a margin: one part in so many.
 _GROWTH = 8
-_NOTHING: Mapping[int, int] = MappingProxyType({})
 
 
 # A window that is open since before a call, and what is called with what it has seen of the whole.
 Watch = tuple[Window | None, Callable[[Held], None] | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Seen:
-    """Bytes that a loop was seen to hold around a model's graphs, at most.
-
-    Attributes:
-        between: between forward's end and backward's start, beyond what forward leaves.
-        held: when backward begins, beside the gradients that it begins with; as if it were there all the time.
-        forward: outputs of earlier steps while forward runs, where they are gone when backward begins.
-        known: whether any step was looked at.
-        before: all of the process between an optimizer's step and the model's call, where that is over the budget.
-        more: while the graphs run, beyond all that is counted: what an operator takes and does not tell.
-        behind: in backward behind the graphs (of a penalty on the weights), beyond what is resident, where that is more
-            than all that is counted.
-    """
-
-    between: int = 0
-    held: int = 0
-    forward: int = 0
-    known: bool = False
-    before: int = 0
-    more: int = 0
-    behind: int = 0
-
-    @property
-    def beside(self) -> int:
-        """Bytes that are counted as if they were there all through the step."""
-        return self.held + self.more
-
-    def joined(self, other: Seen) -> Seen:
-        """The most of both."""
-        return Seen(
-            max(self.between, other.between),
-            max(self.held, other.held),
-            max(self.forward, other.forward),
-            self.known or other.known,
-            max(self.before, other.before),
-            max(self.more, other.more),
-            max(self.behind, other.behind),
-        )
-
-    def __str__(self) -> str:
-        parts = [
-            (self.between, "between the model's call and backward (the loss)"),
-            (self.held, "that the loop keeps in backward"),
-            (self.forward, "of earlier outputs while the model runs"),
-            (self.before, "with all of the process before the model's call (a teacher, the next batch)"),
-            (self.more, "more than was counted while the model's graphs run"),
-            (self.behind, "beside what is resident once backward has left the model (for a penalty on the weights)"),
-        ]
-        return ", ".join(f"{format_bytes(size, short=True)} {what}" for size, what in parts if size)
-
-
-@dataclasses.dataclass(frozen=True)
-class Loop:
-    """What the loop of one step held around the model's graphs, whoever runs those: bytes at the step's moments.
-
-    Attributes:
-        forward: outputs of earlier steps while forward runs.
-        between: the most between forward's end and backward's start, beyond what forward leaves.
-        backward: when backward begins, beyond what forward leaves and the gradients that it begins with; below 0 where
-            outputs are gone by then.
-        kept: whether its graphs are kept for another backward.
-    """
-
-    forward: int
-    between: int
-    backward: int
-    kept: bool
 
 
 class Ended(NamedTuple):
@@ -157,15 +82,17 @@ class Around:
         self._open: _Open | None = None
         self._again: _Open | None = None  # the last one, where its graph was kept for another backward
 
-    def begins(self, left: int, *, new_step: bool, given: Mapping[int, int] = _NOTHING) -> None:
+    def begins(self, left: int, *, new_step: bool, given: Any = ()) -> None:
         """A call is about to run, with gradients or without, and no window is open.
 
         Args:
             left: bytes that earlier calls of the step have left.
             new_step: whether no earlier call waits for its backward.
-            given: bytes of its arguments by address, which are counted with the call.
+            given: its arguments: those that the loop has made since an earlier call are counted with the call.
         """
-        self._left = max(0, left - sum(size for place, size in given.items() if place in self._made))
+        arguments = shown_tensors(given) if self._made and left else ()
+        storages = _storages(part for leaf in arguments for part in plain_tensors(leaf)).values()
+        self._left = max(0, left - sum(each.nbytes() for each in storages if each.data_ptr() in self._made))
         self._made = frozenset()
         if new_step:
             self._step += 1
@@ -368,11 +295,6 @@ def _storages(values: Iterable[Any]) -> dict[int, torch.UntypedStorage]:
             except (RuntimeError, NotImplementedError):  # of a subclass without one
                 continue
     return found
-
-
-def worth(size: int, device: torch.device) -> int:
-    """The bytes that a loop keeps on a device, or 0 where they are too few to plan for."""
-    return size if size > (SCALARS if device.type == "cpu" else _BLOCKS_OF_SCALARS) else 0
 
 
 def _reached(around: weakref.ref[Around], window: weakref.ref[_Open], gradients: Sequence[torch.Tensor | None]) -> None:

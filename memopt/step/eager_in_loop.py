@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from memopt.step.around import Loop
 from memopt.step.graph_peaks import GraphPeaks, between_graphs, step_peak
+from memopt.step.loop_bytes import Loop
 
 
 def eager_in_loop(

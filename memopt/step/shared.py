@@ -15,7 +15,6 @@ from memopt.memory.resident import Resident
 from memopt.memory.tangents import Tangents, tangents_of_graph
 from memopt.memory.timeline import kept_bytes
 from memopt.program import Program
-from memopt.step.around import Loop, Seen, worth
 from memopt.step.eager_in_loop import eager_in_loop
 from memopt.step.earlier_calls import (
     AS_IT_IS,
@@ -27,6 +26,7 @@ from memopt.step.earlier_calls import (
     calls_in_words,
 )
 from memopt.step.graph_peaks import GraphPeaks, between_graphs, peaks_of, step_peak
+from memopt.step.loop_bytes import Loop, Seen, worth
 from memopt.step.other_tensors import others_in_words
 from memopt.step.planned import Planned, fingerprint
 from memopt.step.recomputed_calls import Listed

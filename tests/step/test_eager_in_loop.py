@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memopt.step.around import Loop
 from memopt.step.eager_in_loop import eager_in_loop
 from memopt.step.graph_peaks import GraphPeaks
+from memopt.step.loop_bytes import Loop
 
 GRAPH = GraphPeaks(forward=110, backward=150, saved=100, left=20)
 
