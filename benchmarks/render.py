@@ -291,6 +291,21 @@ def lengths_table(result: dict[str, Any]) -> str:
 
 
 # By the first word of a result's name: what stands between marks, and what has a page of its own.
+def monitor_table(result: dict[str, Any]) -> str:
+    count = result["threads"]
+    lines = [
+        f"{result['machine']}, {count} thread{'' if count == 1 else 's'}, torch {result['torch']}; medians:",
+        "",
+        "| model | batch | step | with the monitor | more | entering and leaving |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        times = f"{row['milliseconds']:,.1f} ms | {row['monitored_milliseconds']:,.1f} ms | {row['added']:+.0%}"
+        around = row["enter_and_leave_milliseconds"]
+        lines.append(f"| {row['model']} | {row['batch']} | {times} | {around:,.0f} ms |")
+    return "\n".join(lines) + "\n"
+
+
 TABLES = {
     "userloop": loop_table,
     "two": two_gpus_table,
@@ -313,6 +328,7 @@ TABLES = {
     "compare": compare_table,
     "onnx": onnx_table,
     "modules": modules_table,
+    "monitor": monitor_table,
 }
 BRIEF = {"compare": brief_compare_table}
 PAGES = {"classes": classes_table, "tensorflow": tensorflow_table, "conversions": conversions_table}
