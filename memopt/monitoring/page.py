@@ -24,7 +24,7 @@ def to_json(monitor: Monitor) -> str:
 
 def to_html(monitor: Monitor) -> str:
     """The page."""
-    return render_page(monitor_view(monitor), text.to_text(monitor))
+    return render_page(monitor_view(monitor), text.to_text(monitor), ("steps.js",))
 
 
 def monitor_view(monitor: Monitor) -> View:

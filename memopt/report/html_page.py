@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Sequence
 from importlib import resources
 
 from memopt.report.record import Report
 from memopt.report.text import to_text
 from memopt.report.view import View, report_view
 
-_SCRIPTS = ("base.js", "charts.js", "memory.js", "steps.js", "passes.js", "page.js")
+_SCRIPTS = ("base.js", "charts.js", "memory.js", "passes.js", "page.js")
 # Nothing is loaded from anywhere, whatever a name in the report may say.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
@@ -20,15 +21,16 @@ def to_html(report: Report) -> str:
     return render_page(report_view(report), to_text(report))
 
 
-def render_page(view: View, text: str) -> str:
+def render_page(view: View, text: str, charts: Sequence[str] = ()) -> str:
     """One page.
 
     Args:
         view: what it shows, as `memopt.report.view` makes it.
         text: what is shown where no script runs.
+        charts: scripts of charts that only this kind of page has.
     """
     folder = resources.files("memopt.report") / "page"
-    script = "".join((folder / name).read_text("utf-8") for name in _SCRIPTS)
+    script = "".join((folder / name).read_text("utf-8") for name in (*charts, *_SCRIPTS))
     style = (folder / "page.css").read_text("utf-8")
     # In JSON a "<" stands in strings only, so that no text of the report can end the element.
     data = json.dumps(view, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
