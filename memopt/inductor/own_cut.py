@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -118,9 +119,7 @@ class OwnCut:
     def _computes_much_again(self, joint: fx.GraphModule, forward_outputs: int) -> bool:
         """Whether a plan computes so much again of what torch's own cut never does that this would be hopeless."""
         session = self.session
-        self.request.search = True
-        self.hooks.rewrite(joint, forward_outputs, self.request)
-        self.request.search = False
+        self.hooks.rewrite(joint, forward_outputs, dataclasses.replace(self.request, search=True))
         if session.feasible and session.share_again(is_library_call) > _MUCH:
             return True
         session.forget_plan()

@@ -154,10 +154,8 @@ class Training:
         attempt: _Attempt | None = None
         with self._beginning_with(known):
             if not known.planned and session.may_leave(self.hooks.graph_break):
-                self.request.search, self.request.lowering = (
-                    False,
-                    session.rewriting.called(known.lowering, session.exact) or (),
-                )
+                lowering = session.rewriting.called(known.lowering, session.exact) or ()
+                self.request.search, self.request.lowering = False, lowering
                 attempt = self._unplanned()
             if attempt is None:
                 self.request.search, self.request.lowering = True, ()

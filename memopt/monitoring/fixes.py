@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -137,8 +138,6 @@ def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Module) -> 
     """As `plan` takes them: positions, or keywords; both become keywords by the names of `forward`."""
     if not args or not kwargs:
         return kwargs or args
-    import inspect
-
     bound = inspect.signature(model.forward).bind(*args, **kwargs)
     return dict(bound.arguments)
 
