@@ -140,7 +140,7 @@ class ModelCalls:
             return self.transformed.call(around, args, kwargs)
         if self.sessions.hooked.changed(self.model) and self.sessions:
             self.sessions.forget_all()
-        new_step = self.options.budget is not None and self.sessions.begins((args, kwargs))
+        new_step = self.options.budget is not None and self.sessions.begins()
         new_step = new_step and not self.sessions.group.alive(self.sessions)
         look = new_step and self.residents.others.begins()
         self.optimizers.recount_if_due()

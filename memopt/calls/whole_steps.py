@@ -19,8 +19,7 @@ from memopt.compilation.session import Session
 from memopt.memory.attributes import held_tensors
 from memopt.memory.reach import plain_tensors, shown_tensors
 from memopt.memory.window import Held, Window
-from memopt.step.around import Around, Watch
-from memopt.step.loop_bytes import Seen, worth
+from memopt.step.around import Around, Seen, Watch, worth
 
 
 class WholeSteps:
@@ -69,7 +68,7 @@ class WholeSteps:
     def _stepped(self, session: Session, plan: Plan, older: int, held: Held) -> None:
         """A backward is over: what the allocator held beyond what there was before the call."""
         base = max(graph.base for graph in session.ran)
-        counted = session.needed_around(session.ran, self._around.seen) - base
+        counted = session.needed_around(session.ran, self._around.seen)[0] - base
         inside, behind = held.inside + older, held.behind + older
         device, before = session.resident.device, self.seen.get(plan, Seen())
         found = before.joined(
@@ -78,7 +77,7 @@ class WholeSteps:
         if found != before:
             self.seen[plan] = found
             if found.behind:  # there eager holds the same
-                session.reference.at_least(base + found.behind)
+                session.reference.loops(0, base + found.behind)
             self._tell(session)
 
 

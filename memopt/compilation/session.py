@@ -38,7 +38,7 @@ from memopt.step.graphs import StepGraphs
 from memopt.step.hooked import EarlyGradients
 from memopt.step.inference import Inferred, plan_inference
 from memopt.step.plan_request import PlanRequest
-from memopt.step.planned import Planned, fingerprint, predicted_peak
+from memopt.step.planned import Planned, fingerprint
 from memopt.step.reference import Reference
 from memopt.step.rewriting import Rewriting
 from memopt.step.search import StepSearch
@@ -253,14 +253,10 @@ class Session(SharedStep):
         if self.exact:
             self.forget_search()
 
-    def sees_step(self, keys: tuple[str, ...], captured: Sequence[Planned], base: int) -> int:
-        """The bytes that the step of these graphs takes as eager runs it, which fractions are of.
-
-        With the loss that is usual where none was seen yet: what another takes beyond is seen in the first step.
-        """
-        with self.around_graphs(usual=True):
-            own = self._eager_peak(keys, predicted_peak(captured))
-            whole, step, calls = self._of_the_step(keys, captured, base, own)
+    def sees_step(self, keys: tuple[str, ...], captured: Sequence[Planned], base: int, plain: int) -> int:
+        """The bytes that the step of these graphs takes as eager runs it, which fractions are of."""
+        own = min(plain, self._eager_peak(keys, plain))
+        whole, step, calls = self._of_the_step(keys, captured, base, own)
         whole = max(whole, self.optimizer_peak()) if self.role.trains else whole
         self.reference.trains(whole, step, calls)
         return whole
