@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import fx
 from torch._dynamo.utils import counters
-from torch._inductor import codecache, compile_fx
+from torch._guards import TracingContext
+from torch._inductor import codecache, compile_fx, ir
+from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import needs_fallback_due_to_atomic_add_limitations
@@ -16,6 +19,8 @@ from torch.fx.experimental import _config as shapes_config
 
 from memopt.torch_compat.patched import replaced
 
+# Reductions over rows and over columns of few elements are fused too, rather than asked how many there are.
+_FOR_ALL_SIZES = {"triton.mix_order_reduction_non_strict_mode": True}
 _LOADER = "load_by_key_path"  # loads every module that Inductor generated, those of kernels too
 
 
@@ -36,12 +41,31 @@ def compile_graph(
 def compile_traced(module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
     """The function of a graph that AOTAutograd has traced: it takes its arguments in a list, and empties it.
 
-    Where Inductor would look at sizes only to choose faster code, it takes what holds for all: on a GPU a GPT-2 was
-    compiled anew for lengths that are no multiple of 8, for few tokens, and for both (also by torch.compile).
+    Where Inductor would look at symbolic sizes only to choose faster code, it takes what holds for all: on a GPU a
+    GPT-2 was compiled anew for lengths that are no multiple of 8, for few tokens, and for both (also by torch.compile).
     """
-    config: Any = shapes_config
-    with config.patch(backed_size_oblivious=True):
+    symbol = next((value for value in inputs if isinstance(value, torch.SymInt)), None)
+    if symbol is None:
         return compile_fx.compile_fx_inner(module, inputs, **options)
+    aligned, shapes, settings = ir.is_aligned_realized_tensor, cast(Any, shapes_config), cast(Any, inductor_config)
+
+    def aligned_for_all(x: Any, alignment: int) -> bool:
+        # Only here: a slice lowered so asks for what only sizes that nobody knows have, and views of two sizes fail.
+        with shapes.patch(backed_size_oblivious=True):
+            return bool(aligned(x, alignment))
+
+    with replaced(ir, "is_aligned_realized_tensor", aligned_for_all), settings.patch(_FOR_ALL_SIZES):
+        compiled = compile_fx.compile_fx_inner(module, inputs, **options)
+    _give_strides_of_all_sizes(compiled, symbol.node.shape_env)
+    return compiled
+
+
+def _give_strides_of_all_sizes(compiled: Any, shapes: Any) -> None:
+    """AOTAutograd lays out what backward takes as forward's code does: by symbols, not by this call's sizes."""
+    context = TracingContext.try_get()
+    reported, strides = context and context.output_strides, getattr(compiled, "output_strides", None) or ()
+    if reported and len(reported) == len(strides):
+        reported[:] = [text and tuple(map(shapes.deserialize_symexpr, text)) for text in strides]
 
 
 def code_cache_hits() -> int:
