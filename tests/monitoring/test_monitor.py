@@ -190,7 +190,7 @@ def test_the_planner_says_what_would_fit():
             optimizer.step()
             optimizer.zero_grad()
     (fix,) = m.out_of_memory.fixes
-    assert fix.startswith('memopt.compile(model, budget="2000kB", optimizer=optimizer)') and "predicted peak" in fix
+    assert fix.startswith('memopt.compile(model, budget="2MB", optimizer=optimizer)') and "predicted peak" in fix
     assert model.training
 
 
