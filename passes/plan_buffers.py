@@ -230,7 +230,7 @@ class _Planner:
         stand_in = torch.empty_strided(tuple(whole.shape), tuple(strides), dtype=whole.dtype, device="meta")
         try:
             result = node.target(stand_in, *node.args[1:], **node.kwargs)  # type: ignore[operator]
-        except RuntimeError:
+        except (RuntimeError, ValueError):  # torch refuses by either, by whether its own Python takes the view
             return False
         # What reads the view reads a slice as well; a copy in place of a view would be a value of its own.
         readers = [user for user in node.users if user.op == "call_function"]
