@@ -78,7 +78,7 @@ class Fallback:
             kind: of the call.
             before: what there was at its start.
             args, kwargs: of the call.
-            limit: the budget in bytes; None: there is none, or it is not known yet.
+            limit: the budget in bytes; None: there is none, or it is a fraction of a step that was not seen yet.
 
         Raises:
             CaptureError: there is a budget, or a part of the model had run and cannot be undone.

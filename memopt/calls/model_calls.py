@@ -253,7 +253,7 @@ class ModelCalls:
                 raise
         if failure is not None:
             try:  # an error of the model's own comes through: what is planned serves the next call
-                outputs = self.fallback.answer(failure, called, before, args, kwargs, limit=session.limit(0))
+                outputs = self.fallback.answer(failure, called, before, args, kwargs, limit=session.limit(0) or None)
             except CaptureError:
                 self.sessions.drop(kind.plan)
                 raise

@@ -54,7 +54,8 @@ class OwnErrors:
 
         Args:
             args, kwargs: of the call.
-            limit: bytes that there may be with all that is resident; None: not known.
+            limit: bytes that there may be with all that is resident; None: a share of a step that was not seen yet. A
+                call that fails is no such step, and its run takes no more than eager's.
 
         Returns:
             What fake tensors raise of which it is not known whether the model does: it could not be run.
@@ -85,7 +86,7 @@ class OwnErrors:
     def _is_within(self, limit: int | None, args: Any, kwargs: Any, peak: int | None) -> bool:
         """Whether so many bytes beside what the model holds are within the limit."""
         if limit is None or peak is None:
-            return False
+            return peak is not None
         return resident_of(self._model, args, kwargs, None, accumulating=True).total + peak <= limit
 
     def _step_bytes(self, args: Any, kwargs: Any, limit: int | None) -> int | None:

@@ -138,8 +138,8 @@ class Raises(Net):
         return y
 
 
-@pytest.mark.quick("True-1MB", "False-None")
-@pytest.mark.parametrize("budget", [None, "1MB"])
+@pytest.mark.quick("True-1MB", "True-1.0", "False-None")
+@pytest.mark.parametrize("budget", [None, "1MB", 1.0])
 @pytest.mark.parametrize("training", [True, False])
 def test_the_model_s_own_error_is_raised_as_it_raises_it(budget, training):
     model, twin = (Raises().train(training) for _ in range(2))
@@ -154,7 +154,8 @@ def test_the_model_s_own_error_is_raised_as_it_raises_it(budget, training):
                 run(x)
             assert str(found.value) == str(expected.value) and type(found.value) is type(expected.value)
         run(X)
-    assert list(before) == list(model.state_dict()) and run.report.budget_bytes == (budget and 10**6)
+    expected = {None: None, "1MB": 10**6}.get(budget, run.report.budget_bytes)
+    assert list(before) == list(model.state_dict()) and run.report.budget_bytes == expected
 
 
 @pytest.mark.quick("KeyboardInterrupt", "MemoryError")

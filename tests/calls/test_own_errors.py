@@ -48,11 +48,18 @@ def test_what_the_model_raises_itself_is_raised_where_it_may_run() -> None:
         own.raise_own((X[:3],), {}, 10**6)
 
 
-@pytest.mark.parametrize("limit", [None, 100])
-def test_what_is_not_known_is_said(limit: int | None) -> None:
+def test_what_is_not_known_is_said() -> None:
     model = OnFakes()
     for x, words in ((X, "of fakes"), (X[:3], "three")):
-        assert words in str(OwnErrors(model).raise_own((x,), {}, limit))
+        assert words in str(OwnErrors(model).raise_own((x,), {}, 100))
+    assert not model.ran
+
+
+def test_a_share_of_no_step_yet_is_no_limit_to_a_call_that_fails() -> None:
+    model = OnFakes()
+    assert OwnErrors(model).raise_own((X,), {}, None) is None
+    with pytest.raises(LookupError, match="three"):
+        OwnErrors(model).raise_own((X[:3],), {}, None)
     assert not model.ran
 
 
@@ -60,7 +67,9 @@ def failing(*_: Any, **__: Any) -> None:
     raise KeyError("planted")
 
 
-@pytest.mark.parametrize(("budget", "said"), [("1MB", "planted"), (0.7, "on fake tensors it raises ValueError: of f")])
+@pytest.mark.parametrize(
+    ("budget", "said"), [("1MB", "planted"), (0.7, "planted"), ("2.8kB", "on fake tensors it raises ValueError: of f")]
+)
 def test_a_refusal_does_not_say_that_it_is_the_models(
     budget: str | float, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
