@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import logging
@@ -213,7 +214,7 @@ class ModelCalls:
         mark = session.outside.mark((args, kwargs) if gradients else ())
         step, planned, began = session.step, session.report, time.perf_counter()
         failure: Failure | None = None
-        graphs = self.sessions.graphs
+        graphs, whole = self.sessions.graphs, copy.copy(self.sessions.reference)
         if self.options.budget is not None and session.report is None and has_disabled_forward(self.model):
             # It is not run whole to find that nothing is captured: what it saves may be more than the budget.
             captured = self.planned.captures(session, args, kwargs)
@@ -252,8 +253,10 @@ class ModelCalls:
             if failure is None:
                 raise
         if failure is not None:
+            limit = session.limit(0) or None
+            self.sessions.reference.return_to(whole)
             try:  # an error of the model's own comes through: what is planned serves the next call
-                outputs = self.fallback.answer(failure, called, before, args, kwargs, limit=session.limit(0) or None)
+                outputs = self.fallback.answer(failure, called, before, args, kwargs, limit=limit)
             except CaptureError:
                 self.sessions.drop(kind.plan)
                 raise

@@ -30,6 +30,10 @@ class Reference:
         self._most = 0  # bytes of the first training step between the model's calls and backward
         self._own = self._held = 0  # bytes of the first training step: of the model, and what its loop holds beside
 
+    def return_to(self, before: Reference) -> None:
+        """Be as a copy that was made before: of a call that failed a fraction is none."""
+        vars(self).update(vars(before))
+
     def of(self, unconstrained_bytes: int) -> int:
         """The bytes that a fraction is of, for a step or a call that takes so many itself."""
         return self.training if self.training is not None else max(self.inference, unconstrained_bytes)

@@ -1,5 +1,7 @@
 """A fraction is of one peak: the first training step's."""
 
+import copy
+
 from memopt.step.reference import Reference
 
 
@@ -56,3 +58,13 @@ def test_a_step_planned_anew_keeps_what_was_seen_around_it_and_counts_it_once():
     assert reference.of(10) == 1350
     reference.trains(2000, "more calls", 2)
     assert reference.of(10) == 2000
+
+
+def test_a_call_that_failed_leaves_a_fraction_as_it_was():
+    reference = Reference()
+    before = copy.copy(reference)
+    reference.trains(5_784, "failed")
+    reference.return_to(before)
+    assert reference.training is None
+    reference.trains(1_960, "first")
+    assert reference.of(0) == 1_960
