@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from memopt.calls.failures import Failure
 from memopt.calls.own_errors import OwnErrors, unsure_of
 from memopt.calls.start import CallStart
 from memopt.capture.export import CaptureError
+from memopt.memory.attributes import held_tensors
 from memopt.options import Options
 from memopt.torch_compat import pytree
 
@@ -39,8 +40,8 @@ class Fallback:
         """What calls have in common that are compiled alike: kinds of tensors, and everything that is no tensor."""
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         kind = others, self._model.training, str(spec), tuple(map(_kind_of, leaves))
-        if any(map(_has_no_shape, leaves)) and kind not in self._failed:
-            self._leave(kind, "an input is a nested tensor of strided layout", "make it with layout=torch.jagged")
+        if kind not in self._failed and kind not in self._worked:
+            self._leave_odd(kind, leaves)
         return kind
 
     def before(self, kind: Any, args: Any, kwargs: Any) -> CallStart:
@@ -67,6 +68,14 @@ class Fallback:
         if line is not None and self._options.budget is not None:
             raise CaptureError(line)
         return line is not None
+
+    def why_failed(self, kind: Any) -> str:
+        """The line of such a call that failed before; empty where none did.
+
+        Raises:
+            CaptureError: it did, under a budget.
+        """
+        return self._failed[kind] if self.has_failed(kind) else ""
 
     def answer(
         self, failure: Failure, kind: Any, before: CallStart, args: Any, kwargs: Any, *, limit: int | None
@@ -105,6 +114,17 @@ class Fallback:
         self.notes.append(self._failed[kind])
         return outputs
 
+    def _leave_odd(self, kind: Any, leaves: Sequence[Any]) -> None:
+        """Leave calls with a tensor that no graph holds, nor can its bytes be told, among these or the model's own."""
+        named = [("an input", leaf) for leaf in leaves]
+        named += [*self._model.named_parameters(), *self._model.named_buffers()]
+        named += [("a tensor that the model holds", held) for held in held_tensors(self._model)]
+        for where, tensor in named:
+            odd = next((item for item in _ODD if isinstance(tensor, torch.Tensor) and item[0](tensor)), None)
+            if odd is not None:
+                self._leave(kind, f"{where} is {odd[1]}", odd[2])
+                return
+
     def _leave(self, kind: Any, why: str, instead: str) -> None:
         """Refuse such calls within a budget, and run them as they are without one."""
         name = type(self._model).__name__
@@ -123,6 +143,14 @@ def _kind_of(leaf: Any) -> Any:
     return leaf if isinstance(leaf, bool | int | float | str | type(None)) else type(leaf)
 
 
-def _has_no_shape(leaf: Any) -> bool:
+def _has_no_shape(tensor: torch.Tensor) -> bool:
     """Whether it is a nested tensor that no graph takes: a jagged one has symbols for its sizes."""
-    return isinstance(leaf, torch.Tensor) and leaf.is_nested and leaf.layout is torch.strided
+    return tensor.is_nested and tensor.layout is torch.strided
+
+
+# Tensors that no graph holds: which, in words, and what to write instead.
+_ODD: tuple[tuple[Callable[[torch.Tensor], bool], str, str], ...] = (
+    (_has_no_shape, "a nested tensor of strided layout", "make it with layout=torch.jagged"),
+    (lambda tensor: tensor.is_mkldnn, "a tensor in oneDNN's layout", "make it plain by to_dense()"),
+    (lambda tensor: tensor.is_quantized, "a quantized tensor", "make it plain by dequantize()"),
+)

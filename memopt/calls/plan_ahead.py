@@ -53,6 +53,8 @@ class PlanAhead:
             NotCapturedError: the model's control flow depends on values of tensors, or no graph can be captured.
             PlanningFailed: memopt failed.
         """
+        if failed := self._fallback.why_failed(self._fallback.kind(args, kwargs, kind)):
+            raise PlanningFailed(failed)
         session = self._sessions.of(kind)
         self._residents.count_optimizers()
         session.resident = self._residents.of(args, kwargs, kind)
@@ -78,6 +80,8 @@ class PlanAhead:
     def plan_if_possible(self, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """As `plan`; a failure inside memopt is a warning if there is no budget, as the model then runs as it is."""
         try:
+            if self._fallback.why_failed(self._fallback.kind(args, kwargs, kind)):
+                return
             if self._options.budget is not None:
                 self._residents.refuse_at_once(args, kwargs, kind)
                 self._residents.count_optimizers()

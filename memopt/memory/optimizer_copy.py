@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memopt.memory.reach import optimizers_in, plain_tensors
+from memopt.memory.reach import is_sparse, optimizers_in, plain_tensors
 from memopt.torch_compat.dispatch import no_modes
 from memopt.torch_compat.optimizers import fakes_without_address
 
@@ -45,8 +45,10 @@ class Twins:
         if id(parameter) in self.own:
             return parameter
         if id(parameter) not in self.twins:
-            parts = list(plain_tensors(parameter))
-            like = parts[0] if len(parts) == 1 else parameter  # of one that is shared out, the part that is here
+            with no_modes():  # of a sparse one they are asked by operators
+                parts = list(plain_tensors(parameter))
+            # Of one that is shared out, the part that is here; of a sparse one its values.
+            like = parts[-1] if len(parts) == 1 or is_sparse(parameter) else parameter
             twin = nn.Parameter(self._empty(like), requires_grad=parameter.requires_grad)
             if id(parameter) in self.trained:
                 twin.grad = self._empty(like)

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 
 import pytest
 import torch
@@ -308,3 +309,64 @@ def test_a_nested_tensor_that_has_no_shape_runs_as_it_is_or_is_refused(caplog):
     assert [record.getMessage().count("layout=torch.jagged") for record in caplog.records] == [1]
     with pytest.raises(memopt.CaptureError, match=r"layout=torch.jagged, or leave the budget out$"):
         memopt.compile(model, "1MB", backend="aten")(nested)
+
+
+class Holds(nn.Module):
+    """Adds a tensor of its own, made plain, to its input, made plain."""
+
+    def __init__(self, tensor, where):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        if where == "own":
+            self.own = nn.Parameter(tensor, requires_grad=tensor.is_floating_point())
+        elif where == "kept":
+            self.register_buffer("kept", tensor)
+        else:
+            self.held = [tensor]
+        self.where = where
+
+    def forward(self, x):
+        return self.layer(plain(x)) + plain(self.held[0] if self.where == "held" else getattr(self, self.where)).sum(0)
+
+
+def plain(tensor):
+    return tensor.dequantize() if tensor.is_quantized else tensor.to_dense()
+
+
+ODD = {
+    "onednn": (lambda tensor: tensor.to_mkldnn(), "a tensor in oneDNN's layout: make it plain by to_dense()"),
+    "quantized": (
+        lambda tensor: torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8),
+        "a quantized tensor: make it plain by dequantize()",
+    ),
+}
+PLACES = {"input": "an input", "own": "own", "kept": "kept", "held": "a tensor that the model holds"}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor is deprecated", "ignore:.*quantized")
+def test_a_tensor_that_no_graph_holds_is_named_with_what_to_write_instead(name, place, training, caplog):
+    turn, said = ODD[name]
+    x = turn(X) if place == "input" else X
+    model = Holds(X if place == "input" else turn(X), "held" if place == "input" else place).train(training)
+    with torch.set_grad_enabled(training):
+        torch.testing.assert_close(memopt.compile(model, backend="aten")(x), model(x))
+        for budget in ("1MB", 0.7):
+            run = memopt.compile(model, budget, backend="aten")
+            for call in (lambda run=run: run(x), lambda budget=budget: memopt.plan(model, x, budget)):
+                with pytest.raises(memopt.CaptureError, match=f" {PLACES[place]} is {re.escape(said)}, or leave the"):
+                    call()
+    assert [record.getMessage().count(said.partition(":")[0]) for record in caplog.records] == [1]
+
+
+def test_a_sparse_parameter_runs_as_it_is_with_an_optimizer_of_the_others():
+    model = Holds(X.to_sparse(), "own")
+    optimizer = torch.optim.SGD(model.layer.parameters(), 0.1)
+    run = memopt.compile(model, "1MB", optimizer=optimizer, backend="aten")
+    run(X).sum().backward()
+    found = model.own.grad.to_dense()
+    model.zero_grad()
+    model(X).sum().backward()
+    assert torch.equal(found, model.own.grad.to_dense())
