@@ -174,7 +174,10 @@ class CompiledModule(nn.Module):
             return callbacks_of(self, getattr(calls.model, name))
         if name in _CALLING and calls.options.engine.many_sizes and name not in vars(calls.model):
             return _calling(self, name)
-        return getattr(calls.model, name)
+        value = getattr(calls.model, name)
+        if calls.others is None or calls.inlined or "_memopt_loop" in self.__dict__:
+            return value
+        return calls.others.watched(name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN:

@@ -23,6 +23,7 @@ from memopt.calls.given_optimizers import GivenOptimizers
 from memopt.calls.group import Group
 from memopt.calls.guard_fast_path import Kind, SteadyGraph
 from memopt.calls.kinds import Kinds
+from memopt.calls.other_methods import OtherMethods
 from memopt.calls.pace import pace_of
 from memopt.calls.plan_ahead import PlanAhead
 from memopt.calls.planned import PlannedCalls, set_back, was_planned
@@ -80,6 +81,7 @@ class ModelCalls:
         kinds: tells of which kind a call is.
         transformed: calls that nothing is compiled through.
         fallback: calls that memopt failed at.
+        others: the model's other methods; None without a budget.
         as_it_is: calls that cannot be captured, and run within a budget.
         refusals: calls whose budget was refused.
         ends: what looks at calls, and is told of their ends.
@@ -104,6 +106,7 @@ class ModelCalls:
         self.kinds = Kinds(self.gradients, self.several, self.steady, budgeted=budgeted)
         self.transformed = Transformed(model, budgeted=budgeted)
         self.fallback, self.refusals = Fallback(model, options), Refusals(model)
+        self.others = OtherMethods(model, self.fallback.notes) if budgeted else None
         self.as_it_is = AsItIs(model, options)
         self.ahead = PlanAhead(model, options, self.sessions, self.residents, self.fallback)
         self.ends = CallEnds(self.sessions, self.several, self.residents, budgeted=budgeted)
