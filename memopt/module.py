@@ -113,7 +113,7 @@ class CompiledModule(nn.Module):
             with self._memopt.sessions.agreement.sought():
                 return self._memopt.run(args, kwargs)
         except BudgetError as error:
-            refused, cause = OutOfBudgetError.of(self._memopt.residents.in_bytes(error)), error.__cause__
+            refused, cause = OutOfBudgetError.of(self._memopt.residents.in_bytes(error, args, kwargs)), error.__cause__
         # Out here, so that what the caller catches holds none of the tensors in the frames that planned.
         raise refused from cause
 

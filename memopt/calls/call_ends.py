@@ -32,12 +32,12 @@ class CallEnds:
             return None, None
         return self._sessions.whole_steps.watch(session, kind, args, kwargs)
 
-    def returned(self, session: Session, outputs: Any, *, planned: bool) -> None:
+    def returned(self, session: Session, outputs: Any, args: Any, kwargs: Any, *, planned: bool) -> None:
         """A call has returned: what it has made is no other tensor of the process."""
         if self._budgeted and not self.verifying:
             self._residents.others.ended(session.resident.device, outputs, planned=planned)
             if planned:
-                self._residents.tell_of_others(session)
+                self._residents.tell_of_others(session, args, kwargs)
 
     def awaits_backward(
         self, session: Session, guard: StepGuard, outputs: Any, args: Any, kwargs: Any, watch: Watch = (None, None)

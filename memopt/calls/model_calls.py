@@ -281,7 +281,7 @@ class ModelCalls:
             if session.step is not None and session.step.planned:  # not a warm start
                 pace_of(session).took(plans.nodes, plans.seconds)
         note_outside(session, self.model, shown_tensors(outputs), mark)
-        self.ends.returned(session, outputs, planned=session.report is not planned)
+        self.ends.returned(session, outputs, args, kwargs, planned=session.report is not planned)
         if gradients:
             self.sessions.group.trains(self.model)
             watch = unless_planned(session.report is not planned, watch)
@@ -300,7 +300,7 @@ class ModelCalls:
                 outputs, watch = self.as_it_is.run(called, session, kind, args, kwargs, look=look)
         except torch.OutOfMemoryError as error:
             raise ShortOfMemoryError(session.short_of_memory(error)) from None
-        self.ends.returned(session, outputs, planned=False)
+        self.ends.returned(session, outputs, args, kwargs, planned=False)
         if kind.gradients:
             self.ends.awaits_backward(session, guard, outputs, args, kwargs, watch)
         return outputs
@@ -377,7 +377,7 @@ class ModelCalls:
         except torch.OutOfMemoryError as error:
             raise ShortOfMemoryError(session.short_of_memory(error)) from None
         counted = session.report is not report  # for larger sizes than before
-        self.ends.returned(session, outputs, planned=counted)
+        self.ends.returned(session, outputs, args, kwargs, planned=counted)
         if gradients:
             self.ends.awaits_backward(session, guard, outputs, args, kwargs, unless_planned(counted, watch))
         return outputs

@@ -73,7 +73,7 @@ class Residents:
         if alive:
             outside += sum(ran.saved for ran in alive) + arguments_beside(alive, arguments_of(args, kwargs))
         others, coming, footprint = self._group.beside(self._model, footprint)
-        others += max(0, self._others - self.others.of_these(shown_tensors((args, kwargs))))
+        others += self._beside(args, kwargs) if self._counts else 0
         return dataclasses.replace(resident, outside=outside, others=others, coming_beside=coming, optimizer=footprint)
 
     def count_optimizers(self) -> None:
@@ -130,19 +130,30 @@ class Residents:
         if self.others.look(device, known, outputs, loop_holds=bool(around.seen.held)) and self._counts:
             self._judge()
 
-    def tell_of_others(self, session: Session) -> None:
-        """Say what other tensors there are where a fraction does not count them: it is one of the step's own peak."""
+    def tell_of_others(self, session: Session, args: Any, kwargs: Any) -> None:
+        """Say what other tensors there are where a fraction does not count them: it is one of the step's own peak.
+
+        Args:
+            session: of the call that has run.
+            args, kwargs: of that call.
+        """
         report = session.report
         if self.others.growing and self._counts:
             session.note(
                 f"{others_in_words(self.others.total)} with what is left to them, as they grow from step to step"
             )
-        if report is not None and not self._counts and self.others.total * _SMALL > report.unconstrained_bytes:
-            session.note(f"{others_in_words(self.others.total)} beside the step, of whose own peak a fraction is")
+        others = 0 if self._counts else self._beside(args, kwargs)
+        if report is not None and others * _SMALL > report.unconstrained_bytes:
+            session.note(f"{others_in_words(others)} beside the step, of whose own peak a fraction is")
 
-    def in_bytes(self, error: BudgetError) -> BudgetError:
-        """A refusal whose minimum is true of a budget in bytes: of one that was a fraction it leaves others out."""
-        others = 0 if self._counts or not error.minimum_bytes else self.others.total
+    def in_bytes(self, error: BudgetError, args: Any, kwargs: Any) -> BudgetError:
+        """A refusal whose minimum is true of a budget in bytes: of one that was a fraction it leaves others out.
+
+        Args:
+            error: the refusal.
+            args, kwargs: of the call that was refused.
+        """
+        others = 0 if self._counts or not error.minimum_bytes else self._beside(args, kwargs)
         # A little more may be there when that budget is tried: losses come and go.
         return error if others <= LITTLE else error.with_others(others + LITTLE, others_in_words(others))
 
@@ -154,6 +165,10 @@ class Residents:
     @property
     def _others(self) -> int:
         return self.others.total if self._counts else 0
+
+    def _beside(self, args: Any, kwargs: Any) -> int:
+        """Bytes of others that the arguments do not hold: a batch may be a view of a data set that an earlier call saw."""
+        return max(0, self.others.total - self.others.of_these(shown_tensors((args, kwargs))))
 
     def _known(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
         """Tensors that are counted otherwise."""

@@ -205,9 +205,14 @@ class SharedStep(Told):
         return super().planned_beside - self.seen.beside
 
     def optimizer_peak(self) -> int:
-        """The most bytes while no graph runs: in `optimizer.step()`, before the next call, behind them in backward."""
+        """The most bytes while no graph runs: in `optimizer.step()`, before the next call, behind them in backward.
+
+        0 of a call of inference: an optimizer's step is none of an evaluation, which was said to be over its budget.
+        """
+        if not self.role.trains:
+            return 0
         peak = super().optimizer_peak()
-        return max(peak + self.seen.held if peak else 0, self._apart(self.seen) if self.role.trains else 0)
+        return max(peak + self.seen.held if peak else 0, self._apart(self.seen))
 
     def code_peak(self) -> int:
         """As of the step's graphs alone, with what runs between them."""

@@ -34,3 +34,28 @@ def test_the_minimum_of_a_fraction_is_true_of_a_budget_in_bytes():
     run = memopt.compile(models[1], least, backend="aten")
     run(x).sum().backward()
     assert run.report.peak_bytes <= least
+
+
+@pytest.mark.whole_process
+def test_a_batch_that_is_a_view_of_what_an_earlier_call_saw_is_counted_once():
+    """An evaluation on other tensors, then a step whose batch is a part of the data set."""
+    torch.manual_seed(0)
+    data, model = torch.randn(50_000, 32), nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8))
+    run = memopt.compile(model, 0.05, backend="aten")
+    with torch.no_grad():
+        run(torch.randn(64, 32))
+    assert any("of whose own peak a fraction is" in note for note in run.report.notes)
+    with pytest.raises(memopt.BudgetError) as refused:
+        run(data[:64])
+    assert data.nbytes < refused.value.minimum_bytes < 2 * data.nbytes
+
+
+def test_an_optimizers_step_is_none_of_an_evaluation():
+    """Before the first step of training, too, of which a fraction is only then."""
+    model, x = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)), torch.randn(256, 64)
+    run = memopt.compile(model, 0.7, backend="aten", optimizer=torch.optim.AdamW(model.parameters()))
+    with torch.no_grad():
+        run(x)
+    report = run.report
+    assert report.breakdown.total == report.peak_bytes <= report.budget_bytes
+    assert report.measured_peak_bytes <= report.budget_bytes and report.breakdown.optimizer_state
