@@ -167,7 +167,7 @@ class Residents:
         return self.others.total if self._counts else 0
 
     def _beside(self, args: Any, kwargs: Any) -> int:
-        """Bytes of others that the arguments do not hold: a batch may be a view of a data set that an earlier call saw."""
+        """Bytes of others that the arguments do not hold: a batch may be a view of a data set that counted before."""
         return max(0, self.others.total - self.others.of_these(shown_tensors((args, kwargs))))
 
     def _known(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
