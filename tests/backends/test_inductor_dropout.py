@@ -62,6 +62,22 @@ def unconstrained(device):
     return loss, gradients, run.report.peak_bytes
 
 
+def assert_slope(run, model, inputs, gradients):
+    """The loss falls along these gradients as they say, by differences of seeded losses."""
+    direction = {name: torch.randn_like(gradient) for name, gradient in gradients.items()}
+    slope = sum(float((gradients[name] * direction[name]).sum()) for name in gradients)
+    around = []
+    for step in (1e-6, -1e-6):
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter += step * direction[name]
+        around.append(float(loss_of(run, inputs).detach()))
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter -= step * direction[name]
+    assert slope == pytest.approx((around[0] - around[1]) / 2e-6, rel=1e-4, abs=1e-6)
+
+
 CASES = [
     ("small", 0.7),
     pytest.param("cpu", 0.6, marks=pytest.mark.long),
@@ -81,20 +97,35 @@ def test_gradients_are_those_of_the_masks_that_forward_drew(device, share):
     except memopt.BudgetError as error:
         assert share < 0.6 and error.minimum_bytes > share * peak
         return
-    direction = {name: torch.randn_like(gradient) for name, gradient in gradients.items()}
-    slope = sum(float((gradients[name] * direction[name]).sum()) for name in gradients)
-    around = []
-    for step in (1e-6, -1e-6):
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter += step * direction[name]
-        around.append(float(loss_of(run, inputs).detach()))
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter -= step * direction[name]
-    assert slope == pytest.approx((around[0] - around[1]) / 2e-6, rel=1e-4, abs=1e-6)
+    assert_slope(run, model, inputs, gradients)
     if any("operator by operator" in note for note in run.report.notes):
         return  # eager's masks, not Inductor's
     assert torch.allclose(loss, expected_loss, rtol=1e-10)
     for name, gradient in gradients.items():
         assert torch.allclose(gradient, expected[name], rtol=1e-6, atol=1e-9), name
+
+
+@pytest.mark.parametrize("share", [1.1, None])  # a graph that is kept takes more
+def test_a_schedule_of_rates_and_a_graph_that_is_kept_have_the_masks_that_forward_drew(share):
+    """Inductor's masks are others than eager's, as under torch.compile: the gradients are to be of the same ones."""
+    peak = unconstrained("small")[2]
+    torch._dynamo.reset()
+    model, inputs = build("small")
+    run = memopt.compile(model, None if share is None else int(share * peak), backend="inductor", verify=False)
+    for rate in (0.3, 0.6, 0.1):
+        for place in (2, 6):
+            run.layers[place].p = rate
+        loss = loss_of(run, inputs)
+        after = torch.get_rng_state()
+        loss.backward(retain_graph=True)
+        first = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+        torch.rand(5)  # a loop that draws between two backwards
+        loss.backward()
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter.grad, 2 * first[name]), name
+        model.zero_grad()
+        again, gradients = taken(run, model, inputs)
+        assert torch.equal(again, loss.detach()) and torch.equal(torch.get_rng_state(), after)
+        for name, gradient in gradients.items():
+            assert torch.allclose(gradient, first[name], rtol=1e-12), name
+        assert_slope(run, model, inputs, first)
