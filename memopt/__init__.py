@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -73,6 +74,10 @@ _HOMES = {
     "memopt.report.record": ("Report",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+if "torch" in sys.modules:
+    importlib.import_module("memopt.torch_compat.advised_settings")
 
 
 def __getattr__(name: str) -> Any:
