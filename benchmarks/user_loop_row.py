@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from user_models import batches, built
 
 import memopt
 from memopt.comparison.inside import Seat, serve
 from memopt.comparison.job import Job
+from memopt.module import CompiledModule, calls_of
 
 BATCHES = 4
 
@@ -80,7 +82,13 @@ def work(job: Job, seat: Seat) -> dict[str, Any]:
     if isinstance(report, memopt.Report):
         found.update(predicted_bytes=report.peak_bytes, minimum_bytes=report.minimum_bytes, notes=list(report.notes))
         found.update(budget_bytes=report.budget_bytes, phases=dict(report.seconds))
+    found["graphs"] = calls_of(run).sessions.graphs if isinstance(run, CompiledModule) else traced_graphs()
     return found
+
+
+def traced_graphs() -> int:
+    """How many graphs torch.compile has made code of in this process."""
+    return int(counters["stats"]["unique_graphs"])
 
 
 def prepared(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from benchmarks import user_loop
+from benchmarks.render_loops import loop_table
 from benchmarks.user_loop import Loop
 
 pytest.importorskip("transformers")
@@ -72,6 +73,12 @@ def test_batches_of_many_sizes_are_shares_of_eager_and_say_where_code_was_waited
     waited = {"loss_seconds": [9.0, 2.0, 3.5], "first_step_seconds": 9.0, "seconds": [0.3, 0.3, 0.3]}
     table.take("memopt:0.5", {"kind": "row", "reserved_bytes": 400, **waited})
     assert "waited for code in 2 steps" in table.line("memopt:0.5")
+    table.take("compile_dynamic", {"kind": "row", **waited, "seconds": [0.2, 0.2, 0.2], "graphs": 3})
+    table.sizes = {"batch": 4, "length": 32}
+    shown = loop_table(table.described() | {"model": "gpt2_medium"}).splitlines()
+    assert "3 sizes of batch and length, the largest batch 4, length 32" in shown[0]
+    assert {line.count("|") for line in shown[2:]} == {14}
+    assert [cell.strip() for cell in shown[-1].split("|")[-4:-1]] == ["3", "2", "14 s"] and "| 1.500 |" in shown[-2]
 
 
 def test_varied_batches_have_sizes_of_their_own_and_one_is_the_largest():
