@@ -30,9 +30,10 @@ from memopt.memory.resident import storage_bytes
 from memopt.memory.window import Held, Window, closed_if_it_fails
 from memopt.options import Options
 from memopt.report.eager import eager_report
-from memopt.step.around import SCALARS, Watch
+from memopt.step.around import Around, Watch
 from memopt.step.earlier_calls import AS_IT_IS, Figures
 from memopt.step.graph_peaks import between_graphs, step_peak
+from memopt.step.loop_bytes import SCALARS
 from memopt.step.module_checkpoints import ModuleCheckpoints
 from memopt.step.other_tensors import others_in_words
 from memopt.torch_compat import pytree
@@ -116,9 +117,9 @@ def why_not(session: Session, error: NotCapturedError | BudgetError) -> NotCaptu
 class AsItIs:
     """The calls of one model that cannot be captured, each counted on fake tensors before it runs."""
 
-    def __init__(self, model: nn.Module, options: Options) -> None:
-        """None is known yet."""
-        self._model, self._options = model, options
+    def __init__(self, model: nn.Module, options: Options, around: Around) -> None:
+        """None is known yet; `around` is what its loop is seen to hold."""
+        self._model, self._options, self._around = model, options, around
         self._known: dict[Any, _Known] = {}
         self._decides: Any = None  # the kind of call that a fraction is of
         self._accumulated = False  # whether gradients were there in a call already
@@ -302,9 +303,9 @@ class AsItIs:
             session.reference.trains(needs.most, object(), max(kind.calls, len(session.earlier) + 1))
             if kind.accumulating and not self._accumulated:
                 self._accumulated = True  # steps have a backward that adds to gradients, as eager's have
-                more = max(0, needs.most - (session.reference.training or 0))
+                before = session.reference.training or 0
                 trained = sum(each.nbytes for each in self._model.parameters() if each.requires_grad)
-                session.reference.takes_more(min(more, trained))
+                session.reference.at_least(min(needs.most, before + trained))
         elif not session.waits_for_training(needs.call):
             session.reference.infers(needs.call)
         return session.budget.resolve(session.reference.of(needs.call))
@@ -354,23 +355,24 @@ class AsItIs:
             return self._model(*args, **kwargs), (None, None)
         known.looks -= 1
         parts = (part for tensor in held_tensors(self._model) for part in plain_tensors(tensor))
-        window = Window(session.resident.device, (part.untyped_storage() for part in parts))
-        del parts
+        there = [part.untyped_storage() for part in parts] + self._around.kept_outputs()
+        window, older = Window(session.resident.device, there), self._around.older_bytes()
+        del parts, there
         with closed_if_it_fails(window):
             outputs = self._model(*args, **kwargs)
         if kind.gradients:
-            return outputs, (window, functools.partial(self._stepped, called, weakref.ref(session), kind))
+            return outputs, (window, functools.partial(self._stepped, called, weakref.ref(session), kind, older))
         held = window.close()
         if held is not None:
             self._compare(called, session, kind, held.peak, known.way.eager.peaks.forward)
         return outputs, (None, None)
 
-    def _stepped(self, called: Any, here: weakref.ref[Session], kind: Kind, held: Held) -> None:
-        """A backward is over: what the allocator held beyond what there was before the call."""
+    def _stepped(self, called: Any, here: weakref.ref[Session], kind: Kind, older: int, held: Held) -> None:
+        """A backward is over: what the allocator held beyond what there was before the call, older outputs included."""
         session, known = here(), self._known.get(called)
         if session is None or known is None or known.real is not None:  # said by an earlier step
             return
-        took = held.whole or 0
+        took = 0 if held.whole is None else held.whole + older
         with between_graphs(session.seen.between, session.seen.forward):
             counted = step_peak([known.way.eager.peaks]) + session.seen.held
         if self._decides == called and took - counted > SCALARS:  # a fraction is of what the step really takes

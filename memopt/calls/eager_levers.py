@@ -12,7 +12,7 @@ import torch
 from memopt.capture.eager_call import EagerCall
 from memopt.capture.module_calls import ModuleCalls
 from memopt.solve.module_checkpoints import choices
-from memopt.step.around import SCALARS
+from memopt.step.loop_bytes import SCALARS
 from memopt.step.module_checkpoints import ModuleCall, ModuleCheckpoints
 
 # Sets of modules that are counted, beside subsets of the one that is taken: a count takes about as long as a step.

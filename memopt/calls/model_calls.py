@@ -107,7 +107,7 @@ class ModelCalls:
         self.transformed = Transformed(model, budgeted=budgeted)
         self.fallback, self.refusals = Fallback(model, options), Refusals(model)
         self.others = OtherMethods(model, self.fallback.notes) if budgeted else None
-        self.as_it_is = AsItIs(model, options)
+        self.as_it_is = AsItIs(model, options, self.sessions.around)
         self.ahead = PlanAhead(model, options, self.sessions, self.residents, self.fallback)
         self.ends = CallEnds(self.sessions, self.several, self.residents, budgeted=budgeted)
         self.inlined, self.reached = False, False
@@ -144,7 +144,7 @@ class ModelCalls:
             return self.transformed.call(around, args, kwargs)
         if self.sessions.hooked.changed(self.model) and self.sessions:
             self.sessions.forget_all()
-        new_step = self.options.budget is not None and self.sessions.begins()
+        new_step = self.options.budget is not None and self.sessions.begins((args, kwargs))
         new_step = new_step and not self.sessions.group.alive(self.sessions)
         look = new_step and self.residents.others.begins()
         self.optimizers.recount_if_due()

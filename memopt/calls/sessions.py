@@ -41,12 +41,13 @@ from memopt.memory.window import unseen
 from memopt.options import Options
 from memopt.recording.pool import Pool
 from memopt.report.record import Report
-from memopt.step.around import Around, Ended, Seen, Watch
+from memopt.step.around import Around, Ended, Watch
 from memopt.step.before_calls import BEFORE
 from memopt.step.carry import Sizes
 from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Ran
 from memopt.step.guard import StepGuard, allowance_of
 from memopt.step.hooked import KEPT, WAIT, EarlyGradients, Hooked, added_names
+from memopt.step.loop_bytes import Seen
 from memopt.step.optimizers import Optimizers
 from memopt.step.reference import Reference
 from memopt.torch_compat.changing_numbers import ChangingNumbers
@@ -140,6 +141,9 @@ class Sessions(Mapping[Plan, Session]):
                 f"nothing is planned: no graph could be captured of {session.model_name}, it runs as it is"
             )
         report = session.report
+        limit = None if self.reference.training is None else session.limit(0)
+        if limit is not None and report.budget_bytes not in (None, limit):  # a step that was seen later told more of it
+            report = dataclasses.replace(report, budget_bytes=limit)
         return dataclasses.replace(report, notes=(*report.notes, *notes)) if notes else report
 
     def of(self, kind: Kind) -> Session:
@@ -227,8 +231,11 @@ class Sessions(Mapping[Plan, Session]):
         self._symbolic.pop((kind.plan, self._every(kind)), None)
         self.steady.forget_symbolic(kind.plan)
 
-    def begins(self) -> bool:
+    def begins(self, given: Any = ()) -> bool:
         """A call begins: what the loop held around the last one is known, and steps that were over are planned anew.
+
+        Args:
+            given: its arguments.
 
         Returns:
             Whether a new step begins.
@@ -238,7 +245,7 @@ class Sessions(Mapping[Plan, Session]):
         left, before, most = self.around.close(), self.around.seen, BEFORE.ends()
         over = most > (self._over.limit_bytes() or most)
         self.around.saw_before(most if over else 0)
-        self.around.begins(0 if new_step else left, new_step=new_step)
+        self.around.begins(0 if new_step else left, new_step=new_step, given=given)
         if self.around.seen != before and self._over.latest is not None:
             self._look(*self._over.latest)
         if new_step and not has_group():  # ranks plan the same
@@ -286,7 +293,8 @@ class Sessions(Mapping[Plan, Session]):
     def _look(self, session: Session, calls: Sequence[Ran]) -> None:
         """Look whether a step of these calls was over its budget, with what is known of its loop by now."""
         plan = next((plan for plan, each in self._sessions.items() if each is session), None)
-        self._over.look(session, self._seen(plan), calls)
+        loop, self.around.loop = self.around.loop, None
+        self._over.look(session, self._seen(plan), calls, loop)
 
     def drop(self, plan: Plan) -> None:
         """Drop a session that failed in the middle of its work, with all that it compiled; its last report stays."""

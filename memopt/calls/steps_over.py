@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from memopt.budget import format_bytes
 from memopt.compilation.session import Session
 from memopt.memory.measure import is_profiled
-from memopt.step.around import Seen
 from memopt.step.earlier_calls import Ran
+from memopt.step.loop_bytes import Loop, Seen
 
 log = logging.getLogger("memopt")
 
@@ -33,9 +33,18 @@ class StepsOver:
         """The budget of the latest step; None where there is no step, or no budget."""
         return None if self.latest is None else self.latest[0].limit_of_all
 
-    def look(self, session: Session, seen: Seen, calls: Sequence[Ran]) -> None:
-        """Say that a step of these calls was over its budget, if it was with what is known of the loop around it."""
+    def look(self, session: Session, seen: Seen, calls: Sequence[Ran], loop: Loop | None = None) -> None:
+        """Say that a step of these calls was over its budget, if it was with what is known of the loop around it.
+
+        Args:
+            session: of the calls.
+            seen: what the loop was seen to hold around them, at most.
+            calls: of the step.
+            loop: what it held in this step, where that is not known yet.
+        """
         session.seen = seen
+        if loop is not None and session.sees_loop(calls, loop):
+            self._sessions.add(session)
         excess, limit = session.excess_around(calls)
         if excess:
             budget, more = format_bytes(limit, short=True), format_bytes(excess, short=True)

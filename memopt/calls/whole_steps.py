@@ -19,7 +19,8 @@ from memopt.compilation.session import Session
 from memopt.memory.attributes import held_tensors
 from memopt.memory.reach import plain_tensors, shown_tensors
 from memopt.memory.window import Held, Window
-from memopt.step.around import Around, Seen, Watch, worth
+from memopt.step.around import Around, Watch
+from memopt.step.loop_bytes import Seen, worth
 
 
 class WholeSteps:
@@ -68,7 +69,7 @@ class WholeSteps:
     def _stepped(self, session: Session, plan: Plan, older: int, held: Held) -> None:
         """A backward is over: what the allocator held beyond what there was before the call."""
         base = max(graph.base for graph in session.ran)
-        counted = session.needed_around(session.ran, self._around.seen)[0] - base
+        counted = session.needed_around(session.ran, self._around.seen) - base
         inside, behind = held.inside + older, held.behind + older
         device, before = session.resident.device, self.seen.get(plan, Seen())
         found = before.joined(
@@ -77,7 +78,7 @@ class WholeSteps:
         if found != before:
             self.seen[plan] = found
             if found.behind:  # there eager holds the same
-                session.reference.loops(0, base + found.behind)
+                session.reference.at_least(base + found.behind)
             self._tell(session)
 
 

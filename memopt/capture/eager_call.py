@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memopt.capture.eager_step import roots_of
+from memopt.capture.eager_step import roots_of, start_of
 from memopt.capture.export import NotCapturedError
 from memopt.capture.shadow import Shadow
 from memopt.common.quiet import quiet
@@ -165,23 +164,8 @@ def _run_backward(roots: Sequence[torch.Tensor], ledger: StepLedger, tangents_st
     """Backward from these outputs; their own gradients live until autograd has used them, as those of a loss do."""
     if not roots:
         return
-    ledger.counting = tangents_stay or all(root.numel() == 1 for root in roots)
-    start = list(roots) if ledger.counting else [_Loss.apply(*roots)]  # type: ignore[no-untyped-call]
-    tangents = [torch.ones_like(root) for root in start]
-    ledger.counting = True
+    if tangents_stay:
+        start, tangents = list(roots), [torch.ones_like(root) for root in roots]
+    else:
+        start, tangents = start_of(roots, ledger)
     torch.autograd.backward(start, tangents)
-
-
-class _Loss(torch.autograd.Function):
-    """A scalar of tensors, whose gradients are ones."""
-
-    @staticmethod
-    def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
-        """Keep none of them."""
-        ctx.made = [functools.partial(torch.ones, t.shape, dtype=t.dtype, device=t.device) for t in tensors]
-        return torch.zeros((), device=tensors[0].device)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> tuple[torch.Tensor, ...]:
-        """Make their gradients."""
-        return tuple(make() for make in ctx.made)

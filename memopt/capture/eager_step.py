@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -110,10 +111,10 @@ def _run(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> EagerSt
         forward, saved = ledger.part(), ledger.live
         if not roots:
             return None
-        tangents = [torch.ones_like(root) for root in roots]
-        gradients = torch.autograd.grad(roots, trained, tangents, allow_unused=True)
+        start, tangents = start_of(roots, ledger)
+        gradients = torch.autograd.grad(start, trained, tangents, allow_unused=True)
         backward = ledger.part()
-        del roots, tangents
+        del start, tangents  # outputs stay: the caller may hold them, and a plan counts them
         passed_on = {id(value) for value in trained if not isinstance(value, torch.nn.Parameter)}
         user = [g for g, t in zip(gradients, trained, strict=True) if g is not None and id(t) in passed_on]
         left = ledger.live - sum(gradient.untyped_storage().nbytes() for gradient in user)
@@ -124,6 +125,35 @@ def roots_of(outputs: Any) -> list[torch.Tensor]:
     """The outputs from which backward is likely to start: the losses, where there are any beside logits."""
     leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     return [leaf for leaf in leaves if leaf.numel() == 1] or leaves
+
+
+def start_of(roots: Sequence[torch.Tensor], ledger: StepLedger) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """What backward from these outputs starts from, and the gradients that it is given, which are not counted.
+
+    The outputs' own gradients live until autograd has used them, as those that a loss makes.
+    """
+    if all(root.numel() == 1 for root in roots):
+        return list(roots), [torch.ones_like(root) for root in roots]
+    ledger.counting = False
+    start = [_Loss.apply(*roots)]  # type: ignore[no-untyped-call]
+    tangents = [torch.ones_like(start[0])]
+    ledger.counting = True
+    return start, tangents
+
+
+class _Loss(torch.autograd.Function):
+    """A scalar of tensors, whose gradients are ones."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
+        """Keep none of them."""
+        ctx.made = [functools.partial(torch.ones, t.shape, dtype=t.dtype, device=t.device) for t in tensors]
+        return torch.zeros((), device=tensors[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[torch.Tensor, ...]:
+        """Make their gradients."""
+        return tuple(make() for make in ctx.made)
 
 
 class _Eager(fx.Interpreter):

@@ -33,12 +33,12 @@ from memopt.recording.pool import Pool
 from memopt.report.record import Report
 from memopt.step.carry import Sizes
 from memopt.step.exact_trial import tried_as_is
-from memopt.step.graph_peaks import GraphPeaks
+from memopt.step.graph_peaks import GraphPeaks, held_beside
 from memopt.step.graphs import StepGraphs
 from memopt.step.hooked import EarlyGradients
 from memopt.step.inference import Inferred, plan_inference
 from memopt.step.plan_request import PlanRequest
-from memopt.step.planned import Planned, fingerprint
+from memopt.step.planned import Planned, fingerprint, predicted_peak
 from memopt.step.reference import Reference
 from memopt.step.rewriting import Rewriting
 from memopt.step.search import StepSearch
@@ -192,15 +192,23 @@ class Session(SharedStep):
         strange = self.collection.complete and self.step is not None and key not in self.step.keys
         if request.search and (strange or (self.collection.possible and (graph_break or another))):
             raise WholeStepNeeded
-        planned = self._planned_alone(program, request)
+        (planned,) = self.plan_training([program], settled=self.exact, request=request)
         if planned.source is program:
             return planned.program
         # Planned for an equal graph that was captured before: a graph is lowered by the capture that made it.
         schedule = planned.choice.plan.schedule if planned.choice else None
         return self._known_plans.replayed_by(known, program, self._stages(), schedule)
 
-    def _planned_alone(self, program: Program, request: PlanRequest) -> Planned:
-        """The plan of a graph that is all of its step; made anew in place where less may be allowed for a loss.
+    def plan_training(
+        self, programs: Sequence[Program], *, settled: bool = True, request: PlanRequest | None = None
+    ) -> list[Planned]:
+        """Plan all graphs of one call, together with those of the other calls of its step where there are several.
+
+        They are planned anew in place where less may be allowed for a loss.
+
+        Args:
+            programs: the graphs as captured.
+            settled, request: as `plan_together`.
 
         Raises:
             BudgetError: no plan keeps the budget; the first refusal, whose minimum is with all that is allowed for.
@@ -208,29 +216,19 @@ class Session(SharedStep):
         refused: BudgetError | None = None
         while True:
             try:
-                return self.plan_training([program], settled=self.exact, request=request)[0]
+                return self._planned_together(programs, request or PlanRequest(), settled=settled)
             except BudgetError as error:
                 refused = refused or error
             if not self.allows_no_more():
                 raise refused
 
-    def plan_training(
-        self, programs: Sequence[Program], *, settled: bool = True, request: PlanRequest | None = None
-    ) -> list[Planned]:
-        """Plan all graphs of one call, together with those of the other calls of its step where there are several.
-
-        Args:
-            programs: the graphs as captured.
-            settled, request: as `plan_together`.
-
-        Raises:
-            BudgetError: no plan keeps the budget; `minimum_bytes` is the least that one was found for.
-        """
+    def _planned_together(self, programs: Sequence[Program], request: PlanRequest, *, settled: bool) -> list[Planned]:
+        """The plans of these graphs, with what is allowed for a loss by now; as `plan_training`."""
         self.expect_known_calls(programs)
         self.expects_loss(programs)
         every, first = self._with_other_calls(programs)
         with self.around_graphs():
-            return plan_together(self, every, request or PlanRequest(), settled=settled)[first : first + len(programs)]
+            return plan_together(self, every, request, settled=settled)[first : first + len(programs)]
 
     def plans(self, step: Step, stages: Stages, measured: int | None) -> None:
         """Put a plan of the step on record, whether it keeps the budget or not.
@@ -253,10 +251,14 @@ class Session(SharedStep):
         if self.exact:
             self.forget_search()
 
-    def sees_step(self, keys: tuple[str, ...], captured: Sequence[Planned], base: int, plain: int) -> int:
-        """The bytes that the step of these graphs takes as eager runs it, which fractions are of."""
-        own = min(plain, self._eager_peak(keys, plain))
-        whole, step, calls = self._of_the_step(keys, captured, base, own)
+    def sees_step(self, keys: tuple[str, ...], captured: Sequence[Planned], base: int) -> int:
+        """The bytes that the step of these graphs takes as eager runs it, which fractions are of.
+
+        With the loss that is usual where none was seen yet: what another takes beyond is seen in the first step.
+        """
+        with self.around_graphs(usual=True):
+            own = self._eager_peak(keys, predicted_peak(captured))
+            whole, step, calls = self._of_the_step(keys, captured, base, own)
         whole = max(whole, self.optimizer_peak()) if self.role.trains else whole
         self.reference.trains(whole, step, calls)
         return whole
@@ -379,8 +381,8 @@ class Session(SharedStep):
             attempt = functools.partial(tried_as_is, self)
             return StepSearch(graphs, attempt=attempt, seconds=self.plan_seconds)
 
-        # Nothing is fused in what runs operator by operator.
-        return self.kept_search.of((f"{self.exact} {self.rewriting.arranges}", *keys), search)
+        # Nothing is fused in what runs operator by operator; its curves count what is held beside the graphs.
+        return self.kept_search.of((f"{self.exact} {self.rewriting.arranges} {held_beside()}", *keys), search)
 
     def _known(self, key: str) -> Known:
         """What a graph's plan goes by: its fingerprint, and whether it runs operator by operator, or as code."""

@@ -213,6 +213,7 @@ class Recording:
         self._unsaid = contextlib.ExitStack()  # lets the allocator speak again
         self._thread = self._task = 0
         self._trace: tuple[tuple[tuple[int, int], ...], dict[str | int, int]] = ((), {})
+        self.places = frozenset[int]()  # on CPU, addresses of what was made meanwhile and is there in the end
 
     def begin(self) -> None:
         """Look at the allocator from now on.
@@ -256,7 +257,9 @@ class Recording:
             changes = _changes_cuda(results, self.device)
         else:
             released = [(when, -self._sizes[number]) for number, when in marks.items() if isinstance(number, int)]
-            changes = [*_changes_cpu(events), *released]
+            there: dict[int, int] = {}
+            changes = [*_changes_cpu(events, there), *released]
+            self.places = frozenset(there)
         self._known.clear()
         self._trace = tuple(sorted(changes, key=lambda change: change[0])), marks
 
@@ -344,9 +347,13 @@ def _without_marks(
     return others, marks
 
 
-def _changes_cpu(events: list[Any]) -> Iterator[tuple[int, int]]:
-    """Changes with addresses: a release of one never seen allocated carries the size of some earlier tenant."""
-    alive: dict[int, int] = {}
+def _changes_cpu(events: list[Any], alive: dict[int, int]) -> Iterator[tuple[int, int]]:
+    """Changes with addresses: a release of one never seen allocated carries the size of some earlier tenant.
+
+    Args:
+        events: in order of time.
+        alive: takes the bytes of what is there in the end, by address.
+    """
     for event in events:
         block = event.extra_fields
         if block.device.type != "cpu" or (block.alloc_size < 0 and block.ptr not in alive):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from memopt.memory.hidden import WholeLedger
 from memopt.torch_compat import pytree
 from memopt.torch_compat.fake_tensors import FakeTensorMode
 from memopt.torch_compat.operators import OpOverload
+
+_RECURRENT = re.compile(r"rnn|memopt\.recurrent")
 
 
 class StepLedger(WholeLedger):  # type: ignore[no-untyped-call]
@@ -29,7 +32,8 @@ class StepLedger(WholeLedger):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run the operator, enter the storages of its results, and remember it."""
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if self.counting and isinstance(func, OpOverload) and "rnn" not in str(func):
+        # A recurrent layer's workspace is among what the ledger counts itself.
+        if self.counting and isinstance(func, OpOverload) and not _RECURRENT.search(str(func)):
             call = _described((func, args, dict(kwargs or {}), result))
             key = repr(call)
             if key not in self._calls or self._calls[key][0] < self.live:

@@ -25,6 +25,7 @@ class Held:
         whole: the most at once from when it was opened until backward was over; None where that was not seen.
         behind: of the whole, what was held at once after backward had left the model's graphs; 0 if it did not.
         inside: of the whole, what was held at once before.
+        places: on CPU, addresses of what was made since the window was opened, and is there when it is closed.
     """
 
     peak: int = 0
@@ -32,6 +33,7 @@ class Held:
     whole: int | None = None
     behind: int = 0
     inside: int = 0
+    places: frozenset[int] = dataclasses.field(default=frozenset(), compare=False)
 
 
 def unseen(device: torch.device) -> str:
@@ -148,4 +150,5 @@ def _of(recording: Recording) -> Held:
         way = end if left is None else bisect.bisect_left(times, left)
         inside, behind = max(sums[: way + 1]), max(sums[way : end + 1]) if way < end else 0
         whole = max(inside, behind)
-    return Held(max(sums[first : last + 1]) - sums[first], sums[last] - sums[first], whole, behind, inside)
+    peak, live = max(sums[first : last + 1]) - sums[first], sums[last] - sums[first]
+    return Held(peak, live, whole, behind, inside, places=recording.places)

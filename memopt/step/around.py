@@ -15,77 +15,22 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from memopt.budget import format_bytes
 from memopt.common.garbage import collect
+from memopt.memory.reach import plain_tensors, shown_tensors
 from memopt.memory.window import Held, Window
+from memopt.step.loop_bytes import SCALARS, Loop, Seen, worth
 from memopt.step.observed_steps import Looking
 from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import at_end_of_backward, compiled_nodes, first_nodes
 from memopt.torch_compat.backward import backward_task, keeps_graph
 from memopt.torch_compat.storages import id_of_storage
 
-# Bytes of losses and counts that a loop keeps: below this nothing is planned for.
-SCALARS = 256
-# The same on a GPU, where each takes a block: what its allocator may lose beside a plan is a thousand times as much.
-_BLOCKS_OF_SCALARS = 16 * 512
 # What grows from step to step is planned for with a margin: one part in so many.
 _GROWTH = 8
 
 
 # A window that is open since before a call, and what is called with what it has seen of the whole.
 Watch = tuple[Window | None, Callable[[Held], None] | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Seen:
-    """Bytes that a loop was seen to hold around a model's graphs, at most.
-
-    Attributes:
-        between: between forward's end and backward's start, beyond what forward leaves.
-        held: when backward begins, beside the gradients that it begins with; as if it were there all the time.
-        forward: outputs of earlier steps while forward runs, where they are gone when backward begins.
-        known: whether any step was looked at.
-        before: all of the process between an optimizer's step and the model's call, where that is over the budget.
-        more: while the graphs run, beyond all that is counted: what an operator takes and does not tell.
-        behind: in backward behind the graphs (of a penalty on the weights), beyond what is resident, where that is more
-            than all that is counted.
-    """
-
-    between: int = 0
-    held: int = 0
-    forward: int = 0
-    known: bool = False
-    before: int = 0
-    more: int = 0
-    behind: int = 0
-
-    @property
-    def beside(self) -> int:
-        """Bytes that are counted as if they were there all through the step."""
-        return self.held + self.more
-
-    def joined(self, other: Seen) -> Seen:
-        """The most of both."""
-        return Seen(
-            max(self.between, other.between),
-            max(self.held, other.held),
-            max(self.forward, other.forward),
-            self.known or other.known,
-            max(self.before, other.before),
-            max(self.more, other.more),
-            max(self.behind, other.behind),
-        )
-
-    def __str__(self) -> str:
-        parts = [
-            (self.between, "between the model's call and backward (the loss)"),
-            (self.held, "that the loop keeps in backward"),
-            (self.forward, "of earlier outputs while the model runs"),
-            (self.before, "with all of the process before the model's call (a teacher, the next batch)"),
-            (self.more, "more than was counted while the model's graphs run"),
-            (self.behind, "beside what is resident once backward has left the model (for a penalty on the weights)"),
-        ]
-        return ", ".join(f"{format_bytes(size, short=True)} {what}" for size, what in parts if size)
 
 
 class Ended(NamedTuple):
@@ -117,12 +62,14 @@ class Around:
 
     Attributes:
         seen: what it was seen to hold, at most.
+        loop: what the latest step that was looked at has held; None before.
         looking: which of its steps are looked at.
     """
 
     def __init__(self) -> None:
         """Nothing is seen yet."""
         self.seen = Seen()
+        self.loop: Loop | None = None
         self.looking = Looking()
         self._steps: dict[str, int] = {}  # that a graph has run in, by its fingerprint
         self._outputs: list[tuple[int, weakref.ref[Any], int]] = []  # by number of the step: storages, and their bytes
@@ -130,19 +77,26 @@ class Around:
         self._more = 0  # bytes by which a backward that keeps its graph takes more, at most so far
         self._left = 0  # bytes that earlier calls of the step have left
         self._older = 0  # bytes of outputs of earlier steps that were there when backward began last
+        self._forward = 0  # the same as forward began
+        self._made = frozenset[int]()  # where what the loop has made since an earlier call of the step lies
         self._open: _Open | None = None
         self._again: _Open | None = None  # the last one, where its graph was kept for another backward
 
-    def begins(self, left: int, *, new_step: bool) -> None:
+    def begins(self, left: int, *, new_step: bool, given: Any = ()) -> None:
         """A call is about to run, with gradients or without, and no window is open.
 
         Args:
             left: bytes that earlier calls of the step have left.
             new_step: whether no earlier call waits for its backward.
+            given: its arguments: those that the loop has made since an earlier call are counted with the call.
         """
-        self._left = left
+        arguments = shown_tensors(given) if self._made and left else ()
+        storages = _storages(part for leaf in arguments for part in plain_tensors(leaf)).values()
+        self._left = max(0, left - sum(each.nbytes() for each in storages if each.data_ptr() in self._made))
+        self._made = frozenset()
         if new_step:
             self._step += 1
+            self._forward = self.older_bytes()
             if self.older_bytes() > max(SCALARS, self._older + self.seen.forward):
                 collect()  # a call that is planned leaves garbage, which may show its outputs
             more = self.older_bytes() - self._older
@@ -203,12 +157,17 @@ class Around:
         if held is None:
             return 0
         if not current.window.backward:
+            self._made = held.places
             return current.left + max(0, held.live)
         # Not less what outputs that are gone leave: they are there in forward, as is what the loop keeps.
         current.kept = max(0, current.left + held.live + current.gone - current.gradients) + current.stays
         if current.others:
             return 0
         between = current.left + held.peak
+        # A window that is open since before the call sees outputs of earlier steps go.
+        older = self._older if current.call.window is None else self._forward
+        beyond = current.left + held.live - current.gradients + current.retains + older
+        self.loop = Loop(self._forward, between + older, beyond, current.keeps)
         device = current.call.device
         uncounted = current.gone if current.call.lets_go else 0
         found = Seen(between + uncounted if worth(between, device) else 0, worth(current.kept, device), 0, True)
@@ -236,8 +195,10 @@ class Around:
         given = _storages(gradients)
         current.gradients = current.call.early + sum(storage.nbytes() for storage in given.values())
         self._older = self.older_bytes()
-        current.more = current.call.kept() if self._again is current else 0
-        current.stays = self._older + current.retained() + current.more
+        current.keeps = self._again is current
+        current.more = current.call.kept() if current.keeps else 0
+        current.retains = current.retained()
+        current.stays = self._older + current.retains + current.more
         current.gone = sum(size for storage, size in current.made if storage() is None)
         current.window.backward_begins()
         if current.call.whole is not None:
@@ -277,10 +238,12 @@ class _Open:
         task: which backward that was.
         stays: bytes that are there all through backward, beside what the window sees.
         more: of these, those by which a backward that keeps its graph takes more.
+        retains: of these, the outputs' gradients that stay.
         kept: bytes of all that is there all through backward, once it is closed.
         made: storages of the outputs that the call has made, and their bytes.
         gone: bytes of those of them that were gone when backward began: the window sees them go.
         others: whether models that share the budget were called meanwhile.
+        keeps: whether backward keeps its graph for another one.
     """
 
     def __init__(
@@ -294,10 +257,10 @@ class _Open:
     ) -> None:
         """A window, open."""
         self.window, self.call, self.look, self.left = window, call, look, left
-        self.gradients = self.stays = self.kept = self.gone = self.more = 0
+        self.gradients = self.stays = self.kept = self.gone = self.more = self.retains = 0
         self.made = [(weakref.ref(storage), storage.nbytes()) for storage in made]
         self.task: object = None
-        self.others = False
+        self.others = self.keeps = False
         self._outputs = [weakref.ref(output) for output in outputs]
         self._reported = False
 
@@ -315,9 +278,9 @@ class _Open:
             self.call.whole(held)
 
     def retained(self) -> int:
-        """Bytes of the outputs' gradients that stay: those of `retain_grad`."""
+        """Bytes of the outputs' gradients that stay, those of `retain_grad`, and are not made yet."""
         leaves = [leaf for reference in self._outputs if (leaf := reference()) is not None]
-        return sum(leaf.numel() * leaf.element_size() for leaf in leaves if leaf.retains_grad)
+        return sum(leaf.numel() * leaf.element_size() for leaf in leaves if leaf.retains_grad and leaf.grad is None)
 
 
 def _storages(values: Iterable[Any]) -> dict[int, torch.UntypedStorage]:
@@ -332,11 +295,6 @@ def _storages(values: Iterable[Any]) -> dict[int, torch.UntypedStorage]:
             except (RuntimeError, NotImplementedError):  # of a subclass without one
                 continue
     return found
-
-
-def worth(size: int, device: torch.device) -> int:
-    """The bytes that a loop keeps on a device, or 0 where they are too few to plan for."""
-    return size if size > (SCALARS if device.type == "cpu" else _BLOCKS_OF_SCALARS) else 0
 
 
 def _reached(around: weakref.ref[Around], window: weakref.ref[_Open], gradients: Sequence[torch.Tensor | None]) -> None:

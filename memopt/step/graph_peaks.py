@@ -51,6 +51,11 @@ def between_graphs(size: int, forward: int = 0) -> contextlib.AbstractContextMan
     return scoped(_between, (size, forward))
 
 
+def held_beside() -> tuple[int, int]:
+    """Bytes that are held beside graphs now: what `between_graphs` was given."""
+    return _between.get()
+
+
 def step_peak(graphs: Sequence[GraphPeaks]) -> int:
     """The most bytes during a step that runs the graphs forward in order and backward in reverse order.
 

@@ -27,8 +27,8 @@ class Reference:
         self._step: Hashable = None
         self._calls = 1
         self._looks = _LOOKS
-        self._most = 0  # bytes of the first training step between the model's calls and backward
-        self._own = self._held = 0  # bytes of the first training step: of the model, and what its loop holds beside
+        self._seen = 0  # bytes of the first training step as it was seen in its loop, at most; 0 before
+        self._added = 0  # bytes that were found beside what the latest plan has counted
 
     def return_to(self, before: Reference) -> None:
         """Be as a copy that was made before: of a call that failed a fraction is none."""
@@ -43,39 +43,45 @@ class Reference:
 
         Args:
             unconstrained_bytes: without memopt, all that is resident included.
-            step: tells steps apart; the first one may be counted anew while it is planned.
+            step: tells steps apart; the first one may be counted anew while it is planned, and for no more once it was
+                seen in its loop: what is counted for that is of another moment.
             calls: of the model before the first backward, so far: a step of more calls is another one than was thought.
         """
-        if self._step is None or self._step == step or calls > self._calls:
-            if self._step != step:
-                self._held = self._most = 0
-            if not self._held:  # else what was seen may be among these bytes
-                self._own = unconstrained_bytes
-            self._step, self._calls = step, calls
-            self.training = max(unconstrained_bytes, self._own + self._held, self._most)
+        self._added = 0
+        if self.training is None or self._step is None or calls > self._calls:
+            self._step, self._calls, self.training = step, calls, unconstrained_bytes
+            self._looks, self._seen = _LOOKS, 0
+        elif self._step == step:
+            most = self.training if self._seen else unconstrained_bytes
+            self.training = min(most, max(unconstrained_bytes, self._seen))
 
     def at_least(self, size: int) -> None:
         """The training step takes at least so many bytes, until it is known whole."""
         self.training = max(self.training or 0, size)
 
-    def loops(self, held_bytes: int, most_bytes: int) -> None:
-        """What its loop holds around a training step was seen.
+    def loops(self, step_bytes: int, calls: int = 1) -> None:
+        """A training step was seen in its loop.
 
         Args:
-            held_bytes: there all the time, beside the model's step.
-            most_bytes: of all that there is outside of the model's calls, the model's own included; 0 if there is none.
+            step_bytes: what it takes as eager runs it, all that is resident and all that the loop holds included.
+            calls: of the model before its backward: planned together later, they are no other step than was seen.
         """
         if self.training is not None and self._looks:
             self._looks -= 1
-            self._held, self._most = max(self._held, held_bytes), max(self._most, most_bytes)
-            self.training = max(self.training, self._own + self._held, self._most)
+            self._calls = max(self._calls, calls)
+            self._seen = max(self._seen, step_bytes + self._added)
+            self.training = max(self.training, self._seen)
+
+    def has_fewer_calls(self, step_bytes: int, calls: int) -> None:
+        """The first training step was planned with more calls than it turns out to have: it takes so many bytes."""
+        self._calls, self._seen, self.training = calls, step_bytes, step_bytes
 
     def takes_more(self, size: int) -> None:
         """The first training step was seen to take so many bytes more than was counted."""
         if self.training is not None:
             self.training += size
-            self._own += size
-            self._most += size if self._most else 0
+            self._added += size
+            self._seen += size if self._seen else 0
 
     def adds(self, size: int) -> None:
         """So many bytes more are known of to be resident in all steps and calls."""

@@ -13,9 +13,9 @@ from memopt.memory.hidden import WholeLedger
 from memopt.memory.optimizer_steps import steps_seen
 from memopt.memory.resident import Resident
 from memopt.memory.tangents import Tangents, tangents_of_graph
-from memopt.memory.timeline import kept_bytes
+from memopt.memory.timeline import kept_bytes, timeline
 from memopt.program import Program
-from memopt.step.around import Seen
+from memopt.step.eager_in_loop import eager_in_loop
 from memopt.step.earlier_calls import (
     AS_IT_IS,
     EarlierCalls,
@@ -26,6 +26,7 @@ from memopt.step.earlier_calls import (
     calls_in_words,
 )
 from memopt.step.graph_peaks import GraphPeaks, between_graphs, peaks_of, step_peak
+from memopt.step.loop_bytes import Loop, Seen, worth
 from memopt.step.other_tensors import others_in_words
 from memopt.step.planned import Planned, fingerprint
 from memopt.step.recomputed_calls import Listed
@@ -109,47 +110,55 @@ class SharedStep(Told):
         resident, beside = self.resident, beside + tangents.early
         self.resident = dataclasses.replace(resident, outside=resident.outside - self.outside_beside + beside)
         self.outside_bytes, self.outside_beside, self.outside_places = peak, beside, places
-        self.tangents = tangents
+        self.tangents = self._allowed_for(tangents)
 
     def expects_loss(self, programs: Sequence[Program]) -> None:
         """Allow for the caller's loss where a graph is all that there is of a call, and returns none."""
         self.planned_with = self.seen
         if len(programs) == 1 and not self.broken:
             wanted = self.allows and self.budget is not None and not self.soft
-            self.tangents = tangents_of_graph(programs[0]) if wanted else Tangents()
-            if self._usual:
-                self.tangents = dataclasses.replace(self.tangents, loss=self.tangents.usual)
+            self.tangents = self._allowed_for(tangents_of_graph(programs[0])) if wanted else Tangents()
             limit = self.limit(0) if wanted else None
             room = 0 if limit is None else max(0, self.usable(limit) - self.resident.total)
             self.reserved = int(self._share * self.reserve(room))
 
-    def allows_no_more(self) -> bool:
-        """Allow for no loss of the caller's, which was not seen yet; whether it was allowed for.
+    def _allowed_for(self, tangents: Tangents) -> Tangents:
+        """The same with what is allowed for a loss. All of eager's own peak is counted with the usual one."""
+        usual = self._usual or (self.budget is not None and self.budget.fraction == 1)
+        return dataclasses.replace(tangents, loss=tangents.usual) if usual else tangents
 
-        A usual loss is allowed for before none is; of what is left to other models half is left at each time, before
-        nothing is.
+    def allows_no_more(self) -> bool:
+        """Allow for less of a loss of the caller's, which was not seen yet; whether more was allowed for.
+
+        A usual loss is allowed for before none is, and always beside several graphs; of what is left to other models
+        half is left at each time, before nothing is.
         """
         if self.reserved and self._share > _LEAST_SHARE and not self.broken:
             self._share /= 2
             return True
         loss = self.tangents != Tangents() and not self.seen.known
-        if self.allows and loss and not self.broken and self.tangents.usual < self.tangents.loss:
-            self._usual = True
+        if self.allows and loss and self.tangents.usual < self.tangents.loss:
+            self._usual, self.tangents = True, dataclasses.replace(self.tangents, loss=self.tangents.usual)
             return True
         allowed = self.allows and (loss or self.reserved > 0) and not self.broken
         if allowed:
             self.allows, self.tangents, self.reserved = False, Tangents(), 0
         return allowed
 
-    def around_graphs(self, seen: Seen | None = None) -> contextlib.AbstractContextManager[None]:
+    def around_graphs(
+        self, seen: Seen | None = None, *, usual: bool = False
+    ) -> contextlib.AbstractContextManager[None]:
         """Within: peaks are of the step's graphs with what runs between them, and what the loop holds there.
 
         Args:
             seen: that; what it was seen to hold by now where it is not given.
+            usual: whether it is the usual loss that there is, if none was seen yet, and not all that is allowed for.
         """
         seen = self.seen if seen is None else seen
         early = self.tangents.early  # they are counted as held all the time
         loss = max(self._loss_beside(seen), self.reserved)
+        if usual and not seen.known:
+            loss = self.tangents.usual
         return between_graphs(max(0, self.outside_bytes - self.outside_beside + early, loss - early), seen.forward)
 
     @property
@@ -169,13 +178,11 @@ class SharedStep(Told):
         graphs = [graph for ran in calls for graph in ran.graphs]
         if not graphs or self.soft:
             return 0, 0
-        needed, most = self.needed_around(graphs, self.seen)
-        if self.seen.between or self.seen.held or self.seen.forward:
-            self.reference.loops(self.seen.held, most)
+        needed = self.needed_around(graphs, self.seen)
         limit = self.limit(0)
         if limit is None:
             return 0, 0
-        planned, _ = self.needed_around(graphs, self.planned_with)
+        planned = self.needed_around(graphs, self.planned_with)
         apart = self._apart(self.seen) - max(self._apart(self.planned_with), self.usable(limit))
         return max(0, needed + self.inputs_beside - max(planned, self.usable(limit)), apart), limit
 
@@ -184,13 +191,49 @@ class SharedStep(Told):
         resident = self.resident.total - self.resident.outside
         return max(seen.before, resident + seen.behind if seen.behind else 0)
 
-    def needed_around(self, graphs: Sequence[Figures], seen: Seen) -> tuple[int, int]:
-        """Bytes that a step of these graphs takes in a loop that holds so much; the most as eager's forward ends."""
+    def sees_loop(self, calls: Sequence[Ran], loop: Loop) -> bool:
+        """A step of these calls was seen in its loop: a fraction is of what eager takes in the same one.
+
+        Returns:
+            Whether to plan anew: fewer calls were made than an earlier run of the script has met.
+        """
+        graphs = [graph for ran in calls for graph in ran.graphs]
+        if not graphs or self.soft or self.budget is None:
+            return False
+        device, known = self.resident.device, self.known_calls
+        made = len(calls) if known is None else max(len(calls), known.most)
+        fewer = self._supposed is not None and made < self.calls
+        if fewer:
+            KnownCalls().put(self.model_name, self.budget.text, graphs[0].key, made, 0)
+            self.reference.has_fewer_calls(self._eager_in(graphs, loop), made)
+        elif loop.kept or any(worth(size, device) for size in (loop.forward, loop.between, loop.backward)):
+            self.reference.loops(self._eager_in(graphs, loop), len(calls))
+        return fewer
+
+    def _eager_in(self, graphs: Sequence[Figures], loop: Loop) -> int:
+        """Bytes that a step of these graphs takes in such a loop, as eager runs it."""
+        apart = self.broken and any(graph.key != AS_IT_IS for graph in graphs)
+        found = eager_in_loop(
+            [graph.eager for graph in graphs],
+            loop,
+            between=self.outside_bytes + self.tangents.early if apart else 0,
+            beside=self.outside_beside if apart else 0,
+            most=self.eager_step if apart else None,
+            kept=self._eager_keeps() if loop.kept else 0,
+        )
+        return max(max(graph.base for graph in graphs) + self.inputs_beside + found, super().optimizer_peak())
+
+    def _eager_keeps(self) -> int:
+        """Bytes by which eager's backward takes more where its graph is kept for another backward."""
+        planned = self.step.planned if self.step else ()
+        return sum(kept_bytes(item.before, timeline(item.before)) for item in planned)
+
+    def needed_around(self, graphs: Sequence[Figures], seen: Seen) -> int:
+        """Bytes that a step of these graphs takes in a loop that holds so much."""
         as_it_is = all(graph.key == AS_IT_IS for graph in graphs)  # then nothing runs outside of others
         base = max(graph.base for graph in graphs) + (0 if as_it_is else self.outside_beside) + seen.beside
-        forward = [dataclasses.replace(graph.eager, backward=0) for graph in graphs]
         with between_graphs(seen.between, seen.forward) if as_it_is else self.around_graphs(seen):
-            return base + step_peak([graph.peaks for graph in graphs]), base + self.inputs_beside + step_peak(forward)
+            return base + step_peak([graph.peaks for graph in graphs])
 
     @property
     def limit_of_all(self) -> int | None:
@@ -254,7 +297,7 @@ class SharedStep(Told):
             own = min(own, self.eager_step - self.outside_beside)
         every = [*self.beside_calls, *self.earlier]
         if not every or self.calls > 1:
-            return base + own, (id(self), keys), self.calls
+            return base + own, (id(self), keys), self.calls + len(self.beside_calls)
         before = [graph.eager for ran in every for graph in ran.graphs]
         now = [
             self._eager.get(key) or peaks_of(item.program, item.timeline)

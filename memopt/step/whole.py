@@ -49,6 +49,9 @@ def settled(session: Session, collect: Callable[[], list[Program]]) -> Iterator[
         yield
         return
     fits, least = _by_code(session, programs, collect)
+    while not fits and session.allows_no_more():
+        fits, further = _by_code(session, programs, collect)
+        least = min(filter(None, (least, further)), default=None)
     if fits:
         yield
         return

@@ -26,38 +26,37 @@ def test_inference_alone_goes_by_the_largest_call():
     assert reference.of(300) == 500 and reference.of(700) == 700
 
 
-def test_what_the_loop_holds_around_the_first_steps_belongs_to_them():
+def test_what_the_first_steps_take_in_their_loop_may_be_more():
     reference = Reference()
-    reference.loops(5000, 9000)  # no step was planned yet
+    reference.loops(5000)  # no step was planned yet
     reference.trains(1000, "step")
-    reference.loops(0, 900)
+    reference.loops(900)
     assert reference.of(10) == 1000
-    reference.loops(300, 1100)
-    reference.loops(200, 1000)  # as the second step begins
-    reference.loops(8000, 9000)  # a later one
+    reference.loops(1300)
+    reference.loops(1100)  # as the second step begins
+    reference.loops(9000)  # a later one
     assert reference.of(10) == 1300
 
 
-def test_the_most_between_calls_and_backward_may_be_more_than_the_model_s_own():
+def test_a_step_planned_anew_keeps_what_was_seen_and_counts_what_was_found_beside_it_once():
     reference = Reference()
     reference.trains(1000, "step")
-    reference.loops(0, 1400)
-    reference.trains(1000, "step")
-    assert reference.of(10) == 1400
-
-
-def test_a_step_planned_anew_keeps_what_was_seen_around_it_and_counts_it_once():
-    reference = Reference()
-    reference.trains(1000, "step")
-    reference.loops(300, 0)
+    reference.loops(1300)
     reference.trains(1000, "step")
     assert reference.of(10) == 1300
-    reference.trains(1300, "step")
+    reference.trains(1600, "step")  # with what the loop holds in backward counted in forward, too
     assert reference.of(10) == 1300
     reference.adds(50)
     assert reference.of(10) == 1350
+    reference.loops(1320)  # of a plan that was made before
+    assert reference.of(10) == 1370
+    reference.trains(1400, "step")
+    reference.loops(1370)  # of one that counts the 50
+    assert reference.of(10) == 1370
     reference.trains(2000, "more calls", 2)
     assert reference.of(10) == 2000
+    reference.loops(2100)
+    assert reference.of(10) == 2100
 
 
 def test_a_call_that_failed_leaves_a_fraction_as_it_was():
@@ -68,3 +67,29 @@ def test_a_call_that_failed_leaves_a_fraction_as_it_was():
     assert reference.training is None
     reference.trains(1_960, "first")
     assert reference.of(0) == 1_960
+
+
+def test_a_loss_that_was_supposed_goes_once_the_step_is_planned_with_what_was_seen():
+    reference = Reference()
+    reference.trains(1500, "step")
+    reference.loops(1200)
+    reference.trains(1100, "step")
+    assert reference.of(10) == 1200
+
+
+def test_calls_that_were_supposed_and_not_made_are_no_part_of_it():
+    reference = Reference()
+    reference.trains(2000, "of two calls")
+    reference.has_fewer_calls(1100, 1)
+    reference.trains(1150, "of one")
+    assert reference.of(10) == 1100
+
+
+def test_calls_that_were_seen_in_one_step_are_the_same_step_once_they_are_planned_together():
+    reference = Reference()
+    reference.trains(1000, "of one")
+    reference.loops(1800, 2)
+    reference.trains(1900, "of two", 2)
+    assert reference.of(10) == 1800
+    reference.trains(2500, "of three", 3)
+    assert reference.of(10) == 2500

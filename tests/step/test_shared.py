@@ -4,9 +4,9 @@ import dataclasses
 
 from memopt.budget import parse_budget
 from memopt.memory.resident import Resident
-from memopt.step.around import Seen
 from memopt.step.earlier_calls import Figures, Ran
 from memopt.step.graph_peaks import GraphPeaks
+from memopt.step.loop_bytes import Seen
 from memopt.step.shared import SharedStep
 
 PEAKS = GraphPeaks(forward=500, backward=800, saved=300, left=100)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -135,6 +137,118 @@ def test_evaluation_first_leaves_the_fraction_to_training():
         assert compiled.report.budget_bytes == before
     compiled(torch.randn(512, 64)).sum().backward()
     assert compiled.report.budget_bytes > before
+
+
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.ModuleList([nn.Linear(64, 64) for _ in range(5)]), nn.Linear(64, 40)
+
+    def forward(self, x):
+        for layer in self.body:
+            x = x + F.gelu(layer(x))
+        return self.head(x)
+
+
+def _lets_go(call, x, y):
+    F.cross_entropy(call(x), y).backward()
+
+
+def _holds(call, x, y):
+    out = call(x)
+    (F.cross_entropy(out, y) + out.square().mean()).backward()
+
+
+def _two_backwards(call, x, y):
+    out = call(x)
+    F.cross_entropy(out, y).backward(retain_graph=True)
+    out.square().mean().backward()
+
+
+def _two_calls(call, x, y):
+    (F.cross_entropy(call(x), y) + F.cross_entropy(call(x * 0.9), y)).backward()
+
+
+def _retains(call, x, y):
+    out = call(x)
+    out.retain_grad()
+    F.cross_entropy(out, y).backward()
+
+
+def _trained(model, call, loss, optimizer, steps=4):
+    for number in range(steps):
+        torch.manual_seed(number)
+        x, y = torch.randn(256, 64), torch.randint(0, 40, (256,))
+        optimizer.zero_grad()
+        if number == steps - 1:
+            return peak_of(lambda: loss(call, x, y), model, x, optimizer)  # noqa: B023
+        loss(call, x, y)
+        optimizer.step()
+
+
+def _fraction(loss, steps=3, make=Wide):
+    """What 0.9 is of after some steps, and what eager's own step was measured to take."""
+    torch.manual_seed(0)
+    model = make()
+    eager = _trained(model, model, loss, torch.optim.AdamW(model.parameters()))
+    optimizer = torch.optim.AdamW(model.parameters())
+    call = memopt.compile(model, 0.9, optimizer=optimizer, backend="aten")
+    _trained(model, call, loss, optimizer, steps)
+    return call.report.budget_bytes / 0.9, eager, call
+
+
+@pytest.mark.parametrize("loss", [_holds, _two_backwards, _two_calls, _retains])
+def test_a_fraction_is_of_what_eager_takes_in_the_same_loop(loss):
+    found, eager, _ = _fraction(loss)
+    assert 0.97 * eager <= found <= 1.05 * eager
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind=nn.LSTM):
+        super().__init__()
+        self.inner, self.head = kind(64, 48, 2, batch_first=True), nn.Linear(48, 40)
+
+    def forward(self, x):
+        return self.head(self.inner(x.view(16, 16, 64))[0]).flatten(0, 1)
+
+
+class WithItsLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Recurrent()
+
+    def forward(self, x):
+        return self.net(x).log_softmax(-1)[:, 0].mean().neg()
+
+
+@pytest.mark.parametrize(
+    ("loss", "make"),
+    [
+        (_holds, Recurrent),
+        (_holds, functools.partial(Recurrent, nn.GRU)),
+        (lambda call, x, y: call(x).backward(), WithItsLoss),
+    ],
+    ids=["LSTM", "GRU", "its loss"],
+)
+def test_what_a_recurrent_layer_saves_in_eager_is_counted_once(loss, make):
+    found, eager, _ = _fraction(loss, make=make)
+    assert 0.85 * eager <= found <= 1.05 * eager  # what oneDNN takes while it runs is counted for about
+
+
+def test_the_usual_loss_is_part_of_the_first_fraction_and_not_all_that_is_allowed_for():
+    found, eager, _ = _fraction(_lets_go)
+    assert found <= 1.05 * eager
+
+
+def test_calls_that_an_earlier_run_of_the_script_made_are_no_part_of_a_fraction(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path / "apart"))
+    alone, eager, _ = _fraction(_lets_go)
+    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    assert _fraction(_two_calls)[1] > 1.5 * eager
+    torch._dynamo.reset()
+    found, _, call = _fraction(_lets_go)
+    assert found <= alone and call._memopt.sessions.last.calls == 1
 
 
 def test_accumulation_has_the_same_budget():
