@@ -252,10 +252,10 @@ class SharedStep(Told):
 
         0 of a call of inference: an optimizer's step is none of an evaluation, which was said to be over its budget.
         """
-        if not self.role.trains:
+        if self.role.to_be_trained or self.role.trained_beside:
             return 0
         peak = super().optimizer_peak()
-        return max(peak + self.seen.held if peak else 0, self._apart(self.seen))
+        return max(peak + self.seen.held if peak else 0, self._apart(self.seen) if self.role.trains else 0)
 
     def code_peak(self) -> int:
         """As of the step's graphs alone, with what runs between them."""
