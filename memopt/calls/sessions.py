@@ -85,8 +85,7 @@ class Sessions(Mapping[Plan, Session]):
         """Nothing is compiled yet; other models of the group share the budget."""
         self._model, self._options, self.optimizers = model, options, optimizers
         ceiling = None if options.budget is None else options.budget.bytes
-        # Of a budget in bytes the costs of operators must not depend: what it is refused for names the least.
-        room = functools.partial(planning_room, weakref.ref(self)) if ceiling is None else None
+        room = functools.partial(planning_room, weakref.ref(self))
         self._table = CostTable(
             ceiling_bytes=ceiling, room=room, target=options.target, estimates=options.budget is None
         )

@@ -69,9 +69,9 @@ def measure_operators(nodes: Sequence[fx.Node], device: torch.device, limit_byte
     The random state is left as it was; on CUDA memory is handed back to the driver afterwards.
 
     Args:
-        nodes: their call nodes; each needs at most `limit_bytes` by itself.
+        nodes: their call nodes.
         device: where they run.
-        limit_bytes: the most bytes of operands and results at once.
+        limit_bytes: the most bytes of operands and results at once, but of a node that needs more by itself.
 
     Raises:
         RuntimeError: a profiler is active in this thread.

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from memopt.graph.fake_calls import CHANNELS_LAST
-from memopt.memory.cost.roofline import makes_nothing, operands_of, span
+from memopt.memory.cost.roofline import is_light, makes_nothing, operands_of, span
 from memopt.memory.rounding import allocated_bytes
 from memopt.program import argument, tensors_of
 from memopt.torch_compat.recurrent_layers import RECURRENT_BACKWARD
@@ -18,6 +18,23 @@ _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_
 _CHANNELS = 8
 _KEPT = {"LSTM": 24, "GRU": 12, "RNN_TANH": 4, "RNN_RELU": 4}
 _KEPT_BY_CUDNN = {"LSTM": 14, "GRU": 14, "RNN_TANH": 12, "RNN_RELU": 12}
+_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
+_KNOWN = {
+    torch.ops.aten._log_softmax.default,
+    torch.ops.aten._log_softmax_backward_data.default,
+    torch.ops.aten._softmax.default,
+    torch.ops.aten._softmax_backward_data.default,
+    torch.ops.aten.nll_loss_forward.default,
+    torch.ops.aten.nll_loss_backward.default,
+    torch.ops.aten.embedding.default,
+    torch.ops.aten.sum.default,
+    torch.ops.aten.sum.dim_IntList,
+    torch.ops.aten.mean.default,
+    torch.ops.aten.mean.dim,
+    torch.ops.aten.amax.default,
+    torch.ops.aten.gather.default,
+    torch.ops.aten.cat.default,
+}
 _SORTS = (torch.ops.aten.sort.default, torch.ops.aten.sort.stable)
 
 
@@ -55,6 +72,13 @@ def workspace_bytes(node: fx.Node) -> int:
         query = tensors_of(node)[0]
         return allocated_bytes(span(query) * query.element_size(), query.device)
     return 0
+
+
+def needs_none(node: fx.Node) -> bool:
+    """Whether the node's operator is known to need no workspace on a CPU, so that it need not be run for that."""
+    if node.target in _PRODUCTS:  # of other types oneDNN may reorder the operands
+        return all(operand.dtype in (torch.float32, torch.float64) for operand in operands_of(node))
+    return is_light(node) or node.target in _KNOWN
 
 
 def _recurrent_bytes(node: fx.Node) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from memopt.memory.cost.measure import (
     measure_operators,
 )
 from memopt.memory.cost.roofline import is_light, makes_nothing, operands_of, seconds
-from memopt.memory.cost.scratch import output_bytes, workspace_bytes
+from memopt.memory.cost.scratch import needs_none, output_bytes, workspace_bytes
 from memopt.memory.measure import is_profiled
 from memopt.program import Program, is_effectful, is_random, tensors_of
 from memopt.torch_compat.operators import OpOverload
@@ -77,9 +78,10 @@ class CostTable:
         Args:
             limit_bytes: the most bytes of inputs and results with which an operator is run. None means 2 GiB on CPU and
                 half of the free memory on CUDA.
-            ceiling_bytes: the most bytes that may be allocated on a CUDA device while operators are run, all that is
-                there already included. None: no more than that half.
-            room: of the bytes that operators may take now that are run where there is no such ceiling; None: no limit.
+            ceiling_bytes: the most bytes that may be allocated on a device while operators are run, all that is there
+                already included. None: no more than that half. What is refused for a budget in bytes names the least,
+                so on a CPU operators whose workspace is only known from a run are run beyond it.
+            room: of the bytes that operators may take now beside what is resident; None: no limit.
             target: the device to plan for, in place of this machine's: nothing is run.
             estimates: whether what cannot be run for now, as a profiler is active, is estimated until it can be.
         """
@@ -191,7 +193,8 @@ class CostTable:
                 self._costs[key] = self._cost(group.pop(key), key[0], known)
         if not group:
             return
-        results = measure_operators(list(group.values()), device, self._limit(device))
+        together = min(self._limit(device), self._spare(device))
+        results = measure_operators(list(group.values()), device, together)
         for (key, node), result in zip(group.items(), results, strict=True):
             if result is None:
                 self._costs[key] = self._estimate(node, key[0])
@@ -225,7 +228,7 @@ class CostTable:
         return self._devices[place]
 
     def _calibrated(self, device: torch.device, place: str) -> Device:
-        if not _is_here(device) or self._limit(device) < CALIBRATION_BYTES:
+        if not _is_here(device) or min(self._limit(device), self._spare(device)) < CALIBRATION_BYTES:
             return typical(device.type)
         known = _device_from(self._store.get(place, _CALIBRATION), device)
         if known is not None:
@@ -256,11 +259,18 @@ class CostTable:
         limit = self.limit_bytes
         if limit is None:
             limit = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else _ON_CPU
-        if self.ceiling_bytes is not None and device.type == "cuda":  # whose allocator tells what there is
+        if self.ceiling_bytes is None:
+            limit = min(limit, self._spare(device))
+        elif device.type == "cuda":  # whose allocator tells what there is
             limit = min(limit, self.ceiling_bytes - torch.cuda.memory_allocated(device))
-        elif self._room is not None and (room := self._room()) is not None:
-            limit = min(limit, room)
         return limit - clock_bytes(device)
+
+    def _spare(self, device: torch.device) -> int:
+        """Bytes that planning may take now beside what is resident; where CUDA's allocator tells them, no limit."""
+        known = (
+            None if self._room is None or (self.ceiling_bytes is not None and device.type == "cuda") else self._room()
+        )
+        return sys.maxsize if known is None else known
 
     def _may_run(self, node: fx.Node) -> bool:
         if self.target is not None or not isinstance(node.target, OpOverload):
@@ -271,7 +281,8 @@ class CostTable:
         if not all(tensor.layout is torch.strided and _is_here(tensor.device) for tensor in tensors):
             return False
         within = workspace_bytes(node) if node.target is RECURRENT_BACKWARD else 0  # that is most of what it takes
-        return bytes_needed(node) + within <= self._limit(_device_of(node))
+        needed, device = bytes_needed(node) + within, _device_of(node)
+        return needed <= self._limit(device) and (needed <= self._spare(device) or not needs_none(node))
 
 
 def _device_of(node: fx.Node) -> torch.device:

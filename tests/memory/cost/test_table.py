@@ -267,6 +267,29 @@ def test_where_no_ceiling_is_known_what_is_run_keeps_within_the_room_that_there_
     assert CostTable(room=lambda: rooms[1]).cost(node).measured and len(runs) == 1
 
 
+def test_within_a_budget_in_bytes_only_what_a_run_has_to_tell_is_run_beyond_the_room(own_cache, runs):
+    """A first step on a CPU took 2.3 times its budget while logits' operators were timed, and the CPU itself."""
+    table = CostTable(ceiling_bytes=20_000, room=lambda: 4000)
+    product, half = (call(aten.mm.default, *torch.randn(2, 64, 64).to(kind).unbind()) for kind in (X.dtype, torch.half))
+    convolved = call(aten.convolution.default, X, W, None, *GEOMETRY)
+    assert not table.cost(product).measured and runs == []
+    assert table.cost(half).measured and table.cost(convolved).measured
+    assert all(isinstance(run, list) for run in runs)  # the device is not calibrated: that takes 134 MB
+    assert CostTable(ceiling_bytes=2**30, room=lambda: 2**29).cost(product).measured
+
+
+def test_operators_that_are_run_together_keep_within_the_room(own_cache, monkeypatch):
+    given = []
+    measure = table_module.measure_operators
+    monkeypatch.setattr(
+        table_module,
+        "measure_operators",
+        lambda nodes, device, limit: given.append(limit) or measure(nodes, device, limit),
+    )
+    small = call(aten.mm.default, *torch.randn(2, 8, 8).unbind())
+    assert CostTable(ceiling_bytes=20_000, room=lambda: 4000).cost(small).measured and given == [4000]
+
+
 def test_devices_that_are_not_here_are_estimated(runs):
     cost = CostTable().cost(call(aten.mm.default, *torch.empty(2, 4096, 4096, device="meta").unbind()))
     assert not cost.measured and cost.output_bytes == 4 * 4096**2
