@@ -44,7 +44,6 @@ class PlanAhead:
         self._model, self._options = model, options
         self._sessions, self._residents, self._fallback = sessions, residents, fallback
 
-    @in_one_piece
     def plan(self, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:
         """Plan for a call of this kind with these inputs without running the model.
 
@@ -55,6 +54,11 @@ class PlanAhead:
         """
         if failed := self._fallback.why_failed(self._fallback.kind(args, kwargs, kind)):
             raise PlanningFailed(failed)
+        return self._planned(kind, args, kwargs)
+
+    @in_one_piece
+    def _planned(self, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:
+        """The plan of such a call, which did not fail before; as `plan`."""
         session = self._sessions.of(kind)
         self._residents.count_optimizers()
         session.resident = self._residents.of(args, kwargs, kind)
@@ -86,7 +90,7 @@ class PlanAhead:
                 self._residents.refuse_at_once(args, kwargs, kind)
                 self._residents.count_optimizers()
                 self._residents.refuse_hopeless(self._residents.of(args, kwargs, kind))
-            self.plan(kind, args, kwargs)
+            self._planned(kind, args, kwargs)
         except Exception as error:
             if isinstance(error, PlanningFailed) and self._options.budget is None:
                 log.warning("memopt: %s", error)

@@ -114,14 +114,9 @@ def _planned(call: Call, limit: int | None, optimizers: Sequence[torch.optim.Opt
     unknown = [leaf.kind for leaf in pytree.tree_leaves(call.inputs) if isinstance(leaf, _Unknown)]
     if unknown:
         return [f"no plan: the model was called with a {unknown[0]}"]
-    size = (
-        f"{limit // 10**6}MB"
-        if limit >= 10**7 or limit % 10**6 == 0
-        else f"{limit // 10**3}kB"
-        if limit >= 10**4
-        else f"{limit}B"
-    )
-    told = ", optimizer=optimizer" if optimizers else ""
+    whole = limit >= 10**7 or limit % 10**6 == 0
+    unit, name = (10**6, "MB") if whole else (10**3, "kB") if limit >= 10**4 else (1, "B")
+    size, told = f"{limit // unit}{name}", ", optimizer=optimizer" if optimizers else ""
     words = f'memopt.compile(model, budget="{size}"{told})'
     was = model.training
     try:

@@ -31,7 +31,7 @@ class Reference:
         self._added = 0  # bytes that were found beside what the latest plan has counted
 
     def return_to(self, before: Reference) -> None:
-        """Be as a copy that was made before: of a call that failed a fraction is none."""
+        """Be as a copy that was made before: of calls that failed or were only supposed a fraction is none."""
         vars(self).update(vars(before))
 
     def of(self, unconstrained_bytes: int) -> int:

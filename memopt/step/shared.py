@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 from memopt.budget import Budget, BudgetError, format_bytes
 from memopt.memory.allocator import with_slack
@@ -30,6 +30,7 @@ from memopt.step.loop_bytes import Loop, Seen, worth
 from memopt.step.other_tensors import others_in_words
 from memopt.step.planned import Planned, fingerprint
 from memopt.step.recomputed_calls import Listed
+from memopt.step.reference import Reference
 from memopt.step.told import Told
 from memopt.torch_compat.saved_tensors import hooks_in_force
 
@@ -75,7 +76,7 @@ class SharedStep(Told):
         super().__init__(budget, resident)
         self.model_name = ""
         self.calls = 1
-        self._supposed: tuple[int, dict[str, Any]] | None = None  # bytes beside, and what a fraction was of before
+        self._supposed: tuple[int, Reference] | None = None  # bytes beside, and what a fraction was of before
         self.known_calls: EarlierCalls | None = None
         self.earlier: list[Ran] = []
         self.beside_calls: list[Ran] = []
@@ -323,7 +324,7 @@ class SharedStep(Told):
         if calls == 1:
             return
         beside = max(0, arguments - self.resident.inputs)
-        self._supposed, self.calls = (beside, dict(vars(self.reference))), calls
+        self._supposed, self.calls = (beside, copy.copy(self.reference)), calls
         self.resident = dataclasses.replace(self.resident, outside=self.resident.outside + beside)
 
     def one_call(self) -> bool:
@@ -331,7 +332,7 @@ class SharedStep(Told):
         if self._supposed is None or self.calls == 1 or self.earlier:
             return False
         beside, before = self._supposed
-        vars(self.reference).update(before)
+        self.reference.return_to(before)
         self.calls = 1
         self.resident = dataclasses.replace(self.resident, outside=max(0, self.resident.outside - beside))
         return True

@@ -19,7 +19,7 @@ _CHANNELS = 8
 _KEPT = {"LSTM": 24, "GRU": 12, "RNN_TANH": 4, "RNN_RELU": 4}
 _KEPT_BY_CUDNN = {"LSTM": 14, "GRU": 14, "RNN_TANH": 12, "RNN_RELU": 12}
 _PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
-_KNOWN = {
+_WITHOUT_WORKSPACE = {
     torch.ops.aten._log_softmax.default,
     torch.ops.aten._log_softmax_backward_data.default,
     torch.ops.aten._softmax.default,
@@ -78,7 +78,7 @@ def needs_none(node: fx.Node) -> bool:
     """Whether the node's operator is known to need no workspace on a CPU, so that it need not be run for that."""
     if node.target in _PRODUCTS:  # of other types oneDNN may reorder the operands
         return all(operand.dtype in (torch.float32, torch.float64) for operand in operands_of(node))
-    return is_light(node) or node.target in _KNOWN
+    return is_light(node) or node.target in _WITHOUT_WORKSPACE
 
 
 def _recurrent_bytes(node: fx.Node) -> int:

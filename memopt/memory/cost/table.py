@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -193,8 +192,7 @@ class CostTable:
                 self._costs[key] = self._cost(group.pop(key), key[0], known)
         if not group:
             return
-        together = min(self._limit(device), self._spare(device))
-        results = measure_operators(list(group.values()), device, together)
+        results = measure_operators(list(group.values()), device, self._limit_now(device))
         for (key, node), result in zip(group.items(), results, strict=True):
             if result is None:
                 self._costs[key] = self._estimate(node, key[0])
@@ -228,7 +226,7 @@ class CostTable:
         return self._devices[place]
 
     def _calibrated(self, device: torch.device, place: str) -> Device:
-        if not _is_here(device) or min(self._limit(device), self._spare(device)) < CALIBRATION_BYTES:
+        if not _is_here(device) or self._limit_now(device) < CALIBRATION_BYTES:
             return typical(device.type)
         known = _device_from(self._store.get(place, _CALIBRATION), device)
         if known is not None:
@@ -245,7 +243,7 @@ class CostTable:
         known = _link_from(self._store.get(place, _LINK))
         if known is not None:
             return known
-        if self._limit(device) < LINK_BYTES:
+        if self._limit_now(device) < LINK_BYTES:
             return typical(device.type).link
         try:
             with phase("measuring the device"):
@@ -259,18 +257,15 @@ class CostTable:
         limit = self.limit_bytes
         if limit is None:
             limit = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else _ON_CPU
-        if self.ceiling_bytes is None:
-            limit = min(limit, self._spare(device))
-        elif device.type == "cuda":  # whose allocator tells what there is
+        if self.ceiling_bytes is not None and device.type == "cuda":  # whose allocator tells what there is
             limit = min(limit, self.ceiling_bytes - torch.cuda.memory_allocated(device))
         return limit - clock_bytes(device)
 
-    def _spare(self, device: torch.device) -> int:
-        """Bytes that planning may take now beside what is resident; where CUDA's allocator tells them, no limit."""
-        known = (
-            None if self._room is None or (self.ceiling_bytes is not None and device.type == "cuda") else self._room()
-        )
-        return sys.maxsize if known is None else known
+    def _limit_now(self, device: torch.device) -> int:
+        """The same limit, and what planning may take beside what is resident where no allocator tells that."""
+        limit, told = self._limit(device), self.ceiling_bytes is not None and device.type == "cuda"
+        room = None if self._room is None or told else self._room()
+        return limit if room is None else min(limit, room - clock_bytes(device))
 
     def _may_run(self, node: fx.Node) -> bool:
         if self.target is not None or not isinstance(node.target, OpOverload):
@@ -282,7 +277,10 @@ class CostTable:
             return False
         within = workspace_bytes(node) if node.target is RECURRENT_BACKWARD else 0  # that is most of what it takes
         needed, device = bytes_needed(node) + within, _device_of(node)
-        return needed <= self._limit(device) and (needed <= self._spare(device) or not needs_none(node))
+        if needed <= self._limit_now(device):
+            return True
+        # What a budget in bytes is refused for must not depend on it: workspaces that only a run tells are measured.
+        return self.ceiling_bytes is not None and needed <= self._limit(device) and not needs_none(node)
 
 
 def _device_of(node: fx.Node) -> torch.device:
