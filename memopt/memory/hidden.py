@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,11 +20,13 @@ from memopt.torch_compat.storages import storage_id
 # Operators one of whose results is a workspace that a library sizes, and the place of that among them.
 _SAVED = re.compile(r"mkldnn_rnn_layer\.default$|_cudnn_rnn\.default$")
 _WORKSPACE = 3
-# Two lengths of a short run of them; beyond these its memory is linear in the length, but for rounding. Below it is
-# not: an LSTM of 32 features takes 28 kB for 3 steps and 143 kB for 64 (torch 2.13, one core).
-_SHORT, _LONGER = 32, 64
-_ROUNDING = 32  # one part in so many is allowed for that
-_FEW = 16  # sequences of such a run, of layers whose memory is linear in their number
+# Their memory is linear in steps and in sequences, but for whole pages: an LSTM of 32 features takes 28 kB for 8 rows
+# (a step of one sequence each), 53 for 16, 143 for 64 and 1990 for 1024 (torch 2.13, one core). It is read off two
+# runs of no more rows than a part of the layer's own, as planning is to stay within a budget; of fewer than so many,
+# pages are most of its memory.
+_PART, _FEWEST, _MOST = 4, 128, 256
+_SHORT, _SEQUENCES = 32, 16  # a longer layer is run for fewer steps, of so many sequences; else for fewer sequences
+_ROUNDING = 32  # one part in so many is allowed for a workspace's pages
 
 
 class WholeLedger(Ledger):  # type: ignore[no-untyped-call]
@@ -90,33 +92,45 @@ def _described(values: Any) -> Any:
     return describe(tuple(values))
 
 
+def _from_short_runs(length: int, batch: int, taken: Callable[[int, int], int]) -> int:
+    """Bytes that a layer takes for so many steps of so many sequences, read off runs of far fewer.
+
+    Args:
+        length: of each sequence.
+        batch: how many there are.
+        taken: the bytes of a run, of steps and of sequences.
+    """
+    rows = length * batch
+    if rows <= _FEWEST:
+        return taken(length, batch)
+    most = max(_FEWEST, min(_MOST, rows // _PART))
+    if length <= _SHORT:
+        few = most // length
+        runs = (length, few // 2), (length, few)
+    else:
+        few = min(batch, _SEQUENCES)
+        steps = 1 << (most // few).bit_length() - 1  # pages come out even
+        runs = (steps // 2, few), (steps, few)
+    (less, short), (more, longer) = ((math.prod(run), taken(*run)) for run in runs)
+    return int(short + max(0, longer - short) / (more - less) * (rows - less))
+
+
 @functools.lru_cache(maxsize=256)
 def _workspace(func: Any, args: Any, kwargs: Any) -> tuple[int, int]:
     """Bytes of an operator's workspace that backward needs, and about what it takes beyond while it runs."""
-    length = args[0][1][0]
+    length, batch = args[0][1][:2]
     with no_python_dispatch(), torch.enable_grad():
-        if length <= _LONGER:
-            held = int(_run(func, args, kwargs, length) * (1 + 1 / _ROUNDING))
-            return held, held // 2
-        short, longer = (_run(func, args, kwargs, steps) for steps in (_SHORT, _LONGER))
-    slope = max(0, longer - short) / (_LONGER - _SHORT)
-    held = short + slope * (length - _SHORT)
-    held = max(held, 0) * (1 + 1 / _ROUNDING)
-    return int(held), int(held / 2)
+        held = _from_short_runs(length, batch, lambda steps, few: _run(func, args, kwargs, steps, few))
+    held = int(held * (1 + 1 / _ROUNDING))
+    return held, held // 2
 
 
 @functools.lru_cache(maxsize=256)
 def _saved_by_layer(input: Any, states: Any, weights: Any, *how: Any) -> tuple[int, int]:
     """Bytes that a recurrent layer's backward needs in eager, and about what its forward takes beyond while it runs."""
     _, (length, batch, _), _, _ = input
-    rows = min(batch, _FEW)
     with no_modes():
-        if length <= _LONGER and batch <= _FEW:
-            held = _saved(length, batch, input, states, weights, how)
-        else:
-            short, longer = (_saved(steps, rows, input, states, weights, how) for steps in (_SHORT, _LONGER))
-            slope = max(0, longer - short) / ((_LONGER - _SHORT) * rows)
-            held = max(0, int(short + slope * (length * batch - _SHORT * rows)))
+        held = _from_short_runs(length, batch, lambda steps, few: _saved(steps, few, input, states, weights, how))
     return held, _beside(weights, how[0])
 
 
@@ -146,13 +160,18 @@ def _saved(steps: int, rows: int, input: Any, states: Any, weights: Any, how: An
     return sum(allocated_bytes(held.nbytes(), x.device) for key, held in saved.items() if key not in there)
 
 
-def _run(func: Any, args: Any, kwargs: Any, steps: int) -> int:
-    """Bytes of the workspace of a short run."""
+def _run(func: Any, args: Any, kwargs: Any, steps: int, few: int) -> int:
+    """Bytes of the workspace of a run of so many steps of so many sequences."""
+    batch = args[0][1][1]
 
     def made(value: Any, first: bool = False) -> Any:
         if isinstance(value, tuple) and value[:1] == ("tensor",):
             _, shape, dtype, device = value
-            return torch.zeros((steps, *shape[1:]) if first else shape, dtype=dtype, device=device)
+            if first:
+                shape = (steps, few, *shape[2:])
+            elif len(shape) == 3 and shape[1] == batch:  # states
+                shape = (shape[0], few, shape[2])
+            return torch.zeros(shape, dtype=dtype, device=device)
         return [made(item) for item in value] if isinstance(value, tuple) else value
 
     given = [made(value, index == 0) for index, value in enumerate(args)]

@@ -26,10 +26,10 @@ from memopt.memory.cost.measure import (
 )
 from memopt.memory.cost.roofline import is_light, makes_nothing, operands_of, seconds
 from memopt.memory.cost.scratch import needs_none, output_bytes, workspace_bytes
+from memopt.memory.cost.slices import batch_of, extrapolated, has_slices, slices_of
 from memopt.memory.measure import is_profiled
 from memopt.program import Program, is_effectful, is_random, tensors_of
 from memopt.torch_compat.operators import OpOverload
-from memopt.torch_compat.recurrent_layers import RECURRENT_BACKWARD
 
 _ON_CPU = 2**31  # bytes with which an operator is run on CPU unless a limit is given
 _CALIBRATION, _LINK = "calibration", "link"
@@ -170,7 +170,13 @@ class CostTable:
                 continue
             if makes_nothing(node):
                 self._costs[key] = OperatorCost(0.0, 0, 0, False)
-            elif not self._may_run(node):
+            elif not self._runs(node):
+                self._costs[key] = self._estimate(node, place)
+            elif not (fits := self._fits(node)) and has_slices(node) and not run:
+                continue
+            elif not fits and (sliced := self._sliced(node, place)) is not None:
+                self._costs[key] = sliced
+            elif not fits and not self._beyond(node):
                 self._costs[key] = self._estimate(node, place)
             elif (known := _measured(self._store.get(*key), node)) is not None:
                 self._costs[key] = self._cost(node, place, known)
@@ -208,6 +214,17 @@ class CostTable:
     def _estimate(self, node: fx.Node, place: str) -> OperatorCost:
         time = seconds(node, self._device(_device_of(node), place))
         return OperatorCost(time, workspace_bytes(node), output_bytes(node), False)
+
+    def _sliced(self, node: fx.Node, place: str) -> OperatorCost | None:
+        """What a node takes that is too large to be run now: its workspace by slices; None where they do not tell."""
+        slices = [] if is_profiled() else slices_of(node)
+        if not slices or not all(map(self._fits, slices)):
+            return None
+        costs = self._look_up(slices)
+        found = [(batch_of(each), costs[each.name].workspace_bytes) for each in slices if costs[each.name].measured]
+        if len(found) < len(slices):
+            return None
+        return dataclasses.replace(self._estimate(node, place), workspace_bytes=extrapolated(found, batch_of(node)))
 
     # -- devices -------------------------------------------------------------------------------------------------
 
@@ -267,20 +284,26 @@ class CostTable:
         room = None if self._room is None or told else self._room()
         return limit if room is None else min(limit, room - clock_bytes(device))
 
-    def _may_run(self, node: fx.Node) -> bool:
+    def _runs(self, node: fx.Node) -> bool:
+        """Whether the operator can be run here at all, whatever memory that takes."""
         if self.target is not None or not isinstance(node.target, OpOverload):
             return False
         if is_effectful(node) and not is_random(node):
             return False
         tensors = [*tensors_of(node), *operands_of(node)]
-        if not all(tensor.layout is torch.strided and _is_here(tensor.device) for tensor in tensors):
-            return False
-        within = workspace_bytes(node) if node.target is RECURRENT_BACKWARD else 0  # that is most of what it takes
-        needed, device = bytes_needed(node) + within, _device_of(node)
-        if needed <= self._limit_now(device):
-            return True
-        # What a budget in bytes is refused for must not depend on it: workspaces that only a run tells are measured.
-        return self.ceiling_bytes is not None and needed <= self._limit(device) and not needs_none(node)
+        return all(tensor.layout is torch.strided and _is_here(tensor.device) for tensor in tensors)
+
+    def _fits(self, node: fx.Node) -> bool:
+        """Whether there is room now for a run of it."""
+        return bytes_needed(node) + workspace_bytes(node) <= self._limit_now(_device_of(node))
+
+    def _beyond(self, node: fx.Node) -> bool:
+        """Whether it is run though there is no room beside what is resident.
+
+        What a budget in bytes is refused for must not depend on it: workspaces that only a run tells are measured.
+        """
+        known = self.ceiling_bytes is None or needs_none(node)
+        return not known and bytes_needed(node) + workspace_bytes(node) <= self._limit(_device_of(node))
 
 
 def _device_of(node: fx.Node) -> torch.device:
