@@ -16,12 +16,14 @@ from memopt.inductor.lines import with_lines
 from memopt.inductor.loading import Call, stand_in
 from memopt.inductor.pieces import Pieces, generator_of
 from memopt.inductor.replay import Wrapper
+from memopt.memory.allocator_limit import room_bytes
 from memopt.recording.ends import Ends
 from memopt.recording.guide import FIRST, Guide
 from memopt.recording.pool import Pool
 from memopt.recording.step import RecordedStep
 from memopt.torch_compat.backward import keeps_graph
 from memopt.torch_compat.fake_tensors import no_fake_mode
+from memopt.torch_compat.kernel_timing import flush_within
 
 _ARGUMENTS = re.compile(r"^ +((?:\w+, )*\w+),? = args$", re.MULTILINE)
 _REUSED = re.compile(r"\bdel (\w+) +# reuse")
@@ -59,6 +61,7 @@ class GeneratedCode:
     def load(self) -> ModuleType | None:
         """The generated module, kernels and all; None where there is no code."""
         if self._module is None and self._load is not None:
+            flush_within(room_bytes)
             with no_fake_mode():
                 self._module = self._load()
         return self._module

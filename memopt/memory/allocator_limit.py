@@ -211,6 +211,15 @@ def held_bytes(device: torch.device) -> int | None:
         return None if held is None else max(held.limits.values())
 
 
+def room_bytes() -> int | None:
+    """What the current CUDA device's limit leaves beside what is reserved, in bytes; None where there is none."""
+    if not _devices:
+        return None
+    device = torch.device("cuda", torch.cuda.current_device())
+    limit = held_bytes(device)
+    return None if limit is None else max(0, limit - held_now(device).reserved_bytes)
+
+
 def _apply(index: int, before: float = 1.0) -> None:
     held = _devices.get(index)
     share = before

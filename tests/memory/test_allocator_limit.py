@@ -12,7 +12,7 @@ from torch import nn
 import memopt
 from memopt.memory import allocator_limit
 from memopt.memory.allocator import page_bytes, pooled_bytes
-from memopt.memory.allocator_limit import Allowance, Held, enter, grow, held_bytes, held_now, leave, lifted
+from memopt.memory.allocator_limit import Allowance, Held, enter, grow, held_bytes, held_now, leave, lifted, room_bytes
 
 GPU = torch.device("cuda", 0)
 TOTAL = 80 * 10**9
@@ -51,6 +51,17 @@ def cuda(monkeypatch):
     monkeypatch.setattr(allocator_limit, "_devices", {})
     monkeypatch.setattr(allocator_limit, "_lifted", Counter())
     return device
+
+
+def test_a_limit_leaves_room_beside_what_is_reserved(cuda):
+    assert room_bytes() is None
+    token = enter(GPU, cuda.reserved + 5)
+    assert room_bytes() == 5
+    cuda.reserved += 6
+    with lifted(GPU):
+        assert room_bytes() == 0
+    leave(token)
+    assert room_bytes() is None
 
 
 def test_a_limit_is_in_force_until_it_is_left(cuda):
