@@ -31,15 +31,21 @@ class RecordingRoom:
     Attributes:
         bytes: that are left now.
         wanted: whether any are to be: not where the budget is short.
+        beside: bytes that the recorded step leaves of the budget; None where it is not recorded.
     """
 
     def __init__(self) -> None:
         """Nothing is left yet, and may be."""
         self.bytes, self.wanted = 0, True
+        self.beside: int | None = None
 
     def leave(self, costs: Iterable[OperatorCost], limit: int, inputs: int) -> None:
         """As `set_aside`, where that is wanted."""
         self.bytes = set_aside(costs, limit, inputs) if self.wanted else 0
+
+    def lacks(self, size: int) -> int:
+        """What is missing for so many bytes where no graph runs: a recording's memory is its own all the time."""
+        return 0 if self.beside is None else max(0, size - self.beside)
 
     def give_up(self) -> bool:
         """Leave nothing from now on; whether something was left."""

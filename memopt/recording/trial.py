@@ -140,7 +140,8 @@ def try_recording(
                 return Tried(_SHORT)
             if not beyond_limit and min(plain.host_seconds) < _WAITS * min(plain.seconds):
                 return _given_up(step, pool, NO_NEED)
-            allowed = max(0, (held_bytes(device) or 0) - _BESIDE - session.resident.coming)
+            beside = _BESIDE + session.resident.coming + session.beside_graphs
+            allowed = max(0, (held_bytes(device) or 0) - beside)
             _learn(step, pool, run, given, written, device, allowed)
         recorded, expected, unled = None, _led_bytes(step, device), plain.reserved_bytes + _copied_bytes(given)
         # Else a capture would run out of memory.

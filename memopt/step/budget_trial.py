@@ -59,6 +59,7 @@ def lower_within(
     """
     if session.recordings is not None:
         session.recordings.release()
+    session.recording_room.beside = None
     try:
         lowered = _lowered_within(session, lower, given)
     except BudgetError as error:
@@ -163,8 +164,9 @@ def _tried(
     hooks.recorded = None if found.reason else gain
     if not found.reason:
         session.note(gain.value)
-        others = allowed - session.limit_bytes
-        session.took(found.reserved_bytes - others)  # nothing else counts its memory
+        others, taken = allowed - session.limit_bytes, found.reserved_bytes + session.resident.coming
+        session.recording_room.beside = allowed - taken
+        session.took(taken - others)  # nothing else counts its memory
         session.expects(found.expected_bytes - others)
     return found
 
@@ -186,7 +188,7 @@ def _lowered_within(
             if taken.kept_bytes > session.resident.libraries:
                 session.keep_libraries(taken.kept_bytes - session.resident.libraries)
                 allowed = held_bytes(device) or allowed
-            session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
+            session.took(taken.allocated_bytes + session.resident.coming - (allowed - session.limit_bytes))
         coming = session.resident.coming  # what the optimizer's first steps add, within the same limit
         over = taken.reserved_bytes + coming - allowed if isinstance(taken, Taken) else 0
         held = taken if isinstance(taken, Short) else _held(session, steps, taken, allowed)
@@ -266,7 +268,7 @@ def keeps(
     taken = steps.free(allowed)
     if isinstance(taken, Short) or taken.kept_bytes > session.resident.libraries:
         return False
-    session.took(taken.allocated_bytes - (allowed - session.limit_bytes))
+    session.took(taken.allocated_bytes + session.resident.coming - (allowed - session.limit_bytes))
     if gain is Gain.MEMORY:
         fits = taken.allocated_bytes + session.resident.coming <= allowed
         return fits and not _tried(session, run, hooks, given, written, gain).reason

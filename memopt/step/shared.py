@@ -167,6 +167,12 @@ class SharedStep(Told):
         """Bytes that the caller's loss holds, as it was seen or is allowed for."""
         return self._loss_beside(self.seen)
 
+    @property
+    def beside_graphs(self) -> int:
+        """The most bytes that are made where no graph runs: by the loss, or by the optimizer's step."""
+        optimizer = self.resident.optimizer
+        return max(self.loss_beside, 0 if optimizer is None else optimizer.step_peak_bytes)
+
     def _loss_beside(self, seen: Seen) -> int:
         return seen.between if seen.known else self.tangents.loss
 
@@ -185,7 +191,8 @@ class SharedStep(Told):
             return 0, 0
         planned = self.needed_around(graphs, self.planned_with)
         apart = self._apart(self.seen) - max(self._apart(self.planned_with), self.usable(limit))
-        return max(0, needed + self.inputs_beside - max(planned, self.usable(limit)), apart), limit
+        recorded = self.recording_room.lacks(self.beside_graphs)
+        return max(0, needed + self.inputs_beside - max(planned, self.usable(limit)), apart, recorded), limit
 
     def _apart(self, seen: Seen) -> int:
         """The most bytes while none of the model's graphs runs: before the call, and behind them in backward."""

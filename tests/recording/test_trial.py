@@ -282,6 +282,17 @@ def test_a_recording_leaves_room_for_what_is_allocated_beside_it(tape, monkeypat
     assert any("CUDA graphs" in note for note in run.report.notes)
 
 
+def test_a_recording_leaves_room_for_the_loss_and_the_optimizer(tape, monkeypatch, asked):
+    reserved = iter([0, _ALLOWED, 0, _ALLOWED - 80_000])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: next(reserved, 0))
+    monkeypatch.setattr(Session, "beside_graphs", 80_000)
+    model, inputs = made()
+    run = memopt.compile(model, "1GB", backend="inductor")
+    trained(run, model, inputs)
+    assert asked == [90_000]
+    assert any("CUDA graphs" in note for note in run.report.notes)
+
+
 @pytest.mark.parametrize("lacking", [0, 80_000], ids=["fits", "fits with less"])
 def test_a_step_whose_blocks_lie_badly_is_recorded_before_it_is_planned_for_less(tape, monkeypatch, asked, lacking):
     def taken(*args, held=False, **_):

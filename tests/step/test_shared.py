@@ -3,6 +3,7 @@
 import dataclasses
 
 from memopt.budget import parse_budget
+from memopt.memory.optimizer import OptimizerFootprint
 from memopt.memory.resident import Resident
 from memopt.step.earlier_calls import Figures, Ran
 from memopt.step.graph_peaks import GraphPeaks
@@ -41,3 +42,21 @@ def test_arguments_of_earlier_calls_are_over_beside_such_a_plan():
     step = session(1750)
     step.inputs_beside = 10
     assert step.excess_around(CALLS) == (10, 1750)
+
+
+def test_what_a_loop_holds_lies_beside_a_recording():
+    step = session(3000)
+    step.seen = Seen(between=600, known=True)
+    step.recording_room.beside = 600
+    assert step.excess_around(CALLS) == (0, 3000)
+    step.seen = Seen(between=700, known=True)
+    assert step.excess_around(CALLS) == (100, 3000)
+    step.recording_room.beside = None  # it is not recorded: the step has room for that where its graphs do not run
+    assert step.excess_around(CALLS) == (0, 3000)
+
+
+def test_the_optimizers_step_lies_beside_a_recording():
+    optimizer = OptimizerFootprint(state_bytes=0, existing_state_bytes=0, step_peak_bytes=50)
+    step = SharedStep(parse_budget(3000), Resident(optimizer=optimizer))
+    step.recording_room.beside = 20
+    assert step.excess_around(CALLS) == (30, 3000)
