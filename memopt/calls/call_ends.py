@@ -11,6 +11,7 @@ from memopt.calls.several import SeveralCalls
 from memopt.compilation.session import Session
 from memopt.memory.reach import shown_tensors
 from memopt.step.around import Watch
+from memopt.step.before_calls import BEFORE
 from memopt.step.guard import StepGuard
 
 
@@ -36,6 +37,8 @@ class CallEnds:
         """A call has returned: what it has made is no other tensor of the process."""
         if self._budgeted and not self.verifying:
             self._residents.others.ended(session.resident.device, outputs, planned=planned)
+            if session.role.to_be_trained and not session.role.trains and session.limit_of_all is not None:
+                BEFORE.follow(session.resident.device, self._sessions.around)
             if planned:
                 self._residents.tell_of_others(session, args, kwargs)
 

@@ -1,5 +1,7 @@
 """What a loop runs between an optimizer's step and the next call of a model: a teacher, say, or the next batch.
 
+Or between a call without gradients and what comes next: a discriminator that trains on what a generator has made.
+
 No plan makes that less, but a budget in bytes is of all that the process holds, whoever holds it.
 """
 
@@ -27,10 +29,13 @@ class BeforeCalls:
         """Nothing is to be looked at."""
         self._device: torch.device | None = None
         self._owner: weakref.ref[object] | None = None
-        self._looks: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()  # by owner
+        self._looks: dict[bool, weakref.WeakKeyDictionary[object, int]] = {  # by owner; behind a step, or behind a call
+            behind_step: weakref.WeakKeyDictionary() for behind_step in (True, False)
+        }
         self._steps, self._expected = 0, 1  # of optimizers since the last call, and in all before the next one
         self._within = False  # whether the present step of an optimizer has begun in a look
         self._look: _OnCpu | _OnCuda | None = None
+        self._behind_step, self._most = True, 0  # what the look is behind; what a look has seen that a step has ended
         self._hooked = False
 
     def expect(self, device: torch.device, owner: object) -> None:
@@ -47,12 +52,23 @@ class BeforeCalls:
             register_optimizer_step_post_hook(self._stepped)
             os.register_at_fork(before=self._stop)  # a profiler goes on in a copy of the process
 
+    def follow(self, device: torch.device, owner: object) -> None:
+        """A call without gradients has returned, of a model that is trained: what comes next is to be looked at.
+
+        Args:
+            device, owner: as of `expect`.
+        """
+        self.expect(device, owner)
+        if self._look is None:
+            self._look_on(behind_step=False)
+
     def ends(self) -> int:
         """A call begins: the most bytes that the process has held at once before it; 0 where that was not seen."""
         look, self._look = self._look, None
+        most, self._most = self._most, 0
         if self._steps:
             self._expected, self._steps = self._steps, 0
-        return 0 if look is None else look.ends()
+        return most if look is None else max(most, look.ends())
 
     def _stop(self) -> None:
         look, self._look = self._look, None
@@ -60,9 +76,13 @@ class BeforeCalls:
             look.ends()
 
     def _begins(self, *_: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._within = self._look is not None
-            self._stop()
+        if torch.compiler.is_compiling():
+            return
+        self._within = self._look is not None and self._behind_step
+        if self._look is not None and not self._behind_step:
+            self._most = max(self._most, self._look.ends())
+            self._look = None
+        self._stop()
 
     def _stepped(self, *_: Any) -> None:
         if torch.compiler.is_compiling():
@@ -71,14 +91,18 @@ class BeforeCalls:
         if self._within or self._steps < self._expected:
             self._within = False
             return
+        self._look_on(behind_step=True)
+
+    def _look_on(self, *, behind_step: bool) -> None:
         device, owner = self._device, None if self._owner is None else self._owner()
         if device is None or owner is None or has_group():
             return
+        self._behind_step, looks = behind_step, self._looks[behind_step]
         if device.type == "cuda":
             self._look = _OnCuda(device)
         # Not later: there may be evaluations of minutes, too much for a profiler.
-        elif self._looks.get(owner, 0) < FIRST_STEPS and not unseen(device) and not is_profiled():
-            self._looks[owner] = self._looks.get(owner, 0) + 1
+        elif looks.get(owner, 0) < FIRST_STEPS and not unseen(device) and not is_profiled():
+            looks[owner] = looks.get(owner, 0) + 1
             self._look = _OnCpu(device)
 
 

@@ -77,6 +77,36 @@ def test_what_runs_before_a_call_is_within_a_budget_in_bytes():
     assert trained(minimum, makes(2 * budget // 1000)).report.notes == ()
 
 
+@pytest.mark.parametrize("steps", [True, False], ids=["that trains by itself", "that does not"])
+def test_what_runs_behind_a_call_without_gradients_is_seen(steps):
+    """A discriminator that trained on what the model had made took 1.33 of the budget in each step, unsaid."""
+    model, other = Net(), nn.Linear(4, 4)
+    own, others = (torch.optim.SGD(each.parameters(), 0.1) for each in (model, other))
+    budget = 3 * unconstrained(Net(), torch.randn(ROWS, WIDTH))
+    call = memopt.compile(model, budget, optimizer=own, backend="aten")
+    with pytest.raises(memopt.BudgetError, match="with all of the process before the model's call") as refused:
+        for _ in range(3):
+            x = torch.randn(ROWS, WIDTH)
+            with torch.no_grad():
+                call(x)
+            makes(2 * budget // 1000)(x)
+            if steps:
+                other(torch.randn(4, 4)).sum().backward()
+                others.step()
+            own.zero_grad()
+            call(x).backward()
+            own.step()
+    assert 2 * budget < refused.value.minimum_bytes < 2.5 * budget
+
+
+def test_of_a_model_that_is_not_trained_nothing_is_looked_at():
+    call = memopt.compile(Net().requires_grad_(False), "1MB", backend="aten")
+    for _ in range(2):
+        with torch.no_grad():
+            call(torch.randn(ROWS, WIDTH))
+        assert BEFORE._look is None
+
+
 def test_what_comes_later_is_seen():
     budget, calls = unconstrained(Net(), torch.randn(ROWS, WIDTH)), []
 
