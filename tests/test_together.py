@@ -8,6 +8,7 @@ from torch import nn
 import memopt
 from benchmarks.loop_budgets import bytes_of, storages
 from memopt.memory.measure import Recording
+from memopt.module import calls_of
 
 ROWS, WIDTH = 256, 32
 
@@ -143,3 +144,18 @@ def test_a_budget_that_does_not_hold_all_is_refused():
 def test_a_module_list_is_one_module():
     with pytest.raises(NotImplementedError):
         memopt.compile(nn.ModuleList([Net()]))(torch.randn(1, WIDTH))
+
+
+def test_planning_takes_its_memory_beside_outputs_of_the_step_before_of_all_models():
+    """A trial step in the loop's second step was 1.014 of the budget, and 1.053 of a model of several outputs."""
+    models, x = [Net(), Net()], torch.randn(ROWS, WIDTH)
+    one, other = memopt.compile(models, "100MB", optimizer=torch.optim.SGD(nn.ModuleList(models).parameters(), 0.1))
+    held = [one(x), other(x)]
+    (held[0] - held[1]).square().mean().backward()
+    session = calls_of(one).sessions.last
+    kept = one(x)
+    assert session.older() == sum(each.nbytes for each in held)
+    before = session.room
+    del held
+    assert session.older() == 0
+    assert session.room == before + 2 * kept.nbytes

@@ -78,6 +78,11 @@ class Group:
         every = [each for group in _groups if group is not self for each in group._sessions]
         return sum(ran.saved for each in every if (sessions := each()) is not None for ran in sessions.earlier.alive())
 
+    def older(self, own: Sessions) -> int:
+        """Bytes of outputs of earlier steps that are still there, of the models together as one of them is called."""
+        others = sum(each.around.output_bytes() for each in self._others(own) if not each.earlier.alive())
+        return own.around.older_bytes() + others
+
     def begins(self, own: Sessions) -> None:
         """A model's call begins: the others' windows see it."""
         for each in self._others(own):

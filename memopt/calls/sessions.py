@@ -26,6 +26,7 @@ from memopt.calls.weak_sessions import (
     kept_more,
     models_waiting,
     names_of,
+    older_outputs,
     planning_room,
     release,
     reserved_for_others,
@@ -180,6 +181,7 @@ class Sessions(Mapping[Plan, Session]):
         here = weakref.ref(self)
         session.elsewhere = self.group.elsewhere
         session.waiting = functools.partial(models_waiting, here)
+        session.older = functools.partial(older_outputs, here)
         session.reserve = functools.partial(reserved_for_others, here)
         session.calls, session.known_calls = kind.calls, self.earlier
         session.recordings = self._recordings_here()

@@ -40,6 +40,12 @@ def planning_room(owner: weakref.ref[Sessions]) -> int | None:
     return None if sessions is None or sessions.last is None else sessions.last.room
 
 
+def older_outputs(owner: weakref.ref[Sessions]) -> int:
+    """Bytes of outputs of earlier steps that the loop still holds."""
+    sessions = owner()
+    return 0 if sessions is None else sessions.group.older(sessions)
+
+
 def models_waiting(owner: weakref.ref[Sessions]) -> int:
     """How many other models of the budget were not seen yet."""
     sessions = owner()

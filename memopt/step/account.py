@@ -33,6 +33,8 @@ class Account:
         alone: bytes above what is resident that the graph takes as it is which is being planned; None if not known.
         broken: whether a graph was seen that is not all that there is of a call.
         in_call: whether a call of the model is running.
+        older: bytes of outputs of earlier steps that the loop still holds: they are gone before backward is over, and
+            planning takes its memory beside them.
     """
 
     def __init__(self, budget: Budget | None, resident: Resident) -> None:
@@ -41,6 +43,7 @@ class Account:
         self.margin = 0
         self.recording_room = RecordingRoom()
         self.hold: Callable[[int], None] = _unheld
+        self.older: Callable[[], int] = int
         self.multiplies = self.broken = self.soft = self.in_call = False
         self.role = CallRole()
         self.reference = Reference()
@@ -139,7 +142,7 @@ class Account:
             limit = self.budget.resolve(self.resident.total + self.alone)
         else:
             limit = self.budget.resolve(self.reference.of(0))
-        return max(0, self.usable(limit) - self.resident.total)
+        return max(0, self.usable(limit) - self.resident.total - self.older())
 
     @property
     def planned_beside(self) -> int:

@@ -221,6 +221,10 @@ class Around:
         """Storages of outputs that are still there, of earlier steps too: they are counted here."""
         return [storage for _, reference, _ in self._outputs if (storage := reference()) is not None]
 
+    def output_bytes(self) -> int:
+        """Bytes of outputs that are still there, of this step too."""
+        return sum(size for _, storage, size in self._outputs if storage() is not None)
+
     def older_bytes(self) -> int:
         """Bytes of outputs of earlier steps that are still there."""
         return sum(size for step, storage, size in self._outputs if step < self._step and storage() is not None)

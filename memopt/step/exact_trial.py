@@ -17,8 +17,11 @@ def tried_as_is(session: Session, planned: Planned) -> Planned:
     if not session.verify or not session.exact:
         return planned
     limit = session.limit(0)
-    if limit is not None and planned.timeline.peak_bytes > session.usable(limit) - session.resident.total:
-        return planned  # it is refused, or planned for less: `refused_as_tried` takes it before its minimum is named
+    there = session.resident.total + session.older()
+    if limit is not None and planned.timeline.peak_bytes > session.usable(limit) - there:
+        # It is refused, or planned for less: `refused_as_tried` takes it before its minimum is named. Or it fits only
+        # once outputs of the step before are gone.
+        return planned
     return tried(planned)
 
 

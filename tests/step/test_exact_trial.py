@@ -25,10 +25,10 @@ def _figures(monkeypatch):
     monkeypatch.setattr(exact_trial, "predicted_peak", lambda planned: 50)
 
 
-def session_with(*planned, verify=True, exact=True, limit=100):
+def session_with(*planned, verify=True, exact=True, limit=100, older=0):
     return SimpleNamespace(
         verify=verify, exact=exact, limit=lambda default: limit, usable=lambda limit: limit - 10,
-        resident=SimpleNamespace(total=40), step=SimpleNamespace(planned=planned),
+        resident=SimpleNamespace(total=40), older=lambda: older, step=SimpleNamespace(planned=planned),
     )  # fmt: skip
 
 
@@ -40,8 +40,9 @@ def session_with(*planned, verify=True, exact=True, limit=100):
         ({"verify": False}, False),
         ({"exact": False}, False),
         ({"limit": 99}, False),
+        ({"older": 1}, False),
     ],
-    ids=["within", "no limit", "not verified", "code", "over"],
+    ids=["within", "no limit", "not verified", "code", "over", "over beside outputs of the step before"],
 )
 def test_a_run_is_taken_where_it_says_something_and_fits(facts, tried):
     assert (tried_as_is(session_with(**facts), Planned()).measured is not None) == tried
