@@ -169,9 +169,10 @@ class SharedStep(Told):
 
     @property
     def beside_graphs(self) -> int:
-        """The most bytes that are made where no graph runs: by the loss, or by the optimizer's step."""
-        optimizer = self.resident.optimizer
-        return max(self.loss_beside, 0 if optimizer is None else optimizer.step_peak_bytes)
+        """The most bytes that are made where no graph runs: by the loss, the optimizer's step, or as the next batch."""
+        resident = self.resident
+        stepping = 0 if resident.optimizer is None else resident.optimizer.step_peak_bytes
+        return max(self.loss_beside, stepping, resident.inputs)
 
     def _loss_beside(self, seen: Seen) -> int:
         return seen.between if seen.known else self.tangents.loss

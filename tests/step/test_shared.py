@@ -60,3 +60,9 @@ def test_the_optimizers_step_lies_beside_a_recording():
     step = SharedStep(parse_budget(3000), Resident(optimizer=optimizer))
     step.recording_room.beside = 20
     assert step.excess_around(CALLS) == (30, 3000)
+
+
+def test_the_next_batch_lies_beside_a_recording():
+    step = SharedStep(parse_budget(3000), Resident(inputs=50))  # while the one before is still held
+    step.recording_room.beside = 20
+    assert step.excess_around(CALLS) == (30, 3000)
