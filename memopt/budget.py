@@ -13,6 +13,7 @@ _PREFIXES = ("", "k", "M", "G", "T", "P")
 _SIZE = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]{1,3})?)\s*(.*)", re.DOTALL | re.IGNORECASE)
 _UNIT = re.compile(r"([kmgtp]?)(i?)b|([kmgtp])(i?)", re.IGNORECASE)
 _LARGEST = 2**63 - 1  # what torch can count
+_LITTLE = 0.03  # of a minimum: what no budget below it has to keep to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,8 +184,25 @@ class BudgetError(ValueError):
             size: bytes of other tensors of the process.
             others: these in words.
         """
-        others += ", which are in that: a budget in bytes is of them too"
-        least, beside = self.minimum_bytes + size, f"{self.beside}; {others}" if self.beside else others
+        return self._with(self.minimum_bytes + size, f"{others}, which are in that: a budget in bytes is of them too")
+
+    def allowing(self, without_bytes: int) -> BudgetError:
+        """The same, saying what of the minimum is allowed for a loss that was not seen yet where that is much.
+
+        Args:
+            without_bytes: the minimum with nothing allowed for it.
+        """
+        allowed = self.minimum_bytes - without_bytes
+        if allowed <= _LITTLE * self.minimum_bytes:
+            return self
+        size = format_bytes(allowed, short=True)
+        return self._with(
+            self.minimum_bytes, f"a loss that was not seen yet is allowed {size}: the least is at most that"
+        )
+
+    def _with(self, least: int, words: str) -> BudgetError:
+        """The same with another minimum, and with more in words that takes room beside the plan."""
+        beside = f"{self.beside}; {words}" if self.beside else words
         return BudgetError(least, self.budget_bytes, self.breakdown, self.stuck_bytes, beside, at_least=self.at_least)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -187,3 +187,11 @@ def test_a_refused_call_says_all_that_the_refusal_does(clone):
     refused = clone(OutOfBudgetError.of(clone(error)))
     assert "cannot be run in chunks" in str(refused) and "out of memory" in str(refused)
     assert isinstance(refused, RuntimeError) and refused.minimum_bytes == 200
+
+
+def test_a_minimum_with_much_that_is_only_allowed_for_says_so():
+    error = BudgetError(1000, 500, beside="a head holds 100 B")
+    assert error.allowing(970) is error
+    found = error.allowing(969)
+    assert (found.minimum_bytes, found.budget_bytes) == (1000, 500)
+    assert "a head holds 100 B; a loss that was not seen yet is allowed 31 B: the least is at most that" in str(found)

@@ -211,16 +211,17 @@ class Session(SharedStep):
             settled, request: as `plan_together`.
 
         Raises:
-            BudgetError: no plan keeps the budget; the first refusal, whose minimum is with all that is allowed for.
+            BudgetError: no plan keeps the budget; the first refusal, whose minimum is with all that is allowed for a
+                loss; where that is much it says so.
         """
-        refused: BudgetError | None = None
+        refused: list[BudgetError] = []
         while True:
             try:
                 return self._planned_together(programs, request or PlanRequest(), settled=settled)
             except BudgetError as error:
-                refused = refused or error
+                refused.append(error)
             if not self.allows_no_more():
-                raise refused
+                raise refused[0].allowing(refused[-1].minimum_bytes)
 
     def _planned_together(self, programs: Sequence[Program], request: PlanRequest, *, settled: bool) -> list[Planned]:
         """The plans of these graphs, with what is allowed for a loss by now; as `plan_training`."""
