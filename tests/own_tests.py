@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,11 +17,23 @@ def untested(modules: Iterable[Path], package: Path, name: str, tests: Path) -> 
         name: as which that is imported.
         tests: the folder of the tests, which are searched at any depth.
     """
-    files = {path: path.read_text() for path in tests.rglob("test_*.py")}
+    files = _files(tests)
     for path in modules:
         called = re.compile(rf"test_(\w+_)?{path.stem}(_\w+)?")
         dotted = ".".join((name, *path.relative_to(package).with_suffix("").parts))
         parent, _, leaf = dotted.rpartition(".")
         imports = re.compile(rf"(from|import) {re.escape(dotted)}\b|from {re.escape(parent)} import [^\n]*\b{leaf}\b")
-        if not any(called.fullmatch(file.stem) or imports.search(text) for file, text in files.items()):
+        if any(map(called.fullmatch, files)):
+            continue
+        if not any(leaf in text and imports.search(text) for text in files.values()):
             yield dotted
+
+
+@functools.cache
+def _files(tests: Path) -> dict[str, str]:
+    """What the tests' files say of imports, by name; of several of one name what all of them say."""
+    files: dict[str, str] = {}
+    for path in tests.rglob("test_*.py"):
+        lines = [line for line in path.read_text().splitlines() if "import" in line]
+        files[path.stem] = "\n".join((files.get(path.stem, ""), *lines))
+    return files
