@@ -103,7 +103,7 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
         if session.asks_for_eager and session.role.trains:
             # A fraction is of about what eager takes: values between graphs are beside all that the graphs hold.
             eager = eager_call(model, args, kwargs, session.table, tangents_stay=True)
-            session.eager_step = None if eager is None else step_peak([eager.peaks])
+            session.eager.takes(None if eager is None else eager.peaks)
         return collected
     except (*UNKNOWN_VALUE, NotImplementedError, RuntimeError) as error:
         if not isinstance(error, NotImplementedError) and not is_unknown(error):
@@ -194,12 +194,12 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         def lower() -> tuple[Callable[..., Any], Hooks]:
             allowing: BudgetError | None = None
             while True:  # a function that called itself would be a cycle, and keep the call's inputs as garbage
-                if session.eager is None and hooks.needs_gradients and (checkpointed or session.asks_for_eager):
+                if session.eager.lowered is None and hooks.needs_gradients and (checkpointed or session.asks_for_eager):
                     eager = eager_step(graph_module, example_inputs)
                     if eager is not None:  # operators are run alone within what the step takes at least
                         session.alone = step_peak([eager.peaks()])
-                        session.eager = eager.peaks(session.table)
-                        session.alone = step_peak([session.eager])
+                        session.eager.lowers(peaks := eager.peaks(session.table))
+                        session.alone = step_peak([peaks])
                 try:
                     return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
                 except BudgetError as error:
@@ -254,7 +254,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
             finally:
                 if not session.dry:
                     session.forget_search()  # kept so far: a step that is lowered for less is not searched again
-                session.eager = None
+                session.eager.ends()
                 hooks.forget()
 
     return at_boundary(memopt, check=session.verify is True, laid_out=lambda: bool(session.layout.contiguous))

@@ -177,8 +177,7 @@ class Session(SharedStep):
             BudgetError: no plan keeps the budget.
         """
         key, request = fingerprint(program), request or PlanRequest()
-        if self.eager is not None:
-            self._eager[key] = self.eager
+        self.eager.lowered_is(key)
         known = self._known(key)
         if self.collection.graphs is not None:
             self.collection.graphs.append(program)
@@ -258,8 +257,7 @@ class Session(SharedStep):
         With the loss that is usual where none was seen yet: what another takes beyond is seen in the first step.
         """
         with self.around_graphs(usual=True):
-            own = self._eager_peak(keys, predicted_peak(captured))
-            whole, step, calls = self._of_the_step(keys, captured, base, own)
+            whole, step, calls = self._of_the_step(keys, captured, base, predicted_peak(captured))
         whole = max(whole, self.optimizer_peak()) if self.role.trains else whole
         self.reference.trains(whole, step, calls)
         return whole

@@ -48,13 +48,19 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield from plain_tensors(part)
 
 
-def storages_of(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
-    """The storages of these tensors by number; none of what shows none: oneDNN's layout, some subclasses."""
+def storages_of(tensors: Iterable[torch.Tensor], *, allocated: bool = False) -> dict[int, torch.UntypedStorage]:
+    """The storages of these tensors by number; none of what shows none: oneDNN's layout, some subclasses.
+
+    Args:
+        tensors: in any order; several may share a storage.
+        allocated: only those that have memory now: none of a meta tensor, or of a subclass around other tensors.
+    """
     found = {}
     for tensor in tensors:
         with contextlib.suppress(RuntimeError, NotImplementedError):
             storage = tensor.untyped_storage()
-            found[id_of_storage(storage)] = storage
+            if not allocated or storage.data_ptr():
+                found[id_of_storage(storage)] = storage
     return found
 
 

@@ -16,14 +16,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memopt.common.garbage import collect
-from memopt.memory.reach import plain_tensors, shown_tensors
+from memopt.memory.reach import plain_tensors, shown_tensors, storages_of
 from memopt.memory.window import Held, Window
 from memopt.step.loop_bytes import SCALARS, Loop, Seen, worth
 from memopt.step.observed_steps import Looking
 from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import at_end_of_backward, compiled_nodes, first_nodes
 from memopt.torch_compat.backward import backward_task, keeps_graph
-from memopt.torch_compat.storages import id_of_storage
 
 # What grows from step to step is planned for with a margin: one part in so many.
 _GROWTH = 8
@@ -91,7 +90,8 @@ class Around:
             given: its arguments: those that the loop has made since an earlier call are counted with the call.
         """
         arguments = shown_tensors(given) if self._made and left else ()
-        storages = _storages(part for leaf in arguments for part in plain_tensors(leaf)).values()
+        parts = (part for leaf in arguments for part in plain_tensors(leaf))
+        storages = storages_of(parts, allocated=True).values()
         self._left = max(0, left - sum(each.nbytes() for each in storages if each.data_ptr() in self._made))
         self._made = frozenset()
         if new_step:
@@ -123,10 +123,9 @@ class Around:
         """
         device, key = call.device, call.key
         leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
-        own, storages = (
-            _storages(pytree.tree_leaves(given)),
-            _storages(leaf for leaf in leaves if leaf.device == device),
-        )
+        arguments = (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor))
+        own = storages_of(arguments, allocated=True)
+        storages = storages_of((leaf for leaf in leaves if leaf.device == device), allocated=True)
         fresh = [storage for place, storage in storages.items() if place not in own]
         self._outputs = [item for item in self._outputs if item[1]() is not None]
         self._outputs += [(self._step, weakref.ref(storage), storage.nbytes()) for storage in fresh]
@@ -192,7 +191,7 @@ class Around:
         if current is not self._open or current.window.backward:
             return
         current.task, self._again = backward_task(), current if keeps_graph() else None
-        given = _storages(gradients)
+        given = storages_of((gradient for gradient in gradients if gradient is not None), allocated=True)
         current.gradients = current.call.early + sum(storage.nbytes() for storage in given.values())
         self._older = self.older_bytes()
         current.keeps = self._again is current
@@ -285,20 +284,6 @@ class _Open:
         """Bytes of the outputs' gradients that stay, those of `retain_grad`, and are not made yet."""
         leaves = [leaf for reference in self._outputs if (leaf := reference()) is not None]
         return sum(leaf.numel() * leaf.element_size() for leaf in leaves if leaf.retains_grad and leaf.grad is None)
-
-
-def _storages(values: Iterable[Any]) -> dict[int, torch.UntypedStorage]:
-    """The storages of the tensors among these values, by identity; of those that have one."""
-    found = {}
-    for value in values:
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            try:
-                storage = value.untyped_storage()
-                if storage.data_ptr():
-                    found[id_of_storage(storage)] = storage
-            except (RuntimeError, NotImplementedError):  # of a subclass without one
-                continue
-    return found
 
 
 def _reached(around: weakref.ref[Around], window: weakref.ref[_Open], gradients: Sequence[torch.Tensor | None]) -> None:

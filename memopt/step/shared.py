@@ -1,4 +1,4 @@
-"""A step of several calls of one model, and what eager itself would hold in it."""
+"""A step of several calls of one model."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from memopt.memory.tangents import Tangents, tangents_of_graph
 from memopt.memory.timeline import kept_bytes, timeline
 from memopt.program import Program
 from memopt.step.eager_in_loop import eager_in_loop
+from memopt.step.eager_peaks import EagerPeaks
 from memopt.step.earlier_calls import (
     AS_IT_IS,
     EarlierCalls,
@@ -59,8 +60,7 @@ class SharedStep(Told):
         last_word: whether a call that has no room beside earlier ones is refused.
         has_other_ways: whether one that does not fit is not refused yet, as earlier calls of the step may let go of
             what they saved: then no step is taken over the budget to name a least.
-        eager: what eager itself holds in the graph that is being lowered.
-        eager_step: bytes that it holds in the whole step of several graphs; None where that is not known.
+        eager: what eager itself takes in the graphs.
         ledger: counts what runs outside of captured graphs, while a call is rehearsed.
         outside_bytes: what those take, by the latest rehearsal.
         outside_beside: what of it is there while a graph runs, and gradients of outputs that later graphs run beside.
@@ -90,14 +90,12 @@ class SharedStep(Told):
         self._recomputable = _FIRST_CALLS
         self._coming = self._steps_seen = 0
         self.last_word = self.has_other_ways = False
-        self.eager: GraphPeaks | None = None
-        self.eager_step: int | None = None
+        self.eager = EagerPeaks()
         self.ledger: WholeLedger | None = None
         self.outside_bytes = self.outside_beside = 0
         self.outside_places = ""
         self.tangents = Tangents()
         self.seen, self.planned_with, self.allows, self._usual = Seen(), Seen(), True, False
-        self._eager: dict[str, GraphPeaks] = {}  # by fingerprint
 
     def count_outside(self, peak: int, beside: int, places: str, tangents: Tangents) -> None:
         """Count what runs outside of captured graphs, the caller's loss too where the model returns none.
@@ -227,7 +225,7 @@ class SharedStep(Told):
             loop,
             between=self.outside_bytes + self.tangents.early if apart else 0,
             beside=self.outside_beside if apart else 0,
-            most=self.eager_step if apart else None,
+            most=self.eager.step if apart else None,
             kept=self._eager_keeps() if loop.kept else 0,
         )
         return max(max(graph.base for graph in graphs) + self.inputs_beside + found, super().optimizer_peak())
@@ -293,26 +291,19 @@ class SharedStep(Told):
         """Whether what eager itself holds in a graph is worth knowing: a fraction is of it, and not fixed yet."""
         return self.budget is not None and self.budget.bytes is None and self.reference.training is None
 
-    def _eager_peak(self, keys: Sequence[str], default: int) -> int:
-        """What eager's own step of these graphs peaks at above what is resident; `default` where that is not known."""
-        known = [self._eager[key] for key in keys if key in self._eager]
-        return step_peak(known) if len(known) == len(keys) else default
-
     def _of_the_step(
-        self, keys: tuple[str, ...], captured: Sequence[Planned], base: int, own: int
+        self, keys: tuple[str, ...], captured: Sequence[Planned], base: int, default: int
     ) -> tuple[int, Hashable, int]:
-        """What the step takes in bytes as eager runs it, all of its calls so far; what tells it apart; its calls."""
-        if self.eager_step is not None:
-            own = min(own, self.eager_step - self.outside_beside)
+        """What the step takes in bytes as eager runs it, all of its calls so far; what tells it apart; its calls.
+
+        `default` is what these graphs take above what is resident, where eager's own is not known.
+        """
         every = [*self.beside_calls, *self.earlier]
         if not every or self.calls > 1:
+            own = self.eager.of_step(keys, default, self.outside_beside)
             return base + own, (id(self), keys), self.calls + len(self.beside_calls)
         before = [graph.eager for ran in every for graph in ran.graphs]
-        now = [
-            self._eager.get(key) or peaks_of(item.program, item.timeline)
-            for key, item in zip(keys, captured, strict=True)
-        ]
-        whole = base - self.resident.outside + self.inputs_beside + step_peak([*before, *now])
+        whole = base - self.resident.outside + self.inputs_beside + self.eager.of_calls(before, keys, captured)
         return whole, (id(self), keys), len(every) + 1
 
     def calls_of_script(self, key: str) -> tuple[int, int]:
@@ -364,7 +355,7 @@ class SharedStep(Told):
         """What a graph of the step takes as it runs, and as eager runs it, by its place in the step."""
         assert self.step is not None
         key, item = self.step.keys[place], self.step.planned[place]
-        eager = self._eager.get(key) or peaks_of(item.before, item.timeline_before)
+        eager = self.eager.of(key, item.before, item.timeline_before)
         return self._emitted.get(key) or peaks_of(item.program, item.timeline), eager
 
     def kept_more(self, saved: int) -> int:

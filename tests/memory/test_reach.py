@@ -40,3 +40,10 @@ def test_storages_are_shown_once_and_what_shows_none_is_left_out():
     x = torch.ones(8)
     found = storages_of([x, x[2:], torch.ones(2, 2).to_mkldnn(), torch.ones(3)])
     assert sorted(storage.nbytes() for storage in found.values()) == [12, 32]
+
+
+def test_of_what_has_no_memory_there_is_no_allocated_storage():
+    x = torch.ones(8)
+    tensors = [x, x[2:], torch.ones(3, device="meta"), torch.ones(2, 2).to_sparse(), torch.empty(0)]
+    assert {storage.nbytes() for storage in storages_of(tensors).values()} == {0, 12, 32}
+    assert [storage.nbytes() for storage in storages_of(tensors, allocated=True).values()] == [32]
