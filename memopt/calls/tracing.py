@@ -39,6 +39,7 @@ from memopt.program import Program
 from memopt.step.again import found_again, keep_for_others
 from memopt.step.backward_entry import BackwardFacts, watched
 from memopt.step.budget_trial import lower_within
+from memopt.step.earlier_calls import Figures
 from memopt.step.graph_peaks import step_peak
 from memopt.step.recomputed_calls import recomputable
 from memopt.torch_compat.absent_attributes import absent_attributes
@@ -276,13 +277,19 @@ def _tell_written(session: Session, buffers: Sequence[str]) -> None:
 
 def _noted_at_any_size(code: ManySizes, session: Session, hooks: Hooks) -> Callable[..., Any]:
     """As `_noted`, of code that is counted anew for larger sizes before it runs."""
+    step: Any = None  # whose figures these are: most sizes are run by the step that was counted last
+    captured: Program | None = None
+    graph: Figures | None = None
 
     def noted(*args: Any) -> Any:
+        nonlocal step, captured, graph
         code.count_for(args)
-        trains = session.budget is not None and hooks.needs_gradients
-        graph = session.figures(hooks.captured) if trains else None
-        if graph is not None:
-            session.runs(graph)
+        if session.budget is not None and hooks.needs_gradients:
+            if graph is None or step is not session.step or captured is not hooks.captured:
+                step, captured = session.step, hooks.captured
+                graph = session.figures(captured)
+            if graph is not None:
+                session.runs(graph)
         return code.run(*args)
 
     return noted
