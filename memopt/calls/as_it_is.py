@@ -191,6 +191,11 @@ class AsItIs:
             raise
         self._remember(called, known)
 
+    @property
+    def not_captured(self) -> bool:
+        """Whether no graph could be captured of some call."""
+        return any(not known.refused for known in self._known.values())
+
     def _remember(self, called: Any, known: _Known) -> None:
         if len(self._known) < _MOST:
             self._known[called] = known
@@ -354,10 +359,11 @@ class AsItIs:
         if not look or not known.looks or session.earlier or kind.calls > 1:
             return self._model(*args, **kwargs), (None, None)
         known.looks -= 1
-        parts = (part for tensor in held_tensors(self._model) for part in plain_tensors(tensor))
+        gradients = [each.grad for each in self._model.parameters() if each.grad is not None]  # loops let go of them
+        parts = (part for tensor in (*held_tensors(self._model), *gradients) for part in plain_tensors(tensor))
         there = [part.untyped_storage() for part in parts] + self._around.kept_outputs()
         window, older = Window(session.resident.device, there), self._around.older_bytes()
-        del parts, there
+        del gradients, parts, there
         with closed_if_it_fails(window):
             outputs = self._model(*args, **kwargs)
         if kind.gradients:

@@ -218,7 +218,8 @@ class ModelCalls:
         step, planned, began = session.step, session.report, time.perf_counter()
         failure: Failure | None = None
         graphs, whole = self.sessions.graphs, copy.copy(self.sessions.reference)
-        if self.options.budget is not None and session.report is None and has_disabled_forward(self.model):
+        doubtful = has_disabled_forward(self.model) or self.as_it_is.not_captured
+        if self.options.budget is not None and session.report is None and doubtful:
             # It is not run whole to find that nothing is captured: what it saves may be more than the budget.
             captured = self.planned.captures(session, args, kwargs)
             before.restore()  # a twin has the model's own objects

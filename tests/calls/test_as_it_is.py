@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import memopt
+from memopt.calls.planned import PlannedCalls
 
 
 @pytest.fixture(autouse=True)
@@ -120,6 +121,25 @@ def test_gradients_that_exist_are_added_to_one_by_one():
     run = memopt.compile(model, budget, backend="aten")
     stepped(run, x)
     assert run.report.peak_bytes <= budget < held + sum(p.nbytes for p in model.parameters())
+
+
+def test_gradients_that_a_loop_lets_go_of_are_no_excess_and_no_call_runs_whole_to_be_captured(
+    monkeypatch,
+):
+    """Steps that begin with gradients ran whole, without checkpoints, and were refused: the gradients counted twice."""
+    model, x, runs = Loop(), torch.randn(32, 64), []
+    model.layers = nn.ModuleList([nn.Linear(64, 64) for _ in range(3)])
+    run_planned = PlannedCalls.run
+    monkeypatch.setattr(PlannedCalls, "run", lambda self, *given: runs.append(given) or run_planned(self, *given))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run = memopt.compile(model, "1MB", optimizer=optimizer, backend="aten")
+    for _ in range(4):
+        loss = run(x).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert len(runs) == 1
+    assert not any("more than was counted" in note for note in run.report.notes)
 
 
 @pytest.mark.parametrize("budget", ["1MB", "10kB"])

@@ -239,6 +239,8 @@ class CostTable:
         if self.target is not None:
             return self.target
         if place not in self._devices:
+            if self._room is not None and not self._estimates and self.ceiling_bytes is None and self._room() is None:
+                return typical(device.type)  # a fraction is not known in bytes yet, and may be of less than that takes
             self._devices[place] = self._calibrated(device, place)
         return self._devices[place]
 

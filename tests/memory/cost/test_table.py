@@ -278,6 +278,19 @@ def test_within_a_budget_in_bytes_only_what_a_run_has_to_tell_is_run_beyond_the_
     assert CostTable(ceiling_bytes=2**30, room=lambda: 2**29).cost(product).measured
 
 
+def test_the_device_is_not_measured_before_a_fraction_is_known_in_bytes(own_cache, runs):
+    """A first step took 134 MB, of a budget of 2.6, where no graph could be captured and no costs were on disk."""
+    rooms = [None]
+    table, node = CostTable(room=lambda: rooms[0]), call(aten.add.Tensor, X, X)
+    assert table.cost(node).measured and all(isinstance(run, list) for run in runs)
+    rooms[0] = 2**30
+    table.device(node)
+    assert torch.device("cpu") in runs
+    runs.clear()
+    CostTable(room=lambda: None, estimates=True).device(node)  # without a budget
+    assert runs == []  # it is known by now
+
+
 def test_operators_that_are_run_together_keep_within_the_room(own_cache, monkeypatch):
     given = []
     measure = table_module.measure_operators
