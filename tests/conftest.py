@@ -9,6 +9,7 @@ import hypothesis
 import pytest
 import torch
 import torch._dynamo.guards
+from torch._logging._internal import trace_log
 
 from memopt.calls.residents import Residents
 from memopt.common import garbage
@@ -115,6 +116,15 @@ def _guards_untimed() -> Iterator[None]:
     """Dynamo flushes the processor's caches to time each graph's guards, for its log alone: 20 ms a graph."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch._dynamo.guards, "profile_guard_manager", lambda *args: 0.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _traces_unread() -> Iterator[None]:
+    """Torch prints graphs, code and stacks for its structured trace where anyone listens; pytest does, no user does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace_log, "handlers", [])
+        patch.setattr(trace_log, "addHandler", lambda handler: None)  # before each phase of each test
         yield
 
 
