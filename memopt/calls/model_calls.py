@@ -32,6 +32,7 @@ from memopt.calls.residents import Residents
 from memopt.calls.sessions import Sessions
 from memopt.calls.several import SeveralCalls
 from memopt.calls.stages import stages
+from memopt.calls.steps_without_calls import StepsWithoutCalls, count_call
 from memopt.calls.tracing import note_outside
 from memopt.calls.transforms import Transformed
 from memopt.calls.verified import verified
@@ -82,6 +83,7 @@ class ModelCalls:
         transformed: calls that nothing is compiled through.
         fallback: calls that memopt failed at.
         others: the model's other methods; None without a budget.
+        uncalled: optimizers' steps on gradients of no call; None without a budget.
         as_it_is: calls that cannot be captured, and run within a budget.
         refusals: calls whose budget was refused.
         ends: what looks at calls, and is told of their ends.
@@ -107,6 +109,7 @@ class ModelCalls:
         self.transformed = Transformed(model, budgeted=budgeted)
         self.fallback, self.refusals = Fallback(model, options), Refusals(model)
         self.others = OtherMethods(model, self.fallback.notes) if budgeted else None
+        self.uncalled = StepsWithoutCalls(model, self.fallback.notes) if watch else None
         self.as_it_is = AsItIs(model, options, self.sessions.around)
         self.ahead = PlanAhead(model, options, self.sessions, self.residents, self.fallback)
         self.ends = CallEnds(self.sessions, self.several, self.residents, budgeted=budgeted)
@@ -139,6 +142,7 @@ class ModelCalls:
                 what the model takes as it is cannot be counted.
             MemoryError: the device had less memory left than the step needs.
         """
+        count_call()
         around = in_force()
         if around:
             return self.transformed.call(around, args, kwargs)
