@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.private_torch import DOCUMENTED, OTHERS, own_names
+from tests.private_torch import DOCUMENTED, OTHERS, nodes_of, own_names
 
 
 def borrowed(path: Path) -> Iterator[str]:
@@ -15,7 +15,7 @@ def borrowed(path: Path) -> Iterator[str]:
     Which names are torch's is for `tests.private_torch` to say; operators of graphs have underscores of their own.
     """
     own = own_names([path])
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "memopt":
             yield from (f"{node.module}.{item.name}" for item in node.names if _is_private(item.name))
         elif isinstance(node, ast.Attribute) and _is_private(node.attr) and node.attr not in own | OTHERS:

@@ -29,7 +29,7 @@ def own_names(paths: Iterable[Path]) -> set[str]:
     """Names with an underscore that these files give to something of their own: functions, classes, attributes."""
     found = set()
     for path in paths:
-        for node in _nodes(path):
+        for node in nodes_of(path):
             if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
                 found.add(node.name)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _root(node) in ("self", "cls"):
@@ -48,7 +48,7 @@ def private_uses(path: Path, own: set[str]) -> Iterator[str]:
         path: a file of Python.
         own: `own_names` of all files.
     """
-    nodes = _nodes(path)
+    nodes = nodes_of(path)
     here = own_names([path])
     names = dict(_imported(nodes))
     for name, value in _assigned(nodes):
@@ -80,7 +80,8 @@ def private_uses(path: Path, own: set[str]) -> Iterator[str]:
 
 
 @functools.lru_cache(maxsize=1)
-def _nodes(path: Path) -> tuple[ast.AST, ...]:
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file of Python, of which the last one asked for is remembered."""
     return tuple(ast.walk(ast.parse(path.read_text())))
 
 
