@@ -113,15 +113,13 @@ class SeveralCalls:
     @contextlib.contextmanager
     def beside(self, session: Session, args: Any, kwargs: Any) -> Iterator[None]:
         """Within: the session knows what earlier calls of the step hold beside this one."""
-        session.earlier, session.ran, session.inputs_beside = self._sessions.earlier.alive(), [], 0
-        session.beside_calls, session.recomputed = self._sessions.group.alive(self._sessions), []
-        if every := [*session.beside_calls, *session.earlier]:
-            session.has_other_ways = not session.last_word and self.can_drop
-            session.inputs_beside = arguments_beside(every, arguments_of(args, kwargs))
+        earlier, others = self._sessions.earlier.alive(), self._sessions.group.alive(self._sessions)
+        inputs = arguments_beside([*others, *earlier], arguments_of(args, kwargs)) if earlier or others else 0
+        session.begins_beside(earlier, others, inputs, can_drop=self.can_drop)
         try:
             yield
         finally:
-            session.earlier, session.beside_calls, session.has_other_ways = [], [], False
+            session.ends_beside()
 
     @contextlib.contextmanager
     def expecting(self, session: Session, args: Any, kwargs: Any) -> Iterator[None]:

@@ -97,6 +97,24 @@ class SharedStep(Told):
         self.tangents = Tangents()
         self.seen, self.planned_with, self.allows, self._usual = Seen(), Seen(), True, False
 
+    def begins_beside(self, earlier: list[Ran], others: list[Ran], inputs: int, *, can_drop: bool) -> None:
+        """A call begins beside these of its step, whose backward has not run.
+
+        Args:
+            earlier: those of this model.
+            others: those of other models that share the budget.
+            inputs: bytes of their arguments beside those of this one.
+            can_drop: whether some hold what they can recompute.
+        """
+        self.earlier, self.beside_calls, self.inputs_beside = earlier, others, inputs
+        self.ran, self.recomputed = [], []
+        if earlier or others:
+            self.has_other_ways = not self.last_word and can_drop
+
+    def ends_beside(self) -> None:
+        """The call is over; what it has run is known until the next one begins."""
+        self.earlier, self.beside_calls, self.has_other_ways = [], [], False
+
     def count_outside(self, peak: int, beside: int, places: str, tangents: Tangents) -> None:
         """Count what runs outside of captured graphs, the caller's loss too where the model returns none.
 

@@ -66,3 +66,18 @@ def test_the_next_batch_lies_beside_a_recording():
     step = SharedStep(parse_budget(3000), Resident(inputs=50))  # while the one before is still held
     step.recording_room.beside = 20
     assert step.excess_around(CALLS) == (30, 3000)
+
+
+def test_a_call_beside_others_of_its_step_knows_them_until_it_ends():
+    step = session(3000)
+    step.begins_beside(CALLS, [], 10, can_drop=True)
+    assert (step.earlier, step.beside_calls, step.inputs_beside, step.has_other_ways) == (CALLS, [], 10, True)
+    step.runs(CALLS[0].graphs[0])
+    step.ends_beside()
+    assert (step.earlier, step.beside_calls, step.has_other_ways) == ([], [], False)
+    assert step.ran == [CALLS[0].graphs[0]], "it is noted behind the call's end"
+    step.begins_beside([], [], 0, can_drop=True)
+    assert step.ran == [] and not step.has_other_ways
+    step.last_word = True
+    step.begins_beside([], CALLS, 0, can_drop=True)
+    assert step.beside_calls == CALLS and not step.has_other_ways
