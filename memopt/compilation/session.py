@@ -22,6 +22,7 @@ from memopt.compilation.known_plans import Known, KnownPlans
 from memopt.compilation.layout import WeightLayout
 from memopt.compilation.plan_record import PlanRecord
 from memopt.compilation.plan_together import plan_together
+from memopt.compilation.size_plans import SizePlans
 from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.memory.cost.table import CostTable
@@ -96,7 +97,7 @@ class Session(SharedStep):
         # Whether what runs is the program itself, so that its timeline is the peak.
         self.exact = backend.exact
         self.recordings: Pool | None = None  # where training steps may be recorded
-        self.plans_sizes, self.size_plans = False, 0  # whether a plan cuts code for many sizes, and how often one did
+        self.size_plans = SizePlans()
         self.not_recalled: set[str] = set()  # keys of graphs whose code of an earlier process is not enough
         self.code_fails = False  # whether memory ran out in a step of the engine's own code that should keep the budget
         self.fallbacks = Fallbacks(model_name, "" if budget is None else budget.text)

@@ -81,8 +81,7 @@ class SymbolicTraining:
             raise SizesError("a step of several graphs, calls or processes shares its budget among them")
         if session.early is not None and session.early.hooked.early:
             raise SizesError("gradients are handed over within backward")
-        self._plans = session.plans_sizes
-        session.size_plans += self._plans
+        self._plans = session.size_plans.begins()
         with sizes_errors():
             sizes = hints_of(self.example_inputs)
             try:
@@ -146,9 +145,9 @@ class SymbolicTraining:
 
     def _over(self, sizes: Sizes) -> SizesError:
         """That the budget is not kept at these sizes; code is made for them by a plan, but not often."""
-        if self.session.size_plans >= _PLANS:
+        if self.session.size_plans.made >= _PLANS:
             return self._sizes.not_kept(sizes)
-        self.session.plans_sizes = True
+        self.session.size_plans.want()
         if self._plans:
             self.session.not_recalled.add(self.hooks.key)
         return MadeAnewError(str(self._sizes.not_kept(sizes)))
@@ -175,7 +174,7 @@ class SymbolicTraining:
             self._sizes.refuse(sizes)
             session.step = before
             if self._plans:
-                session.size_plans = _PLANS  # there is no better one
+                session.size_plans.end(_PLANS)  # there is no better one
         else:
             self._sizes.keep(self._at)
             self._load()
