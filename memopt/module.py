@@ -22,6 +22,7 @@ from memopt.options import Options
 from memopt.report.record import Report
 from memopt.torch_compat.dynamo import waited_for_other_thread
 from memopt.torch_compat.modules import change_tensors
+from memopt.torch_compat.traced_again import trace_again
 from memopt.torch_compat.transforms import compiled_from
 
 log = logging.getLogger("memopt")
@@ -114,6 +115,9 @@ class CompiledModule(nn.Module):
                 return self._memopt.run(args, kwargs)
         except BudgetError as error:
             refused, cause = OutOfBudgetError.of(self._memopt.residents.in_bytes(error, args, kwargs)), error.__cause__
+        except Exception as error:  # the model's own, most likely
+            trace_again(error)
+            raise
         # Out here, so that what the caller catches holds none of the tensors in the frames that planned.
         raise refused from cause
 
