@@ -49,6 +49,9 @@ def undo(model: nn.Module) -> None:
     stand_in = stand_in_of(model)
     if stand_in is not None:
         model.__class__ = type(vars(type(model))["_memopt_inner"])
+        uncalled = calls_of(stand_in).uncalled
+        if uncalled is not None:
+            uncalled.stop()
 
 
 def calling(model: nn.Module, call: Any) -> nn.Module:

@@ -45,8 +45,12 @@ class StepsWithoutCalls:
         if any(id(each) in own and bool(each.grad.any()) for each in (first, *trained)):
             self._say()
 
-    def _say(self) -> None:
+    def stop(self) -> None:
+        """The model is trained as it is from now on, or it was said."""
         _watch.remove(self)
+
+    def _say(self) -> None:
+        self.stop()
         line = (
             f"an optimizer of {type(self._model).__name__} has stepped on gradients that came without a call of the "
             "compiled model: a part that was called by itself, or the model that was given, is held to no budget; call "

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import memopt
+from memopt.in_place import compile_in_place, stand_in_of, undo
 
 X = torch.ones(4, 8)
 
@@ -125,6 +126,20 @@ def test_optimizers_of_other_models_are_not_said(caplog):
     other(X).sum().backward()
     optimizer.step()
     assert not said(caplog) and compiled is not None
+
+
+def test_a_model_that_is_compiled_no_more_is_not_said(caplog):
+    model = Net()
+    compile_in_place(model, "100MB", backend="aten")
+    optimizer = torch.optim.SGD(model.parameters())
+    model(X).sum().backward()
+    optimizer.step()
+    stand_in = stand_in_of(model)
+    undo(model)
+    optimizer.zero_grad()
+    model(X).sum().backward()
+    optimizer.step()
+    assert not said(caplog) and stand_in is not None
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torchmetrics.classification import MulticlassAccuracy
 
 from memopt.integrations.lightning import Memopt
+from memopt.memory.reach import shown_tensors
 from memopt.module import calls_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
@@ -220,6 +221,7 @@ def test_a_fraction_is_of_the_training_step_and_the_budget_holds_to_the_end(tmp_
                     return run(*args)
                 tensors = [t for p in pl_module.parameters() for t in (p, p.grad) if t is not None]
                 tensors += [t for o in trainer.optimizers for s in o.state.values() for t in s.values()]
+                tensors += shown_tensors(args[-1])  # the batch
                 held = sum(tensor.nbytes for tensor in tensors)
                 found = []
                 peak = memopt.measure(lambda: found.append(run(*args))).peak_bytes
