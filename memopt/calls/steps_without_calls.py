@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import logging
 import weakref
+from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from memopt.memory.reach import plain_tensors, storages_of
 from memopt.memory.step_watch import StepWatch
+from memopt.torch_compat.storages import version_of
 
 log = logging.getLogger("memopt")
 
@@ -37,12 +41,13 @@ class StepsWithoutCalls:
         trained = (each for group in optimizer.param_groups for each in group["params"] if each.grad is not None)
         first = next(trained, None)
         calls, last = self._stepped.get(optimizer, (self._since, None))
-        self._stepped[optimizer] = _calls.count, None if first is None else _Gradient(first.grad)
-        if calls != _calls.count or first is None or (last is not None and last.is_still(first.grad)):
+        now = None if first is None else _Gradient(first.grad)
+        self._stepped[optimizer] = _calls.count, now
+        if calls != _calls.count or first is None or now is None or (last is not None and now.is_still(last)):
             return
         own = {id(parameter) for parameter in self._model.parameters()}
         # Some step on zeros first, for the state that is made then.
-        if any(id(each) in own and bool(each.grad.any()) for each in (first, *trained)):
+        if any(id(each) in own and not _is_zero(each.grad) for each in (first, *trained)):
             self._say()
 
     def stop(self) -> None:
@@ -61,13 +66,22 @@ class StepsWithoutCalls:
 
 
 class _Gradient:
-    """A gradient at a moment, which is not held."""
+    """A gradient at a moment: its memory, which is not held, and how often that was written to."""
 
     def __init__(self, gradient: torch.Tensor) -> None:
-        self._tensor, self._version = weakref.ref(gradient), gradient._version
+        parts = [part for part in plain_tensors(gradient) if not part.is_inference()]
+        # A weak reference to the tensor itself would be in the way of `torch.utils.swap_tensors`.
+        storages: Any = map(StorageWeakRef, storages_of(parts).values())
+        self._storages = list(storages)
+        self._versions = [version_of(part) for part in parts]
 
-    def is_still(self, gradient: torch.Tensor) -> bool:
-        return self._tensor() is gradient and gradient._version == self._version
+    def is_still(self, other: _Gradient) -> bool:
+        return self._storages == other._storages and self._versions == other._versions
+
+
+def _is_zero(gradient: torch.Tensor) -> bool:
+    values = (part for part in plain_tensors(gradient) if part.is_floating_point() or part.is_complex())
+    return not any(bool(part.any()) for part in values)
 
 
 class _Calls:

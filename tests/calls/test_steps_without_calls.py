@@ -111,6 +111,24 @@ def test_steps_on_no_gradients_zeros_or_those_of_before_are_not_said(caplog):
     assert not said(caplog)
 
 
+def test_gradients_may_be_sparse(caplog):
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 4))
+    compiled, optimizer = memopt.compile(model, "100MB", backend="aten"), torch.optim.SGD(model.parameters())
+    model(torch.arange(5)).sum().backward()
+    optimizer.step()
+    assert len(said(caplog)) == 1 and compiled is not None
+
+
+def test_nobody_holds_a_reference_to_gradients(caplog):
+    model = Net()
+    compiled, optimizer = memopt.compile(model, "100MB", backend="aten"), torch.optim.SGD(model.parameters())
+    compiled(X).sum().backward()
+    optimizer.step()
+    for parameter in model.parameters():
+        torch.utils.swap_tensors(parameter.grad, parameter.grad.clone())
+    assert not said(caplog)
+
+
 def test_another_compiled_model_may_train_the_same_weights(caplog):
     model = Net()
     memopt.compile(model.encoder, "100MB", backend="aten")
