@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 
 import pytest
 import torch
@@ -124,9 +125,8 @@ def test_nobody_holds_a_reference_to_gradients(caplog):
     compiled, optimizer = memopt.compile(model, "100MB", backend="aten"), torch.optim.SGD(model.parameters())
     compiled(X).sum().backward()
     optimizer.step()
-    for parameter in model.parameters():
-        torch.utils.swap_tensors(parameter.grad, parameter.grad.clone())
-    assert not said(caplog)
+    # `torch.utils.swap_tensors` would refuse to swap them.
+    assert not any(weakref.getweakrefcount(parameter.grad) for parameter in model.parameters())
 
 
 def test_another_compiled_model_may_train_the_same_weights(caplog):
