@@ -116,7 +116,6 @@ class ModelCalls:
         self.inlined, self.reached = False, False
         self._trained = model.training  # whether it was in training's mode when it was compiled
         self._kind: Kind | None = None  # of the latest call
-        self._dtypes = _dtypes(model)  # of its weights, as a call went the long way last
         self._roles: dict[Kind, CallRole] = {}  # of calls, as they went the long way
 
     @property
@@ -184,10 +183,6 @@ class ModelCalls:
                 pass
             finally:
                 steady.end()
-        dtypes = _dtypes(self.model)
-        if dtypes != self._dtypes and self.sessions:  # cast by itself: plans hold what they made of its weights before
-            self.sessions.forget_model()
-        self._dtypes = dtypes
         if self.options.verify == "full" and not self.ends.verifying:
             return self._verified(kind, args, kwargs)
         called = self.fallback.kind(args, kwargs, kind)
@@ -391,7 +386,3 @@ class ModelCalls:
         if gradients:
             self.ends.awaits_backward(session, guard, outputs, args, kwargs, unless_planned(counted, watch))
         return outputs
-
-
-def _dtypes(model: nn.Module) -> set[torch.dtype]:
-    return {parameter.dtype for parameter in model.parameters()}
