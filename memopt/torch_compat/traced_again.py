@@ -13,14 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torch import _dynamo
 from torch._C._dynamo import eval_frame
 from torch._dynamo import external_utils
 
-import memopt
+from memopt.torch_compat.source_files import COMPILER
 
 # Of these the frames are none of a model's, but for one that Dynamo puts around modules of torch's.
-_OWN = tuple(f"{Path(str(package.__file__)).parent}/" for package in (memopt, _dynamo))
+_OWN = (f"{Path(__file__).parents[1]}/", *COMPILER)
 _AROUND = str(external_utils.__file__)
 
 
