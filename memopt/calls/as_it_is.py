@@ -331,7 +331,7 @@ class AsItIs:
             )
             between, kept = seen.between, seen.held
             if known.refused and not seen.known:  # the caller's loss takes what the plan has counted for it
-                between, kept = session.tangents.loss, session.tangents.early
+                between, kept = session.allowance.tangents.loss, session.allowance.tangents.early
             with between_graphs(between, seen.forward):
                 call = base + kept + max(0, others) + step_peak([*earlier, *[peaks] * coming])
         call += known.more + bytes_beside(way, resident.device)

@@ -272,7 +272,7 @@ class Sessions(Mapping[Plan, Session]):
             self._over.latest = session, calls
             self.whole_steps.ended(session)
             look = functools.partial(_look, weakref.ref(self), weakref.ref(session), calls)
-            early = 0 if session.ran[0].key == AS_IT_IS else session.tangents.early
+            early = 0 if session.ran[0].key == AS_IT_IS else session.allowance.tangents.early
             model = weakref.ref(self._model)
             key, device = session.ran[0].key, session.resident.device
             lets_go = bool(session.fallbacks.by_loss_alone.held)

@@ -141,7 +141,7 @@ class SeveralCalls:
             if session.budget is not None:
                 session.note(HOOKED)
         elif session.ran:
-            ran = Ran(tuple(session.ran), arguments_of(args, kwargs), tuple(session.recomputed))
+            ran = Ran(tuple(session.ran), arguments_of(args, kwargs), tuple(session.first_calls.listed))
             self._sessions.earlier.note(ran, outputs, len(self._sessions.earlier.alive()))
             self._sessions.group.ran(self._sessions, session.loss_beside)
 

@@ -14,6 +14,7 @@ from memopt.budget import format_bytes
 from memopt.memory.reach import is_sparse, plain_tensors, storages_of
 from memopt.program import Program
 from memopt.step.graph_peaks import GraphPeaks
+from memopt.step.planned import fingerprint
 from memopt.step.recomputed_calls import RecomputedCall
 from memopt.step.script_store import ScriptStore
 from memopt.torch_compat import pytree
@@ -155,6 +156,20 @@ class EarlierCalls:
             if call is not None and not call.dropped:
                 call.drop()
                 call.before = functools.partial(before, ran)
+
+    def with_programs(self, programs: Sequence[Program], position: int, calls: int) -> tuple[list[Program], int]:
+        """The graphs of all calls of a step, and at which place those of one call begin.
+
+        Args:
+            programs: of that call; a call that was not seen is taken for one like it.
+            position: of it among the calls.
+            calls: how many there are.
+        """
+        same = {fingerprint(program): program for program in programs}
+        every = [list(self.programs[i]) if i < len(self.programs) else list(programs) for i in range(calls)]
+        every[position] = list(programs)
+        every = [[same.get(fingerprint(program), program) for program in call] for call in every]
+        return [program for call in every for program in call], sum(map(len, every[:position]))
 
     def expect(self, calls: int, arguments: Mapping[int, int]) -> None:
         """There are steps of so many calls; the latest has these arguments: bytes by storage."""

@@ -19,14 +19,15 @@ from memopt.common.kernel_settings import kernel_settings, set_kernel_settings
 from memopt.common.random_streams import RandomStreams
 from memopt.step.backward_entry import Stamp
 from memopt.torch_compat.backward import keeps_graph
-from memopt.torch_compat.saved_tensors import hooks_allowed
+from memopt.torch_compat.saved_tensors import hooks_allowed, hooks_in_force
 from memopt.torch_compat.storages import storage_id, version_of
 from memopt.torch_compat.tracing_context import in_trace
 
 _NOTHING: tuple[torch.Tensor | None, int] = None, 0
 _MOST_COPIED = 2**20  # bytes of what a call writes to and is copied before: counts and averages, no tables
 
-Listed = list["weakref.ref[RecomputedCall]"]
+# Calls of a compilation that are listed; they take some microseconds more for each tensor that is saved.
+_FIRST_CALLS = 8
 
 
 class RecomputedCall:
@@ -158,11 +159,35 @@ class RecomputedCall:
         self._saved, self.dropped = found, False
 
 
+class FirstCalls:
+    """The first calls of a compilation, of which it is not known yet how many a step has.
+
+    Attributes:
+        listed: those that the present call has made.
+    """
+
+    def __init__(self) -> None:
+        """None was made yet."""
+        self.listed: list[weakref.ref[RecomputedCall]] = []
+        self._left = _FIRST_CALLS
+
+    def begin(self) -> None:
+        """Another call of the model begins."""
+        self.listed = []
+
+    def to_be_listed(self) -> list[weakref.ref[RecomputedCall]] | None:
+        """Where a call is to be listed that is about to run and can be recomputed; None where it need not be."""
+        if not self._left or hooks_in_force():
+            return None
+        self._left -= 1
+        return self.listed
+
+
 def recomputable(
     run: Callable[..., Any],
     written: Collection[int],
     name: str,
-    ran: Callable[[], Listed | None],
+    ran: Callable[[], list[weakref.ref[RecomputedCall]] | None],
     called: Callable[[int], str] = str,
 ) -> Callable[..., Any]:
     """A compiled graph whose calls can be recomputed.

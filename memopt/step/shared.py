@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 
 from memopt.budget import Budget, BudgetError, format_bytes
@@ -21,24 +21,18 @@ from memopt.step.earlier_calls import (
     AS_IT_IS,
     EarlierCalls,
     Figures,
-    KnownCalls,
     NoRoomBesideError,
     Ran,
     calls_in_words,
 )
+from memopt.step.expected_calls import ExpectedCalls
 from memopt.step.graph_peaks import GraphPeaks, between_graphs, peaks_of, step_peak
 from memopt.step.loop_bytes import Loop, Seen, worth
+from memopt.step.loss_allowance import LossAllowance
 from memopt.step.other_tensors import others_in_words
 from memopt.step.planned import Planned, fingerprint
-from memopt.step.recomputed_calls import Listed
-from memopt.step.reference import Reference
+from memopt.step.recomputed_calls import FirstCalls, RecomputedCall
 from memopt.step.told import Told
-from memopt.torch_compat.saved_tensors import hooks_in_force
-
-# Of a compilation; they take some microseconds more for each tensor that is saved.
-_FIRST_CALLS = 8
-# Less than this part of what other models are to take is not left to them.
-_LEAST_SHARE = 1 / 8
 
 
 class SharedStep(Told):
@@ -53,10 +47,9 @@ class SharedStep(Told):
         elsewhere: bytes that calls of models hold which memopt compiled under budgets of their own.
         waiting: how many further calls of them, and of this one, are to be expected of a step that was not seen yet.
         reserve: of so many bytes, those to leave to calls of the others before this one's backward.
-        reserved: these, for what is planned now.
         inputs_beside: bytes of their arguments beside those of this one.
         ran: the graphs that the present call has run.
-        recomputed: these, where they can let go of what they saved and recompute it.
+        first_calls: these, where they can let go of what they saved and recompute it.
         last_word: whether a call that has no room beside earlier ones is refused.
         has_other_ways: whether one that does not fit is not refused yet, as earlier calls of the step may let go of
             what they saved: then no step is taken over the budget to name a least.
@@ -64,11 +57,10 @@ class SharedStep(Told):
         ledger: counts what runs outside of captured graphs, while a call is rehearsed.
         outside_bytes: what those take, by the latest rehearsal.
         outside_beside: what of it is there while a graph runs, and gradients of outputs that later graphs run beside.
-        tangents: the gradients of what a call of several graphs returns, by the latest rehearsal.
+        allowance: what is allowed for of a loss and of calls of others, before they were seen.
         outside_places: what they are, in words.
         seen: what the caller's loop was seen to hold around the graphs.
         planned_with: what of that was known as the latest graph was planned.
-        allows: whether a loss of the caller's is allowed for as long as none was seen.
     """
 
     def __init__(self, budget: Budget | None, resident: Resident) -> None:
@@ -76,26 +68,24 @@ class SharedStep(Told):
         super().__init__(budget, resident)
         self.model_name = ""
         self.calls = 1
-        self._supposed: tuple[int, Reference] | None = None  # bytes beside, and what a fraction was of before
+        self._expected = ExpectedCalls()
         self.known_calls: EarlierCalls | None = None
         self.earlier: list[Ran] = []
         self.beside_calls: list[Ran] = []
         self.elsewhere: Callable[[], int] = int
         self.waiting: Callable[[], int] = int
         self.reserve: Callable[[int], int] = lambda _: 0
-        self.reserved, self._share = 0, 1.0
         self.inputs_beside = 0
         self.ran: list[Figures] = []
-        self.recomputed: Listed = []
-        self._recomputable = _FIRST_CALLS
+        self.first_calls = FirstCalls()
         self._coming = self._steps_seen = 0
         self.last_word = self.has_other_ways = False
         self.eager = EagerPeaks()
         self.ledger: WholeLedger | None = None
         self.outside_bytes = self.outside_beside = 0
         self.outside_places = ""
-        self.tangents = Tangents()
-        self.seen, self.planned_with, self.allows, self._usual = Seen(), Seen(), True, False
+        self.allowance = LossAllowance()
+        self.seen, self.planned_with = Seen(), Seen()
 
     def begins_beside(self, earlier: list[Ran], others: list[Ran], inputs: int, *, can_drop: bool) -> None:
         """A call begins beside these of its step, whose backward has not run.
@@ -107,7 +97,8 @@ class SharedStep(Told):
             can_drop: whether some hold what they can recompute.
         """
         self.earlier, self.beside_calls, self.inputs_beside = earlier, others, inputs
-        self.ran, self.recomputed = [], []
+        self.ran = []
+        self.first_calls.begin()
         if earlier or others:
             self.has_other_ways = not self.last_word and can_drop
 
@@ -127,40 +118,27 @@ class SharedStep(Told):
         resident, beside = self.resident, beside + tangents.early
         self.resident = dataclasses.replace(resident, outside=resident.outside - self.outside_beside + beside)
         self.outside_bytes, self.outside_beside, self.outside_places = peak, beside, places
-        self.tangents = self._allowed_for(tangents)
+        self.allowance.counts(tangents, whole=self._is_whole)
 
     def expects_loss(self, programs: Sequence[Program]) -> None:
         """Allow for the caller's loss where a graph is all that there is of a call, and returns none."""
         self.planned_with = self.seen
         if len(programs) == 1 and not self.broken:
-            wanted = self.allows and self.budget is not None and not self.soft
-            self.tangents = self._allowed_for(tangents_of_graph(programs[0])) if wanted else Tangents()
+            wanted = self.allowance.allows and self.budget is not None and not self.soft
+            tangents = tangents_of_graph(programs[0]) if wanted else Tangents()
+            self.allowance.counts(tangents, whole=self._is_whole)
             limit = self.limit(0) if wanted else None
             room = 0 if limit is None else max(0, self.usable(limit) - self.resident.total)
-            self.reserved = int(self._share * self.reserve(room))
+            self.allowance.reserves(self.reserve(room))
 
-    def _allowed_for(self, tangents: Tangents) -> Tangents:
-        """The same with what is allowed for a loss. All of eager's own peak is counted with the usual one."""
-        usual = self._usual or (self.budget is not None and self.budget.fraction == 1)
-        return dataclasses.replace(tangents, loss=tangents.usual) if usual else tangents
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the budget is all of eager's own peak."""
+        return self.budget is not None and self.budget.fraction == 1
 
     def allows_no_more(self) -> bool:
-        """Allow for less of a loss of the caller's, which was not seen yet; whether more was allowed for.
-
-        A usual loss is allowed for before none is, and always beside several graphs; of what is left to other models
-        half is left at each time, before nothing is.
-        """
-        if self.reserved and self._share > _LEAST_SHARE and not self.broken:
-            self._share /= 2
-            return True
-        loss = self.tangents != Tangents() and not self.seen.known
-        if self.allows and loss and self.tangents.usual < self.tangents.loss:
-            self._usual, self.tangents = True, dataclasses.replace(self.tangents, loss=self.tangents.usual)
-            return True
-        allowed = self.allows and (loss or self.reserved > 0) and not self.broken
-        if allowed:
-            self.allows, self.tangents, self.reserved = False, Tangents(), 0
-        return allowed
+        """Allow for less of what was not seen yet; whether more was allowed for."""
+        return self.allowance.lessens(seen=self.seen.known, several=self.broken)
 
     def around_graphs(
         self, seen: Seen | None = None, *, usual: bool = False
@@ -172,10 +150,10 @@ class SharedStep(Told):
             usual: whether it is the usual loss that there is, if none was seen yet, and not all that is allowed for.
         """
         seen = self.seen if seen is None else seen
-        early = self.tangents.early  # they are counted as held all the time
-        loss = max(self._loss_beside(seen), self.reserved)
+        early = self.allowance.tangents.early  # they are counted as held all the time
+        loss = max(self._loss_beside(seen), self.allowance.reserved)
         if usual and not seen.known:
-            loss = self.tangents.usual
+            loss = self.allowance.tangents.usual
         return between_graphs(max(0, self.outside_bytes - self.outside_beside + early, loss - early), seen.forward)
 
     @property
@@ -191,7 +169,7 @@ class SharedStep(Told):
         return max(self.loss_beside, stepping, resident.inputs)
 
     def _loss_beside(self, seen: Seen) -> int:
-        return seen.between if seen.known else self.tangents.loss
+        return seen.between if seen.known else self.allowance.tangents.loss
 
     def excess_around(self, calls: Sequence[Ran]) -> tuple[int, int]:
         """Bytes by which a step of these calls is over its limit with what the loop holds around them; the limit.
@@ -227,9 +205,9 @@ class SharedStep(Told):
             return False
         device, known = self.resident.device, self.known_calls
         made = len(calls) if known is None else max(len(calls), known.most)
-        fewer = self._supposed is not None and made < self.calls
+        fewer = bool(self._expected) and made < self.calls
         if fewer:
-            KnownCalls().put(self.model_name, self.budget.text, graphs[0].key, made, 0)
+            self._expected.were_fewer(self.model_name, self.budget, graphs[0].key, made)
             self.reference.has_fewer_calls(self._eager_in(graphs, loop), made)
         elif loop.kept or any(worth(size, device) for size in (loop.forward, loop.between, loop.backward)):
             self.reference.loops(self._eager_in(graphs, loop), len(calls))
@@ -241,7 +219,7 @@ class SharedStep(Told):
         found = eager_in_loop(
             [graph.eager for graph in graphs],
             loop,
-            between=self.outside_bytes + self.tangents.early if apart else 0,
+            between=self.outside_bytes + self.allowance.tangents.early if apart else 0,
             beside=self.outside_beside if apart else 0,
             most=self.eager.step if apart else None,
             kept=self._eager_keeps() if loop.kept else 0,
@@ -297,12 +275,7 @@ class SharedStep(Told):
         """The graphs of all calls of the step, and at which place those of this call begin."""
         if self.calls == 1 or self.known_calls is None:
             return list(programs), 0
-        position, same = len(self.earlier), {fingerprint(program): program for program in programs}
-        known = self.known_calls.programs
-        calls = [list(known[i]) if i < len(known) else list(programs) for i in range(self.calls)]
-        calls[position] = list(programs)
-        every = [[same.get(fingerprint(program), program) for program in call] for call in calls]
-        return [program for call in every for program in call], sum(map(len, every[:position]))
+        return self.known_calls.with_programs(programs, len(self.earlier), self.calls)
 
     @property
     def asks_for_eager(self) -> bool:
@@ -330,10 +303,10 @@ class SharedStep(Told):
         Args:
             key: fingerprint of the first graph of a call.
         """
-        beside = self.calls > 1 or self.earlier or self._supposed is not None
-        if self.step is not None or beside or self.budget is None or self.known_calls is None or self.soft:
+        beside = self.calls > 1 or self.earlier
+        if self.step is not None or beside or self.known_calls is None or self.soft:
             return 1, 0
-        return KnownCalls().get(self.model_name, self.budget.text, key)
+        return self._expected.of_script(self.model_name, self.budget, key)
 
     def expect_known_calls(self, programs: Sequence[Program]) -> None:
         """Plan the first step together with the calls that an earlier run of the script has met in it."""
@@ -341,16 +314,15 @@ class SharedStep(Told):
         if calls == 1:
             return
         beside = max(0, arguments - self.resident.inputs)
-        self._supposed, self.calls = (beside, copy.copy(self.reference)), calls
+        self._expected.begin(beside, self.reference)
+        self.calls = calls
         self.resident = dataclasses.replace(self.resident, outside=self.resident.outside + beside)
 
     def one_call(self) -> bool:
         """Whether calls were planned together only as an earlier run had them; a call is planned by itself from now."""
-        if self._supposed is None or self.calls == 1 or self.earlier:
+        if not self._expected or self.calls == 1 or self.earlier:
             return False
-        beside, before = self._supposed
-        self.reference.return_to(before)
-        self.calls = 1
+        beside, self.calls = self._expected.take_back(self.reference), 1
         self.resident = dataclasses.replace(self.resident, outside=max(0, self.resident.outside - beside))
         return True
 
@@ -434,15 +406,9 @@ class SharedStep(Told):
         if needed > self.usable(limit):
             raise self.over(needed, limit)
 
-    def recomputable(self) -> Listed | None:
-        """Where a call is to be listed that is about to run and can be recomputed; None where it need not be.
-
-        Of the first few calls it is not known yet how many a step has.
-        """
-        if not self._recomputable or self.soft or hooks_in_force():
-            return None
-        self._recomputable -= 1
-        return self.recomputed
+    def recomputable(self) -> list[weakref.ref[RecomputedCall]] | None:
+        """Where a call is to be listed that is about to run and can be recomputed; None where it need not be."""
+        return None if self.soft else self.first_calls.to_be_listed()
 
     @property
     def beside(self) -> str:
