@@ -16,11 +16,11 @@ from types import TracebackType
 import torch
 from torch import fx
 
-import memopt
 from memopt.budget import BudgetError
 from memopt.calls.agreement import OtherRankError
 from memopt.capture.export import CaptureError, NotTracedError
 from memopt.common.cache_dir import cache_dir
+from memopt.common.own_files import MEMOPT
 from memopt.errors import first_line
 from memopt.evidence import EvidenceError
 from memopt.graph.propagation import ProgramError
@@ -31,13 +31,20 @@ from memopt.torch_compat.dynamo_errors import TorchDynamoException
 from memopt.torch_compat.saved_tensors import is_from_hooks
 from memopt.torch_compat.source_files import AROUND_CALLS, COMPILER
 
-_HERE = os.path.dirname(os.path.abspath(memopt.__file__)) + os.sep
-
 # Files whose frames lie around every call, or around the model's own code.
-_CALLS = ("model_calls", "plan_ahead", "planned", "residents", "sessions", "several", "sizing", "tracing")
-_AROUND = {os.path.join(_HERE, "calls", f"{name}.py") for name in (*_CALLS, "guard_fast_path")}
-_AROUND |= {os.path.join(_HERE, *name.split("/")) for name in ("module.py", "common/one_piece.py")}
-_AROUND |= {os.path.join(_HERE, "recording", "speculative.py")}
+_CALLS = (
+    "dynamo_settings",
+    "guard_fast_path",
+    "model_calls",
+    "plan_ahead",
+    "planned",
+    "residents",
+    "sessions",
+    "several",
+)
+_AROUND = {os.path.join(MEMOPT, "calls", f"{name}.py") for name in (*_CALLS, "several", "sizing", "tracing")}
+_AROUND |= {os.path.join(MEMOPT, *name.split("/")) for name in ("module.py", "common/one_piece.py")}
+_AROUND |= {os.path.join(MEMOPT, "recording", "speculative.py")}
 _AROUND |= AROUND_CALLS
 
 _SHARED = "clone() the input that shares memory with another, of which autograd knows otherwise, before the call"
@@ -118,7 +125,7 @@ def failure_of(error: Exception, options: Options) -> Failure | None:
         return None  # a user's own engine
     files = list(_files(error.__traceback__))
     limited = home.rpartition(".")[2] in _LIMITED
-    if limited and isinstance(error, RuntimeError | ValueError) and files and files[-1].startswith(_HERE):
+    if limited and isinstance(error, RuntimeError | ValueError) and files and files[-1].startswith(MEMOPT):
         return None
     if not isinstance(error.__cause__, TorchDynamoException) and not any(map(_is_inside, files)):
         return None
@@ -151,4 +158,4 @@ def _files(trace: TracebackType | None) -> Iterator[str]:
 
 
 def _is_inside(file: str) -> bool:
-    return file not in _AROUND and (file.startswith(_HERE) or file.startswith(COMPILER))
+    return file not in _AROUND and (file.startswith(MEMOPT) or file.startswith(COMPILER))

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from memopt.budget import BudgetError
+from memopt.calls.dynamo_settings import settings_of
 from memopt.calls.guard_fast_path import Kind
 from memopt.calls.sessions import Sessions
 from memopt.calls.sizing import Symbolic
 from memopt.calls.start import CallStart
-from memopt.calls.tracing import collect, settings_of
+from memopt.calls.tracing import collect
 from memopt.capture.export import CaptureError, NotCapturedError, NotTracedError
 from memopt.common.one_piece import in_one_piece
 from memopt.common.progress import stage

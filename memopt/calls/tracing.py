@@ -1,4 +1,4 @@
-"""A model's call under torch.compile: the settings that it needs, and each of its graphs handed to a session."""
+"""A model's call under torch.compile: each of its graphs handed to a session."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import contextlib
 import logging
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-import memopt
 from memopt.budget import BudgetError, format_bytes
+from memopt.calls.dynamo_settings import settings_of
 from memopt.calls.failures import note_graph
 from memopt.calls.pace import pace_of
 from memopt.capture.attention import attention_as_on
@@ -27,6 +27,7 @@ from memopt.capture.loss_alone import attached, detach_outputs, others_than_the_
 from memopt.capture.outside import OUTSIDE, Mark
 from memopt.capture.rehearsal import ledger_for, run_backward
 from memopt.capture.shadow import Shadow
+from memopt.common.own_files import MEMOPT
 from memopt.common.progress import captured, stage
 from memopt.common.random_streams import streams_kept
 from memopt.compilation.session import Session
@@ -42,47 +43,20 @@ from memopt.step.budget_trial import lower_within
 from memopt.step.earlier_calls import Figures
 from memopt.step.graph_peaks import step_peak
 from memopt.step.recomputed_calls import recomputable
-from memopt.torch_compat.absent_attributes import absent_attributes
-from memopt.torch_compat.changing_numbers import ChangingNumbers
-from memopt.torch_compat.dynamo import Kept, functions_keep_backward, with_own_entry
-from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
-from memopt.torch_compat.dynamo_errors import (
-    BackendCompilerFailed,
-    FailOnRecompileLimitHit,
-    TorchDynamoException,
-    TorchRuntimeError,
-    is_tracers_own,
-    place_in_model,
-)
-from memopt.torch_compat.fixed_comparisons import fixed_comparisons
-from memopt.torch_compat.folded_errors import folded_errors_raise
-from memopt.torch_compat.formatted_keys import formatted_keys
-from memopt.torch_compat.logging_calls import deferred_logging, silence
-from memopt.torch_compat.recurrent_calls import RECURRENT_CALLS
-from memopt.torch_compat.replaced_calls import replaced_calls
+from memopt.torch_compat.dynamo import Kept, with_own_entry
+from memopt.torch_compat.logging_calls import silence
 from memopt.torch_compat.saved_tensors import saved_as_it_is
-from memopt.torch_compat.static_shapes import Varying, static_shapes, varying_shapes
+from memopt.torch_compat.source_files import TORCH
 from memopt.torch_compat.symbols import is_symbolic
-from memopt.torch_compat.traceable import REPLACEMENTS
 from memopt.torch_compat.tracing_context import in_trace
 from memopt.torch_compat.valued_fakes import UNKNOWN_VALUE, is_unknown
 
 log = logging.getLogger("memopt")
 
-_TORCH, _HERE = (os.path.dirname(file) + os.sep for file in (torch.__file__, memopt.__file__))
-
-# What Dynamo fails at, by its words, and what to write instead.
-_INSTEAD = {
-    "Tensor must have a last dimension of size 2": "clone() the view before the branch",  # view_as_complex over a break
-}
 _TWICE = (
     "{} cannot be captured: it takes gradients with create_graph=True, and graphs have first derivatives only: compile "
     "the parts of it that are not differentiated twice"
 )
-_APART = "move that line into a function under torch.compiler.disable"
-
-# How many shapes and modes of one model are compiled before a call is refused.
-_RECOMPILE_LIMIT = 256
 
 
 def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], session: Session) -> list[Program]:
@@ -118,7 +92,7 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
 def _place_of(error: BaseException) -> str:
     """The line of the model that an error comes from, where there is one."""
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    own = [(name, line) for name, line in places if not name.startswith((_TORCH, _HERE, "<"))]
+    own = [(name, line) for name, line in places if not name.startswith((TORCH, MEMOPT, "<"))]
     return f" at {os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
@@ -336,72 +310,3 @@ def _counted(run: Callable[..., Any], session: Session, collected: list[Program]
             return run(*args)
 
     return counted
-
-
-def settings_of(
-    session: Session, *, symbolic: bool = False, varying: Varying | None = None
-) -> contextlib.AbstractContextManager[None]:
-    """`dynamo_settings` for a session's engine."""
-    return dynamo_settings(session.numbers, symbolic=symbolic, varying=varying, recurrent=session.engine().recurrent)
-
-
-@contextlib.contextmanager
-def dynamo_settings(
-    numbers: ChangingNumbers, *, symbolic: bool = False, varying: Varying | None = None, recurrent: bool = True
-) -> Iterator[None]:
-    """Let many shapes be compiled, refuse instead of falling back to eager, and raise memopt's own errors.
-
-    With `symbolic` sizes are captured as symbols, as far as they may vary; where they are listed, those that are.
-    Recurrent layers are captured, as one operator each, if `recurrent`.
-
-    Guards look at every tensor: by the tags of dictionaries, as torch 2.11 has it by default, a weight whose `data` is
-    of another dtype or layout now would not be noticed.
-    """
-    settings = torch_settings(
-        use_recursive_dict_tags_for_guards=False,
-        skip_nnmodule_hook_guards=False,  # a hook that is registered between two calls is run from then on
-        skip_tensor_guards_with_matching_dict_tags=False,
-        recompile_limit=_RECOMPILE_LIMIT,
-        allow_rnn=recurrent,
-        accumulated_recompile_limit=8 * _RECOMPILE_LIMIT,
-        fail_on_recompile_limit_hit=True,
-        optimize_ddp=False,  # it cuts the graph where buckets are full: gradients are handed over within backward
-        use_numpy_random_stream=True,  # numpy.random draws from NumPy's own stream, and not from torch's
-    )
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(settings)
-            if varying is not None:
-                stack.enter_context(varying_shapes(varying))
-            elif not symbolic:
-                stack.enter_context(static_shapes())
-            seen = deferred_logging(), formatted_keys(), absent_attributes()
-            for each in (*seen, folded_errors_raise(), functions_keep_backward()):
-                stack.enter_context(each)
-            stack.enter_context(fixed_comparisons())
-            stack.enter_context(replaced_calls({**REPLACEMENTS, **RECURRENT_CALLS}))
-            stack.enter_context(numbers.followed())
-            yield
-    except BackendCompilerFailed as error:
-        raise error.inner_exception from error.inner_exception.__cause__  # not from what Dynamo says around it
-    except TorchRuntimeError as error:  # the model's own error, on inputs of a wrong shape, say, lies within Dynamo's
-        first: BaseException = error
-        while isinstance(first, TorchDynamoException) and (first.__cause__ or first.__context__):
-            first = first.__cause__ or first.__context__ or first
-        raise RuntimeError(str(first)) from error
-    except FailOnRecompileLimitHit as error:
-        number = numbers.often
-        what = f"values of {number}: keep it in a tensor" if number else "input shapes: pad or bucket the inputs"
-        raise RuntimeError(f"more than {_RECOMPILE_LIMIT} different {what}") from error
-    except Exception as error:
-        if not is_tracers_own(error):
-            raise
-        raise NotTracedError(_untraced(error, numbers)) from error
-
-
-def _untraced(error: Exception, numbers: ChangingNumbers) -> str:
-    """The line for a user whose model Dynamo fails at: where, what, and what to write instead."""
-    place, line, name = place_in_model(error), first_line(error), numbers.model_name
-    instead = next((way for words, way in _INSTEAD.items() if words in line), _APART)
-    instead = f"keep {numbers.often} in a tensor (a buffer that fill_ changes)" if numbers.often else instead
-    return f"{name} cannot be captured: torch's tracer fails{place and f' at {place}'} ({line}): {instead}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableSet, Sequence
@@ -51,9 +50,8 @@ from memopt.torch_compat.dispatch import no_autocast
 from memopt.torch_compat.dynamo import own_frames
 from memopt.torch_compat.fake_tensors import no_fake_mode
 from memopt.torch_compat.min_cut import partition_at
+from memopt.torch_compat.source_files import TORCH
 from memopt.torch_compat.storages import version_of
-
-_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 class Session(Protocol):
@@ -380,7 +378,7 @@ def _inside_eager_code() -> bool:
     evaluates, compiles = own_frames()
     while frame is not None and (tracing or frame.f_code.co_filename != evaluates):
         name = frame.f_code.co_filename
-        if not tracing and not name.startswith(_TORCH):
+        if not tracing and not name.startswith(TORCH):
             eager = True
         if tracing and name == compiles:
             tracing = False

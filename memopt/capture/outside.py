@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from memopt.common.own_files import MEMOPT
 from memopt.torch_compat.autograd_nodes import first_nodes
 from memopt.torch_compat.dynamo import compilations
 
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MOST = 3  # places, and kinds of operations, that are named
 
 OUTSIDE = "parts run outside of captured graphs: "
@@ -56,7 +56,7 @@ class Outside:
             return  # a jump by a tensor's value computes nothing
         why = "" if reason.reason.startswith("step_unsupported") else f" ({reason.reason.splitlines()[0]})"
         # What stands for functions of torch's is no place of the user's.
-        own = [frame for frame in reason.user_stack if not frame.filename.startswith(_HERE)]
+        own = [frame for frame in reason.user_stack if not frame.filename.startswith(MEMOPT)]
         frame = own[-1] if own else None
         where = "a function" if frame is None else _place(frame.name, frame.filename, frame.lineno)
         self._breaks[where] = self._breaks.get(where) or why

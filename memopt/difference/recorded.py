@@ -11,8 +11,9 @@ from torch import fx, nn
 
 from memopt.api import compile as compile_model
 from memopt.backends.aten import AtenBackend
+from memopt.calls.dynamo_settings import dynamo_settings
 from memopt.calls.guard_fast_path import Kind
-from memopt.calls.tracing import collect, dynamo_settings
+from memopt.calls.tracing import collect
 from memopt.capture.dynamo import Hooks
 from memopt.capture.graph_inputs import Names
 from memopt.capture.shadow import model_names

@@ -8,9 +8,11 @@ import types
 
 import torch
 
-_MEMOPT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_OURS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _MEMOPT)
-_MODELS = _MEMOPT + "models" + os.sep  # are as a user's
+from memopt.common.own_files import MEMOPT
+from memopt.torch_compat.source_files import TORCH
+
+_OURS = (TORCH, MEMOPT)
+_MODELS = MEMOPT + "models" + os.sep  # are as a user's
 # By number, as hashing code is slow: the code, which keeps its number while it is here, and whether it is a user's.
 _known: dict[int, tuple[types.CodeType, bool]] = {}
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memopt.common.own_files import MEMOPT
 from memopt.pass_manager import Pass
 from memopt.program import Program
 from memopt.step.planned import fingerprint
@@ -64,7 +65,7 @@ def described(passes: Sequence[Pass]) -> list[str]:
 def _source() -> str:
     """A digest of memopt's own source: what it made is that of its version only where nobody has changed it."""
     found = hashlib.sha256()
-    root = Path(__file__).resolve().parent.parent
+    root = Path(MEMOPT).resolve()
     for folder, folders, files in os.walk(root, followlinks=True):
         folders.sort()
         for name in sorted(files):

@@ -9,10 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from types import TracebackType
 
 from memopt.common.cores import cores as _cores
+from memopt.common.own_files import MEMOPT
 from memopt.solve.apart import Job, searched
 from memopt.solve.recompute import Curve
 
@@ -110,8 +110,7 @@ class Begun:
 
 def _process() -> subprocess.Popen[bytes] | None:
     """A new process that waits for searches; None where there is none to be had."""
-    folder = str(Path(__file__).parent.parent)
-    command = [sys.executable, "-I", "-S", "-c", _WORKER, folder, *sys.path]
+    command = [sys.executable, "-I", "-S", "-c", _WORKER, MEMOPT, *sys.path]
     # Libraries that multiply would start a thread for every core.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     try:

@@ -5,22 +5,23 @@ import os
 import re
 import traceback
 
-import torch._dynamo
 from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
 from torch._dynamo.exc import FailOnRecompileLimitHit as FailOnRecompileLimitHit
 from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
 from torch._dynamo.exc import TorchRuntimeError as TorchRuntimeError
 
-_TORCH = os.path.dirname(os.path.dirname(os.path.abspath(torch._dynamo.__file__))) + os.sep
-# Whose frames lie between Dynamo's: what it is followed with is in this folder.
-_BETWEEN = (_TORCH, contextlib.__file__, os.path.dirname(os.path.abspath(__file__)) + os.sep)
-_FRAME = os.path.join(_TORCH, "_dynamo", "convert_frame.py")
+from memopt.common.own_files import MEMOPT
+from memopt.torch_compat.source_files import TORCH
+
+# Whose frames lie between Dynamo's: memopt's of what it is followed with, in this folder.
+_BETWEEN = (TORCH, contextlib.__file__, os.path.join(MEMOPT, "torch_compat") + os.sep)
+_FRAME = os.path.join(TORCH, "_dynamo", "convert_frame.py")
 
 
 def is_tracers_own(error: BaseException) -> bool:
     """Whether Dynamo itself fails as it traces a frame: no code of others runs from there to the error."""
     files = [os.path.abspath(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    if not files or not files[-1].startswith(_TORCH):
+    if not files or not files[-1].startswith(TORCH):
         return False
     while files and files[-1] != _FRAME:
         if not files.pop().startswith(_BETWEEN):

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.utils import checkpoint
 
-# Torch's own files and memopt's.
-_OURS = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in (torch.__file__, os.path.dirname(__file__)))
+from memopt.common.own_files import MEMOPT
+from memopt.torch_compat.source_files import TORCH
 
 _enabled: Callable[[], bool] | None = getattr(torch._C._autograd, "_saved_tensors_hooks_is_enabled", None)
 
@@ -36,7 +36,7 @@ def is_from_hooks(error: Exception) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     file = "" if trace is None else trace.tb_frame.f_code.co_filename
-    return hooks_in_force() and os.path.isfile(file) and not os.path.abspath(file).startswith(_OURS)
+    return hooks_in_force() and os.path.isfile(file) and not os.path.abspath(file).startswith((TORCH, MEMOPT))
 
 
 @contextlib.contextmanager

@@ -10,16 +10,16 @@ from __future__ import annotations
 import traceback
 import types
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from torch._C._dynamo import eval_frame
 from torch._dynamo import external_utils
 
+from memopt.common.own_files import MEMOPT
 from memopt.torch_compat.source_files import COMPILER
 
 # Of these the frames are none of a model's, but for one that Dynamo puts around modules of torch's.
-_OWN = (f"{Path(__file__).parents[1]}/", *COMPILER)
+_OWN = (MEMOPT, *COMPILER)
 _AROUND = str(external_utils.__file__)
 
 

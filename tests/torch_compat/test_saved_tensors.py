@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memopt
 from memopt.calls.several import HOOKED
-from memopt.torch_compat.saved_tensors import hooks_in_force, saved_as_it_is
+from memopt.torch_compat.saved_tensors import hooks_in_force, is_from_hooks, saved_as_it_is
 
 
 def test_hooks_are_seen():
@@ -31,6 +31,22 @@ def test_what_is_tried_does_not_reach_them():
 def test_where_hooks_are_forbidden_nothing_is_asked():
     with torch.autograd.graph.disable_saved_tensors_hooks("none here"), saved_as_it_is():
         assert not hooks_in_force()
+
+
+def test_an_error_is_a_hooks_own_where_a_users_file_raises_it():
+    def mine():
+        raise ValueError
+
+    def of_memopt():
+        memopt.parse_budget("a lot")
+
+    def found(run):
+        with pytest.raises(Exception) as raised:
+            run()
+        with torch.autograd.graph.saved_tensors_hooks(lambda value: value, lambda value: value):
+            return is_from_hooks(raised.value)
+
+    assert found(mine) and not found(of_memopt) and not found(lambda: nn.Module().missing)
 
 
 def layers():
