@@ -11,9 +11,11 @@ from hypothesis import reject
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.instructions import DTYPES, FLOATS, INPLACE, LEAVES, UNARY, Recipe, Step, apply_step, leaf_value
+from tests.instructions import DTYPES, FLOATS, INPLACE, LEAVES, UNARY, Recipe
+from tests.recipe_builder import Builder, is_float, is_number, name_of
+from tests.recipe_views import VIEW_PARAMS
 
-MAX_NUMEL, MAX_ABS, MAX_VALUES = 512, 30.0, 40
+MAX_VALUES = 40
 _SHAPES = [(3,), (2, 3), (4, 4), (2, 4, 4), (1, 4), (2, 1, 3), (2, 4, 4, 4), (1, 6), ()]
 _PARAMS: dict[str, list[tuple[Any, ...]]] = {
     "gelu": [("none",), ("tanh",)],
@@ -30,120 +32,6 @@ _PARAMS: dict[str, list[tuple[Any, ...]]] = {
 }
 # Results that a rewrite, or other strides, may round differently: nothing discrete is computed from them.
 _ROUNDED_UNARY = {name for name in UNARY if name.startswith("hand_")}
-
-
-class Builder:
-    """The recipe so far, and the values that eager PyTorch gives it.
-
-    Attributes:
-        draw: hypothesis's draw.
-        training: parameters require gradients, and steps that autograd refuses are left out.
-        random: steps may draw random numbers.
-        rounded: storages that hold rounded results; `owned`: those that no in-place step may write, as leaves' are.
-    """
-
-    def __init__(self, draw: Callable[..., Any], training: bool, random: bool) -> None:
-        self.draw, self.training, self.random = draw, training, random
-        self.steps: list[Step] = []
-        self.values: list[Tensor] = []
-        self.rounded: set[int] = set()
-        self.owned: set[int] = set()
-        self.floats = ["float32"]
-
-    # -- drawing ------------------------------------------------------------------------------------------------
-
-    def choose(self, options: Any) -> Any:
-        return options[self.draw(st.integers(0, len(options) - 1))]
-
-    def chance(self, one_in: int) -> bool:
-        return self.draw(st.integers(0, one_in - 1)) == one_in - 1
-
-    def pick(self, fits: Callable[[Tensor], bool]) -> int | None:
-        """The number of a value that fits, the latest first; None when there is none."""
-
-        def may(value: Tensor) -> bool:
-            try:
-                return fits(value)
-            except RuntimeError:  # torch refuses to say anything of a view whose base was written to
-                return False
-
-        found = [i for i in reversed(range(len(self.values))) if may(self.values[i])]
-        return self.choose(found) if found else None
-
-    def dim(self, x: Tensor) -> int:
-        return self.draw(st.integers(0, x.dim() - 1))
-
-    def is_rounded(self, x: Tensor) -> bool:
-        return x.untyped_storage()._cdata in self.rounded
-
-    # -- adding -------------------------------------------------------------------------------------------------
-
-    def leaf(self, kind: str, shape: tuple[int, ...], dtype: str = "float32", style: Any = "signed") -> int:
-        step = Step(kind, (), (tuple(shape), dtype, style, self.draw(st.integers(0, 7))))
-        value = leaf_value(step)
-        if self.training and kind == "parameter" and value.is_floating_point():
-            value.requires_grad_()
-        self.owned.add(value.untyped_storage()._cdata)
-        self.steps.append(step)
-        self.values.append(value)
-        return len(self.values) - 1
-
-    def weight(self, shape: tuple[int, ...], like: Tensor, style: str = "weight") -> int:
-        kind = self.choose(["parameter", "parameter", "parameter", "buffer", "constant"])
-        return self.leaf(kind, shape, name_of(like), style)
-
-    def add(self, op: str, operands: tuple[int, ...], params: tuple[Any, ...] = (), rounds: bool = False) -> int | None:
-        """Run one step and keep it if its results are tame; the number of its first result, or None."""
-        step = Step(op, operands, params)
-        try:
-            if op in INPLACE:
-                written = self.values[operands[0]]
-                spare = {operands[0]: written.detach().clone()}
-                with torch.no_grad():
-                    result = apply_step(step, _Overlay(self.values, spare))
-                if not tame(result):
-                    return None
-            result = apply_step(step, self.values)
-        except (RuntimeError, IndexError, ValueError):
-            return None
-        results = list(result) if isinstance(result, (tuple, list)) else [result]
-        if not all(tame(value) for value in results):
-            return None
-        rounds = rounds or any(self.is_rounded(self.values[i]) for i in operands)
-        if rounds:
-            self.rounded.update(value.untyped_storage()._cdata for value in results)
-        if op == "eval_dropout":  # eager hands on its operand, what torch traces is a copy
-            self.owned.update(value.untyped_storage()._cdata for value in results)
-        self.steps.append(step)
-        self.values.extend(results)
-        return len(self.values) - len(results)
-
-
-class _Overlay:
-    def __init__(self, values: list[Tensor], replaced: dict[int, Tensor]) -> None:
-        self.values, self.replaced = values, replaced
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.replaced.get(index, self.values[index])
-
-
-def name_of(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
-
-
-def tame(x: Tensor) -> bool:
-    """Whether later steps may build on the value: small enough, finite, of few elements and dimensions."""
-    if x.numel() > MAX_NUMEL or x.dim() > 5:
-        return False
-    return x.numel() == 0 or x.dtype == torch.bool or bool(x.detach().abs().max() <= MAX_ABS)
-
-
-def is_float(x: Tensor) -> bool:
-    return x.dtype.is_floating_point
-
-
-def is_number(x: Tensor) -> bool:
-    return x.dtype != torch.bool
 
 
 # -- families of steps --------------------------------------------------------------------------------------------
@@ -290,54 +178,7 @@ def _view(b: Builder) -> None:
     if value.dim() == 4:
         ops.append("channels_last")
     op = b.choose(ops)
-    b.add(op, (x,), _VIEW_PARAMS[op](b, value) if op in _VIEW_PARAMS else ())
-
-
-def _shape_like(b: Builder, x: Tensor) -> tuple[int, ...]:
-    """Another shape of as many elements."""
-    numel = x.numel()
-    options = [(numel,), (-1,), tuple(x.shape), (1, numel), (numel, 1)]
-    options += [(d, numel // d) for d in (2, 3, 4, 6) if numel % d == 0] if numel else []
-    options += [(2, 2, numel // 4)] if numel and numel % 4 == 0 else []
-    return b.choose(options)
-
-
-def _slice_params(b: Builder, x: Tensor) -> tuple[Any, ...]:
-    dim = b.dim(x)
-    length = x.shape[dim]
-    start = b.draw(st.integers(0, max(0, length - 1)))
-    stop = b.draw(st.integers(start if b.chance(12) else min(length, start + 1), length))
-    return dim, start, stop, b.choose([1, 1, 1, 2])
-
-
-def _narrow_params(b: Builder, x: Tensor) -> tuple[Any, ...]:
-    dim, start, stop, _ = _slice_params(b, x)
-    return dim, start, stop - start
-
-
-def _expand_params(b: Builder, x: Tensor) -> tuple[Any, ...]:
-    kept = tuple(b.choose([2, 3]) if size == 1 and b.chance(2) else size for size in x.shape)
-    return ((b.choose([1, 2]), *kept) if b.chance(2) else kept,)
-
-
-_VIEW_PARAMS: dict[str, Callable[[Builder, Tensor], tuple[Any, ...]]] = {
-    "view": lambda b, x: (_shape_like(b, x),),
-    "reshape": lambda b, x: (_shape_like(b, x),),
-    "unsqueeze": lambda b, x: (b.draw(st.integers(0, x.dim())),),
-    "slice": _slice_params,
-    "narrow": _narrow_params,
-    "select": lambda b, x: (b.dim(x), b.choose([0, -1])),
-    "expand": _expand_params,
-    "flip": lambda b, x: ((b.dim(x),),),
-    "pad": lambda b, x: (b.choose([0, 1]), b.choose([0, 1, -1]), b.choose([0.0, 1.0])),
-    "repeat": lambda b, x: ((2, *[1] * (x.dim() - 1)),),
-    "split": lambda b, x: (b.choose([1, 2, 3]), b.dim(x)),
-    "unbind": lambda b, x: (b.dim(x),),
-    "chunk": lambda b, x: (2, b.dim(x)),
-    "transpose": lambda b, x: (b.dim(x), b.dim(x)),
-    "permute": lambda b, x: (tuple(b.draw(st.permutations(range(x.dim())))),),
-    "cancelling_permutes": lambda b, x: (tuple(b.draw(st.permutations(range(x.dim())))),),
-}
+    b.add(op, (x,), VIEW_PARAMS[op](b, value) if op in VIEW_PARAMS else ())
 
 
 def _inplace(b: Builder) -> None:

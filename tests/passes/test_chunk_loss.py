@@ -3,18 +3,15 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch._inductor.decomposition import select_decomp_table
 
-import memopt
 from memopt.memory.aliasing import analyse
 from memopt.memory.timeline import timeline
 from memopt.passes.chunk_loss import ChunkLoss
 from memopt.passes.eliminate_copies import EliminateCopies
 from memopt.program import Phase
-from tests.end_to_end import build, gradients, in_dtype, restorer, step
-from tests.passes.build import arguments, capture_joint, check, reasons
-from tests.support import apply, capture
+from tests.passes.build import arguments, capture_joint, reasons
+from tests.support import apply
 
 ROWS, WIDTH, COLUMNS = 48, 8, 40
 FORMS = {"fused": None, "decomposed": select_decomp_table()}
@@ -133,18 +130,6 @@ def test_logits_that_are_returned_beside_the_loss_stay_whole(name, form, dtype):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_logits_that_are_returned_and_columns_that_are_padded(form):
-    tensors = data(columns=37)
-    double = [t.detach().double().requires_grad_() if t.is_floating_point() else t for t in tensors]
-    before = capture_joint(RETURNED["after the loss"], *tensors, decompositions=FORMS[form])
-    for program, chunks in ((before, ChunkLoss(3, multiple=8)), (padded(before, 8), ChunkLoss(3))):
-        result = apply(chunks, program)
-        assert len(result.changes) == 1, reasons(result)
-        assert len(products_of(result.program)) == len(products_of(before)) + 4
-        assert_as_exact(result, program, tensors, capture_joint(RETURNED["after the loss"], *double))
-
-
-@pytest.mark.parametrize("form", FORMS)
 def test_batches_of_sequences_with_hugging_face_s_shifted_loss(form):
     tensors = data(torch.bfloat16, bias=False, rows=(4, 12))
 
@@ -163,70 +148,6 @@ def test_batches_of_sequences_with_hugging_face_s_shifted_loss(form):
     assert wide, "a value over [batch, sequence, vocabulary] stands in the graph"
     assert_as_exact(result, before, tensors, exact)
     assert largest(result.program) < ROWS * COLUMNS * 2
-
-
-def padded(program, multiple):
-    """The program with the sizes of its matrix products padded to multiples, as Inductor pads them on a GPU."""
-    new = program.copy()
-    graph, aten = new.graph, torch.ops.aten
-    for node in list(graph.nodes):
-        if node.target not in (aten.mm.default, aten.addmm.default):
-            continue
-        *bias, left, right = node.args
-        (m, k), n = left.meta["val"].shape, right.meta["val"].shape[1]
-        m_pad, k_pad, n_pad = (-size % multiple for size in (m, k, n))
-        with graph.inserting_before(node):
-            pads = ((left, [0, k_pad, 0, m_pad]), (right, [0, n_pad, 0, k_pad]), *((b, [0, n_pad]) for b in bias))
-            left, right, *bias = (
-                graph.call_function(aten.constant_pad_nd.default, (operand, sizes)) if any(sizes) else operand
-                for operand, sizes in pads
-            )
-            made = graph.call_function(node.target, (*bias, left, right))
-            if m_pad:
-                made = graph.call_function(aten.slice.Tensor, (made, 0, 0, -m_pad))
-            if n_pad:
-                made = graph.call_function(aten.slice.Tensor, (made, 1, 0, -n_pad))
-        node.replace_all_uses_with(made)
-        graph.erase_node(node)
-    return new.finish()
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["mean", "upcast", "smoothing", "capped", "separate_bias", "z_loss"])
-def test_products_with_padded_columns(name, form):
-    tensors = data(columns=37)
-    exact = capture_joint(
-        LOSSES[name], *(t.detach().double().requires_grad_() if t.is_floating_point() else t for t in tensors)
-    )
-    before = padded(capture_joint(LOSSES[name], *tensors, decompositions=FORMS[form]), 8)
-    result = apply(ChunkLoss(3), before)
-    assert len(result.changes) == 1, reasons(result)
-    assert largest(before) >= ROWS * 40 * 4
-    assert largest(result.program) < ROWS * 37 * 4
-    assert_as_exact(result, before, tensors, exact)
-
-
-@pytest.mark.quick("*True-*-decomposed", "*False-*-fused")
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("turned", [True, False])
-def test_columns_are_padded_to_aligned_rows(name, form, turned):
-    x, weight, bias, labels = data(columns=37)
-    tensors = (x, weight if turned else weight.detach().t().contiguous().requires_grad_(), bias, labels)
-
-    def loss(x, weight, bias, labels):
-        return LOSSES[name](x, weight if turned else weight.t(), bias, labels)
-
-    double = [t.detach().double().requires_grad_() if t.is_floating_point() else t for t in tensors]
-    before = capture_joint(loss, *tensors, decompositions=FORMS[form])
-    result = apply(ChunkLoss(3, multiple=8), before)
-    assert len(result.changes) == 1, reasons(result)
-    assert_as_exact(result, before, tensors, capture_joint(loss, *double))
-    for node in products_of(result.program) if turned else ():  # each row, or column, begins at a multiple of eight
-        for value in [n.meta["val"] for n in (*node.args, node) if n.meta["val"].ndim == 2]:
-            assert sorted(value.stride())[0] == 1 and sorted(value.stride())[1] % 8 == 0, node
-    pads = [n for n in result.program.calls if n.target is torch.ops.aten.constant_pad_nd.default]
-    assert not turned or sum(n.meta["val"].shape == (40, WIDTH) for n in pads) == 1  # the weight's, for all products
 
 
 def test_a_tied_weight_gets_both_gradients():
@@ -403,139 +324,3 @@ def test_gradients_with_dropout_pass_a_finite_difference_check():
             ends.append(results(program, moved)[0])
         slope = (ends[0] - ends[1]) / 2e-5
         torch.testing.assert_close((gradient * direction).sum(), slope * tangent.double(), rtol=1e-6, atol=1e-9)
-
-
-# -- refusals -------------------------------------------------------------------------------------------------------
-
-
-def refused(function, *tensors, chunks=2):
-    program = capture_joint(function, *tensors)
-    result = check(ChunkLoss(chunks), program, *tensors)
-    assert result.program is program
-    return reasons(result)
-
-
-REFUSED = {
-    "sorted": (
-        lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b).sort(0).values, t),
-        {"sort": "aten.sort.default is not known to work row by row"},
-    ),
-    "dropped_rows": (
-        lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b)[:-1], t[1:]),
-        {"slice_1": "aten.slice.Tensor reads the logits, or what is as large, but gives no value per row"},
-    ),
-    "dropout": (
-        lambda x, w, b, t: F.cross_entropy(F.dropout(F.linear(x, w, b), 0.5), t),
-        {"native_dropout": "aten.native_dropout.default is not known to work row by row"},
-    ),
-    "over_rows": (
-        lambda x, w, b, t: F.cross_entropy((y := F.linear(x, w, b)) - y.mean(0, keepdim=True), t),
-        {"mean": "aten.mean.dim reads the logits, or what is as large, but gives no value per row"},
-    ),
-    "centred": (
-        lambda x, w, b, t: F.cross_entropy((y := F.linear(x, w, b)) - y.sum(0, keepdim=True), t),
-        {"sub": "it mixes the rows of sum_1"},
-    ),
-    "another_as_large": (
-        lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b) + F.linear(x.tanh(), w), t),
-        {"add": "it also reads addmm, which is as large as the logits"},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_run_by_rows_is_refused(name):
-    function, expected = REFUSED[name]
-    assert refused(function, *data()) == expected
-
-
-def test_chunks_that_would_save_nothing_are_refused():
-    x, weight, bias, labels = data()
-    assert refused(LOSSES["mean"], x[:4].detach().requires_grad_(), weight, bias, labels[:4], chunks=None) == {
-        "addmm": "chunks of its 4 rows would save 960 bytes and take 1408"
-    }
-
-
-def test_layers_without_a_loss_over_classes_are_left_alone():
-    x, weight, bias, labels = data()
-    assert (
-        refused(lambda x, w, b, t: (F.linear(x, w, b).tanh() @ w).square().mean() + t.sum(), x, weight, bias, labels)
-        == {}
-    )
-
-
-def test_inference_programs_are_returned_as_they_are():
-    program = capture(nn.Linear(4, 4), torch.randn(8, 4))
-    assert ChunkLoss().run(program).program is program
-
-
-def test_a_random_operation_is_never_moved_behind_another():
-    x, weight, bias, labels = data()
-
-    def loss(x, weight, bias, labels):
-        losses = F.cross_entropy(y := F.linear(x, weight, bias), labels, reduction="none")
-        return F.dropout(losses, 0.5).sum() + y.logsumexp(-1).sum()
-
-    assert refused(loss, x, weight, bias, labels) == {"native_dropout": "it would have to run later than it does"}
-
-
-# -- real models ------------------------------------------------------------------------------------------------------
-
-
-class OnlyLoss(nn.Module):
-    """A Hugging Face model whose caller wants its loss only."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, **inputs):
-        return self.model(**inputs).loss
-
-
-def real(name, dtype=torch.float32):
-    torch._dynamo.reset()
-    whole = name.endswith(", whole output")
-    name = name.removesuffix(", whole output")
-    model, inputs = build(name)
-    if name.startswith("hf_") and not whole:
-        model.loss_type = "ForCausalLM" if name == "hf_gpt2" else model.loss_type  # else it warns: a graph break
-        model = OnlyLoss(model)
-    return model.to(dtype).train(), in_dtype(inputs, dtype)
-
-
-QUICK = ("gpt2", "hf_t5", "hf_llama, whole output")
-OTHERS = (
-    ("hf_gpt2", "aten"),
-    ("hf_llama", "aten"),
-    ("bert_base", "aten"),
-    ("llama_tiny", "aten"),
-    ("hf_bert", "aten"),
-    ("llama_tiny", "inductor"),
-)
-
-
-# Inductor's code generator imports modules of torch that still use it.
-@pytest.mark.quick("gpt2-aten", "hf_llama, whole output-aten")
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    [*((name, "aten") for name in QUICK), ("hf_llama", "inductor")]
-    + [pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS],
-)
-def test_real_models_train_as_eager_does(name, backend):
-    double, inputs = real(name, torch.float64)
-    exact = step(double, inputs)
-    expected = gradients(double)
-    model, inputs = real(name)
-    restore = restorer(model)
-    plain = step(model, inputs)
-    eager = gradients(model)
-    restore()
-    passes = tuple(p for p in memopt.TRAINING if p.name != "checkpoint" and not p.lowers_floor)
-    compiled = memopt.compile(model, backend=backend, passes=(*passes[:-1], ChunkLoss(4), passes[-1]))
-    loss = step(compiled, inputs)
-    (record,) = [r for r in compiled.report.passes if r.name == "chunk_loss"]
-    assert len(record.changes) == 1 and record.evidence.proved == record.evidence.regions
-    for new, old, true in zip([loss, *gradients(model)], [plain, *eager], [exact, *expected], strict=True):
-        floor = 8 * torch.finfo(torch.float32).eps * true.abs().max()
-        assert (new - true).abs().max() <= 2 * (old - true).abs().max() + floor

@@ -12,7 +12,7 @@ from memopt.backends import cuda_graph
 from memopt.backends.static import StaticBackend
 from memopt.calls.guard_fast_path import Kind
 from memopt.inductor import inference
-from tests.calls import test_guard_fast_path
+from tests.calls import test_guard_fast_path, test_guard_fast_path_changes
 from tests.calls.test_guard_fast_path import Plain, image, in_threads, net, same
 
 
@@ -90,13 +90,13 @@ def test_arguments_by_name(replays, early):
 
 @pytest.mark.long
 def test_weights_that_change_are_seen(replays, early):
-    test_guard_fast_path.test_weights_that_change_are_seen("inductor")
+    test_guard_fast_path_changes.test_weights_that_change_are_seen("inductor")
     assert True in early
 
 
 @pytest.mark.long
 def test_inputs_that_change_are_seen(replays):
-    test_guard_fast_path.test_inputs_that_change_are_seen("inductor")
+    test_guard_fast_path_changes.test_inputs_that_change_are_seen("inductor")
 
 
 def test_what_a_model_writes_to_itself_is_written(replays):
