@@ -14,6 +14,7 @@ from torch._logging._internal import trace_log
 from memopt.calls.residents import Residents
 from memopt.common import garbage
 from memopt.step import again, script_store
+from memopt.step.around import Around
 from memopt.step.before_calls import BeforeCalls
 from memopt.step.observed_steps import Looking
 from tests.planning import brief_searches, costs_by_figures
@@ -67,6 +68,7 @@ def _alone(request: pytest.FixtureRequest, own_patch: pytest.MonkeyPatch) -> Non
     if not request.node.get_closest_marker("whole_process"):
         own_patch.setattr(Residents, "look_around", lambda self, args, kwargs: None)
         own_patch.setattr(BeforeCalls, "expect", lambda self, device, owner: None)
+        own_patch.setattr(Around, "took_after", lambda self: 0)
 
 
 @pytest.fixture(autouse=True)

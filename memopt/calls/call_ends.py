@@ -37,7 +37,7 @@ class CallEnds:
         """A call has returned: what it has made is no other tensor of the process."""
         if self._budgeted and not self.verifying:
             self._residents.others.ended(session.resident.device, outputs, planned=planned)
-            if session.role.to_be_trained and not session.role.trains and session.limit_of_all is not None:
+            if session.role.to_be_trained and not session.role.trains and session.counts_all:
                 BEFORE.follow(session.resident.device, self._sessions.around)
             if planned:
                 self._residents.tell_of_others(session, args, kwargs)

@@ -73,7 +73,7 @@ class Residents:
         if alive:
             outside += sum(ran.saved for ran in alive) + arguments_beside(alive, arguments_of(args, kwargs))
         others, coming, footprint = self._group.beside(self._model, footprint)
-        others += self._beside(args, kwargs) if self._counts else 0
+        others += self._counted(self._beside(args, kwargs))
         return dataclasses.replace(resident, outside=outside, others=others, coming_beside=coming, optimizer=footprint)
 
     def count_optimizers(self) -> None:
@@ -96,7 +96,7 @@ class Residents:
 
     def _judge(self) -> None:
         others, _, footprint = self._group.beside(self._model, self._optimizers.counted())
-        others += self._others
+        others += self._counted(self.others.total)
         kept = [recount(session, footprint, others) for session in self._sessions.values()]
         self._over |= not all(kept)
         self.plan_anew()
@@ -127,7 +127,12 @@ class Residents:
             device = next((leaf.device for leaf in shown_tensors((args, kwargs))), torch.device("cpu"))
         around = self._sessions.around
         known, outputs = self._known(args, kwargs), around.kept_outputs()
-        if self.others.look(device, known, outputs, loop_holds=bool(around.seen.held)) and self._counts:
+        before = self._counted(self.others.total)
+        self.others.look(device, known, outputs, loop_holds=bool(around.seen.held))
+        added = self._counted(self.others.total) - before
+        if added and not self._counts and self.others.is_new:  # eager holds the same
+            self._sessions.reference.adds(added)
+        if added:
             self._judge()
 
     def tell_of_others(self, session: Session, args: Any, kwargs: Any) -> None:
@@ -142,7 +147,8 @@ class Residents:
             session.note(
                 f"{others_in_words(self.others.total)} with what is left to them, as they grow from step to step"
             )
-        others = 0 if self._counts else self._beside(args, kwargs)
+        beside = self._beside(args, kwargs)
+        others = beside - self._counted(beside)
         if report is not None and others * _SMALL > report.unconstrained_bytes:
             session.note(f"{others_in_words(others)} beside the step, of whose own peak a fraction is")
 
@@ -153,7 +159,8 @@ class Residents:
             error: the refusal.
             args, kwargs: of the call that was refused.
         """
-        others = 0 if self._counts or not error.minimum_bytes else self._beside(args, kwargs)
+        beside = self._beside(args, kwargs) if error.minimum_bytes else 0
+        others = beside - self._counted(beside)
         # A little more may be there when that budget is tried: losses come and go.
         return error if others <= LITTLE else error.with_others(others + LITTLE, others_in_words(others))
 
@@ -162,9 +169,9 @@ class Residents:
         """Whether the budget is of all that the process holds: an absolute one."""
         return self._options.budget is not None and self._options.budget.bytes is not None
 
-    @property
-    def _others(self) -> int:
-        return self.others.total if self._counts else 0
+    def _counted(self, beside: int) -> int:
+        """Of bytes of other tensors, those that the budget is of: of a fraction, what graphs of the same step hold."""
+        return beside if self._counts else min(beside, self.others.of_step)
 
     def _beside(self, args: Any, kwargs: Any) -> int:
         """Bytes of others that the arguments do not hold: a batch may be a view of a data set that counted before."""

@@ -243,9 +243,9 @@ class Sessions(Mapping[Plan, Session]):
         """
         new_step = not self.earlier.alive()
         self.group.begins(self)
-        left, before, most = self.around.close(), self.around.seen, BEFORE.ends()
-        over = most > (self._over.limit_bytes() or most)
-        self.around.saw_before(most if over else 0)
+        left, before, beside = self.around.close(), self.around.seen, self.group.others.beside_step
+        apart = (self._over.apart(most, beside) for most in (BEFORE.ends(), self.around.took_after()))
+        self.around.saw_apart(*apart)
         self.around.begins(0 if new_step else left, new_step=new_step, given=given)
         if self.around.seen != before and self._over.latest is not None:
             self._look(*self._over.latest)
@@ -284,7 +284,7 @@ class Sessions(Mapping[Plan, Session]):
                 session.note(
                     f"what the loop holds around the model's calls is not seen {where}: it is beside the budget"
                 )
-            if session.limit_of_all is not None:
+            if session.counts_all:
                 BEFORE.expect(device, self.around)
 
     def _seen(self, plan: Plan | None) -> Seen:

@@ -11,6 +11,7 @@ from memopt.compilation.session import Session
 from memopt.memory.measure import is_profiled
 from memopt.step.earlier_calls import Ran
 from memopt.step.loop_bytes import Loop, Seen
+from memopt.step.other_tensors import LITTLE
 
 log = logging.getLogger("memopt")
 
@@ -29,9 +30,21 @@ class StepsOver:
         self.latest: tuple[Session, Sequence[Ran]] | None = None
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
-    def limit_bytes(self) -> int | None:
-        """The budget of the latest step; None where there is no step, or no budget."""
-        return None if self.latest is None else self.latest[0].limit_of_all
+    def apart(self, most: int, beside: int) -> int:
+        """What of these bytes counts, where they are over the budget of the latest step; else 0.
+
+        Args:
+            most: that the process has held at once while no graph of the model ran.
+            beside: of other tensors, which a fraction is not of.
+        """
+        if self.latest is None:
+            return 0
+        session = self.latest[0]
+        if not session.counts_all:  # a few bytes of others are not counted
+            most -= beside + LITTLE
+            session.reference.rests(most)
+        limit = session.usable_limit
+        return most if limit is not None and most > limit else 0
 
     def look(self, session: Session, seen: Seen, calls: Sequence[Ran], loop: Loop | None = None) -> None:
         """Say that a step of these calls was over its budget, if it was with what is known of the loop around it.

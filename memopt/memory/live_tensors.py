@@ -8,6 +8,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -19,10 +20,17 @@ from memopt.torch_compat.storages import id_of_storage
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A storage that was seen: a weak reference to it, as its number may be another one's later, and its bytes."""
+    """A storage that was seen.
+
+    Attributes:
+        storage: a weak reference to it, as its number may be another one's later.
+        nbytes: its bytes.
+        of_graph: whether a graph whose backward has not run has made it, or has saved it and it is no parameter.
+    """
 
     storage: weakref.ref[torch.UntypedStorage]
     nbytes: int
+    of_graph: bool = False
 
 
 Blocks = dict[int, Block]
@@ -44,7 +52,11 @@ def blocks_of(tensors: Iterable[torch.Tensor], device: torch.device) -> Blocks:
 
 def live_blocks(device: torch.device) -> Blocks:
     """The storages on a device of all `live_tensors`."""
-    return blocks_of(live_tensors(), device)
+    given, made = _live_tensors()
+    found, of_graphs = blocks_of(given, device), blocks_of(made, device)
+    return found | {
+        key: dataclasses.replace(block, of_graph=True) for key, block in of_graphs.items() if key not in found
+    }
 
 
 def python_tensors() -> list[torch.Tensor]:
@@ -59,18 +71,27 @@ def live_tensors() -> list[torch.Tensor]:
 
     Not shown is what only C++ holds, and objects that the collector of garbage was told to leave aside (`gc.freeze`).
     """
-    tensors = python_tensors()
-    nodes, gradients = [], []
-    for item in tensors:
+    given, made = _live_tensors()
+    return [*given, *made]
+
+
+def _live_tensors() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """As `live_tensors`: those that are given or gradients, and those that graphs have made or saved."""
+    given, made, nodes = list[torch.Tensor](), list[torch.Tensor](), list[Any]()
+    for item in python_tensors():
         try:
             node = item.grad_fn
         except RuntimeError:  # of a view whose base was written to since, which autograd forbids to use any more
+            given.append(item)
             continue
+        (given if node is None else made).append(item)
         if node is not None:
             nodes.append(node)
         elif item.requires_grad and item.grad is not None:
-            gradients.append(item.grad)
-    return [*tensors, *gradients, *saved_behind(nodes)]
+            given.append(item.grad)
+    saved = list(saved_behind(nodes))
+    alone = {id(each) for each in saved if not each.requires_grad}  # once they were looked at, Python has them, too
+    return [each for each in given if id(each) not in alone], [*made, *saved]
 
 
 class _Tensors(dict[type, bool]):

@@ -203,9 +203,7 @@ class Recording:
         self._yields = yields
         self._sizes: list[int] = []  # of what is known, bytes
         self._known: list[weakref.ref[torch.UntypedStorage]] = []
-        for number, storage in enumerate(known):
-            self._sizes.append(storage.nbytes())
-            self._known.append(weakref.ref(storage, functools.partial(_released, weakref.ref(self), number)))
+        self.knows(known)
         self._active = False
         # Of each mark its name (of a release the number of what is known), and address and bytes of its block.
         self._marked: list[tuple[str | int, int, int]] = []
@@ -214,6 +212,13 @@ class Recording:
         self._thread = self._task = 0
         self._trace: tuple[tuple[tuple[int, int], ...], dict[str | int, int]] = ((), {})
         self.places = frozenset[int]()  # on CPU, addresses of what was made meanwhile and is there in the end
+
+    def knows(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """From now on the release of these counts, too, which were allocated before it began."""
+        for storage in storages:
+            released = functools.partial(_released, weakref.ref(self), len(self._sizes))
+            self._sizes.append(storage.nbytes())
+            self._known.append(weakref.ref(storage, released))
 
     def begin(self) -> None:
         """Look at the allocator from now on.

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from memopt.memory.distributed import has_group
+from memopt.memory.live_tensors import Blocks, alive, live_blocks
 from memopt.memory.measure import Recording, is_profiled
+from memopt.torch_compat.storages import id_of_storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Held:
         whole: the most at once from when it was opened until backward was over; None where that was not seen.
         behind: of the whole, what was held at once after backward had left the model's graphs; 0 if it did not.
         inside: of the whole, what was held at once before.
+        after: all of the process at once from when backward was over, at most, until the window was closed, or another
+            backward began; 0 where that was not seen.
         places: on CPU, addresses of what was made since the window was opened, and is there when it is closed.
     """
 
@@ -33,6 +37,7 @@ class Held:
     whole: int | None = None
     behind: int = 0
     inside: int = 0
+    after: int = 0
     places: frozenset[int] = dataclasses.field(default=frozenset(), compare=False)
 
 
@@ -54,9 +59,9 @@ def unseen(device: torch.device) -> str:
 class Window:
     """Looks at the allocator of one device from now until backward begins.
 
-    On CPU by its events in this thread, which are read once backward is over, unless that is `unseen`. On CUDA by its
-    own counts, which are the user's to reset and are let stand: of a peak that is no new one it is known that it was no
-    higher than before.
+    On CPU by its events in this thread, which are read once backward is over, unless that is `unseen`; what the process
+    holds from there until it is closed is seen, too. On CUDA by its own counts, which are the user's to reset and are
+    let stand: of a peak that is no new one it is known that it was no higher than before.
     """
 
     def __init__(self, device: torch.device, known: Iterable[torch.UntypedStorage]) -> None:
@@ -69,10 +74,15 @@ class Window:
         self._device = device
         self._recording: Recording | None = None
         self._held: Held | None = None
-        self.backward = False  # whether backward has begun
+        self._there: Blocks = {}  # on CPU, storages of the whole process as it was opened
+        self._known = frozenset[int]()  # of these, those that are known since then
+        self._stays = 0  # bytes of these that are there when backward is over, and of the known that are gone by then
+        self.backward = self.over = self._another = False  # whether backward has begun, is over, and there is another
         if device.type == "cuda":
             self._before = self._start = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
         elif not unseen(device) and not is_profiled():
+            known, self._there = list(known), live_blocks(device)
+            self._known = frozenset(map(id_of_storage, known))
             self._recording = Recording(device, known, yields=True)
             self._recording.begin()
 
@@ -95,12 +105,24 @@ class Window:
         self._mark(_BEHIND)
 
     def backward_ends(self) -> None:
-        """What comes now is not looked at."""
+        """What comes now is the loop's, with all that the process holds."""
+        self.over = True
+        if self._recording is not None:
+            there = alive(self._there)
+            held = [block.storage() for key, block in there.items() if key not in self._known]
+            self._recording.knows(storage for storage in held if storage is not None)
+            self._stays = sum(block.nbytes for key, block in self._there.items() if key in there or key in self._known)
         if self._device.type == "cuda" and self._held is not None:
             allocated, most = self._start
             peak = torch.cuda.max_memory_allocated(self._device)
             self._held = dataclasses.replace(self._held, whole=peak - allocated if peak > most else None)
         self._mark(_OVER)
+
+    def another_begins(self) -> None:
+        """Another backward runs through the same graph: what comes now is not looked at."""
+        if not self._another:
+            self._another = True
+            self._mark(_ANOTHER)
 
     def _mark(self, name: str) -> None:
         if self._recording is not None:
@@ -116,7 +138,7 @@ class Window:
         elif self._held is None and self._recording is not None:
             self._recording.end()
             if self._recording.ended:
-                self._held, self._recording = _of(self._recording), None
+                self._held, self._recording, self._there = _of(self._recording, self._stays), None, {}
         return self._held
 
 
@@ -135,20 +157,24 @@ def _closed_if_it_fails(window: Window) -> Iterator[None]:
 
 
 _FORWARD, _MARK, _BEHIND, _OVER = "forward ends", "backward begins", "graphs end", "backward ends"
+_ANOTHER = "another backward begins"
 
 
-def _of(recording: Recording) -> Held:
-    begin, until, left, over = (recording.marks.get(name) for name in (_FORWARD, _MARK, _BEHIND, _OVER))
+def _of(recording: Recording, stays: int) -> Held:
+    names = _FORWARD, _MARK, _BEHIND, _OVER, _ANOTHER
+    begin, until, left, over, another = (recording.marks.get(name) for name in names)
     times = [when for when, _ in recording.changes]
     sums = [0, *itertools.accumulate(size for _, size in recording.changes)]
     first = 0 if begin is None else bisect.bisect_left(times, begin)
     last = len(times) if until is None else bisect.bisect_left(times, until)
     if over is None:
-        whole, inside, behind = None, 0, 0
+        whole, inside, behind, after = None, 0, 0, 0
     else:
         end = bisect.bisect_left(times, over)
         way = end if left is None else bisect.bisect_left(times, left)
         inside, behind = max(sums[: way + 1]), max(sums[way : end + 1]) if way < end else 0
         whole = max(inside, behind)
+        # What has gone of what was known is in the sums, and in what stays.
+        after = stays + max(sums[end : None if another is None else bisect.bisect_left(times, another) + 1])
     peak, live = max(sums[first : last + 1]) - sums[first], sums[last] - sums[first]
-    return Held(peak, live, whole, behind, inside, places=recording.places)
+    return Held(peak, live, whole, behind, inside, after, recording.places)

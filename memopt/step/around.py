@@ -77,6 +77,7 @@ class Around:
         self._left = 0  # bytes that earlier calls of the step have left
         self._older = 0  # bytes of outputs of earlier steps that were there when backward began last
         self._forward = 0  # the same as forward began
+        self._after = 0  # bytes of all of the process behind backward, at most, since they were asked for
         self._made = frozenset[int]()  # where what the loop has made since an earlier call of the step lies
         self._open: _Open | None = None
         self._again: _Open | None = None  # the last one, where its graph was kept for another backward
@@ -107,10 +108,19 @@ class Around:
         """Whether the next step of a call is looked at, whose graphs have this key."""
         return backward_task() == -1 and self.looking.is_due(self._steps.get(key, 0) + 1)
 
-    def saw_before(self, most: int) -> None:
-        """What the process has held at once between an optimizer's step and this call: bytes, 0 within the budget."""
-        if most > self.seen.before:
-            self.seen = dataclasses.replace(self.seen, before=most)
+    def took_after(self) -> int:
+        """The most bytes that the process has held at once behind a backward, since this was asked for; 0 if unseen."""
+        most, self._after = self._after, 0
+        return most
+
+    def saw_apart(self, before: int, after: int) -> None:
+        """What the process has held at once while no graph of the model ran: bytes, 0 where it was within the budget.
+
+        Args:
+            before: between an optimizer's step and this call.
+            after: between backward's end and the optimizer's step, or the next call.
+        """
+        self.seen = self.seen.joined(Seen(before=before, after=after))
 
     def ended(self, call: Ended, outputs: Any, given: Any, look: Callable[[], None]) -> None:
         """A call with gradients has returned.
@@ -158,6 +168,7 @@ class Around:
         if not current.window.backward:
             self._made = held.places
             return current.left + max(0, held.live)
+        self._after = max(self._after, held.after)
         # Not less what outputs that are gone leave: they are there in forward, as is what the loop keeps.
         current.kept = max(0, current.left + held.live + current.gone - current.gradients) + current.stays
         if current.others:
@@ -189,6 +200,8 @@ class Around:
         if current is self._again and current.task != backward_task():
             self._kept(current)
         if current is not self._open or current.window.backward:
+            if current.window.over:
+                current.window.another_begins()
             return
         current.task, self._again = backward_task(), current if keeps_graph() else None
         given = storages_of((gradient for gradient in gradients if gradient is not None), allocated=True)
@@ -200,8 +213,7 @@ class Around:
         current.stays = self._older + current.retains + current.more
         current.gone = sum(size for storage, size in current.made if storage() is None)
         current.window.backward_begins()
-        if current.call.whole is not None:
-            at_end_of_backward(functools.partial(_over, weakref.ref(current)))
+        at_end_of_backward(functools.partial(_over, weakref.ref(current)))
         if current.window.close() is None:  # where backward has to be over first
             _close_at_a_step(self)
         else:

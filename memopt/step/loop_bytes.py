@@ -24,6 +24,7 @@ class Seen:
         forward: outputs of earlier steps while forward runs, where they are gone when backward begins.
         known: whether any step was looked at.
         before: all of the process between an optimizer's step and the model's call, where that is over the budget.
+        after: the same between backward's end and the optimizer's step.
         more: while the graphs run, beyond all that is counted: what an operator takes and does not tell.
         behind: in backward behind the graphs (of a penalty on the weights), beyond what is resident, where that is more
             than all that is counted.
@@ -36,6 +37,7 @@ class Seen:
     before: int = 0
     more: int = 0
     behind: int = 0
+    after: int = 0
 
     @property
     def beside(self) -> int:
@@ -52,6 +54,7 @@ class Seen:
             max(self.before, other.before),
             max(self.more, other.more),
             max(self.behind, other.behind),
+            max(self.after, other.after),
         )
 
     def __str__(self) -> str:
@@ -60,6 +63,7 @@ class Seen:
             (self.held, "that the loop keeps in backward"),
             (self.forward, "of earlier outputs while the model runs"),
             (self.before, "with all of the process before the model's call (a teacher, the next batch)"),
+            (self.after, "with all of the process between backward and the optimizer's step (clipping, metrics)"),
             (self.more, "more than was counted while the model's graphs run"),
             (self.behind, "beside what is resident once backward has left the model (for a penalty on the weights)"),
         ]

@@ -35,13 +35,14 @@ class OtherTensors:
 
     Attributes:
         total: their bytes, as they were counted last; with room for more where they grow.
+        of_step: bytes of these that graphs hold for the step's own backward, as of a part that runs before the model.
         growing: whether they grow from step to step.
     """
 
     def __init__(self) -> None:
         """Nothing was looked at."""
-        self.total, self.growing = 0, False
-        self._steps = 0
+        self.total, self.of_step, self.growing = 0, 0, False
+        self._steps = self._of_graphs = 0  # of the latest look the bytes that graphs hold
         self._looking, self._due = Looking(), 1  # when to look; the next step to be counted by that
         self._found: list[tuple[int, int]] = []  # the latest looks: the step, and the bytes
         self._again: int | None = None  # the step in which those that grow have used up the room that they have
@@ -52,6 +53,16 @@ class OtherTensors:
         self._made: Blocks = {}  # in calls that were planned: constants of programs, arenas
         self._between: Blocks | None = None  # since the model's call, as backward began; None where that was not seen
         self._outputs: Blocks = {}  # of the latest call, if it has a backward: others are the loop's from then on
+
+    @property
+    def beside_step(self) -> int:
+        """Bytes of those that a fraction is not of."""
+        return self.total - self.of_step
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the loop is in its first steps."""
+        return self._steps <= FIRST_STEPS
 
     def begins(self) -> bool:
         """A step begins; whether it is to be looked at."""
@@ -96,9 +107,12 @@ class OtherTensors:
                     break
             self._seen, self._fresh, self._between = found, True, None
             wanted = self._wanted(total)
-            changed = abs(wanted - self.total) >= LITTLE
+            of_graphs = sum(block.nbytes for block in counted.values() if block.of_graph)
+            of_step, self._of_graphs = max(self._of_graphs, of_graphs), of_graphs  # as of all: of the last two looks
+            changed = abs(wanted - self.total) >= LITTLE or abs(of_step - self.of_step) >= LITTLE
             if changed:
                 self.total = wanted if wanted >= LITTLE else 0
+                self.of_step = min(self.total, of_step)
                 self._counted = counted if self.total else {}
             return changed
 

@@ -26,7 +26,7 @@ class Reference:
         self.inference = 0
         self._step: Hashable = None
         self._calls = 1
-        self._looks = _LOOKS
+        self._looks = self._rests = _LOOKS
         self._seen = 0  # bytes of the first training step as it was seen in its loop, at most; 0 before
         self._added = 0  # bytes that were found beside what the latest plan has counted
 
@@ -75,6 +75,13 @@ class Reference:
     def has_fewer_calls(self, step_bytes: int, calls: int) -> None:
         """The first training step was planned with more calls than it turns out to have: it takes so many bytes."""
         self._calls, self._seen, self.training = calls, step_bytes, step_bytes
+
+    def rests(self, step_bytes: int) -> None:
+        """A training step has held so many bytes while no graph of the model ran: eager holds the same."""
+        if self.training is not None and self._rests:
+            self._rests -= 1
+            self._seen = max(self._seen, step_bytes) if self._seen else 0
+            self.training = max(self.training, step_bytes)
 
     def takes_more(self, size: int) -> None:
         """The first training step was seen to take so many bytes more than was counted."""

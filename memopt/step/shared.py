@@ -190,9 +190,9 @@ class SharedStep(Told):
         return max(0, needed + self.inputs_beside - max(planned, self.usable(limit)), apart, recorded), limit
 
     def _apart(self, seen: Seen) -> int:
-        """The most bytes while none of the model's graphs runs: before the call, and behind them in backward."""
+        """The most bytes while none of the model's graphs runs: before the call, behind them in backward, after it."""
         resident = self.resident.total - self.resident.outside
-        return max(seen.before, resident + seen.behind if seen.behind else 0)
+        return max(seen.before, seen.after, resident + seen.behind if seen.behind else 0)
 
     def sees_loop(self, calls: Sequence[Ran], loop: Loop) -> bool:
         """A step of these calls was seen in its loop: a fraction is of what eager takes in the same one.
@@ -239,11 +239,15 @@ class SharedStep(Told):
             return base + step_peak([graph.peaks for graph in graphs])
 
     @property
-    def limit_of_all(self) -> int | None:
-        """What tensors may take of a budget that is of all that the process holds: one in bytes; None without one."""
-        if self.budget is None or self.budget.bytes is None or self.soft:
-            return None
-        return self.usable(self.budget.bytes)
+    def counts_all(self) -> bool:
+        """Whether the budget is of all that the process holds: one in bytes."""
+        return self.budget is not None and self.budget.bytes is not None
+
+    @property
+    def usable_limit(self) -> int | None:
+        """What tensors may take of the budget; None without one, or where a fraction is not fixed yet."""
+        limit = None if self.soft else self.limit(0)
+        return None if limit is None else self.usable(limit)
 
     @property
     def planned_beside(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -61,3 +63,61 @@ def test_other_tensors_that_come_beside_a_profiler_are_planned_for_when_it_has_e
     for _ in range(2):  # what the loop holds is seen in the first, and planned for in the second
         _step(model, run, x, 0)
     assert peak_of(lambda: _step(model, run, x, 0), model, x, kept) <= budget
+
+
+def _clones(model, out, x):
+    return [parameter.grad.clone() for _ in range(6) for parameter in model.parameters()]
+
+
+def _metrics(model, out, x):
+    return [(out.detach() * number).exp() for number in range(14)]
+
+
+def _another_model(model, out, x):
+    other, there = _net()
+    other(there.repeat(3, 1)).square().mean().backward()
+
+
+def _behind(budget, after, steps=3):
+    """So many steps of a loop that runs `after` between backward and the optimizer's step; the stand-in, and peaks."""
+    torch._dynamo.reset()
+    gc.collect()
+    gc.freeze()
+    (model, x), peaks = _net(), []
+    stepper = torch.optim.SGD(model.parameters(), 0.1)
+    run = model if budget is None else memopt.compile(model, budget, optimizer=stepper, backend="aten")
+
+    def step():
+        stepper.zero_grad()
+        out = run(x)
+        functional.mse_loss(out, x).backward()
+        after(model, out, x)
+        stepper.step()
+
+    for number in range(steps):
+        if budget is None and number == steps - 1:
+            stepper.zero_grad()
+            peaks.append(peak_of(step, model, x))
+        else:
+            step()
+    return run, peaks
+
+
+@pytest.mark.whole_process
+@pytest.mark.parametrize("after", [_clones, _metrics, _another_model])
+@pytest.mark.parametrize("kind", ["bytes", "fraction"])
+def test_what_runs_between_backward_and_the_step_is_said_and_then_refused(kind, after, caplog):
+    """It was looked at by nobody: 1.33 of a budget in each step, unsaid."""
+    (peak,) = _behind(None, after)[1]
+    with pytest.raises(memopt.BudgetError, match="between backward and the optimizer's step") as refused:
+        _behind(0.9 if kind == "fraction" else int(0.9 * peak), after)
+    assert caplog.text.count("a step was over its budget") == 1
+    assert abs(refused.value.minimum_bytes / peak - 1) < 0.02
+    run, _ = _behind(int(1.02 * refused.value.minimum_bytes), after)
+    assert not run.report.notes
+
+
+@pytest.mark.whole_process
+def test_what_is_within_the_budget_behind_backward_is_not_said():
+    run, _ = _behind("1MB", lambda model, out, x: [out.sum() for _ in range(3)], steps=5)
+    assert not run.report.notes and not run._memopt.sessions.around.seen.after

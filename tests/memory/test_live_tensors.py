@@ -72,3 +72,12 @@ def test_a_step_within_bytes_is_planned_beside_such_views():
     run = memopt.compile(model, "1GB", backend="aten", verify=False)
     run(torch.ones(4, 8)).sum().backward()
     assert run.report.programs and len(kept) == 2
+
+
+def test_what_a_graph_has_made_or_saved_of_its_data_is_told_apart_however_often_it_was_looked_at():
+    given, weight = torch.ones(2), nn.Parameter(torch.ones(2))
+    made = ((given * weight).exp() * 2).sin()
+    for _ in range(2):  # to look at what is saved gives Python tensors of it
+        blocks = live_blocks(CPU)
+        saved = made.grad_fn.next_functions[0][0].next_functions[0][0]._saved_result
+        assert [blocks[storage(each)].of_graph for each in (given, weight, made, saved)] == [True, False, True, True]

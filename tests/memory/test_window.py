@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 
 import pytest
@@ -142,3 +143,41 @@ def test_nothing_is_looked_at_in_another_thread_which_may_end_before_the_window_
     thread.start()
     thread.join()
     assert seen == [False, None]
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
+def test_what_the_process_holds_behind_backward_counts_what_was_there_before_until_it_goes(known):
+    gc.collect()
+    gc.freeze()  # what other tests keep is no part of it
+    x = torch.ones(KILO // 4, requires_grad=True)
+    there, more = kilobyte(), [kilobyte()]
+    window = Window(CPU, [there.untyped_storage()] if known else ())
+    more.append(kilobyte())
+    product = x * 2
+    product.grad_fn.register_prehook(lambda _: window.backward_begins())
+    product.sum().backward()
+    window.backward_ends()
+    del there, more[:]
+    clones = [x.grad.clone() for _ in range(4)]
+    held = window.close()
+    assert held is not None and len(clones) == 4
+    # x, its gradient, the product, and the clones, once three others have gone
+    assert 7 * KILO <= held.after <= 7 * KILO + 16
+
+
+def test_another_backward_through_the_same_graph_is_none_of_what_is_behind_one():
+    gc.collect()
+    gc.freeze()
+    x = torch.ones(KILO // 4, requires_grad=True)
+    window = Window(CPU, ())
+    product = x * 2
+    product.grad_fn.register_prehook(lambda _: window.another_begins() if window.over else window.backward_begins())
+    loss = product.sum()
+    loss.backward(retain_graph=True)
+    window.backward_ends()
+    logged = x.grad.clone()
+    loss.backward()
+    large = torch.empty(10 * KILO)
+    held = window.close()
+    assert held is not None and len(large) == 10 * KILO
+    assert 4 * KILO <= held.after <= 4 * KILO + 16 and len(logged)

@@ -1,3 +1,4 @@
+import functools
 import gc
 
 import pytest
@@ -7,6 +8,7 @@ from torch import nn
 import memopt
 from memopt.memory.resident import storage_bytes
 from memopt.module import calls_of
+from tests.training.steps import peak_of
 
 ROWS, WIDTH = 64, 32
 
@@ -244,3 +246,23 @@ def test_what_a_call_without_gradients_has_returned_is_counted_in_the_one_behind
 
     size = max(train() for _ in range(6))
     assert calls_of(calls[0]).residents.others.total >= size
+
+
+def test_a_part_that_is_trained_before_the_model_belongs_to_a_fraction():
+    """Its activations lay beside the fraction: the process held 1.3 of what was asked for."""
+    peaks = []
+    for fraction in (None, 0.7):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        encoder, model = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)]), Net()
+        optimizer = torch.optim.SGD([*encoder.parameters(), *model.parameters()], 0.1)
+        call = model if fraction is None else memopt.compile(model, fraction, optimizer=optimizer, backend="aten")
+        x, both = torch.randn(8 * ROWS, WIDTH), nn.Sequential(encoder, call)
+        for _ in range(4):
+            step(both, optimizer, x)
+        optimizer.zero_grad()
+        peaks.append(peak_of(functools.partial(step, both, optimizer, x), encoder, model, x))
+    eager, planned = peaks
+    assert planned <= 0.7 * eager
+    assert calls_of(call).residents.others.of_step > 0.1 * eager
+    assert abs(call.report.unconstrained_bytes / eager - 1) < 0.05
