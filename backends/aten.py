@@ -13,7 +13,8 @@ from typing import Any
 from torch import fx
 
 from memopt.backends.hand_over import Generate, in_pieces, relayed
-from memopt.capture.dynamo import Hooks, Watched
+from memopt.capture.dynamo import Hooks
+from memopt.capture.watched import Watched
 from memopt.engine import Engine
 from memopt.graph.result_memory import as_run
 from memopt.memory.aliasing import owner

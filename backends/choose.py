@@ -157,13 +157,13 @@ class Chooser:
                 continue
             if refused and self._patient and _may_wait(program) and trial.seconds > _SLOW * in_order(trials)[0].seconds:
                 raise SlowerError(trial.seconds, refused[0])
-            self._patient, self._session.inferred.seconds = False, trial.seconds
+            self._patient = False
+            self._session.inferred.was_timed(trial.seconds)
             self._engines = {trial.name: self._engines[trial.name]}
             if len(trials) > 1:
                 self._session.note(_why(trial, trials))
-            self._session.report = dataclasses.replace(
-                self._session.report, backend=trial.name, notes=tuple(self._session.notes)
-            )
+            notes = tuple(self._session.notes)
+            self._session.reports(dataclasses.replace(self._session.report, backend=trial.name, notes=notes))
             return trial.function
         raise min(refused, key=lambda over: over.minimum_bytes)
 
@@ -226,7 +226,7 @@ def within_budget(session: Any, make: Callable[[bool], Made]) -> Made:
                 break
             return made
     if slow:
-        session.inferred.spared = min(slow)[1]
+        session.inferred.spares(min(slow)[1])
     return make(False)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from memopt.backends.aten import Boxed
-from memopt.capture.dynamo import Rewrite, Watched
+from memopt.capture.watched import Rewrite, Watched
 from memopt.program import InputKind, Program
 from memopt.torch_compat.boxed import boxed
 

@@ -132,7 +132,7 @@ class InductorBackend(Engine):
 def _training(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> Training:
     """A graph's lowering, from one attempt to the next."""
     if hooks.kept is None:
-        hooks.kept = Training(graph_module, example_inputs, hooks)
+        hooks.keeps(Training(graph_module, example_inputs, hooks))
     training: Training = hooks.kept
     return training
 

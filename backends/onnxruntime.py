@@ -21,7 +21,8 @@ from torch import fx
 from memopt.backends.aten import Boxed, emit, emit_collected, lower_inference
 from memopt.backends.choose import within_budget
 from memopt.backends.foreign import ForeignFunction, ForeignWeights, Run, weights_of
-from memopt.capture.dynamo import Hooks, Rewrite, Watched
+from memopt.capture.dynamo import Hooks
+from memopt.capture.watched import Rewrite, Watched
 from memopt.engine import Engine
 from memopt.memory.allocator_limit import lifted
 from memopt.onnxruntime.attention import plain_attention

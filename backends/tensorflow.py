@@ -16,7 +16,8 @@ from torch import fx
 
 from memopt.backends.aten import Boxed, emit_collected, lower_inference
 from memopt.backends.foreign import ForeignFunction, ForeignWeights, Run, weights_of
-from memopt.capture.dynamo import Hooks, Watched
+from memopt.capture.dynamo import Hooks
+from memopt.capture.watched import Watched
 from memopt.engine import Engine
 
 # Weights above this size are not widened to float64 for the comparison on the first call.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memopt.backends.aten import Boxed, emit
-from memopt.capture.dynamo import Rewrite, Watched
+from memopt.capture.watched import Rewrite, Watched
 from memopt.program import Program
 
 

@@ -19,7 +19,8 @@ from torch import fx
 
 from memopt.backends.aten import Boxed, emit, emit_collected
 from memopt.budget import BudgetError
-from memopt.capture.dynamo import Hooks, Watched
+from memopt.capture.dynamo import Hooks
+from memopt.capture.watched import Watched
 from memopt.engine import Engine
 from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.program import InputKind, OutputKind, Program, tensors_of
@@ -72,7 +73,7 @@ class XlaBackend(Engine):
         """
         session: Any = hooks.session
         if not isinstance(session.table, XlaCosts):
-            session.table = XlaCosts(session.table)
+            session.costs_by(XlaCosts(session.table))
         if hooks.dry:
             return _aot(graph_module, example_inputs, hooks, _emit, _emit)
         if hooks.needs_gradients:

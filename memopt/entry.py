@@ -87,12 +87,16 @@ def _compiled(
         raise RuntimeError("a budget cannot be shared among several graphs here: call memopt.compile(model, budget)")
     kinds = [origin.kind for origin in hooks.origins]
     counted = chosen.counted([v for v, k in zip(example_inputs, kinds, strict=True) if k is InputKind.PARAMETER])
-    session.resident = Resident(
-        parameters=storage_bytes([v for v, k in zip(example_inputs, kinds, strict=True) if k is InputKind.PARAMETER]),
-        buffers=storage_bytes([v for v, k in zip(example_inputs, kinds, strict=True) if k is InputKind.BUFFER]),
-        inputs=storage_bytes([v for v, k in zip(example_inputs, kinds, strict=True) if k is InputKind.USER]),
-        optimizer=None if counted is None else counted.footprint,
-        trainable=sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.requires_grad),
+    session.counts_resident(
+        Resident(
+            parameters=storage_bytes(
+                [v for v, k in zip(example_inputs, kinds, strict=True) if k is InputKind.PARAMETER]
+            ),
+            buffers=storage_bytes([v for v, k in zip(example_inputs, kinds, strict=True) if k is InputKind.BUFFER]),
+            inputs=storage_bytes([v for v, k in zip(example_inputs, kinds, strict=True) if k is InputKind.USER]),
+            optimizer=None if counted is None else counted.footprint,
+            trainable=sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.requires_grad),
+        )
     )
     for name in () if counted is None else counted.later:
         session.note(f"the state of {name} is not counted: a step on fake tensors does not tell it")

@@ -109,7 +109,7 @@ class CompiledModule(nn.Module):
             if self._memopt.inlined or torch.compiler.is_exporting():
                 return self._memopt.model(*args, **kwargs)
             return _run_outside(self, args, kwargs)
-        self._memopt.reached = True
+        self._memopt.is_reached()
         try:
             with self._memopt.sessions.agreement.sought():
                 return self._memopt.run(args, kwargs)
@@ -214,7 +214,7 @@ class CompiledModule(nn.Module):
     def _beside(self, model: nn.Module) -> CompiledModule:
         """A stand-in of a copy. It is planned without the optimizer, which does not step the copy's parameters."""
         copied = CompiledModule(model, self._memopt.options)
-        copied._memopt.inlined = self._memopt.inlined  # a part of a model that is compiled is one of its copy, too
+        copied._memopt.is_part(self._memopt.inlined)  # a part of a model that is compiled is one of its copy, too
         return copied
 
 
@@ -243,7 +243,7 @@ def compilable(model: Any) -> tuple[nn.Module, list[str]]:
         raise TypeError("DataParallel copies the model at each call: compile model.module for one device, or use DDP")
     for name, part in model.named_modules():
         if isinstance(part, CompiledModule):
-            part._memopt.inlined = True
+            part._memopt.is_part()
             notes.append(f"{name} is a stand-in of memopt's: within this model it is compiled as a part of it")
     return model, notes
 
@@ -267,7 +267,7 @@ def _calling(stand_in: CompiledModule, name: str) -> Any:
 def _watch_forward(stand_in: CompiledModule) -> None:
     """Look once whether a `forward` in place of the stand-in's own calls that one; where not, nothing is planned."""
     calls = stand_in._memopt
-    calls.reached = False
+    calls.is_reached(False)
 
     def look(module: nn.Module, args: Any, outputs: Any) -> None:
         handle.remove()

@@ -12,6 +12,7 @@ import pytest
 from tests.own_tests import untested
 from tests.private_own import borrowed
 from tests.private_torch import own_names, private_uses
+from tests.written_outside import Written
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {"passes": ROOT / "passes", "backends": ROOT / "backends", "models": ROOT / "models"}
@@ -143,6 +144,49 @@ def test_what_is_borrowed(tmp_path: Path, line: str, found: str | None) -> None:
     path = tmp_path / "file.py"
     path.write_text(line)
     assert list(borrowed(path)) == ([] if found is None else [found])
+
+
+# An engine makes these, and they are its own: whoever plans reads them.
+WRITTEN_BY_OTHERS = {"PlanRequest"}
+
+
+def test_no_object_is_written_from_outside_its_own_room() -> None:
+    paths = [path for folder in FOLDERS.values() for path in folder.rglob("*.py")] + [*(ROOT / "memopt").glob("*.py")]
+    found = {
+        (str(path.relative_to(ROOT)), line, written)
+        for path, line, written, kind in Written(paths).found()
+        if kind not in WRITTEN_BY_OTHERS
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ("def f(session: Session) -> None:\n    session.step = 1", "session.step"),
+        ("def f(session: Session | None) -> None:\n    session.step += 1", "session.step"),
+        ("def f(session: Any) -> None:\n    session.step, x = 1, 2", "session.step"),
+        ("def f():\n    made = Session()\n    made.base = 1", "made.base"),
+        ("class A:\n    def __init__(self, given: Session) -> None:\n        self._mine = given\n"
+         "    def f(self):\n        self._mine.inner.size = 1", "self._mine.inner.size"),
+        ("def f(owner: Owner) -> None:\n    owner.of(1).step = 1", "owner.of(1).step"),
+        ("def f(session: Session) -> None:\n    session.goes_back_to(1)\n    session.meta = 1", None),
+        ("class Mine(Session):\n    def f(self):\n        self.other = 1", None),
+        ("def f(node: Node) -> None:\n    node.step = 1", None),
+    ],
+)  # fmt: skip
+def test_what_is_written_outside(tmp_path: Path, lines: str, found: str | None) -> None:
+    for room in "ab":
+        (tmp_path / room).mkdir()
+    owner = tmp_path / "a" / "owner.py"
+    owner.write_text(
+        "class Base:\n    base: int\nclass Inner:\n    size: int = 0\n"
+        "class Session(Base):\n    def __init__(self):\n        self.step = 0\n        self.inner = Inner()\n"
+        "class Owner:\n    def of(self, place) -> Session: ...\n"
+    )
+    (tmp_path / "b" / "other.py").write_text(lines)
+    written = [text for _, _, text, _ in Written([owner, tmp_path / "b" / "other.py"]).found()]
+    assert written == ([] if found is None else [found])
 
 
 def test_every_folder_has_its_row() -> None:

@@ -7,24 +7,20 @@ import dataclasses
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from memopt.budget import BudgetError, format_bytes
+from memopt.calls.eager_count import eager_count, state_now
 from memopt.calls.eager_levers import EagerLevers, Way, bytes_beside
 from memopt.calls.guard_fast_path import Kind
-from memopt.calls.refusals import state_of
-from memopt.calls.start import CallStart
-from memopt.capture.eager_call import SHOWN, EagerCall, eager_call
+from memopt.capture.eager_call import EagerCall
 from memopt.capture.export import NotCapturedError
-from memopt.common.kernel_settings import kernel_settings
 from memopt.compilation.session import Session
 from memopt.memory.attributes import held_tensors
-from memopt.memory.cost.key import place_of
-from memopt.memory.distributed import has_group, is_replica
+from memopt.memory.distributed import is_replica
 from memopt.memory.reach import plain_tensors
 from memopt.memory.resident import storage_bytes
 from memopt.memory.window import Held, Window, closed_if_it_fails
@@ -36,7 +32,6 @@ from memopt.step.graph_peaks import between_graphs, step_peak
 from memopt.step.loop_bytes import SCALARS
 from memopt.step.module_checkpoints import ModuleCheckpoints
 from memopt.step.other_tensors import others_in_words
-from memopt.torch_compat import pytree
 from memopt.torch_compat.saved_tensors import hooks_in_force
 
 log = logging.getLogger("memopt")
@@ -141,9 +136,9 @@ class AsItIs:
         known = self._known.get(called)
         if known is None or session.budget is None:
             return False
-        state = self._state(session)
+        state = state_now(self._model, session)
         if known.eager.by_values or hooks_in_force() or known.state != state:
-            eager = self._counted(session, kind, args, kwargs)
+            eager = eager_count(self._model, session, kind, args, kwargs)
             if isinstance(eager, str):
                 del self._known[called]
                 return False
@@ -167,7 +162,7 @@ class AsItIs:
         asked = self._options.target is not None or self._options.passes is not None
         if session.budget is None or session.soft or asked:
             raise error
-        eager = self._counted(session, kind, args, kwargs)
+        eager = eager_count(self._model, session, kind, args, kwargs)
         if isinstance(eager, str):
             if isinstance(error, BudgetError):
                 raise error
@@ -180,7 +175,7 @@ class AsItIs:
             why = error.beside or "it is several graphs"
             reason = f"one takes at least {format_bytes(error.minimum_bytes, short=True)}, as {why}"
         levers = EagerLevers(eager, max(1, kind.calls))
-        known = _Known(eager, self._state(session), reason, levers, levers.plain, ModuleCheckpoints(()))
+        known = _Known(eager, state_now(self._model, session), reason, levers, levers.plain, ModuleCheckpoints(()))
         known.refused = isinstance(error, BudgetError)
         try:
             self._admit(called, session, kind, known, args, kwargs)
@@ -199,42 +194,6 @@ class AsItIs:
     def _remember(self, called: Any, known: _Known) -> None:
         if len(self._known) < _MOST:
             self._known[called] = known
-
-    def _counted(
-        self,
-        session: Session,
-        kind: Kind,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        around: Callable[[nn.Module], Any] | None = None,
-        renews: bool = False,
-    ) -> EagerCall | str:
-        """What the call takes, counted by `eager_call`; where that is not known, or not what a real run takes, why."""
-        leaves = pytree.tree_leaves((args, dict(kwargs)))
-        unseen = next((leaf for leaf in leaves if not isinstance(leaf, SHOWN)), None)
-        if unseen is not None:
-            return f"an argument is a {type(unseen).__name__}, which may hold tensors"
-        if hooks_in_force():
-            return "hooks on saved tensors are in force"
-        if has_group():  # its twin would share what talks to other ranks
-            return "processes work together"
-        start = CallStart(self._model, (args, kwargs), state=True, objects=True)  # a twin has the model's own objects
-        try:
-            found = eager_call(
-                self._model, args, kwargs, session.table, backward=kind.gradients, around=around, renews=renews
-            )
-        finally:
-            start.restore()
-        if found is None:
-            return "it does not run on fake tensors"
-        return "its way goes by random numbers that are not drawn yet" if found.by_chance else found
-
-    def _state(self, session: Session) -> Any:
-        """What a call goes by beside its inputs."""
-        gradients = [parameter.grad is None for parameter in self._model.parameters()]
-        casts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
-        modes = torch.is_autocast_cache_enabled(), torch.is_inference_mode_enabled()
-        return state_of(self._model), gradients, casts, place_of(session.resident.device), modes, kernel_settings()
 
     def _admit(self, called: Any, session: Session, kind: Kind, known: _Known, args: Any, kwargs: Any) -> None:
         """Have the limit in force for a call that keeps it, by the way that does, and say so.
@@ -272,14 +231,13 @@ class AsItIs:
             self._said.add(known.reason)
             log.warning("memopt: %s %s", session.model_name, line)
         peaks = way.eager.peaks
-        session.unplanned |= session.report is None
         gradients = sum(size for _, size in peaks.gradients)
-        session.report = eager_report(session, needs.most, limit, gradients, known.real, plain.most)
+        report = eager_report(session, needs.most, limit, gradients, known.real, plain.most)
+        graph = Figures(peaks, known.eager.peaks, needs.base, AS_IT_IS, None) if kind.gradients else None
+        session.runs_as_it_is(report, graph)
         if self._limits.get(session) != limit:
             session.hold(limit)
             self._limits[session] = limit
-        if kind.gradients:
-            session.ran = [Figures(peaks, known.eager.peaks, needs.base, AS_IT_IS, None)]
 
     def _way(
         self, session: Session, kind: Kind, known: _Known, limit: int, args: Any, kwargs: Any
@@ -291,7 +249,7 @@ class AsItIs:
             return self._needs(session, kind, known, way).most
 
         def count(around: Callable[[nn.Module], Any]) -> EagerCall | None:
-            found = self._counted(session, kind, args, kwargs, around, bool(known.eager.made))
+            found = eager_count(self._model, session, kind, args, kwargs, around, bool(known.eager.made))
             return None if isinstance(found, str) else found
 
         if kind.gradients:

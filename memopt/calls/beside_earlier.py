@@ -48,8 +48,8 @@ def run_beside(
 def _run_anew(sessions: Sessions, kind: Kind, run: Callable[[Kind], Any], *, last_word: bool) -> Any:
     """Plan a call beside what earlier ones of its step hold, and run it; `last_word`: it is refused without room."""
     sessions.forget(kind.plan)
-    sessions.of(kind).last_word = last_word
+    sessions.of(kind).has_last_word(last_word)
     try:
         return run(kind)
     finally:
-        sessions.of(kind).last_word = False
+        sessions.of(kind).has_last_word(False)

@@ -118,6 +118,14 @@ class ModelCalls:
         self._kind: Kind | None = None  # of the latest call
         self._roles: dict[Kind, CallRole] = {}  # of calls, as they went the long way
 
+    def is_reached(self, reached: bool = True) -> None:
+        """Whether the stand-in's own `forward` was called since another was put in its place."""
+        self.reached = reached
+
+    def is_part(self, inlined: bool = True) -> None:
+        """Whether the stand-in is compiled with a model that it is a part of."""
+        self.inlined = inlined
+
     @property
     def last(self) -> Session | None:
         """The session of the latest call."""
@@ -246,7 +254,8 @@ class ModelCalls:
         except (BudgetError, NoRoomBesideError) as error:  # what was named was tried within limits of its own
             guard.allowance = allowance
             if isinstance(error, BudgetError) and planned is not None:  # calls of other sizes go on as before
-                session.step, session.report = step, planned
+                session.goes_back_to(step)
+                session.reports(planned)
             if isinstance(error, BudgetError) and not (error.beside and session.beside_in_step):
                 self.refusals.keep(called, self.residents.of(args, kwargs, kind), error)
             raise
@@ -280,7 +289,7 @@ class ModelCalls:
             set_back(before, refused)
             raise refused
         self.fallback.works(called)
-        session.unplanned = False
+        session.is_planned()
         if session.report is not None and session.report is not planned:
             log.info("%s: %s", session.model_name, summary(session.report, time.perf_counter() - began))
             if session.step is not None and session.step.planned:  # not a warm start

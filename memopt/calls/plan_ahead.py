@@ -61,7 +61,7 @@ class PlanAhead:
         """The plan of such a call, which did not fail before; as `plan`."""
         session = self._sessions.of(kind)
         self._residents.count_optimizers()
-        session.resident = self._residents.of(args, kwargs, kind)
+        session.counts_resident(self._residents.of(args, kwargs, kind))
         self._sessions.last = session
         failure = None
         try:

@@ -177,15 +177,17 @@ class Sessions(Mapping[Plan, Session]):
             session.note(WAIT)
         session.notes.extend(options.notes)
         session.notes.extend(self._over.said)
-        session.seen = self._seen(kind.plan)
+        session.sees(self._seen(kind.plan))
         here = weakref.ref(self)
-        session.elsewhere = self.group.elsewhere
-        session.waiting = functools.partial(models_waiting, here)
-        session.older = functools.partial(older_outputs, here)
-        session.reserve = functools.partial(reserved_for_others, here)
-        session.calls, session.known_calls = kind.calls, self.earlier
-        session.recordings = self._recordings_here()
-        session.hold = functools.partial(allow_limit, weakref.ref(self), weakref.ref(session))
+        session.joins(
+            calls=kind.calls,
+            known=self.earlier,
+            elsewhere=self.group.elsewhere,
+            waiting=functools.partial(models_waiting, here),
+            older=functools.partial(older_outputs, here),
+            reserve=functools.partial(reserved_for_others, here),
+        )
+        session.runs_here(self._recordings_here(), functools.partial(allow_limit, here, weakref.ref(session)))
         return session
 
     def _early(self, kind: Kind) -> EarlyGradients | None:
@@ -294,7 +296,7 @@ class Sessions(Mapping[Plan, Session]):
     def _look(self, session: Session, calls: Sequence[Ran]) -> None:
         """Look whether a step of these calls was over its budget, with what is known of its loop by now."""
         plan = next((plan for plan, each in self._sessions.items() if each is session), None)
-        loop, self.around.loop = self.around.loop, None
+        loop = self.around.take_loop()
         self._over.look(session, self._seen(plan), calls, loop)
 
     def drop(self, plan: Plan) -> None:

@@ -55,7 +55,7 @@ class StepsOver:
             calls: of the step.
             loop: what it held in this step, where that is not known yet.
         """
-        session.seen = seen
+        session.sees(seen)
         if loop is not None and session.sees_loop(calls, loop):
             self._sessions.add(session)
         excess, limit = session.excess_around(calls)

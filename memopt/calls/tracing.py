@@ -102,11 +102,12 @@ def _rehearsed(session: Session, model: nn.Module, call: Callable[[], Any], mark
     Raises:
         NotCapturedError: what runs there has no backward on fake tensors, and there is a budget to be kept.
     """
-    session.ledger = ledger = None if session.collection.rehearsing or session.budget is None else ledger_for(model)
+    ledger = None if session.collection.rehearsing or session.budget is None else ledger_for(model)
+    session.counts_in(ledger)
     with contextlib.nullcontext() if ledger is None else ledger:
         outputs = shown_tensors(call())
         told, failed = session.outside.told(model, outputs, mark), ""
-        session.outside.rehearsed = session.outside.told_of_all(model, outputs, mark)
+        session.outside.rehearses(model, outputs, mark)
         tangents = tangents_of(roots_of(outputs)) if ledger is not None and torch.is_grad_enabled() else Tangents()
         if ledger is not None and told is not None and torch.is_grad_enabled():
             try:
@@ -153,10 +154,10 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         )
         if by_loss_alone and others:
             detach_outputs(graph_module, others)
-        hooks = Hooks(session, graph_module, example_inputs)
-        hooks.lets_go = by_loss_alone and bool(session.fallbacks.by_loss_alone.held)
-        session.broken |= hooks.graph_break
-        session.multiplies |= hooks.graph_break  # what runs beside this graph may
+        lets_go = by_loss_alone and bool(session.fallbacks.by_loss_alone.held)
+        hooks = Hooks(session, graph_module, example_inputs, lets_go=lets_go)
+        if hooks.graph_break:
+            session.is_in_parts()
         if hooks.graph_break and not hooks.needs_gradients:
             session.see_whole_step()
         elif hooks.graph_break and hooks.reaches_gradients:
@@ -172,9 +173,9 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
                 if session.eager.lowered is None and hooks.needs_gradients and (checkpointed or session.asks_for_eager):
                     eager = eager_step(graph_module, example_inputs)
                     if eager is not None:  # operators are run alone within what the step takes at least
-                        session.alone = step_peak([eager.peaks()])
+                        session.takes_alone(step_peak([eager.peaks()]))
                         session.eager.lowers(peaks := eager.peaks(session.table))
-                        session.alone = step_peak([peaks])
+                        session.takes_alone(step_peak([peaks]))
                 try:
                     return session.engine().compile_captured(graph_module, example_inputs, hooks), hooks
                 except BudgetError as error:

@@ -22,7 +22,6 @@ from memopt.capture.graph_inputs import Names, called, origin_of
 from memopt.capture.handed import Handed
 from memopt.capture.joint import (
     Halved,
-    constants_to_attributes,
     erase_dead_draws,
     from_joint,
     mutations_in_place,
@@ -33,11 +32,11 @@ from memopt.capture.keep_attention import keep_fused_attention
 from memopt.capture.lending import lend, position_of
 from memopt.capture.let_go import letting_go, mark_let_go
 from memopt.capture.reached import reached_inputs
+from memopt.capture.watched import Rewrite, Watched
 from memopt.graph.weights import elsewhere, joined, only
 from memopt.memory.hand_over import mark_handed, marked
 from memopt.memory.ledger import apart
-from memopt.memory.optimizer_steps import stepped_since, steps_seen, watch_steps
-from memopt.program import InputKind, Program, draws_numbers
+from memopt.program import InputKind, Program
 from memopt.step.backward_entry import BackwardFacts, InPart
 from memopt.step.call_role import CallRole
 from memopt.step.guard import said
@@ -45,13 +44,11 @@ from memopt.step.hooked import EarlyGradients
 from memopt.step.own_copies import recomputed_from, shown_to_backward
 from memopt.step.plan_request import PlanRequest
 from memopt.step.taken import mutated
-from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.dispatch import no_autocast
 from memopt.torch_compat.dynamo import own_frames
 from memopt.torch_compat.fake_tensors import no_fake_mode
 from memopt.torch_compat.min_cut import partition_at
 from memopt.torch_compat.source_files import TORCH
-from memopt.torch_compat.storages import version_of
 
 
 class Session(Protocol):
@@ -87,7 +84,9 @@ class Session(Protocol):
 class Hooks:
     """What an engine calls while it lowers one Dynamo graph."""
 
-    def __init__(self, session: Session, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+    def __init__(
+        self, session: Session, graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, lets_go: bool = False
+    ) -> None:
         self.session = session
         names = session.names()
         keep_fused_attention(graph_module)
@@ -100,7 +99,7 @@ class Hooks:
             for value, origin in zip(example_inputs, self.origins, strict=True)
         ]
         self.handed = Handed()
-        self.lets_go = False  # whether the caller is to let go of what is returned beside the loss before backward
+        self.lets_go = lets_go  # whether the caller is to let go of what is returned beside the loss before backward
         self.dry = session.dry
         self.captured: Program | None = None  # the joint program, once it was partitioned
         # The one of the first lowering: what is kept on disk goes by it. A graph that is lowered again may be simpler.
@@ -142,6 +141,42 @@ class Hooks:
     def infers(self) -> None:
         """An engine has found that nothing which the graph computes needs gradients, though inputs do."""
         self.needs_gradients = False
+
+    def may_be_recorded(self, run: Any, step: Any) -> None:
+        """Have a step recorded where `run`, which an engine made, is what runs it; both are None: nothing may be."""
+        self.recordable = run, step
+
+    def may_be_repeated(self, run: Any, keep: Callable[[], None] | None) -> None:
+        """Have the code of `run` kept by `keep` for who lowers the graph again; None: it cannot be."""
+        self.repeatable = run, keep
+
+    def saves(self, recomputed: Sequence[str], in_part: Sequence[SavedFor]) -> None:
+        """The lowered graph recomputes from these inputs, and saves this for some outputs only."""
+        self.recomputed, self.in_part = recomputed, in_part
+
+    def was_tried(self, tried: bool, *, full_speed: bool) -> None:
+        """Whether a step was taken within the budget, and whether the allocator handed nothing back in it."""
+        self.tried, self.full_speed = tried, full_speed
+
+    def is_recorded(self, gain: Any) -> None:
+        """The step is recorded for this; None: it is not."""
+        self.recorded = gain
+
+    def is_known_as(self, key: str) -> None:
+        """Other processes know the step as it is settled by this key."""
+        self.key = key
+
+    def knows(self, facts: BackwardFacts) -> None:
+        """The step was found on disk, with these facts: there is no program of it."""
+        self.known_facts = facts
+
+    def keeps(self, kept: Any) -> None:
+        """An engine knows this of the graph from one lowering of it to the next."""
+        self.kept = kept
+
+    def goes_back_to(self, captured: Program | None) -> None:
+        """The graph is this one again, as it was captured before."""
+        self.captured = captured
 
     def partition(
         self,
@@ -288,80 +323,6 @@ class Hooks:
         return function
 
 
-Rewrite = Callable[..., Program]  # of values by name, and whether they are trained
-_TRAINED = 3  # changes after which weights are taken for trained
-
-
-class Watched:
-    """An inference function that notices when a weight folded into its program has changed, and folds anew.
-
-    A change is seen by the tensor's version counter and address: `load_state_dict`, in-place arithmetic and a replaced
-    storage are noticed; writes through `tensor.data` are invisible to PyTorch itself. So are those of fused optimizers:
-    the steps of all optimizers are watched. Weights that have changed so several times are trained: they are read no
-    more, as folding them anew for each evaluation takes longer than it saves.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        rewrite: Rewrite,
-        build: Callable[[fx.GraphModule], Callable[[list[Any]], Sequence[Any]]],
-    ) -> None:
-        self._rewrite, self._build, self._changes = rewrite, build, 0
-        self._arguments = [entry for entry in program.inputs if entry.kind is not InputKind.CONSTANT]
-        boxed(self)
-        self._stamp: list[tuple[int, int]] = []
-        self._draws = any(draws_numbers(node) for node in program.calls)
-        self._install(program)
-
-    def _install(self, program: Program) -> None:
-        self._baked = [index for index, entry in enumerate(self._arguments) if entry.name in program.baked]
-        self._run = self._compile(program)
-        self._stamp = [_stamp(program.state[self._arguments[index].name]) for index in self._baked]
-        self._steps = watch_steps(self) if self._baked else 0
-
-    def _compile(self, program: Program) -> Callable[[list[Any]], Sequence[Any]]:
-        return self._build(constants_to_attributes(program))
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Run on a list of inputs, which is emptied.
-
-        What is folded is looked at while the device works, and what was computed from old values is computed again;
-        before the run where that draws random numbers.
-        """
-        if not self._baked:
-            return self._run(args)
-        given = list(args)
-        if self._draws:
-            self._follow(given)
-            return self._run(args)
-        results = self._run(args)
-        return self._run(given) if self._follow(given) else results
-
-    def release(self) -> None:
-        """Give back what is held between calls; the next call takes it again."""
-        release = getattr(self._run, "release", None)
-        if release is not None:
-            release()
-
-    def _follow(self, given: Sequence[Any]) -> bool:
-        """Fold anew where a weight has changed; whether that was so."""
-        if [_stamp(given[index]) for index in self._baked] == self._stamp:
-            if self._steps == steps_seen():
-                return False
-            since, self._steps = self._steps, steps_seen()
-            if not stepped_since(since, [given[index] for index in self._baked]):
-                return False
-        self._changes += 1
-        state = {
-            entry.name: value.detach()
-            for entry, value in zip(self._arguments, given, strict=True)
-            if entry.kind in (InputKind.PARAMETER, InputKind.BUFFER)
-        }
-        self._install(self._rewrite(state, True) if self._changes >= _TRAINED else self._rewrite(state))
-        return True
-
-
 @contextlib.contextmanager
 def outside_tracing() -> Iterator[None]:
     """Real tensors behave as real again: no fake mode, no autocast, no gradients."""
@@ -384,10 +345,6 @@ def _inside_eager_code() -> bool:
             tracing = False
         frame = frame.f_back  # type: ignore[assignment]
     return eager and frame is not None
-
-
-def _stamp(tensor: torch.Tensor) -> tuple[int, int]:
-    return version_of(tensor), tensor.data_ptr()
 
 
 def _static_nodes(module: fx.GraphModule, indices: Sequence[int] | None) -> list[fx.Node]:

@@ -108,9 +108,8 @@ def eager_call(
             drawn = host_state()
             for twin, parameter in zip(shadow.model.parameters(), model.parameters(), strict=True):
                 if parameter.grad is not None:
-                    ledger.counting = False
-                    twin.grad = torch.empty_like(twin)
-                    ledger.counting = True
+                    with ledger.ignoring():
+                        twin.grad = torch.empty_like(twin)
             there = _storages(held_tensors(shadow.model))  # alive here, so that no other storage has their place
             absent = [twin for twin in shadow.model.parameters() if twin.grad is None]
 

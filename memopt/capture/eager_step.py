@@ -134,10 +134,9 @@ def start_of(roots: Sequence[torch.Tensor], ledger: StepLedger) -> tuple[list[to
     """
     if all(root.numel() == 1 for root in roots):
         return list(roots), [torch.ones_like(root) for root in roots]
-    ledger.counting = False
-    start = [_Loss.apply(*roots)]  # type: ignore[no-untyped-call]
-    tangents = [torch.ones_like(start[0])]
-    ledger.counting = True
+    with ledger.ignoring():
+        start = [_Loss.apply(*roots)]  # type: ignore[no-untyped-call]
+        tangents = [torch.ones_like(start[0])]
     return start, tangents
 
 

@@ -84,6 +84,10 @@ class Outside:
         places, operations = self._found(model, outputs, *mark)
         return _line(places or [_forward_of(model)], operations)
 
+    def rehearses(self, model: nn.Module, outputs: Any, mark: Mark) -> None:
+        """Remember that of the call that is rehearsed; arguments as of `told`."""
+        self.rehearsed = self.told_of_all(model, outputs, mark)
+
     def _found(
         self, model: nn.Module, outputs: Any, latest: Any, before: frozenset[Any]
     ) -> tuple[list[str], list[str]]:

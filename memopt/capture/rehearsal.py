@@ -24,7 +24,6 @@ def run_backward(outputs: Any, ledger: WholeLedger) -> None:
     """Backward from these outputs where they require gradients; the outputs' own gradients are not counted."""
     leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     if leaves:
-        ledger.counting = False
-        tangents = [torch.ones_like(leaf) for leaf in leaves]
-        ledger.counting = True
+        with ledger.ignoring():
+            tangents = [torch.ones_like(leaf) for leaf in leaves]
         torch.autograd.backward(leaves, tangents)

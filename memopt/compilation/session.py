@@ -10,9 +10,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from memopt.budget import Budget, BudgetError
-from memopt.capture.dynamo import Watched
 from memopt.capture.graph_inputs import Names
 from memopt.capture.outside import Outside
+from memopt.capture.watched import Watched
 from memopt.common.progress import planning
 from memopt.compilation.collection import Collection, WholeStepNeeded
 from memopt.compilation.fallbacks import Fallbacks
@@ -89,7 +89,6 @@ class Session(SharedStep):
         self.sizes = Sizes() if sizes is None else sizes
         self.reference = Reference() if reference is None else reference
         self.numbers = ChangingNumbers(model_name) if numbers is None else numbers
-        self.beyond: int | None = None  # bytes that a step was seen to make the allocator hold
         self.layout = WeightLayout(movable)
         self.functions: weakref.WeakSet[Watched] = weakref.WeakSet()
         self.inferred = Inferred()
@@ -99,9 +98,7 @@ class Session(SharedStep):
         self.recordings: Pool | None = None  # where training steps may be recorded
         self.size_plans = SizePlans()
         self.not_recalled: set[str] = set()  # keys of graphs whose code of an earlier process is not enough
-        self.code_fails = False  # whether memory ran out in a step of the engine's own code that should keep the budget
         self.fallbacks = Fallbacks(model_name, "" if budget is None else budget.text)
-        self.naming = False  # whether the budget is a least that is to be named, and is tried
 
     @property
     def dry(self) -> bool:
@@ -118,6 +115,23 @@ class Session(SharedStep):
         finally:
             self.ledger = None
             self._names = before
+
+    def runs_here(self, recordings: Pool | None, hold: Callable[[int], None]) -> None:
+        """Its steps run on this device: recorded there, if there is a pool, within the limit that `hold` is told."""
+        self.recordings, self.hold = recordings, hold
+
+    @contextlib.contextmanager
+    def rewritten_by(self, passes: Sequence[Pass]) -> Iterator[None]:
+        """Within: these passes alone rewrite training steps."""
+        before, self.rewriting = self.rewriting, Rewriting(passes, self._engine, self.table)
+        try:
+            yield
+        finally:
+            self.rewriting = before
+
+    def costs_by(self, table: CostTable) -> None:
+        """Operators cost what this table says from now on."""
+        self.table = table
 
     def names(self) -> Names:
         """Roles and qualified names of the model's tensors, by `id`."""
@@ -279,7 +293,8 @@ class Session(SharedStep):
         """As of a step; it is planned anew, with all that there is for plans."""
         allowed = super().allows_no_more()
         if allowed:
-            self.recording_room.wanted = self.rewriting.arranges = True
+            self.recording_room.want()
+            self.rewriting.arrange()
             self.forget_plan()
         return allowed
 
@@ -294,7 +309,7 @@ class Session(SharedStep):
     def leaves_for_recording(self, captured: Sequence[Planned], limit: int | None) -> None:
         """Leave some of the budget for a recording of the step, where one may be had."""
         if limit is None or len(captured) > 1 or self.exact or self.recordings is None:
-            self.recording_room.bytes = 0
+            self.recording_room.leave_nothing()
         else:
             self.recording_room.leave(captured[0].costs.values(), limit, self.resident.inputs)
 

@@ -131,5 +131,5 @@ def _guide(forward: tuple[Wrapper | None, ModuleType], backward: tuple[Wrapper |
     second = None if first is None else with_lines(backward[0].source, backward[1], guide.before, first[1])
     if first is None or second is None:
         return None
-    guide.forward, guide.backward = first[0], second[0]
+    guide.leads(first[0], second[0])
     return guide

@@ -32,7 +32,6 @@ from memopt.memory.resident import storage_bytes
 from memopt.passes.checkpoint import Checkpoint
 from memopt.program import InputKind, Program
 from memopt.step.plan_request import PlanRequest
-from memopt.step.rewriting import Rewriting
 from memopt.step.sizes_apart import MadeAnewError, SizesError
 from memopt.torch_compat.min_cut import min_cut
 from memopt.torch_compat.static_shapes import largest_seen
@@ -107,7 +106,7 @@ class SymbolicTraining:
         if self._sizes.kept(sizes):
             step = self.session.step
             if step is None or self._step is None or step.keys != self._step.keys:
-                self.session.step = self._step  # another size was planned since, by itself
+                self.session.goes_back_to(self._step)  # another size was planned since, by itself
             self._load()
             return
         if self._sizes.refused(sizes):
@@ -130,18 +129,17 @@ class SymbolicTraining:
     def _alone(self) -> Iterator[None]:
         """Within, nothing is planned, and rewrites nothing: the partition is torch's own."""
         session = self.session
-        before = session.rewriting
         self._request.search, self._request.lowering = False, ()
-        session.rewriting = Rewriting((), session.engine(), session.table)
         try:
-            with session.record.put_off():
+            with session.rewritten_by(()), session.record.put_off():
                 yield
                 session.record.conclude(session)
         finally:
-            self._request.search, session.rewriting = True, before
+            self._request.search = True
             session.forget_search()
             inputs = session.resident.inputs - self._more_inputs
-            session.resident, self._more_inputs = dataclasses.replace(session.resident, inputs=inputs), 0
+            session.counts_resident(dataclasses.replace(session.resident, inputs=inputs))
+            self._more_inputs = 0
 
     def _over(self, sizes: Sizes) -> SizesError:
         """That the budget is not kept at these sizes; code is made for them by a plan, but not often."""
@@ -172,13 +170,13 @@ class SymbolicTraining:
                 break
         if excess > 0:  # kernels are compiled for sizes that it serves, if such come
             self._sizes.refuse(sizes)
-            session.step = before
+            session.goes_back_to(before)
             if self._plans:
                 session.size_plans.end(_PLANS)  # there is no better one
         else:
             self._sizes.keep(self._at)
             self._load()
-        self.hooks.recomputed, self.hooks.in_part = self._halves.recomputed, self._halves.in_part
+        self.hooks.saves(self._halves.recomputed, self._halves.in_part)
         return run
 
     def _attempt(self, sizes: Sizes, share: float, *, kept: bool, first: bool) -> Callable[..., Any]:
@@ -210,26 +208,31 @@ class SymbolicTraining:
 
     def _planned_for(self, sizes: Sizes, correction: int) -> SizedPlan | None:
         """A plan for an eighth more than the largest sizes so far, or than these, or for these; None without one."""
-        session, before = self.session, self.session.rewriting
+        session = self.session
         largest, larger = (
             {symbol: size + size // _FURTHER for symbol, size in each.items()} for each in (_seen(sizes), sizes)
         )
         further = [largest, larger] if largest != larger else [larger]
-        session.rewriting = Rewriting((Checkpoint(),), session.engine(), session.table)
         self._request.search, self._request.correction = True, correction
+        candidates = (*further, sizes) if self._sizes.grows and not correction else (sizes,)
         try:
-            for each in (*further, sizes) if self._sizes.grows and not correction else (sizes,):
-                with contextlib.suppress(BudgetError, RuntimeError, ValueError):  # a model may have a largest size
-                    program = self._planned(each, sizes)
-                    peak, feasible = session.step.plan.peak_bytes, session.feasible
-                    session.forget_plan()
-                    session.forget_search()
-                    plan = plan_of(program, peak) if feasible else None
-                    if plan is not None and self._joint is not None and plan.is_of(self._joint[0]):
-                        return plan
-            return None
+            with session.rewritten_by((Checkpoint(),)):
+                return next(filter(None, (self._plan_at(each, sizes) for each in candidates)), None)
         finally:
-            session.rewriting, self._request.search, self._request.correction = before, False, 0
+            self._request.search, self._request.correction = False, 0
+
+    def _plan_at(self, sizes: Sizes, own: Sizes) -> SizedPlan | None:
+        """A plan for these sizes, in a call that has its own; None where it keeps no budget or is of another graph."""
+        session, plan = self.session, None
+        with contextlib.suppress(BudgetError, RuntimeError, ValueError):  # a model may have a largest size
+            program = self._planned(sizes, own)
+            peak, feasible = session.step.plan.peak_bytes, session.feasible
+            session.forget_plan()
+            session.forget_search()
+            plan = plan_of(program, peak) if feasible else None
+            if plan is not None and (self._joint is None or not plan.is_of(self._joint[0])):
+                plan = None
+        return plan
 
     def _load(self) -> None:
         """Compile and load the kernels, unless they are there."""
@@ -265,7 +268,8 @@ class SymbolicTraining:
         more = storage_bytes(Sized(sizes)(values)) - storage_bytes(Sized(own)(values))
         session = self.session
         inputs = session.resident.inputs + more - self._more_inputs
-        session.resident, self._more_inputs = dataclasses.replace(session.resident, inputs=inputs), more
+        session.counts_resident(dataclasses.replace(session.resident, inputs=inputs))
+        self._more_inputs = more
 
     def _excess(self, sizes: Sizes) -> int:
         """Put on record what code of the step that was planned last takes at these sizes.
@@ -298,7 +302,8 @@ class SymbolicTraining:
                 if self._excess(self._at) <= 0:
                     self._sizes.keep(self._at)
                     return
-                session.step, hooks.captured = before
+                session.goes_back_to(before[0])
+                hooks.goes_back_to(before[1])
                 self._sizes.refuse(self._at)
                 candidates = candidates[candidates.index(self._at) + 1 :]
             raise self._sizes.not_kept(sizes)

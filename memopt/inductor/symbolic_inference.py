@@ -103,7 +103,8 @@ class SymbolicInference:
             self._sizes.keep(sizes)
         else:
             self._sizes.refuse(sizes)
-            session.report, session.inferred.planned = before
+            session.reports(before[0])
+            session.inferred.goes_back_to(before[1])
         return kept
 
     def _excess(self, sizes: Sizes) -> int:
@@ -123,7 +124,7 @@ class SymbolicInference:
         if not session.role.trains:
             session.reference.infers(own)
         session.held_to(own)
-        session.inferred.planned = Planned(program, program, program, line, line, (), {})
+        session.inferred.goes_back_to(Planned(program, program, program, line, line, (), {}))
         # Inputs of larger sizes than there are now are larger themselves.
         given = [node.meta["val"] for node, entry in zip(program.placeholders, program.inputs, strict=True)
                  if entry.kind is InputKind.USER]  # fmt: skip

@@ -118,9 +118,10 @@ class Training:
         if attempt.halves.forward is not None and attempt.halves.forward.waiting:
             keep_for(attempt.run)
         if session.recordings is not None and self.hooks.captured is not None:
-            self.hooks.recordable = attempt.run, attempt.halves.recordable(self.hooks.captured, session.recordings)
-        self.hooks.repeatable = attempt.run, self._repeatable(attempt)
-        self.hooks.recomputed, self.hooks.in_part = attempt.halves.recomputed, attempt.halves.in_part
+            step = attempt.halves.recordable(self.hooks.captured, session.recordings)
+            self.hooks.may_be_recorded(attempt.run, step)
+        self.hooks.may_be_repeated(attempt.run, self._repeatable(attempt))
+        self.hooks.saves(attempt.halves.recomputed, attempt.halves.in_part)
         return attempt.run
 
     def recall(self, facts: bytes) -> Recalled:
@@ -227,7 +228,7 @@ class Training:
 
         best, last = corrected(session, self.request, attempt, lambda: session.one_graph)
         if best is not None:
-            session.step = best.step
+            session.goes_back_to(best.step)
         if best is not None and not last and best.peaks is not None:
             session.emitted(self.hooks.captured, best.peaks)
         return best
@@ -327,7 +328,7 @@ class Training:
         known, captured, session = self._plans.code, self.hooks.captured, self.session
         assert known is not None and known.peaks is not None and captured is not None
         if not self._plans.same:
-            session.step = known.step
+            session.goes_back_to(known.step)
         saving, excess = session.emitted(captured, known.peaks)
         if (saving, excess) == (known.saving, known.excess):
             return known

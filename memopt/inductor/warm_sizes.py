@@ -53,7 +53,7 @@ class WarmSizes:
             return None
         facts = facts_of(session, many_sizes=True) + (b", planned" if planned else b"")
         code = recalled(graph_module, inputs, hooks, self._cache, facts)
-        hooks.key = self._cache.key
+        hooks.is_known_as(self._cache.key)
         if code is None:
             return None
         self._there = digest_of(code.forward, code.backward)

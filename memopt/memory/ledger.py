@@ -49,8 +49,14 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Do not count what is made meanwhile."""
+        """Do not count what is made meanwhile, beside what is there by now."""
         self.beside = max(self.beside, self.live)
+        with self.ignoring():
+            yield
+
+    @contextlib.contextmanager
+    def ignoring(self) -> Iterator[None]:
+        """Do not count what is made meanwhile."""
         before, self.counting = self.counting, False
         try:
             yield

@@ -44,6 +44,10 @@ class Guide:
         self._act: Callable[[int], None] | None = None
         self._steering: Steering | None = None
 
+    def leads(self, forward: Call, backward: Call) -> None:
+        """These are the halves."""
+        self.forward, self.backward = forward, backward
+
     def before(self, line: int) -> None:
         """A line begins."""
         if self._act is not None:

@@ -43,6 +43,22 @@ class RecordingRoom:
         """As `set_aside`, where that is wanted."""
         self.bytes = set_aside(costs, limit, inputs) if self.wanted else 0
 
+    def leave_nothing(self) -> None:
+        """Leave nothing for this plan."""
+        self.bytes = 0
+
+    def restore(self, size: int) -> None:
+        """Leave as many bytes as another plan did."""
+        self.bytes = size
+
+    def want(self, wanted: bool = True) -> None:
+        """Leave something from the next plan on, or nothing."""
+        self.wanted = wanted
+
+    def is_recorded(self, beside: int | None) -> None:
+        """The step is recorded and leaves so many bytes of the budget; None: it is not."""
+        self.beside = beside
+
     def lacks(self, size: int) -> int:
         """What is missing for so many bytes where no graph runs: a recording's memory is its own all the time."""
         return 0 if self.beside is None else max(0, size - self.beside)

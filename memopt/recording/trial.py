@@ -172,7 +172,7 @@ def try_recording(
         if over > 0:
             _given_up(step, pool, _SHORT)
             return Tried(_SHORT, over)
-        session.beyond = _beyond(session, run, given, written, device)
+        session.holds_beyond(_beyond(session, run, given, written, device))
         return Tried(reserved_bytes=recorded.reserved_bytes, expected_bytes=expected)
 
 

@@ -31,6 +31,9 @@ class Account:
             refused.
         multiplies: whether any graph that was seen may have cuBLAS multiply, or was not all that there is of a call.
         alone: bytes above what is resident that the graph takes as it is which is being planned; None if not known.
+        beyond: bytes that a step was seen to make the allocator hold; None if none was.
+        code_fails: whether memory ran out in a step of the engine's own code that should keep the budget.
+        naming: whether the budget is a minimum that is to be named, and is tried.
         broken: whether a graph was seen that is not all that there is of a call.
         in_call: whether a call of the model is running.
         older: bytes of outputs of earlier steps that the loop still holds: they are gone before backward is over, and
@@ -48,6 +51,8 @@ class Account:
         self.role = CallRole()
         self.reference = Reference()
         self.alone: int | None = None
+        self.beyond: int | None = None
+        self.code_fails = self.naming = False
         self._resident = resident
         self._arrived: Callable[[], Resident] | None = None
 
@@ -76,6 +81,22 @@ class Account:
             yield
         finally:
             self._arrived, self.in_call = None, False  # it holds the call's inputs
+
+    def counts_resident(self, resident: Resident) -> None:
+        """Take what is there during the whole step."""
+        self.resident = resident
+
+    def is_in_parts(self) -> None:
+        """A graph is not all that there is of a call: what runs beside it may have cuBLAS multiply."""
+        self.broken = self.multiplies = True
+
+    def takes_alone(self, size: int) -> None:
+        """The graph that is being planned takes so many bytes above what is resident, as it is."""
+        self.alone = size
+
+    def holds_beyond(self, size: int) -> None:
+        """A step was seen to make the allocator hold so many bytes."""
+        self.beyond = size
 
     def count_libraries(self, programs: Iterable[Program]) -> bool:
         """Count what libraries keep only where a graph may have them multiply, one of these or one seen before.

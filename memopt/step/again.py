@@ -101,23 +101,25 @@ def found_again(session: Session, hooks: Hooks, recall: Recall, given: Sequence[
     if not may_be_alone(session, hooks):
         return None
     found = recall(facts_of(session))
-    hooks.key, run = found.key, found.run
+    run = found.run
+    hooks.is_known_as(found.key)
     known = Settlements().get(hooks.key) if run is not None else None
     if run is None or known is None or session.calls_of_script(known.graph)[0] > 1:
         return None  # it is planned together with other calls
     if session.recordings is not None:
         session.recordings.release()
         if known.ends is not None:
-            hooks.recordable = run, found.recordable(known.ends, session.recordings)
+            hooks.may_be_recorded(run, found.recordable(known.ends, session.recordings))
     before = session.tighten(0), session.multiplies, session.recording_room.bytes
     if taken_up(session, known) and _still_keeps(session, run, hooks, given, known):
-        hooks.known_facts = known.backward
+        hooks.knows(known.backward)
         log.info("the step was found on disk, as an earlier process has settled it")
         return run
     log.info("the step that was found on disk does not keep the budget: planning anew")
-    standing, session.multiplies, session.recording_room.bytes = before
+    standing, session.multiplies, recording = before
+    session.recording_room.restore(recording)
     session.loosen(standing)
-    hooks.recordable = None, None
+    hooks.may_be_recorded(None, None)
     return None
 
 
@@ -258,7 +260,8 @@ def taken_up(session: Session, known: Settlement) -> bool:
     """Whether the session stands now as it did when the step was settled: for the same limit in bytes."""
     device = session.resident.device
     session.prepare_allocator()
-    session.margin, session.recording_room.bytes, session.multiplies = known.margin, known.aside, known.multiplies
+    session.margin, session.multiplies = known.margin, known.multiplies
+    session.recording_room.restore(known.aside)
     session.planned_with = session.seen
     further = known.libraries - library_bytes(device) if known.multiplies else 0
     if further > 0:

@@ -82,6 +82,11 @@ class Around:
         self._open: _Open | None = None
         self._again: _Open | None = None  # the last one, where its graph was kept for another backward
 
+    def take_loop(self) -> Loop | None:
+        """What the loop held in the latest step, once."""
+        loop, self.loop = self.loop, None
+        return loop
+
     def begins(self, left: int, *, new_step: bool, given: Any = ()) -> None:
         """A call is about to run, with gradients or without, and no window is open.
 

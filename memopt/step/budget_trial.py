@@ -59,13 +59,13 @@ def lower_within(
     """
     if session.recordings is not None:
         session.recordings.release()
-    session.recording_room.beside = None
+    session.recording_room.is_recorded(None)
     try:
         lowered = _lowered_within(session, lower, given)
     except BudgetError as error:
         refused = error
     else:
-        hooks.tried, hooks.full_speed = lowered.tried, lowered.full_speed
+        hooks.was_tried(lowered.tried, full_speed=lowered.full_speed)
         return lowered.run if lowered.recorded else _recorded(session, lower, lowered, given)
     # Out here, so that no traceback holds on to what was lowered.
     if session.has_other_ways:
@@ -128,7 +128,7 @@ def _recorded(
         written = measurable(session, other.hooks)
         again = Tried() if other.recorded else _tried(session, other.run, other.hooks, given, written)
         if not again.reason:
-            lowered.hooks.full_speed = other.full_speed
+            lowered.hooks.was_tried(lowered.tried, full_speed=other.full_speed)
             return other.run
         found = again
     session.loosen(known)
@@ -161,11 +161,11 @@ def _tried(
         return Tried(IMPOSSIBLE)
     beyond = gain is Gain.MEMORY
     found = try_recording(session, step, session.recordings, run, given, written, beyond_limit=beyond)
-    hooks.recorded = None if found.reason else gain
+    hooks.is_recorded(None if found.reason else gain)
     if not found.reason:
         session.note(gain.value)
         others, taken = allowed - session.limit_bytes, found.reserved_bytes + session.resident.coming
-        session.recording_room.beside = allowed - taken
+        session.recording_room.is_recorded(allowed - taken)
         session.took(taken - others)  # nothing else counts its memory
         session.expects(found.expected_bytes - others)
     return found

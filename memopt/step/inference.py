@@ -43,6 +43,18 @@ class Inferred:
     seconds: float = 0.0
     not_in_chunks: str = ""
 
+    def goes_back_to(self, planned: Planned | None) -> None:
+        """What is run now is what was planned last."""
+        self.planned = planned
+
+    def was_timed(self, seconds: float) -> None:
+        """The engine that was chosen took so many seconds for a call."""
+        self.seconds = seconds
+
+    def spares(self, size: int) -> None:
+        """Runs took so many bytes of the budget beyond what was planned."""
+        self.spared = size
+
 
 def plan_inference(session: Session, program: Program, *, settled: bool = True) -> Planned:
     """Rewrite one inference program.

@@ -73,7 +73,8 @@ def _asked_for(session: Session, size: int) -> Iterator[None]:
             session.recordings.release()
         session.loosen(before)
         session.forget_plan()
-        session.budget, session.recording_room.wanted, session.beyond = kept
+        session.budget, wanted, session.beyond = kept
+        session.recording_room.want(wanted)
         session.naming = False
 
 

@@ -37,6 +37,10 @@ class Rewriting:
         fusion = None if exact else self._engine.fusion(self._table)  # such a program stores every value
         return dataclasses.replace(stages_of(self._judged, fusion), arranges=self.arranges and not exact)
 
+    def arrange(self) -> None:
+        """Have plans made with graphs in the order that suits the engine again."""
+        self.arranges = True
+
     def arranges_no_more(self, stages: Stages) -> bool:
         """Whether a plan with these passes had kernels arranged anew; plans are made without that from now on."""
         if stages.arranges:

@@ -63,6 +63,10 @@ class Standing(Account):
         self.step: Step | None = None  # planned last; an engine may go back to one that was planned before
         self._emitted: dict[str, GraphPeaks] = {}  # by fingerprint: what the engine's own code takes
 
+    def goes_back_to(self, step: Step | None) -> None:
+        """What was planned before is what runs."""
+        self.step = step
+
     @property
     def limit_bytes(self) -> int:
         """The budget of the step, in bytes; 0 without one."""

@@ -39,6 +39,10 @@ class Told(Standing):
         self.unplanned = False
         self.executables: tuple[ExecutableReport, ...] = ()
 
+    def reports(self, report: Report | None) -> None:
+        """Put a report on record, in place of the one before."""
+        self.report = report
+
     @contextlib.contextmanager
     def timed(self, what: str) -> Iterator[None]:
         """Put on record how long the block takes, and what of it goes into which phase of planning and compiling."""

@@ -55,7 +55,7 @@ class CountedSizes:
         for kept in sorted(covering, key=sum):
             known = self._settlements.get(self._place(kept))
             if known is not None and _keeps(session, known):
-                hooks.known_facts = known.backward
+                hooks.knows(known.backward)
                 return True
         return False
 
@@ -106,7 +106,8 @@ def _keeps(session: Session, known: Settlement) -> bool:
             )
         return True
     session.loosen(before)
-    session.multiplies, session.recording_room.bytes, session.resident = others
+    session.multiplies, recording, session.resident = others
+    session.recording_room.restore(recording)
     return False
 
 
