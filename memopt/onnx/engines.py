@@ -69,19 +69,15 @@ class OnnxRuntime(Engine):
 
 
 class Reference(Engine):
-    """The ONNX package's evaluator in numpy: slow, and independent of ONNX Runtime.
-
-    Args:
-        operators: implementations that take the place of its own.
-    """
+    """The ONNX package's evaluator in numpy: slow, and independent of ONNX Runtime."""
 
     name = "reference"
 
-    def __init__(self, model: ir.Model, operators: Sequence[Any] = ()) -> None:
+    def __init__(self, model: ir.Model) -> None:
         from onnx.reference import ReferenceEvaluator
 
         try:
-            self._evaluator = ReferenceEvaluator(ir.to_proto(model), new_ops=list(operators) or None)
+            self._evaluator = ReferenceEvaluator(ir.to_proto(model))
         except Exception as error:
             raise EngineError(short_line(error)) from error
 

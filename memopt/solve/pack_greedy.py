@@ -59,9 +59,9 @@ class Greedy:
             self.offsets, self.size = offsets, size
         return size
 
-    def climb(self, order: list[int], goal: int, deadline: float, seed: int = 0) -> None:
+    def climb(self, order: list[int], goal: int, deadline: float) -> None:
         """Move the buffers that end highest forward in the order, and others at random, while that helps."""
-        generator = random.Random(seed)
+        generator = random.Random(0)
         piece = self._piece
         best, vain, effort = self.place(order), 0, 0
         while best > goal and vain < _PATIENCE and effort < _EFFORT and time.monotonic() < deadline:
