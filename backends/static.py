@@ -287,9 +287,14 @@ def timeline_of(plan: BufferPlan, workspace: Mapping[str, int], held: int = 0, *
     return Timeline(plan.steps, live, extra, len(live), peak, by_size, end, 0)
 
 
-def least_timeline(program: Program) -> Timeline:
-    """The memory of a call where every operation writes where it is told, slices of what is put together included."""
-    return timeline_of(plan_buffers(program), {}, graph_bytes(program), arena=False)
+def least_timeline(program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:
+    """The memory of a call where every operation writes where it is told, slices of what is put together included.
+
+    Args:
+        program: an inference program.
+        workspace: what operations take beside, in bytes by node name.
+    """
+    return timeline_of(plan_buffers(program), workspace or {}, graph_bytes(program), arena=False)
 
 
 def graph_bytes(program: Program) -> int:

@@ -30,8 +30,8 @@ from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.memory.resident import Resident
 from memopt.pass_manager import Pass
 from memopt.program import tensors_of
-from memopt.step.choice import beside
 from memopt.step.graphs import StepGraphs
+from memopt.step.option_scoring import beside
 from memopt.step.planned import Planned
 from memopt.step.search import StepSearch
 from memopt.step.stages import judged, stages_of

@@ -9,8 +9,8 @@ from memopt.memory.timeline import timeline
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.program import Phase, Program, is_random, source_line
 from memopt.solve.schedule import Schedule
+from memopt.step.encode_step import Cost, followed
 from memopt.step.planner import plan_step
-from memopt.step.recompute import Cost, followed
 
 
 class Checkpoint(Pass):

@@ -13,7 +13,7 @@ from torch._logging._internal import trace_log
 
 from memopt.calls.residents import Residents
 from memopt.common import garbage
-from memopt.step import again, script_store
+from memopt.step import script_store, warm_start
 from memopt.step.around import Around
 from memopt.step.before_calls import BeforeCalls
 from memopt.step.observed_steps import Looking
@@ -55,7 +55,7 @@ def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _own_steps(request: pytest.FixtureRequest, own_patch: pytest.MonkeyPatch) -> None:
     """A step that another test has settled is not found again: what is asked is how it is made."""
-    own_patch.setattr(again, "versions", lambda: request.node.nodeid)
+    own_patch.setattr(warm_start, "versions", lambda: request.node.nodeid)
     own_patch.setattr(script_store, "versions", lambda: request.node.nodeid)
 
 

@@ -13,7 +13,7 @@ from memopt.memory.cost.devices import CPU, typical
 from memopt.memory.cost.table import CostTable
 from memopt.solve import recompute, search
 from memopt.solve.rollout import Rollout
-from memopt.step import side_by_side
+from memopt.step import solver_pool
 
 # What one operation of a search counts for, of the seconds that it is given: about what it takes.
 _PLAYED = 1e-5
@@ -28,7 +28,7 @@ def brief_searches(patch: pytest.MonkeyPatch) -> None:
     patch.setenv("BRIEF_SEARCHES", f"{_EFFORT},{_PATIENCE}")  # in the processes that a test starts, too
     patch.setenv("PYTHONPATH", str(Path(__file__).with_name("started")), prepend=os.pathsep)
     patch.setattr(recompute, "_SINKING", 2.0)  # of a slow machine's time the floor gets what it takes
-    patch.setattr(side_by_side, "_cores", lambda: 1)  # none in another process, which would take its time
+    patch.setattr(solver_pool, "_cores", lambda: 1)  # none in another process, which would take its time
     seconds, play = [0.0], Rollout.play
 
     def counted(rollout, saved, hold):

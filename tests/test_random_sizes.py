@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import memopt
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_peak_lower_bound import needs_compiler
 from tests.random_sizes import compared, sized_program
 
 PROGRAMS, CHUNK = 300, 10

@@ -63,11 +63,11 @@ class Kind(NamedTuple):
 class _Known:
     """What is known of one kind of call."""
 
-    graphs: tuple[SteadyGraph, ...] = ()
+    graphs: tuple[FastPathGraph, ...] = ()
     left: int = _ATTEMPTS
 
 
-class SteadyCalls:
+class FastPathCalls:
     """The graphs of one model that can be called directly, the latest first, by kind of call."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -119,7 +119,7 @@ class SteadyCalls:
 
     def find(
         self, kind: Kind, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, early: bool = True
-    ) -> SteadyGraph | None:
+    ) -> FastPathGraph | None:
         """The graph that such a call of the model with these arguments would run; None where it must go the long way.
 
         The device may have begun with it: the graph's `end` must follow, whether it is run or not.
@@ -171,13 +171,13 @@ class SteadyCalls:
 
     def _ran(
         self, kind: Kind, compiled: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], symbolic: bool
-    ) -> SteadyGraph | None:
+    ) -> FastPathGraph | None:
         whole = self._whole[kind.plan, symbolic]
         for function, owner in _frames(self._model, compiled):
             with not_collecting():  # torch hands out entries that it deletes when another model of the class dies
                 for entry in entries_of(function.__code__):
                     if entry.code is not None and _is_whole(function, entry.code, whole):
-                        graph = SteadyGraph(function, owner, entry, self._model, symbolic=symbolic)
+                        graph = FastPathGraph(function, owner, entry, self._model, symbolic=symbolic)
                         if graph.holds(self._model, args, kwargs):
                             return graph
         return None
@@ -190,14 +190,14 @@ def _is_whole(function: types.FunctionType, code: types.CodeType, whole: weakref
     return same_cells and len(graphs) == 1 and innermost(graphs[0]) in whole
 
 
-def _in_turn(first: SteadyGraph, others: Sequence[SteadyGraph]) -> tuple[SteadyGraph, ...]:
+def _in_turn(first: FastPathGraph, others: Sequence[FastPathGraph]) -> tuple[FastPathGraph, ...]:
     """The graphs to be asked, this one first; those for one size, which have a plan of their own, before all others."""
     graphs = [first, *(graph for graph in others if graph is not first)]
     many = [graph for graph in graphs if graph.symbolic][: _MOST // 2]
     return (*[graph for graph in graphs if not graph.symbolic][: _MOST - len(many)], *many)
 
 
-class SteadyGraph:
+class FastPathGraph:
     """One compiled frame: its guards, and what goes without saying where Dynamo evaluates the frame itself.
 
     Attributes:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from memopt.calls.guard_fast_path import Kind, SteadyCalls, SteadyGraph
+from memopt.calls.guard_fast_path import FastPathCalls, FastPathGraph, Kind
 from memopt.calls.several import SeveralCalls
 from memopt.memory.gradients import Gradients
 from memopt.torch_compat.saved_tensors import hooks_in_force
@@ -15,22 +15,24 @@ from memopt.torch_compat.saved_tensors import hooks_in_force
 class Kinds:
     """Tells the kinds of one model's calls."""
 
-    def __init__(self, gradients: Gradients, several: SeveralCalls, steady: SteadyCalls, *, budgeted: bool) -> None:
+    def __init__(
+        self, gradients: Gradients, several: SeveralCalls, fast_path: FastPathCalls, *, budgeted: bool
+    ) -> None:
         """Take what the kind goes by.
 
         Args:
             gradients: whether the model's exist.
             several: which call of its step comes.
-            steady: calls that go the guard fast path.
+            fast_path: calls that go the guard fast path.
             budgeted: whether there is a budget: without one it does not matter whether gradients exist.
         """
-        self._gradients, self._several, self._steady, self._budgeted = gradients, several, steady, budgeted
+        self._gradients, self._several, self._fast_path, self._budgeted = gradients, several, fast_path, budgeted
 
     def alone(self) -> Kind:
         """The kind of a call that is all of its step, if it came now."""
         return Kind(torch.is_grad_enabled(), self._accumulating())
 
-    def find(self, args: Any, kwargs: Any, latest: Kind | None) -> tuple[Kind, SteadyGraph | None]:
+    def find(self, args: Any, kwargs: Any, latest: Kind | None) -> tuple[Kind, FastPathGraph | None]:
         """The kind of a call, and the graph that it would run; None where it must go the long way.
 
         Gradients are looked for after the guards were asked, where there are hardly any: those read the same memory
@@ -43,13 +45,13 @@ class Kinds:
         likely = torch.is_grad_enabled() and (self._gradients.likely() or hooks_in_force())
         kind = self._several.kind(torch.is_grad_enabled(), likely and self._accumulating())
         # What is recorded for other kinds of calls is to be given back first.
-        steady = self._steady.find(kind, args, kwargs, early=not kind.gradients or kind == latest)
+        fast_path = self._fast_path.find(kind, args, kwargs, early=not kind.gradients or kind == latest)
         if not likely and self._accumulating():
-            if steady is not None:
-                steady.end()
+            if fast_path is not None:
+                fast_path.end()
             kind = kind._replace(accumulating=True)
-            steady = self._steady.find(kind, args, kwargs, early=kind == latest)
-        return kind, steady
+            fast_path = self._fast_path.find(kind, args, kwargs, early=kind == latest)
+        return kind, fast_path
 
     def _accumulating(self) -> bool:
         """Whether gradients exist already, so that backward adds to them: that takes a plan of its own."""

@@ -21,7 +21,7 @@ from memopt.calls.failures import Failure, failure_of
 from memopt.calls.fallback import Fallback
 from memopt.calls.given_optimizers import GivenOptimizers
 from memopt.calls.group import Group
-from memopt.calls.guard_fast_path import Kind, SteadyGraph
+from memopt.calls.guard_fast_path import FastPathGraph, Kind
 from memopt.calls.kinds import Kinds
 from memopt.calls.other_methods import OtherMethods
 from memopt.calls.pace import pace_of
@@ -72,7 +72,7 @@ class ModelCalls:
         optimizers: those that were given for it.
         sessions: its compilations, by what plans go by: `Kind.plan`.
         guards: of the memory of the sessions' steps.
-        steady: calls that go the guard fast path.
+        fast_path: calls that go the guard fast path.
         earlier: the calls of the present step so far.
         several: plans the calls of a step together.
         residents: what the device holds in a call.
@@ -99,13 +99,13 @@ class ModelCalls:
         options = dataclasses.replace(options, optimizer=None)  # who holds one would keep its state
         self.model, self.options = model, options
         self.sessions = Sessions(model, options, optimizers, group)
-        self.guards, self.steady, self.earlier = self.sessions.guards, self.sessions.steady, self.sessions.earlier
+        self.guards, self.fast_path, self.earlier = self.sessions.guards, self.sessions.fast_path, self.sessions.earlier
         self.several = SeveralCalls(model, options.budget, self.sessions)
         self.residents = Residents(model, options, optimizers, self.sessions, group)
         self.optimizers = GivenOptimizers(options, self.sessions, self.residents)
         self.planned = PlannedCalls(model, self.sessions)
         self.gradients, budgeted = Gradients(model), options.budget is not None
-        self.kinds = Kinds(self.gradients, self.several, self.steady, budgeted=budgeted)
+        self.kinds = Kinds(self.gradients, self.several, self.fast_path, budgeted=budgeted)
         self.transformed = Transformed(model, budgeted=budgeted)
         self.fallback, self.refusals = Fallback(model, options), Refusals(model)
         self.others = OtherMethods(model, self.fallback.notes) if budgeted else None
@@ -164,11 +164,11 @@ class ModelCalls:
             self.residents.look_around(args, kwargs)
         if new_step:
             self.residents.plan_anew()
-        kind, steady = self.kinds.find(args, kwargs, self._kind)
-        if new_step and not look and steady is None and kind.plan not in self.sessions:
+        kind, fast_path = self.kinds.find(args, kwargs, self._kind)
+        if new_step and not look and fast_path is None and kind.plan not in self.sessions:
             self.residents.look_around(args, kwargs)
         try:
-            return self._run(kind, steady, args, kwargs)
+            return self._run(kind, fast_path, args, kwargs)
         except NoRoomBesideError as error:
             graph: Figures | None = error.graph
         except BudgetError:
@@ -178,19 +178,19 @@ class ModelCalls:
         self.several.expect(arguments_of(args, kwargs))
         return run_beside(self.sessions, self.several, kind, graph, lambda other: self._run(other, None, args, kwargs))
 
-    def _run(self, kind: Kind, steady: SteadyGraph | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, kind: Kind, fast_path: FastPathGraph | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.sessions.recordings is not None:
             if kind != self._kind:
                 self.sessions.recordings.release()  # a call of another kind needs the memory
             self.sessions.recordings.settle()
         self._kind = kind
-        if steady is not None:
+        if fast_path is not None:
             try:
-                return self._steady_call(steady.run, kind, args, kwargs)
+                return self._fast_path_call(fast_path.run, kind, args, kwargs)
             except (LayoutNeeded, SizesError):  # weights folded anew are laid out by the long way, and sizes planned
                 pass
             finally:
-                steady.end()
+                fast_path.end()
         if self.options.verify == "full" and not self.ends.verifying:
             return self._verified(kind, args, kwargs)
         called = self.fallback.kind(args, kwargs, kind)
@@ -301,7 +301,7 @@ class ModelCalls:
             watch = unless_planned(session.report is not planned, watch)
             self.ends.awaits_backward(session, guard, outputs, args, kwargs, watch)
         symbolic = self.planned.symbolic
-        self.steady.learn(kind, self.sessions.function(kind, symbolic=symbolic), args, kwargs, symbolic=symbolic)
+        self.fast_path.learn(kind, self.sessions.function(kind, symbolic=symbolic), args, kwargs, symbolic=symbolic)
         return outputs
 
     def _run_within(self, session: Session, called: Any, kind: Kind, args: Any, kwargs: Any) -> Any:
@@ -370,7 +370,7 @@ class ModelCalls:
         session, called = self.sessions.of(kind), self.fallback.kind(args, kwargs, kind)
         self.as_it_is.admit(called, session, kind, args, kwargs, why)
 
-    def _steady_call(self, run: Callable[..., Any], kind: Kind, args: Any, kwargs: Any) -> Any:
+    def _fast_path_call(self, run: Callable[..., Any], kind: Kind, args: Any, kwargs: Any) -> Any:
         """Run what was compiled for such a call; without gradients it plans anew where it folds weights anew."""
         gradients, session = kind.gradients, self.sessions[kind.plan]
         if self.sessions.last is not session:

@@ -25,8 +25,8 @@ from memopt.compilation.layout import LayoutNeeded, lay_out
 from memopt.compilation.session import Session
 from memopt.errors import first_line
 from memopt.program import Program
+from memopt.step.multi_graph import settled
 from memopt.step.sizes_apart import MadeAnewError, SizesError
-from memopt.step.whole import settled
 from memopt.torch_compat.autograd_nodes import first_nodes
 from memopt.torch_compat.fully_sharded import is_sharded
 

@@ -12,7 +12,7 @@ from memopt.budget import BudgetError
 from memopt.memory.allocator import with_slack
 from memopt.memory.attributes import objects_of
 from memopt.memory.resident import Resident, storage_bytes
-from memopt.step.account import Account
+from memopt.step.memory_ledger import MemoryLedger
 from memopt.step.other_tensors import others_in_words
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -84,7 +84,7 @@ def _seen(value: Any) -> Any:
     return id(value)
 
 
-def refuse_hopeless(account: Account, ending: int = 0) -> None:
+def refuse_hopeless(account: MemoryLedger, ending: int = 0) -> None:
     """Refuse a budget in bytes that does not hold what is there before and after the step itself.
 
     It is for models that are large: others are planned all the same, so that a refusal names a minimum of some plan.

@@ -23,8 +23,8 @@ from memopt.memory.reach import held_tensors as tensors_behind
 from memopt.memory.reach import shown_tensors
 from memopt.memory.resident import Resident, resident_of
 from memopt.options import Options
-from memopt.step.account import Account
 from memopt.step.earlier_calls import arguments_beside, arguments_of
+from memopt.step.memory_ledger import MemoryLedger
 from memopt.step.optimizers import Optimizers
 from memopt.step.other_tensors import LITTLE, others_in_words
 from memopt.step.recount import recount
@@ -202,9 +202,9 @@ class Residents:
         resident = dataclasses.replace(self.of(args, kwargs, kind), outside=0)
         trains = kind.gradients and bool(self._optimizers.given)
         if resident.optimizer is None and trains:
-            refuse_hopeless(Account(budget, resident), resident.trainable)
+            refuse_hopeless(MemoryLedger(budget, resident), resident.trainable)
             resident = dataclasses.replace(resident, optimizer=self._optimizers.least())
-        refuse_hopeless(Account(budget, resident))
+        refuse_hopeless(MemoryLedger(budget, resident))
 
     def refuse_hopeless(self, resident: Resident) -> None:
         """Refuse a budget that does not hold what is there anyway in a call.
@@ -213,4 +213,4 @@ class Residents:
             BudgetError: no plan goes below that.
         """
         if is_large(self._model):
-            refuse_hopeless(Account(self._options.budget, dataclasses.replace(resident, outside=0)))
+            refuse_hopeless(MemoryLedger(self._options.budget, dataclasses.replace(resident, outside=0)))

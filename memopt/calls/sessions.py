@@ -16,7 +16,7 @@ from memopt.backends.recorder import CudaRecorder
 from memopt.budget import format_bytes
 from memopt.calls.agreement import Agreement
 from memopt.calls.group import Group
-from memopt.calls.guard_fast_path import Backend, Kind, Plan, SteadyCalls
+from memopt.calls.guard_fast_path import Backend, FastPathCalls, Kind, Plan
 from memopt.calls.sizing import Sizing, Symbolic
 from memopt.calls.steps_over import StepsOver
 from memopt.calls.tracing import dynamo_backend
@@ -44,12 +44,12 @@ from memopt.recording.pool import Pool
 from memopt.report.record import Report
 from memopt.step.around import Around, Ended, Watch
 from memopt.step.before_calls import BEFORE
-from memopt.step.carry import Sizes
 from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Ran
 from memopt.step.guard import StepGuard, allowance_of
 from memopt.step.hooked import KEPT, WAIT, EarlyGradients, Hooked, added_names
 from memopt.step.loop_bytes import Seen
 from memopt.step.optimizers import Optimizers
+from memopt.step.plan_transfer import Sizes
 from memopt.step.reference import Reference
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import Kept, with_own_entry
@@ -67,7 +67,7 @@ class Sessions(Mapping[Plan, Session]):
     Attributes:
         compiled: what `torch.compile` made of the model, by the same.
         guards: of the memory of the sessions' steps.
-        steady: calls that go the guard fast path.
+        fast_path: calls that go the guard fast path.
         sizing: which calls are captured with symbolic sizes.
         earlier: the calls of the present step so far.
         optimizers: that step the model.
@@ -102,7 +102,7 @@ class Sessions(Mapping[Plan, Session]):
         self._symbolic: dict[tuple[Plan, bool], Callable[..., Any]] = {}
         self.sizing = Sizing(model, options)
         self.guards: dict[Session, StepGuard] = {}
-        self.steady = SteadyCalls(model)
+        self.fast_path = FastPathCalls(model)
         self.earlier = EarlierCalls()
         self.group, self.reference = group, group.reference
         group.joined(self)
@@ -207,7 +207,7 @@ class Sessions(Mapping[Plan, Session]):
         if not self.has_function(kind, symbolic=symbolic):
             every = symbolic and self._every(kind)
             kept = Kept(dynamo_backend(self.of(kind), symbolic=symbolic))
-            backend = self._counted(self.steady.noting(kept.while_kept(), kind.plan, symbolic=symbolic))
+            backend = self._counted(self.fast_path.noting(kept.while_kept(), kind.plan, symbolic=symbolic))
             made = with_own_entry(torch.compile(self._model, backend=backend, dynamic=every))
             self._backends[made] = kept
             if symbolic:
@@ -232,7 +232,7 @@ class Sessions(Mapping[Plan, Session]):
     def forget_symbolic(self, kind: Kind) -> None:
         """Make code for many sizes anew for calls of these kinds."""
         self._symbolic.pop((kind.plan, self._every(kind)), None)
-        self.steady.forget_symbolic(kind.plan)
+        self.fast_path.forget_symbolic(kind.plan)
 
     def begins(self, given: Any = ()) -> bool:
         """A call begins: what the loop held around the last one is known, and steps that were over are planned anew.
@@ -303,7 +303,7 @@ class Sessions(Mapping[Plan, Session]):
         """Drop a session that failed in the middle of its work, with all that it compiled; its last report stays."""
         session = self._sessions[plan]
         self.forget(plan)
-        self.steady.clear()
+        self.fast_path.clear()
         if self.last is session:
             self._report, self.last = session.report or self._report, None
 
@@ -316,7 +316,7 @@ class Sessions(Mapping[Plan, Session]):
         self.compiled.pop(plan, None)
         for every in (False, True):
             self._symbolic.pop((plan, every), None)
-        self.steady.forget(plan)
+        self.fast_path.forget(plan)
 
     def forget_all(self) -> None:
         """Forget all plans: of the same model, whose fraction stays one of the same bytes."""
@@ -326,7 +326,7 @@ class Sessions(Mapping[Plan, Session]):
         self._symbolic.clear()
         self.guards.clear()
         self.earlier.clear()
-        self.steady.clear()
+        self.fast_path.clear()
         self._over.forget()
         self._sizes = Sizes()
         self.sizing.forget()

@@ -37,12 +37,12 @@ from memopt.memory.ledger import within_graph
 from memopt.memory.reach import shown_tensors
 from memopt.memory.tangents import Tangents, tangents_of
 from memopt.program import Program
-from memopt.step.again import found_again, keep_for_others
 from memopt.step.backward_entry import BackwardFacts, watched
 from memopt.step.budget_trial import lower_within
 from memopt.step.earlier_calls import Figures
 from memopt.step.graph_peaks import step_peak
 from memopt.step.recomputed_calls import recomputable
+from memopt.step.warm_start import keep_for_others, warm_started
 from memopt.torch_compat.dynamo import Kept, with_own_entry
 from memopt.torch_compat.logging_calls import silence
 from memopt.torch_compat.saved_tensors import saved_as_it_is
@@ -210,7 +210,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
             try:
                 if symbolic and is_symbolic(example_inputs):
                     return for_many_sizes()
-                run = None if session.dry else found_again(session, hooks, recall, example_inputs)
+                run = None if session.dry else warm_started(session, hooks, recall, example_inputs)
                 if run is None:
                     run = lower_within(session, lower, hooks, example_inputs)
                     if checkpointed and hooks.captured is not None:

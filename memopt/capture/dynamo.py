@@ -43,7 +43,7 @@ from memopt.step.guard import said
 from memopt.step.hooked import EarlyGradients
 from memopt.step.own_copies import recomputed_from, shown_to_backward
 from memopt.step.plan_request import PlanRequest
-from memopt.step.taken import mutated
+from memopt.step.trial_step import mutated
 from memopt.torch_compat.dispatch import no_autocast
 from memopt.torch_compat.dynamo import own_frames
 from memopt.torch_compat.fake_tensors import no_fake_mode

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from memopt.common.phases import phase
 from memopt.report.build import build_report, put_on_record
-from memopt.step.found import Found
 from memopt.step.planned import Planned
+from memopt.step.search_result import Found
 
 if TYPE_CHECKING:
     from memopt.compilation.session import Session

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from memopt.common.phases import phase
 from memopt.program import Program
-from memopt.step.carry import SEARCHES, carried_from
+from memopt.step.budget_state import Step
 from memopt.step.exact_trial import tried_as_is
-from memopt.step.found import Found
 from memopt.step.plan_request import PlanRequest
+from memopt.step.plan_transfer import SEARCHES, carried_from
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
 from memopt.step.planner import StepPlan
 from memopt.step.search import StepSearch
-from memopt.step.standing import Step
+from memopt.step.search_result import Found
 
 if TYPE_CHECKING:
     from memopt.compilation.session import Session

@@ -32,20 +32,20 @@ from memopt.pass_manager import Pass
 from memopt.program import Program
 from memopt.recording.pool import Pool
 from memopt.report.record import Report
-from memopt.step.carry import Sizes
+from memopt.step.budget_state import Step
 from memopt.step.exact_trial import tried_as_is
 from memopt.step.graph_peaks import GraphPeaks, held_beside
 from memopt.step.graphs import StepGraphs
 from memopt.step.hooked import EarlyGradients
 from memopt.step.inference import Inferred, plan_inference
 from memopt.step.plan_request import PlanRequest
+from memopt.step.plan_transfer import Sizes
 from memopt.step.planned import Planned, fingerprint, predicted_peak
 from memopt.step.reference import Reference
 from memopt.step.rewriting import Rewriting
 from memopt.step.search import StepSearch
 from memopt.step.shared import SharedStep
 from memopt.step.stages import Stages
-from memopt.step.standing import Step
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 
 log = logging.getLogger("memopt")

@@ -12,8 +12,8 @@ from torch import fx
 
 from memopt.memory.aliasing import owner
 from memopt.program import Program, describe, is_random, tensors_of
+from memopt.step.encode_step import OTHER_FORM_RESULTS, again_form
 from memopt.step.own_copies import OWN_COPY
-from memopt.step.recompute import OTHER_FORM_RESULTS, again_form
 from memopt.torch_compat import pytree
 
 _POOLS = {

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from memopt.inductor.kinds import DRAWING, REDUCTIONS, SEED, is_generated, is_inlined, is_library_call
-from memopt.inductor.windows import arrange
+from memopt.inductor.prefusion_order import arrange
 from memopt.inductor.write_over import write_over
 from memopt.memory.cost.devices import Device
 from memopt.memory.cost.roofline import moving_seconds, result_bytes, touched_bytes

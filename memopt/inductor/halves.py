@@ -20,7 +20,7 @@ from memopt.backends.hand_over import in_pieces as run_in_pieces
 from memopt.capture.dependence import SavedFor, saved_in_part
 from memopt.common.phases import phase
 from memopt.common.progress import stage
-from memopt.inductor.ahead import Ahead, BegunError, lays_out
+from memopt.inductor.forked_codegen import BegunError, ForkedCodegen, lays_out
 from memopt.inductor.generated import GeneratedCode, recordable
 from memopt.inductor.loading import Call, loaded_by
 from memopt.inductor.offload import waiting
@@ -63,7 +63,7 @@ class Halves:
     def __init__(
         self,
         around_backward: Callable[[Call], Call],
-        ahead: Ahead | None = None,
+        ahead: ForkedCodegen | None = None,
         meanwhile: Callable[[Halves], None] | None = None,
         *,
         breaks: bool = False,
@@ -117,7 +117,12 @@ class Halves:
         return half.run
 
     def _beside(
-        self, ahead: Ahead, half: Half, module: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any]
+        self,
+        ahead: ForkedCodegen,
+        half: Half,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        options: Mapping[str, Any],
     ) -> Any:
         """One half lowered where a copy of this process may be lowering backward, or this is that copy."""
         if half is self.forward:
@@ -302,7 +307,9 @@ def peak_of(half: Half, sized: Callable[[Any], Any], workspace: Workspace) -> in
     return _followed(found, half.wrapper, workspace).meter.peak
 
 
-def _forward_beside(ahead: Ahead, module: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+def _forward_beside(
+    ahead: ForkedCodegen, module: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any]
+) -> Any:
     if not lays_out(module):
         return _nowhere if ahead.begin(module, inputs) else compile_traced(module, inputs, **options)
     try:

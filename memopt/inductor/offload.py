@@ -19,9 +19,9 @@ from memopt.graph.propagation import fake_mode
 from memopt.graph.rewrite import storages
 from memopt.host.operators import ARRIVED, FETCH, LANDED, TO_HOST
 from memopt.host.room import available_bytes
-from memopt.inductor.expected import expected_bytes
 from memopt.inductor.host_copies import register_host_copies
 from memopt.inductor.kinds import is_library_call
+from memopt.inductor.peak_estimate import expected_bytes
 from memopt.memory.cost.roofline import span
 from memopt.passes.offload import Offload
 from memopt.program import copy_node, module_of

@@ -12,7 +12,6 @@ from memopt.capture.dynamo import Hooks
 from memopt.capture.joint import Halved
 from memopt.graph.rewrite import storages
 from memopt.inductor.edits import edits
-from memopt.inductor.expected import expected_bytes
 from memopt.inductor.fusion import realize
 from memopt.inductor.joint_cache import JointCache
 from memopt.inductor.offload import wait_on_host
@@ -20,9 +19,10 @@ from memopt.inductor.order import KeepOrder
 from memopt.inductor.own_memory import note_memory
 from memopt.inductor.own_reads import note_reads
 from memopt.inductor.padding import pads_products
+from memopt.inductor.peak_estimate import expected_bytes
+from memopt.inductor.postplan_reorder import together
 from memopt.inductor.product_sums import register_product_sums
 from memopt.inductor.strided_views import copy_bases
-from memopt.inductor.together import together
 from memopt.inductor.trace import Trace
 from memopt.inductor.write_over import register_write_over
 from memopt.program import Program, copy_node, module_of

@@ -7,11 +7,11 @@ from typing import Any, Generic, TypeVar
 from torch import fx
 
 from memopt.capture.dynamo import Hooks
-from memopt.inductor.expected import expected_bytes
-from memopt.inductor.least import least_bytes
 from memopt.inductor.partition import cut_as_planned
+from memopt.inductor.peak_estimate import expected_bytes
+from memopt.inductor.peak_lower_bound import least_bytes
 from memopt.program import Program
-from memopt.step.corrections import corrected_by, leaves_much
+from memopt.step.plan_feedback import corrected_by, leaves_much
 from memopt.step.plan_request import PlanRequest
 from memopt.step.planned import fingerprint
 

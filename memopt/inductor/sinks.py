@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from torch import fx
 
 from memopt.inductor.kinds import is_library_call
-from memopt.inductor.least import least_of_backward
 from memopt.inductor.partition import in_order
+from memopt.inductor.peak_lower_bound import least_of_backward
 from memopt.program import is_effectful, is_random
 
 # Library calls by which one waits at most, and how many do.

@@ -21,7 +21,7 @@ from memopt.capture.joint import Halved
 from memopt.common.phases import phase
 from memopt.engine import ManySizes
 from memopt.inductor.halves import Halves
-from memopt.inductor.own_cut import save_overwritten
+from memopt.inductor.min_cut_partition import save_overwritten
 from memopt.inductor.partition import Partition, compile_training, keep_order
 from memopt.inductor.planned_sizes import SizedPlan, cut_by, plan_of
 from memopt.inductor.served_sizes import ServedSizes, sizes_errors

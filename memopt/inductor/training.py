@@ -20,26 +20,26 @@ from memopt.common.phases import phase
 from memopt.engine import Recalled
 from memopt.errors import first_line
 from memopt.host.buffers import keep_for
-from memopt.inductor.ahead import Ahead
+from memopt.inductor.forked_codegen import ForkedCodegen
 from memopt.inductor.generated import recordable
 from memopt.inductor.halves import Halves
 from memopt.inductor.joint_cache import JointCache
-from memopt.inductor.own_cut import OwnCut
+from memopt.inductor.known_routes import KnownRoutes, Route, key_of
+from memopt.inductor.min_cut_partition import MinCutPartition
 from memopt.inductor.partition import Partition, compile_training, free_at_once, gradients_early, keep_order
 from memopt.inductor.plans import KnownPlan, Plans
 from memopt.inductor.recalled import recalled
 from memopt.inductor.replay import ReplayError
-from memopt.inductor.settled import Settled, SettledSteps, key_of
 from memopt.inductor.trace import Trace
 from memopt.inductor.workspace import MeasuredWorkspace
 from memopt.memory.hand_over import sources
 from memopt.program import Program
 from memopt.step.budget_trial import step_decides
-from memopt.step.corrections import corrected
 from memopt.step.graph_peaks import GraphPeaks
 from memopt.step.hooked import HELD
-from memopt.step.named import NamedLeasts
+from memopt.step.plan_feedback import corrected
 from memopt.step.plan_request import PlanRequest
+from memopt.step.verified_minimum import VerifiedMinimums
 from memopt.torch_compat.inductor_errors import InductorError
 
 log = logging.getLogger("memopt")
@@ -52,7 +52,7 @@ class _Attempt:
     run: Callable[..., Any]
     halves: Halves
     peaks: GraphPeaks | None
-    settled: Settled
+    settled: Route
     saving: int = 0
     excess: int | None = None
     step: Any = None  # what was planned
@@ -71,13 +71,13 @@ class Training:
         self.graph_module, self.example_inputs, self.hooks = graph_module, example_inputs, hooks
         self.session: Any = hooks.session
         self.request = PlanRequest()  # what is asked of the next plan
-        self._own = OwnCut(hooks, self.request)
+        self._own = MinCutPartition(hooks, self.request)
         self._key = ""  # of what settled the step, once its graph is there
-        self._followed: Settled | None = None  # what settled it in another process, as long as it is followed
-        self._ahead = Ahead()
+        self._followed: Route | None = None  # what settled it in another process, as long as it is followed
+        self._ahead = ForkedCodegen()
         self._joint_cache = JointCache()
         self._begin()
-        self._before: Settled | None = None  # what the graph was settled with under a larger limit
+        self._before: Route | None = None  # what the graph was settled with under a larger limit
         self._least: int | None = None  # bytes for tensors with which code was made that would be made again
 
     def forget(self) -> None:
@@ -102,7 +102,7 @@ class Training:
             return self._operator_by_operator(None)
         attempt = self._deepest() if session.naming else None
         if attempt is None:
-            attempt = self._lowered_from(self._before or Settled(planned=False))
+            attempt = self._lowered_from(self._before or Route(planned=False))
         if attempt is not None or not session.one_graph:
             session.record.conclude(session)
         self._before = None if attempt is None or session.naming else attempt.settled
@@ -111,7 +111,7 @@ class Training:
         if attempt is None:
             return self._operator_by_operator(self._least)
         if self._key and self._followed is None and attempt.fits and not session.naming:
-            SettledSteps().put(self._key, attempt.settled)
+            KnownRoutes().put(self._key, attempt.settled)
         with phase("compiling kernels"):
             attempt.halves.load()
         session.waits_on_host(() if attempt.halves.forward is None else attempt.halves.forward.waiting)
@@ -149,7 +149,7 @@ class Training:
             attempt = self._attempt(planned=True)
         return attempt if attempt is not None and attempt.fits else None
 
-    def _lowered_from(self, known: Settled) -> _Attempt | None:
+    def _lowered_from(self, known: Route) -> _Attempt | None:
         """The step lowered until its code keeps the budget, beginning with what settled it once; None: none does."""
         session = self.session
         attempt: _Attempt | None = None
@@ -164,7 +164,7 @@ class Training:
         return attempt
 
     @contextlib.contextmanager
-    def _beginning_with(self, known: Settled) -> Iterator[None]:
+    def _beginning_with(self, known: Route) -> Iterator[None]:
         """Within, code is made for one limit, and what is proved and put on record waits."""
         session = self.session
         try:
@@ -203,7 +203,7 @@ class Training:
             attempt = self._attempt(planned=False)
             if self._followed is not None and (attempt is None or not attempt.fits):
                 self._followed = None  # what kept the budget then does not now
-                self._start_from(Settled(planned=False))
+                self._start_from(Route(planned=False))
                 self.request.search, self.request.lowering = False, ()
                 continue
             if self._followed is None and attempt is not None and attempt.settled.planned:
@@ -215,7 +215,7 @@ class Training:
             if not little and not self._own.next_lowering():
                 return None
 
-    def _start_from(self, known: Settled) -> None:
+    def _start_from(self, known: Route) -> None:
         self.request.correction = known.correction if known.planned else 0
         self._own.spared = 0 if known.planned else max(0, -known.correction)
 
@@ -279,7 +279,7 @@ class Training:
         assert captured is not None
         run = self._handing_over(run, captured, halves)
         correction = self.request.correction if self.request.search else -self._own.spared
-        settled = Settled(self.request.search, tuple(item.key for item in self.request.lowering), correction)
+        settled = Route(self.request.search, tuple(item.key for item in self.request.lowering), correction)
         try:
             with phase("replaying code"):
                 peaks = halves.peaks(captured, MeasuredWorkspace(session.table))
@@ -341,7 +341,7 @@ class Training:
             if halves is not None:
                 return halves
             self._followed = None
-            self._start_from(Settled(planned=False))
+            self._start_from(Route(planned=False))
             self.request.lowering = ()
         return self._own.first_cut(joint, joint_inputs, **options)
 
@@ -353,8 +353,8 @@ class Training:
         """Follow what settled the step in another process, where that is known."""
         session = self.session
         self._key = key_of(session, captured)
-        known = SettledSteps().get(self._key)
-        if known is None and NamedLeasts().near(session, captured) is not None:
+        known = KnownRoutes().get(self._key)
+        if known is None and VerifiedMinimums().near(session, captured) is not None:
             known = _deepest_within(session.budget.bytes)
         lowering = None if known is None else session.rewriting.called(known.lowering, session.exact)
         if known is not None and lowering is not None:
@@ -363,9 +363,9 @@ class Training:
             self.request.search, self.request.lowering = known.planned, lowering
 
 
-def _deepest_within(limit: int) -> Settled:
+def _deepest_within(limit: int) -> Route:
     """The deepest plan there is, for a limit of so many bytes."""
-    return Settled(planned=True, correction=-limit)
+    return Route(planned=True, correction=-limit)
 
 
 def _against(excess: int | None) -> str:

@@ -13,9 +13,9 @@ from memopt.inductor.halves import Halves
 from memopt.inductor.joint_cache import JointCache
 from memopt.inductor.recalled import digest_of, recalled
 from memopt.inductor.served_sizes import ServedSizes
-from memopt.step.again import facts_of, may_be_alone, settlement_of
 from memopt.step.sizes_apart import MadeAnewError
 from memopt.step.warm_sizes import CountedSizes
+from memopt.step.warm_start import facts_of, finished_step, may_be_alone
 from memopt.torch_compat.symbols import Sizes
 
 
@@ -113,7 +113,7 @@ class WarmSizes:
         step = session.step
         if step is None or step.limit is None or session.report is None or not step.planned:
             return
-        settlement = settlement_of(session, self._hooks, program)
+        settlement = finished_step(session, self._hooks, program)
         if self._counted.keep(listed, settlement, grows=served.grows) and self._entry is not None:
             entry, self._entry = self._entry, None
             self._cache.write(entry, alone=bool(self._there))

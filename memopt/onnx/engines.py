@@ -69,15 +69,19 @@ class OnnxRuntime(Engine):
 
 
 class Reference(Engine):
-    """The ONNX package's evaluator in numpy: slow, and independent of ONNX Runtime."""
+    """The ONNX package's evaluator in numpy: slow, and independent of ONNX Runtime.
+
+    Args:
+        operators: implementations that take the place of its own.
+    """
 
     name = "reference"
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, operators: Sequence[Any] = ()) -> None:
         from onnx.reference import ReferenceEvaluator
 
         try:
-            self._evaluator = ReferenceEvaluator(ir.to_proto(model))
+            self._evaluator = ReferenceEvaluator(ir.to_proto(model), new_ops=list(operators) or None)
         except Exception as error:
             raise EngineError(short_line(error)) from error
 

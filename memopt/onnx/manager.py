@@ -65,6 +65,7 @@ class OnnxPassManager:
         *,
         verify: bool = True,
         inputs: Sequence[Mapping[str, Any]] | None = None,
+        samples: int = 2,
         notify: Callable[[str], None] | None = None,
         record: bool = False,
     ) -> None:
@@ -74,6 +75,7 @@ class OnnxPassManager:
             passes: instances of OnnxPass.
             verify: run the model before and after each change on the same inputs.
             inputs: arrays by input name, one mapping per run; made up at random, in several shapes, by default.
+            samples: how many sets of inputs to make up.
             notify: called with the name of each pass as it begins.
             record: whether the records hold the graphs before and after each pass.
 
@@ -86,6 +88,7 @@ class OnnxPassManager:
         self.passes = tuple(passes)
         self.verify, self.record = verify, record
         self._inputs = None if inputs is None else [Sample(dict(feeds), {}) for feeds in inputs]
+        self._count = samples
         self._notify = notify
 
     def run(
@@ -172,7 +175,7 @@ class OnnxPassManager:
         if not self.verify:
             return None, ["not compared: verification is off"]
         try:
-            candidates = samples(model) if self._inputs is None else self._inputs
+            candidates = samples(model, self._count) if self._inputs is None else self._inputs
         except UnknownInput as error:
             return None, [f"not compared: {error}"]
         witness = Witness(model, candidates, len(candidates) if self._inputs is not None else self._count)

@@ -26,7 +26,7 @@ from memopt.memory.requests import Requests
 from memopt.recording.pool import Pool
 from memopt.recording.step import RecordedStep
 from memopt.solve.placement import most_bytes
-from memopt.step.taken import results_of
+from memopt.step.trial_step import results_of
 from memopt.torch_compat.cuda_memory import free_workspaces
 from memopt.torch_compat.fake_tensors import no_fake_mode
 from memopt.torch_compat.tracing_context import out_of_trace

@@ -18,9 +18,9 @@ from memopt.memory.allocator import slack_bytes, stuck_bytes
 from memopt.memory.allocator_limit import held_bytes
 from memopt.recording.trial import IMPOSSIBLE, NO_NEED, Gain, Tried, try_recording
 from memopt.step.exact_trial import refused_as_tried
-from memopt.step.named import kept_least
-from memopt.step.taken import Short, Taken, is_short, mutated
+from memopt.step.trial_step import Short, Taken, is_short, mutated
 from memopt.step.trial_steps import Held, TrialSteps, begin_anew
+from memopt.step.verified_minimum import verified
 
 if TYPE_CHECKING:
     from memopt.compilation.session import Session
@@ -71,7 +71,7 @@ def lower_within(
     if session.has_other_ways:
         raise refused
     if session.engine().rehearses and measurable(session, hooks) is not None:
-        refused = kept_least(session, refused, lambda: _lowered_within(session, lower, given).kept)
+        refused = verified(session, refused, lambda: _lowered_within(session, lower, given).kept)
     refused = refused_as_tried(session, refused)
     raise _explained(refused, session.resident.device)
 

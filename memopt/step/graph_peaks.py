@@ -15,7 +15,7 @@ from memopt.memory.timeline import Timeline
 from memopt.program import InputKind, OutputKind, Program
 from memopt.solve.half_peaks import HalfPeaks, half_peaks
 from memopt.solve.schedule import Schedule
-from memopt.step.recompute import Lowering
+from memopt.step.encode_step import Lowering
 
 
 @dataclasses.dataclass(frozen=True)

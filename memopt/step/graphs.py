@@ -14,8 +14,8 @@ from memopt.pass_manager import Pass, PassManager, PassRecord
 from memopt.passes.checkpoint import Checkpoint, workspace
 from memopt.program import Program
 from memopt.solve.schedule import Schedule
-from memopt.step.choice import unused
-from memopt.step.kept import KeptPasses
+from memopt.step.option_scoring import unused
+from memopt.step.pass_memo import PassMemo
 from memopt.step.planned import Planned
 from memopt.step.planner import choice_of
 from memopt.step.stages import Stages
@@ -37,7 +37,7 @@ class StepGraphs:
         verify: Verification,
         table: CostTable,
         room: int | None = None,
-        kept: KeptPasses | None = None,
+        kept: PassMemo | None = None,
     ) -> None:
         """Rewrite the programs as far as the plan.
 
@@ -50,7 +50,7 @@ class StepGraphs:
             kept: what passes have made of the programs before.
         """
         self.stages, self._verify, self._table, self._room = stages, verify, table, room
-        self._kept = KeptPasses() if kept is None else kept
+        self._kept = PassMemo() if kept is None else kept
         self._asked: tuple[object, ...] = ()  # what `recorded` was asked last, and told
         self._recorded: list[Planned] = []
         self._early: dict[Program, tuple[PassRecord, ...]] = {}  # by captured program, of the early passes, proved

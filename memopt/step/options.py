@@ -10,11 +10,11 @@ from memopt.common.phases import phase
 from memopt.common.progress import stage
 from memopt.pass_manager import Pass
 from memopt.solve.recompute import Curve
+from memopt.step.encode_step import Lowering
 from memopt.step.graphs import StepGraphs
 from memopt.step.planned import Planned, fingerprint, measured_peak
 from memopt.step.planner import Choice, StepPlan, StepPlanner
-from memopt.step.recompute import Lowering
-from memopt.step.side_by_side import Begun, Searches
+from memopt.step.solver_pool import Begun, Searches
 from memopt.step.trade_offs import jobs_of, lowerings_of
 
 log = logging.getLogger("memopt")

@@ -11,8 +11,8 @@ from memopt.solve.check import check
 from memopt.solve.recompute import Curve, Plan
 from memopt.solve.schedule import Schedule, simulate
 from memopt.step.curve import CurvePoint, step_curve
+from memopt.step.encode_step import Cost, Lowering, apply_schedule, lower
 from memopt.step.graph_peaks import GraphPeaks, graph_peaks, peaks_of, step_peak
-from memopt.step.recompute import Cost, Lowering, apply_schedule, lower
 from memopt.step.trade_offs import curves_of, lowerings_of, peaks_on
 
 # Rounds in which the solver's limit is corrected by what the finished program really needs.

@@ -11,7 +11,7 @@ from memopt.engine import Engine
 from memopt.memory.cost.table import CostTable
 from memopt.pass_manager import Pass
 from memopt.program import Program
-from memopt.step.kept import KeptPasses
+from memopt.step.pass_memo import PassMemo
 from memopt.step.stages import Stages, judged, stages_of
 
 
@@ -29,7 +29,7 @@ class Rewriting:
         from memopt.passes import TRAINING
 
         self.passes: tuple[Pass, ...] = TRAINING if passes is None else tuple(passes)
-        self.kept, self.arranges = KeptPasses(), True
+        self.kept, self.arranges = PassMemo(), True
         self._engine, self._table = engine, table
 
     def stages(self, exact: bool) -> Stages:
@@ -57,7 +57,7 @@ class Rewriting:
 
     def forget(self) -> None:
         """Let go of what passes made of graphs: they are lowered."""
-        self.kept = KeptPasses()
+        self.kept = PassMemo()
 
     @functools.cached_property
     def _judged(self) -> tuple[Pass, ...]:

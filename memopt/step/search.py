@@ -10,16 +10,25 @@ from collections.abc import Callable, Sequence
 from memopt.common.progress import stage
 from memopt.pass_manager import Pass
 from memopt.solve.schedule import ScheduleError
-from memopt.step.carry import Carried, carried_curve
-from memopt.step.choice import WORTH_OF_CUT, WORTH_OF_OTHERS, acceptable, beside, cheapest, deeper, joined, otherwise
-from memopt.step.found import Found, stored_plan
 from memopt.step.graph_peaks import scheduled_peaks, step_peak
 from memopt.step.graphs import StepGraphs
+from memopt.step.option_scoring import (
+    WORTH_OF_CUT,
+    WORTH_OF_OTHERS,
+    acceptable,
+    beside,
+    cheapest,
+    deeper,
+    joined,
+    otherwise,
+)
 from memopt.step.options import STARVED, Option, Options
 from memopt.step.plan_store import PlanStore, StoredPlan, key_of
+from memopt.step.plan_transfer import TransferredPlan, carried_curve
 from memopt.step.planned import Planned, measured_peak, predicted_peak
 from memopt.step.planner import StepPlan
-from memopt.step.side_by_side import Searches
+from memopt.step.search_result import Found, stored_plan
+from memopt.step.solver_pool import Searches
 
 log = logging.getLogger("memopt")
 
@@ -60,7 +69,7 @@ class StepSearch:
     def seconds(self, seconds: float) -> None:
         self._options.seconds = seconds
 
-    def plan(self, room: int | None, carried: Carried | None = None, *, prove: bool = True) -> Found:
+    def plan(self, room: int | None, carried: TransferredPlan | None = None, *, prove: bool = True) -> Found:
         """Choose what to recompute in all graphs, and which of the rewrites that lower the floor to use: the last.
 
         A choice that was made before for an equal step is found again on disk, and judged anew.
@@ -84,7 +93,7 @@ class StepSearch:
             found, planned=self._graphs.recorded(found.planned, every, found.lowering), proved=True
         )
 
-    def _planned(self, room: int | None, carried: Carried | None) -> Found:
+    def _planned(self, room: int | None, carried: TransferredPlan | None) -> Found:
         passes = (*self.stages.early, *self.stages.lowering, *self.stages.late)
         key, deepest = (key_of(self.captured, passes, size, self.seconds) for size in (room, 0))
         stored = self._store.get(key)
@@ -209,7 +218,7 @@ class StepSearch:
         plan = StepPlan(choices, peak, minimum, True, seconds, extra, stored.curve)
         return Found(planned, plan, chosen)
 
-    def _carried_over(self, carried: Carried, room: int | None) -> Found | None:
+    def _carried_over(self, carried: TransferredPlan, room: int | None) -> Found | None:
         """The step with a plan of another size; None where that is none of this size, or not within room."""
         chosen = self.stages.called(carried.lowering)
         if chosen is None or len(carried.schedules) != len(self.captured):

@@ -12,7 +12,7 @@ from memopt.passes.channels_last import ChannelsLast, Judge
 from memopt.passes.checkpoint import Checkpoint
 from memopt.program import Program
 from memopt.solve.schedule import Schedule
-from memopt.step.kept import KeptPasses
+from memopt.step.pass_memo import PassMemo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Stages:
         """The program, rewritten as far as the plan, with marks on what the engine does not store."""
         return program if self.fusion is None else self.fusion.mark(program)
 
-    def lays_out(self, program: Program, kept: KeptPasses) -> bool:
+    def lays_out(self, program: Program, kept: PassMemo) -> bool:
         """Whether a captured program is laid out channels last, where that is the first thing done with it."""
         first = [item for item in self.early[:1] if isinstance(item, ChannelsLast)]
         return any(item.run(program).changes for item in kept.of(first))

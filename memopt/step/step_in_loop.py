@@ -20,10 +20,10 @@ from memopt.step.earlier_calls import (
 from memopt.step.graph_peaks import between_graphs, step_peak
 from memopt.step.loop_bytes import Seen
 from memopt.step.loss_allowance import LossAllowance
-from memopt.step.told import Told
+from memopt.step.session_report import SessionReport
 
 
-class StepInLoop(Told):
+class StepInLoop(SessionReport):
     """A session of which one knows what runs around the graphs.
 
     Attributes:

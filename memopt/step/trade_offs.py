@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from memopt.program import Program
-from memopt.solve.apart import Job, searched, with_peaks
 from memopt.solve.half_peaks import HalfPeaks
 from memopt.solve.recompute import Curve
-from memopt.step.recompute import Cost, Lowering, lower
+from memopt.solve.solver_worker import Job, searched, with_peaks
+from memopt.step.encode_step import Cost, Lowering, lower
 
 
 def lowerings_of(programs: Sequence[Program], costs: Sequence[Mapping[str, Cost]]) -> list[Lowering]:

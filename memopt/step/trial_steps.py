@@ -16,8 +16,8 @@ from memopt.common.progress import stage
 from memopt.memory.allocator import settled_bytes
 from memopt.memory.allocator_limit import grow
 from memopt.memory.resident import Resident
-from memopt.step.patience import patiently
-from memopt.step.taken import Short, Taken, lacked, take_step
+from memopt.step.oom_retry import patiently
+from memopt.step.trial_step import Short, Taken, lacked, take_step
 
 
 @dataclasses.dataclass(frozen=True)

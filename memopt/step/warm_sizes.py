@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from memopt.memory.allocator import with_slack
 from memopt.memory.cost.disk import Store
-from memopt.step.again import Settlement, Settlements, taken_up
 from memopt.step.graph_peaks import step_peak
 from memopt.step.keys import versions
+from memopt.step.warm_start import FinishedStep, FinishedSteps, taken_up
 
 if TYPE_CHECKING:
     from memopt.capture.dynamo import Hooks
@@ -38,7 +38,7 @@ class CountedSizes:
             key: of the graph and all that its code depends on.
             code: a digest of the code.
         """
-        self._store, self._key, self._settlements = Store("sizes"), json.dumps([key, code]), Settlements()
+        self._store, self._key, self._settlements = Store("sizes"), json.dumps([key, code]), FinishedSteps()
         self.grows, self._kept, self._over = self._read()
 
     def known_to_be_over(self) -> Sequence[Counted]:
@@ -59,7 +59,7 @@ class CountedSizes:
                 return True
         return False
 
-    def keep(self, sizes: Counted, settlement: Settlement, *, grows: bool) -> bool:
+    def keep(self, sizes: Counted, settlement: FinishedStep, *, grows: bool) -> bool:
         """Remember that the code keeps the budget at these sizes; whether that could be written."""
         if not self._settlements.put(self._place(sizes), settlement):
             return False
@@ -86,7 +86,7 @@ class CountedSizes:
         return json.dumps([self._key, *sizes])
 
 
-def _keeps(session: Session, known: Settlement) -> bool:
+def _keeps(session: Session, known: FinishedStep) -> bool:
     """Whether the budget is kept here, by what inputs, the loop and a fraction of it are now."""
     before = session.margin, session.report, session.step, list(session.notes)
     others = session.multiplies, session.recording_room.bytes, session.resident

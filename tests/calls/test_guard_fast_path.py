@@ -97,7 +97,7 @@ def test_more_shapes_than_are_kept_are_not_looked_for_without_end(monkeypatch):
     monkeypatch.setattr("memopt.calls.guard_fast_path._MOST", 2)
     model, inputs = Plain().eval(), [torch.randn(size, 4) for size in (2, 3, 4, 5)]
     compiled = memopt.compile(model, backend="aten")
-    known = compiled._memopt.steady._known[Kind(gradients=False, accumulating=False)]
+    known = compiled._memopt.fast_path._known[Kind(gradients=False, accumulating=False)]
     known.left = 3
     for _ in range(3):
         for x in inputs:
@@ -368,7 +368,7 @@ def test_memory_that_runs_out_is_told_in_one_line():
     def fail(*args):
         raise torch.OutOfMemoryError("no memory")
 
-    compiled._memopt.steady._known[Kind(gradients=False, accumulating=False)].graphs[0].call = fail
+    compiled._memopt.fast_path._known[Kind(gradients=False, accumulating=False)].graphs[0].call = fail
     with torch.no_grad(), pytest.raises(MemoryError, match="memory ran out in a step planned to take"):
         compiled(x)
 

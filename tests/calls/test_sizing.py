@@ -17,7 +17,7 @@ from memopt.engine import ManySizes
 from memopt.step.sizes_apart import SizesError
 from memopt.torch_compat.aot_autograd import aot_autograd
 from memopt.torch_compat.symbols import hints_of
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_peak_lower_bound import needs_compiler
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import memopt
 from memopt.capture.reached import reached_inputs
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_peak_lower_bound import needs_compiler
 
 
 class Double(torch.autograd.Function):

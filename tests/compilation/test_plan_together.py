@@ -8,9 +8,9 @@ import pytest
 
 from memopt.budget import BudgetError
 from memopt.compilation import plan_together as together
-from memopt.step.found import Found
 from memopt.step.plan_request import PlanRequest
 from memopt.step.planner import StepPlan
+from memopt.step.search_result import Found
 
 LIMIT = 100
 

@@ -14,8 +14,8 @@ from memopt.memory.aliasing import analyse
 from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import timeline
 from memopt.passes.chunk_loss import ChunkLoss
-from memopt.step.recompute import lower
-from tests.inductor.test_least import needs_compiler
+from memopt.step.encode_step import lower
+from tests.inductor.test_peak_lower_bound import needs_compiler
 from tests.passes.build import capture_joint, trace
 
 

@@ -18,9 +18,9 @@ from memopt.passes.inplace import Inplace
 from memopt.passes.sum_lookups import SumLookups
 from memopt.program import Phase
 from memopt.solve.recompute import plan
-from memopt.step.recompute import lower
+from memopt.step.encode_step import lower
 from tests.inductor.test_fusion import fused, marked
-from tests.inductor.test_least import half
+from tests.inductor.test_peak_lower_bound import half
 from tests.passes.build import arguments, capture_joint
 from tests.support import assert_same
 

@@ -16,7 +16,7 @@ from memopt.inductor.halves import Half, Halves
 from memopt.inductor.loading import loaded_by
 from memopt.inductor.replay import ReplayError, Wrapper
 from memopt.program import Input, InputKind, Output, OutputKind
-from tests.inductor.test_expected import needs_compiler
+from tests.inductor.test_peak_estimate import needs_compiler
 from tests.support import Apply
 from tests.training.steps import peak_of
 

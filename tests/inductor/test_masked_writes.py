@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import memopt
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_peak_lower_bound import needs_compiler
 
 
 class Writes(nn.Module):

@@ -16,8 +16,8 @@ from memopt.calls.sessions import Sessions
 from memopt.host.operators import ARRIVED, FETCH, LANDED, TO_HOST
 from memopt.inductor import offload as engine
 from memopt.inductor import partition
-from memopt.inductor.expected import expected_bytes
 from memopt.inductor.offload import candidates, problem_of, sent, waiting
+from memopt.inductor.peak_estimate import expected_bytes
 from memopt.memory.cost.table import CostTable
 from memopt.passes.offload import Offload
 from memopt.solve.offload import trips
@@ -285,7 +285,7 @@ def _view_of(forward, node):
 
 def test_the_note_is_of_the_last_step_only():
     from memopt.memory.resident import Resident
-    from memopt.step.told import Told
+    from memopt.step.session_report import Told
 
     told = Told(None, Resident())
     told.note("another")
@@ -375,9 +375,9 @@ def test_on_a_gpu_a_step_takes_or_recomputes_less_and_computes_the_same(wide, mo
 @pytest.mark.gpu
 def test_on_a_gpu_the_budget_is_kept_and_less_is_computed_again(wide, monkeypatch):
     from memopt.host.buffers import buffers_of
-    from memopt.inductor.own_cut import OwnCut
+    from memopt.inductor.min_cut_partition import MinCutPartition
 
-    monkeypatch.setattr(OwnCut, "first_cut", lambda *_, **__: None)  # recorded, it might do with the budget
+    monkeypatch.setattr(MinCutPartition, "first_cut", lambda *_, **__: None)  # recorded, it might do with the budget
     model, x, budget = wide
     extra = []
     for passes in (WITHOUT, (*WITHOUT, Offload())):

@@ -8,7 +8,7 @@ from torch import nn
 
 import memopt
 from memopt.capture.facts import shared_memory
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_peak_lower_bound import needs_compiler
 
 
 class Idle(nn.Module):

@@ -7,10 +7,10 @@ from torch._inductor import config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from memopt.inductor.expected import expected_bytes
-from memopt.inductor.least import least_bytes
 from memopt.inductor.padding import padded_in_place, pads_products
-from tests.inductor.test_least import half
+from memopt.inductor.peak_estimate import expected_bytes
+from memopt.inductor.peak_lower_bound import least_bytes
+from tests.inductor.test_peak_lower_bound import half
 
 aten = torch.ops.aten
 WIDTH, PADDED = 2042, 2048
@@ -88,12 +88,12 @@ def test_where_inductor_is_told_not_to_it_does_not(setting):
 @pytest.mark.gpu
 def test_on_a_gpu_code_of_a_padded_loss_takes_what_is_expected(monkeypatch):
     import memopt
-    from memopt.inductor import own_cut
+    from memopt.inductor import min_cut_partition
 
     found = []
     for name in ("least_bytes", "expected_bytes"):
-        plain = getattr(own_cut, name)
-        monkeypatch.setattr(own_cut, name, lambda *args, plain=plain: found.append(plain(*args)) or found[-1])
+        plain = getattr(min_cut_partition, name)
+        monkeypatch.setattr(min_cut_partition, name, lambda *args, plain=plain: found.append(plain(*args)) or found[-1])
     torch._dynamo.reset()
     model = memopt.models.build("bert_large", layers=1, width=1024, heads=16).to("cuda", torch.bfloat16)
     run = memopt.compile(model, "100%", backend="inductor")

@@ -19,8 +19,8 @@ from memopt.inductor.partition import (
     in_order,
     saved_bytes,
 )
-from memopt.inductor.together import together as order_together
-from tests.inductor.test_together import planned, together
+from memopt.inductor.postplan_reorder import together as order_together
+from tests.inductor.test_postplan_reorder import planned, together
 
 
 def test_the_plan_cuts_the_graph_whatever_compiler_asks():

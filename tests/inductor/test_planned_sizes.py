@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import memopt
 from memopt.inductor import symbolic
 from memopt.inductor.planned_sizes import SizedPlan, cut_by, in_order
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_peak_lower_bound import needs_compiler
 from tests.inductor.test_symbolic import Layers, agrees, graphs_of, tokens
 from tests.training.steps import peak_of
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from memopt.inductor.least import least_of_backward
+from memopt.inductor.peak_lower_bound import least_of_backward
 from memopt.inductor.sinks import put_off_sinks
-from tests.inductor.test_least import half
+from tests.inductor.test_peak_lower_bound import half
 
 aten = torch.ops.aten
 WIDE, ROWS = 40, 10  # a gradient of 6400 bytes of values of 1600

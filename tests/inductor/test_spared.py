@@ -8,7 +8,7 @@ import memopt
 from memopt.inductor import training as engine
 from memopt.inductor.partition import saved_bytes
 from memopt.inductor.spared import spare_saved
-from tests.inductor.test_least import half, needs_compiler
+from tests.inductor.test_peak_lower_bound import half, needs_compiler
 
 aten = torch.ops.aten
 SIZE = 160  # values of 160 by 160 floats: 102,400 bytes

@@ -12,7 +12,7 @@ from torch import nn
 
 import memopt
 from memopt.inductor import symbolic
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_peak_lower_bound import needs_compiler
 from tests.training.steps import bytes_of, peak_of
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("own_caches")]
@@ -310,7 +310,7 @@ def test_where_the_first_size_has_no_room_smaller_ones_share_code_all_the_same(m
     for batch, length in ((8, 64), (4, 20)):
         agrees(run, model, twin, tokens(batch, length))
     made = graphs_of(run)
-    run._memopt.steady.clear()  # calls go the long way
+    run._memopt.fast_path.clear()  # calls go the long way
     for batch, length in ((8, 64), (3, 18), (8, 64), (4, 10)):
         agrees(run, model, twin, tokens(batch, length))
         assert run._memopt.last.ran

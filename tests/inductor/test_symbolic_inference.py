@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import memopt
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_peak_lower_bound import needs_compiler
 from tests.training.steps import peak_of
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("own_caches")]

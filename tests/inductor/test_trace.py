@@ -12,7 +12,7 @@ from torch._inductor import compile_fx as inductor
 import memopt
 from memopt.inductor.partition import Partition, compile_training
 from memopt.inductor.trace import Trace
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_peak_lower_bound import needs_compiler
 
 
 @pytest.fixture(autouse=True)

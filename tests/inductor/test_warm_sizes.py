@@ -12,9 +12,9 @@ from torch._dynamo.utils import counters
 import memopt
 from memopt.inductor import symbolic
 from memopt.inductor.symbolic import SymbolicTraining
-from memopt.step import again, warm_sizes
+from memopt.step import warm_sizes, warm_start
 from memopt.torch_compat import aot_cache
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_peak_lower_bound import needs_compiler
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("own_caches")]
 
@@ -133,7 +133,7 @@ def test_what_code_depends_on_is_told_apart(what, monkeypatch):
     elif what == "width":
         width = 32
     elif what == "source":  # memopt's own, or another version of torch
-        monkeypatch.setattr(again, "versions", lambda: "another")
+        monkeypatch.setattr(warm_start, "versions", lambda: "another")
     elif what == "passes":
         options = {"verify": "full"}
     second = Process(budget, width=width, **options)

@@ -13,15 +13,15 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.utils import run_and_get_code
 
 from memopt.inductor import write_over as engine
-from memopt.inductor.expected import expected_bytes
 from memopt.inductor.fusion import InductorFusion
+from memopt.inductor.peak_estimate import expected_bytes
 from memopt.inductor.write_over import register_write_over
 from memopt.memory.cost.table import CostTable
 from memopt.memory.timeline import timeline
 from memopt.passes.chunk_loss import ChunkLoss
 from memopt.patterns.write_over import WRITE_OVER
 from memopt.program import Phase
-from tests.inductor.test_least import half, needs_compiler
+from tests.inductor.test_peak_lower_bound import half, needs_compiler
 from tests.passes.build import arguments, capture_joint, trace
 
 aten = torch.ops.aten

@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import memopt
 from memopt.capture.joint import mutations_in_place
 from memopt.compilation.session import Session
-from memopt.inductor.own_cut import OwnCut
+from memopt.inductor.min_cut_partition import MinCutPartition
 from memopt.program import Output, OutputKind
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_peak_lower_bound import needs_compiler
 
 aten = torch.ops.aten
 
@@ -43,8 +43,10 @@ class Written(nn.Module):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("cut", ["as planned", "torch's own"])
 def test_what_a_buffer_was_is_read_before_it_is_written_to(monkeypatch, cut, device):
-    cuts, plain_cut = [], OwnCut.cut
-    monkeypatch.setattr(OwnCut, "cut", lambda *given, **options: cuts.append(plain_cut(*given, **options)) or cuts[-1])
+    cuts, plain_cut = [], MinCutPartition.cut
+    monkeypatch.setattr(
+        MinCutPartition, "cut", lambda *given, **options: cuts.append(plain_cut(*given, **options)) or cuts[-1]
+    )
     if cut == "as planned":
         monkeypatch.setattr(Session, "may_leave", lambda self, graph_break: False)
     torch.manual_seed(0)

@@ -14,7 +14,7 @@ from memopt.memory.resident import Resident
 from memopt.models import build
 from memopt.pass_manager import Change, Pass, PassResult
 from memopt.passes.eliminate_dead import EliminateDead
-from memopt.step.account import Account
+from memopt.step.memory_ledger import MemoryLedger
 from tests.support import Apply, capture
 
 GPU = torch.device("cuda", 0)
@@ -48,7 +48,7 @@ def test_what_is_not_known_to_do_without_may_multiply(function, expected):
 
 def test_of_the_models_only_one_without_a_linear_layer_multiplies_nothing(monkeypatch):
     seen: dict[str, bool] = {}
-    count = Account.count_libraries
+    count = MemoryLedger.count_libraries
     for name in ("unet", "resnet18", "gpt2"):
 
         def counted(self, programs, name=name):
@@ -56,7 +56,7 @@ def test_of_the_models_only_one_without_a_linear_layer_multiplies_nothing(monkey
             seen[name] = seen.get(name, False) or any(may_multiply(item) for item in programs if item.training)
             return count(self, programs)
 
-        monkeypatch.setattr(Account, "count_libraries", counted)
+        monkeypatch.setattr(MemoryLedger, "count_libraries", counted)
         model = build(name, tiny=True)
         memopt.plan(model, model.example_inputs(2, labels=True))
         torch._dynamo.reset()
@@ -102,9 +102,9 @@ def test_code_between_graphs_may_multiply():
 
 
 def test_they_are_counted_from_the_first_graph_that_multiplies(monkeypatch):
-    monkeypatch.setattr("memopt.step.account.library_bytes", lambda device: 65)
+    monkeypatch.setattr("memopt.step.memory_ledger.library_bytes", lambda device: 65)
     quiet, loud = capture(nn.ReLU(), IMAGE), capture(Apply(lambda x: x @ x), IMAGE)
-    account = Account(None, Resident(libraries=70, device=GPU))
+    account = MemoryLedger(None, Resident(libraries=70, device=GPU))
     assert account.count_libraries([quiet]) and account.resident.libraries == 0
     assert not account.count_libraries([quiet])
     assert account.count_libraries([quiet, loud]) and account.resident.libraries == 65
@@ -126,7 +126,7 @@ class ByProduct(Pass):
 
 @pytest.mark.parametrize("train", [True, False])
 def test_a_rewrite_may_make_a_product_of_something_else(monkeypatch, train):
-    monkeypatch.setattr("memopt.step.account.library_bytes", lambda device: 65)
+    monkeypatch.setattr("memopt.step.memory_ledger.library_bytes", lambda device: 65)
     model = Apply(None)
     model.weight = nn.Parameter(torch.ones(8), requires_grad=train)
     model.function = lambda x: (x * model.weight).sum()

@@ -17,7 +17,7 @@ from memopt.passes.eliminate_copies import EliminateCopies
 from memopt.passes.eliminate_dead import EliminateDead
 from memopt.program import Phase, Program
 from memopt.solve.schedule import Schedule
-from memopt.step.recompute import lower
+from memopt.step.encode_step import lower
 from tests.passes.build import capture_joint, check, trace
 
 X = torch.linspace(-1, 1, 16 * 32).reshape(16, 32)

@@ -8,7 +8,7 @@ from torch._inductor.graph import GraphLowering
 
 import memopt
 from memopt.passes.chunk_loss import ChunkLoss
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_peak_lower_bound import needs_compiler
 from tests.passes.build import capture_joint
 from tests.passes.test_chunk_loss import ROWS, assert_as_exact, data
 from tests.support import apply

@@ -10,8 +10,8 @@ import torch
 import memopt
 from memopt.recording import trial as recording
 from memopt.recording.trial import Gain
-from memopt.step import account, again, trial_steps
-from memopt.step.taken import Taken, mutated
+from memopt.step import memory_ledger, trial_steps, warm_start
+from memopt.step.trial_step import Taken, mutated
 from tests.recording.test_trial import Net, pytestmark, tape  # noqa: F401
 
 FASTER, SMALLER = Gain.TIME.value, Gain.MEMORY.value
@@ -21,8 +21,8 @@ FASTER, SMALLER = Gain.TIME.value, Gain.MEMORY.value
 def _device(tape, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path / "memopt"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    monkeypatch.setattr(again, "held_bytes", lambda device: 10**9)
-    monkeypatch.setattr(again, "measurable", lambda session, hooks: hooks.captured and mutated(hooks.captured))
+    monkeypatch.setattr(warm_start, "held_bytes", lambda device: 10**9)
+    monkeypatch.setattr(warm_start, "measurable", lambda session, hooks: hooks.captured and mutated(hooks.captured))
 
 
 def trained(model, budget="1GB"):
@@ -115,7 +115,7 @@ def test_one_that_was_not_is_planned_anew_where_it_is(tape, monkeypatch):  # noq
 def test_a_share_of_what_a_step_takes_is_that_of_its_first_process(monkeypatch):
     """Libraries may be seen to keep more than was known when the limit was set."""
     monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: Taken(1, 1, 0, kept_bytes=5 * 10**5))
-    for module in (again, account):
+    for module in (warm_start, memory_ledger):
         monkeypatch.setattr(module, "count_library_bytes", lambda device, size: None)
     first, _ = trained(made(), "100%")
     second, _ = trained(made(), "100%")

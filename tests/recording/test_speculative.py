@@ -168,7 +168,7 @@ def test_after_a_start_in_vain_there_is_a_rest(replays, early):
 def test_a_call_that_fails_lets_others_in(replays, early):
     model, x = Plain().eval(), torch.randn(2, 4)
     compiled = steady(model, x)
-    graph = compiled._memopt.steady._known[Kind(gradients=False, accumulating=False)].graphs[0]
+    graph = compiled._memopt.fast_path._known[Kind(gradients=False, accumulating=False)].graphs[0]
     early.clear()
 
     def fail(*args):

@@ -17,7 +17,7 @@ from memopt.recording import trial as recording
 from memopt.recording.guide import Guide
 from memopt.recording.pool import Pool
 from memopt.step import budget_trial, trial_steps
-from memopt.step.taken import Taken, mutated
+from memopt.step.trial_step import Taken, mutated
 from tests.recording.tape import Tape
 from tests.training.steps import gradients
 

@@ -14,7 +14,7 @@ from memopt.calls.guard_fast_path import Kind
 from memopt.compilation.session import Session
 from memopt.step import budget_trial, trial_steps
 from memopt.step.search import StepSearch
-from memopt.step.taken import Short, Taken, mutated
+from memopt.step.trial_step import Short, Taken, mutated
 from tests.training.steps import assert_equal, gradients, make
 
 CPU = torch.device("cpu")
@@ -201,7 +201,7 @@ def test_where_operators_do_not_keep_the_budget_either_the_lesser_need_is_named(
         raise memopt.BudgetError(int(least * budget), budget)
 
     monkeypatch.setattr("memopt.inductor.training.Training._operator_by_operator", refused)
-    monkeypatch.setattr(budget_trial, "kept_least", lambda session, refused, lower: refused)
+    monkeypatch.setattr(budget_trial, "verified", lambda session, refused, lower: refused)
     monkeypatch.setattr(budget_trial, "_ROUNDS", 0)  # what is planned for less is not asked here
     with pytest.raises(memopt.BudgetError) as found:
         memopt.compile(model, budget, backend="inductor")(x)
@@ -238,7 +238,7 @@ def test_the_optimizer_s_state_that_is_to_come_has_its_place_in_the_step_that_is
 def test_what_a_step_leaves_to_libraries_is_theirs_and_counts(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
     counted, limits = [], []
-    monkeypatch.setattr("memopt.step.account.count_library_bytes", lambda device, size: counted.append(size))
+    monkeypatch.setattr("memopt.step.memory_ledger.count_library_bytes", lambda device, size: counted.append(size))
     left = steps(Taken(budget // 2, budget // 2, 50, kept_bytes=640), Taken(budget // 2, budget // 2, 50))
     run = memopt.compile(model, budget, backend="aten")
     monkeypatch.setattr("memopt.calls.sessions.Sessions.allow", lambda self, session, size: limits.append(size))
@@ -250,7 +250,7 @@ def test_what_a_step_leaves_to_libraries_is_theirs_and_counts(monkeypatch, steps
 def test_what_is_counted_as_libraries_already_is_not_counted_twice(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
     counted = []
-    monkeypatch.setattr("memopt.step.account.count_library_bytes", lambda device, size: counted.append(size))
+    monkeypatch.setattr("memopt.step.memory_ledger.count_library_bytes", lambda device, size: counted.append(size))
     monkeypatch.setattr("memopt.memory.resident.library_bytes", lambda device: 600)
     steps(Taken(budget // 2, budget // 2, 50, kept_bytes=640))
     trained(memopt.compile(model, budget, backend="aten"), x)
@@ -260,9 +260,9 @@ def test_what_is_counted_as_libraries_already_is_not_counted_twice(monkeypatch, 
 def test_buffers_that_were_left_out_are_known_all_the_same(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
     counted = []
-    monkeypatch.setattr("memopt.step.account.count_library_bytes", lambda device, size: counted.append(size))
-    monkeypatch.setattr("memopt.step.account.library_bytes", lambda device: 600)
-    monkeypatch.setattr("memopt.step.account.may_multiply", lambda program: False)
+    monkeypatch.setattr("memopt.step.memory_ledger.count_library_bytes", lambda device, size: counted.append(size))
+    monkeypatch.setattr("memopt.step.memory_ledger.library_bytes", lambda device: 600)
+    monkeypatch.setattr("memopt.step.memory_ledger.may_multiply", lambda program: False)
     plain = memopt.compile(model, budget, backend="aten")
     steps(Taken(budget // 2, budget // 2, 50))
     trained(plain, x)
@@ -369,7 +369,7 @@ def test_of_code_that_lacks_only_what_the_allocator_may_lose_the_step_decides(mo
     budget = free.report.peak_bytes
     monkeypatch.setattr(budget_trial, "held_bytes", lambda device: budget)
     monkeypatch.setattr(trial_steps, "grow", lambda device, size: None)
-    monkeypatch.setattr("memopt.step.account.slack_bytes", lambda limit, device: 2000)
+    monkeypatch.setattr("memopt.step.memory_ledger.slack_bytes", lambda limit, device: 2000)
     left = steps(Taken(budget, budget + over, 0), *[Taken(budget, budget, 0)] * bool(over))
     run = memopt.compile(model, budget, backend="inductor")
     trained(run, x)

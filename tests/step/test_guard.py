@@ -252,7 +252,7 @@ def test_memory_that_runs_out_in_a_step_is_one_clear_line(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(run._memopt.planned, "_call", full)
-        patch.setattr(run._memopt.steady, "find", lambda *_, **__: None)  # the long way, as a first step goes
+        patch.setattr(run._memopt.fast_path, "find", lambda *_, **__: None)  # the long way, as a first step goes
         with pytest.raises(MemoryError) as error:
             run(x)
     text = str(error.value)

@@ -14,7 +14,7 @@ import torch
 
 import memopt
 from memopt.memory.cost import disk
-from memopt.solve import apart
+from memopt.solve import solver_worker
 from memopt.solve.schedule import Schedule
 from memopt.step import plan_store
 from memopt.step.curve import CurvePoint
@@ -38,9 +38,9 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def searches(monkeypatch):
     made = []
-    real = apart.curve
+    real = solver_worker.curve
     monkeypatch.setattr(
-        apart, "curve", lambda problem, *, seconds: made.append(1) or real(problem, seconds=min(seconds, 0.5))
+        solver_worker, "curve", lambda problem, *, seconds: made.append(1) or real(problem, seconds=min(seconds, 0.5))
     )
     return made
 
@@ -70,13 +70,13 @@ def search(layers=5, seconds=0.5, fusion=None, more=None):
 
 def find_less(monkeypatch):
     """Have searches find no more than the fastest plan."""
-    real = apart.curve
+    real = solver_worker.curve
 
     def poorer(problem, *, seconds):
         found = real(problem, seconds=seconds)
         return dataclasses.replace(found, points=found.points[:1])
 
-    monkeypatch.setattr(apart, "curve", poorer)
+    monkeypatch.setattr(solver_worker, "curve", poorer)
 
 
 def files(folder):

@@ -54,10 +54,10 @@ def test_without_checkpoint_all_are_early_and_nothing_is_searched():
 
 def test_one_search_serves_any_number_of_limits(monkeypatch):
     searches = []
-    from memopt.solve import apart
+    from memopt.solve import solver_worker
 
-    real = apart.curve
-    monkeypatch.setattr(apart, "curve", lambda *args, **options: searches.append(1) or real(*args, **options))
+    real = solver_worker.curve
+    monkeypatch.setattr(solver_worker, "curve", lambda *args, **options: searches.append(1) or real(*args, **options))
     search = make()
     plain = predicted_peak(search.captured)
     found = [search.plan(int(plain * share)) for share in (0.9, 0.7)]

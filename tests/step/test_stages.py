@@ -8,7 +8,7 @@ from memopt.pass_manager import Pass, PassResult
 from memopt.passes import TRAINING
 from memopt.passes.channels_last import ChannelsLast
 from memopt.passes.checkpoint import Checkpoint
-from memopt.step.kept import KeptPasses
+from memopt.step.pass_memo import PassMemo
 from memopt.step.stages import judged, replay, stages_of
 from tests.support import capture
 
@@ -67,4 +67,4 @@ def test_a_judge_is_given_to_what_lays_out_alone():
 
 def test_what_is_laid_out_first_is_known():
     program = capture(torch.nn.ReLU(), torch.ones(2))
-    assert not stages_of(TRAINING).lays_out(program, KeptPasses())
+    assert not stages_of(TRAINING).lays_out(program, PassMemo())

@@ -1,7 +1,7 @@
 """What is searched for the graphs of a step."""
 
-from memopt.solve.apart import searched
-from memopt.step.recompute import lower
+from memopt.solve.solver_worker import searched
+from memopt.step.encode_step import lower
 from memopt.step.trade_offs import jobs_of, peaks_on
 from tests.step.test_planner import costs_of, program
 

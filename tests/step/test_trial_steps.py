@@ -11,7 +11,7 @@ import torch
 from memopt.memory.optimizer import OptimizerFootprint
 from memopt.memory.resident import Resident
 from memopt.step import trial_steps
-from memopt.step.taken import Short, Taken
+from memopt.step.trial_step import Short, Taken
 from memopt.step.trial_steps import Held, TrialSteps
 
 CPU = torch.device("cpu")

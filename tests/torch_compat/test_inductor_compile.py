@@ -12,7 +12,7 @@ from memopt.torch_compat.inductor_compile import (
     compile_traced,
     modules_loaded_by,
 )
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_peak_lower_bound import needs_compiler
 
 
 @needs_compiler

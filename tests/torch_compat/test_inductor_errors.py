@@ -5,7 +5,7 @@ import torch
 
 from memopt.torch_compat.inductor_compile import compile_graph, compile_traced
 from memopt.torch_compat.inductor_errors import InductorError
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_peak_lower_bound import needs_compiler
 
 
 @needs_compiler

@@ -4,7 +4,7 @@ import torch
 
 from memopt.torch_compat.inductor_compile import compile_graph, compile_traced
 from memopt.torch_compat.inductor_fusion import InductorChoices, fused_by, nodes_being_lowered
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_peak_lower_bound import needs_compiler
 
 
 class Apart(InductorChoices):

@@ -11,7 +11,7 @@ from memopt.torch_compat.inductor_lowering import (
     node_being_lowered,
     writes_over,
 )
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_peak_lower_bound import needs_compiler
 
 
 @pytest.fixture(scope="module")

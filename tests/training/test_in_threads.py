@@ -14,7 +14,7 @@ from torch import nn
 import memopt
 from memopt.memory.measure import is_profiled
 from memopt.torch_compat import patched
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_peak_lower_bound import needs_compiler
 
 
 class Layers(nn.Module):

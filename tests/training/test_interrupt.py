@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import memopt
-from memopt.solve import apart
+from memopt.solve import solver_worker
 from memopt.step import graphs as step_graphs
 from memopt.step import trial
 from tests.training.steps import assert_equal, budget_for, gradients, make
@@ -43,7 +43,7 @@ def test_an_interrupted_plan_leaves_the_model_alone(monkeypatch, where, planned_
         raise KeyboardInterrupt
 
     target = {
-        "search": (apart, "curve"),
+        "search": (solver_worker, "curve"),
         "trial": (trial, "measure"),
         "proof": (step_graphs.StepGraphs, "recorded"),
     }[where]

@@ -11,7 +11,7 @@ from torch import nn
 
 import memopt
 from memopt.common import phases
-from tests.inductor.test_least import needs_compiler
+from tests.inductor.test_peak_lower_bound import needs_compiler
 from tests.training.steps import budget_for
 
 

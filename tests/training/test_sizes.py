@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.solve import apart
-from memopt.step import carry
+from memopt.solve import solver_worker
+from memopt.step import plan_transfer
 from tests.training.steps import assert_equal, bytes_of, gradients, make, peak_of
 
 
@@ -20,13 +20,13 @@ def searches(monkeypatch):
     """One entry per search that was made: how many operations it was about."""
     monkeypatch.setenv("MEMOPT_CACHE", "0")
     made = []
-    search = apart.curve
+    search = solver_worker.curve
 
     def counted(problem, *, seconds):
         made.append(seconds)
         return search(problem, seconds=seconds)
 
-    monkeypatch.setattr(apart, "curve", counted)
+    monkeypatch.setattr(solver_worker, "curve", counted)
     return made
 
 
@@ -134,7 +134,7 @@ def test_accumulation_is_planned_without_another_search(searches):
 
 @pytest.mark.long
 def test_a_storm_of_searches_is_impossible_and_advice_is_given_once(searches, monkeypatch, caplog):
-    monkeypatch.setattr(carry, "SEARCHES", 2)
+    monkeypatch.setattr(plan_transfer, "SEARCHES", 2)
     model, x = make(layers=2)
     budget = budget_between(model, (x,), 0.6)
     run = memopt.compile(model, budget, backend="aten")

@@ -71,10 +71,10 @@ def test_steps_are_those_of_the_model(backend):
 def test_a_steady_step_looks_for_gradients_once_and_sets_nothing(monkeypatch):
     model, x = make()
     run = steady(model, x)
-    looked, exist, find = [], run._memopt.gradients.exist, run._memopt.steady.find
+    looked, exist, find = [], run._memopt.gradients.exist, run._memopt.fast_path.find
     monkeypatch.setattr(run._memopt.gradients, "exist", lambda: looked.append("gradients") or exist())
     monkeypatch.setattr(
-        run._memopt.steady, "find", lambda *args, **options: looked.append("guards") or find(*args, **options)
+        run._memopt.fast_path, "find", lambda *args, **options: looked.append("guards") or find(*args, **options)
     )
     with monkeypatch.context() as patch:
         patch.delattr(memopt.calls.planned, "settings_of")
@@ -327,7 +327,7 @@ def test_memory_that_runs_out_is_told_in_one_line():
     def fail(*args):
         raise torch.OutOfMemoryError("no memory")
 
-    graph = run._memopt.steady._known[Kind(True, False)].graphs[0]
+    graph = run._memopt.fast_path._known[Kind(True, False)].graphs[0]
     call, graph.call = graph.call, fail
     with pytest.raises(MemoryError, match="memory ran out in a step planned to take"):
         run(x)
@@ -355,7 +355,7 @@ def test_the_limit_is_in_force_in_forward_and_backward(monkeypatch):
     session = run._memopt.sessions[Kind(True, False).plan]
     session.beyond = 30
     run._memopt.guards[session].allow(Allowance(GPU, 1000, 50, 50))
-    graph = run._memopt.steady._known[Kind(True, False)].graphs[0]
+    graph = run._memopt.fast_path._known[Kind(True, False)].graphs[0]
     call = graph.call
 
     def watched(*args):
