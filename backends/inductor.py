@@ -34,7 +34,7 @@ from memopt.torch_compat.inductor_files import has_cpp_compiler, has_triton
 class InductorBackend(Engine):
     """Inductor code for the rewritten graphs.
 
-    Inductor fuses and orders for itself, so a plan is judged by the code that came of it: the wrapper of both halves
+    Inductor fuses and orders for itself, so a plan is judged by the code that came of it: the wrapper of both graphs
     is run on fake tensors before any kernel is compiled. With enough memory torch's own partition is taken; else a
     plan is searched, and searched again with the difference between its operations and its code allowed for. Where no
     such code keeps the budget, the graph runs operator by operator, as the aten backend runs it.

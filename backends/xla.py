@@ -3,7 +3,7 @@
 Each rewritten graph is lowered to StableHLO and compiled by XLA for the device that the model is on. Tensors go in and
 come out by DLPack, in place. XLA fuses and orders for itself, so a plan is judged by the compiler's own analysis of
 the executables that came of it. What crosses from forward to backward is what the plan keeps: two executables, so that
-XLA cannot merge what is computed again with its original. Under a budget both are cut in pieces, in the plan's order;
+XLA cannot merge what is recomputed with its original. Under a budget both are cut in pieces, in the plan's order;
 what a piece was the last to read is freed behind it. The optimizer stays PyTorch's.
 """
 
@@ -65,7 +65,7 @@ class XlaBackend(Engine):
             _check_cuda()
 
     def compile_captured(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> Any:
-        """Lower one Dynamo graph, both halves at once where gradients are asked for.
+        """Lower one Dynamo graph, both graphs at once where gradients are asked for.
 
         Raises:
             LowerError: an operator has no form under XLA; one line names it and its source line.
@@ -209,7 +209,7 @@ class _Training:
             BudgetError: those of none do.
         """
         session = self._session
-        self._request = PlanRequest(search=session.budget is not None)  # without one, nothing is computed again
+        self._request = PlanRequest(search=session.budget is not None)  # without one, nothing is recomputed
         try:
             for cut in PIECES if session.budget is not None else (WHOLE,):
                 run = self._attempt(cut)

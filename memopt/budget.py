@@ -150,7 +150,7 @@ class BudgetError(ValueError):
     """No plan keeps the budget.
 
     Attributes:
-        minimum_bytes: the least budget in bytes that a plan was found for.
+        minimum_bytes: the minimum in bytes that a plan was found for.
         budget_bytes: the budget in bytes that was asked for.
         breakdown: the parts of that least peak; None when they are not known.
         stuck_bytes: what the device's allocator had cached before, and cannot hand back: it counts as well. 0 where

@@ -89,7 +89,7 @@ class Program:
         outputs: one entry per output, in order; None outputs (no gradient) have an entry too.
         state: real tensors by placeholder name, for PARAMETER, BUFFER and CONSTANT inputs whose values are known.
         training: whether this is a joint forward and backward graph.
-        forward_outputs: in a training program, how many leading outputs the forward half returns.
+        forward_outputs: in a training program, how many leading outputs the forward graph returns.
         baked: names of PARAMETER and BUFFER inputs whose present values a pass read (a folded batch norm): the program
             is right only as long as these tensors keep their values, and whoever runs it must watch them.
     """

@@ -57,7 +57,7 @@ class Judge(Protocol):
 
 
 class ChannelsLast(Pass):
-    """Lay the images around two- and three-dimensional convolutions out channels last, in both halves of a step.
+    """Lay the images around two- and three-dimensional convolutions out channels last, in both graphs of a step.
 
     Algebra: a layout is where values lie, not what they are: f(copy(x)) = f(x). cuDNN's kernels for half precision (and
     TF32) compute channels last; given anything else they convert operands and results at every call, which takes time

@@ -14,12 +14,12 @@ from memopt.step.planner import plan_step
 
 
 class Checkpoint(Pass):
-    """Rewrites the backward half of a training program so that less has to be kept for it.
+    """Rewrites the backward graph of a training program so that less has to be kept for it.
 
-    Algebra: a value that backward needs may be computed again from values that are still there, by the same operator
+    Algebra: a value that backward needs may be recomputed from values that are still there, by the same operator
     on the same operands, with bitwise the same result.
 
-    1. A forward operation that a schedule runs again becomes a node `x_again` of the backward half.
+    1. A forward operation that a schedule runs again becomes a node `x_again` of the backward graph.
     2. A view is never kept: it is rebuilt from the tensor that owns its storage.
     3. Batch norm in training runs again without its running statistics, which move once only.
 

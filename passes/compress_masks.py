@@ -35,9 +35,9 @@ class CompressMasks(Pass):
     Numbers: bitwise equal.
 
     Refusals: a mask whose memory is not dense (an expanded one), or that reaches the caller; on a GPU one that is drawn
-    from a seed, as Inductor spells dropout: a plan computes it again where its memory is needed. Masks below 1,024
+    from a seed, as Inductor spells dropout: a plan recomputes it where its memory is needed. Masks below 1,024
     elements, rectified values that backward reads for themselves (they are saved anyway), and programs without a
-    backward half are left alone.
+    backward graph are left alone.
     """
 
     name: ClassVar[str] = "compress_masks"

@@ -39,7 +39,7 @@ class FuseMatmulAdd(Pass):
         - A factor is zero or not finite (beta = 0 would drop a NaN).
         - The addend comes after the product, and waiting for it would keep more bytes of operands than the product has.
 
-    Training programs are returned unchanged: their backward half reads what the forward half rounds.
+    Training programs are returned unchanged: their backward graph reads what the forward graph rounds.
     """
 
     name: ClassVar[str] = "fuse_matmul_add"

@@ -27,7 +27,7 @@ class MergeCommon(Pass):
            equal nodes merges as one when its last value may.
 
     Memory: a twin that is read longer holds its memory longer. A merge is made where the peak cannot rise: the twin is
-    still to be read when the node would compute it again, or both are views of one storage. Else the twin's bytes count
+    still to be read when the node would recompute it, or both are views of one storage. Else the twin's bytes count
     against an allowance of 64 KiB for the whole program. So a mask or table that is cheap to make again and
     large to hold is made again, and scalars are shared.
 
@@ -138,7 +138,7 @@ class _Merger:
             return None
         nbytes = sum(storages(twin).values())
         if nbytes > self.allowance:
-            return f"{nbytes} bytes would be held from its last use to here, where they can be computed again"
+            return f"{nbytes} bytes would be held from its last use to here, where they can be recomputed"
         self.allowance -= nbytes
         return None
 

@@ -25,7 +25,7 @@ _EXPAND = "prims._low_memory_max_pool_offsets_to_indices.default"  # registered 
 
 
 class ShrinkIndices(Pass):
-    """Save small offsets for the backward half of max pooling in place of int64 indices; expand them late or never.
+    """Save small offsets for the backward graph of max pooling in place of int64 indices; expand them late or never.
 
     Algebra: the index of the largest value of a window counts from the start of the image (h·W + w). Less the index of
     the window's own corner it is a·dh·W + b·dw, for the a-th row and b-th column of the window, at most
@@ -42,7 +42,7 @@ class ShrinkIndices(Pass):
     Numbers: bitwise equal.
 
     Refusals: the indices are returned to the caller, or something but the backward of the same pooling reads them.
-    Adaptive pooling and programs without a backward half are left alone.
+    Adaptive pooling and programs without a backward graph are left alone.
     """
 
     name: ClassVar[str] = "shrink_indices"

@@ -41,7 +41,7 @@ class SplitBatch(Pass):
         1. Stretches of either half of the step, as long as operators allow (`patterns.batch_gradients` proves it one
            by one), from the first operation to the last that needs an eighth of what the greediest one does.
         2. A value that stretches alone read, of backward too, is never put together: it stays in parts, each of which
-           is kept or computed again for itself.
+           is kept or recomputed for itself.
         3. Gradients of weights, and what else sums over the batch, are added up part by part; those of half precision
            in float32, rounded once. What is made of them runs after the stretch.
         4. A part that is a small window of a larger value, and is read behind the stretch, is copied out of it.

@@ -44,7 +44,7 @@ class SumLookups(Pass):
 
     Refusals: the sum is neither rounded nor added to another (its own size is needed anyway); there are so many
     lookups that the table in float32 is no larger than their rows; something else reads the sum in float32; the result
-    would be laid out otherwise. Programs without a backward half are returned as they are.
+    would be laid out otherwise. Programs without a backward graph are returned as they are.
     """
 
     name: ClassVar[str] = "sum_lookups"

@@ -31,7 +31,7 @@ class UnpadProducts(Pass):
 
     Numbers: those of a product of another shape, which may add up in another order.
 
-    Products that are read otherwise are left alone, and so are programs without a backward half.
+    Products that are read otherwise are left alone, and so are programs without a backward graph.
     """
 
     name: ClassVar[str] = "unpad_products"

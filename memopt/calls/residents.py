@@ -29,7 +29,7 @@ from memopt.step.optimizers import Optimizers
 from memopt.step.other_tensors import LITTLE, others_in_words
 from memopt.step.recount import recount
 
-# Of other tensors that take less than one part in so many of the step nothing is said.
+# Nothing is said of other tensors that take less than step / _SMALL.
 _SMALL = 64
 _LATER = (
     "a profiler is active: optimizers and other tensors that take more than was planned for may be over the budget "

@@ -191,7 +191,7 @@ class Hooks:
         return self.cut(self.rewrite(joint, num_fwd_outputs, request), num_fwd_outputs, **options)
 
     def cut(self, program: Program, num_fwd_outputs: int, **options: Any) -> Halved:
-        """Both halves of a program that `rewrite` returned; the options are those of `partition`."""
+        """Both graphs of a program that `rewrite` returned; the options are those of `partition`."""
 
         def extract(module: fx.GraphModule, saved: list[fx.Node]) -> Halved:
             static = _static_nodes(module, options.get("static_lifetime_input_indices"))

@@ -17,7 +17,7 @@ class Handed:
     Attributes:
         early: those that are wanted before backward ends.
         gone: of these, those that are gone then.
-        how: how the backward half that was cut last hands them over; None: it returns all in the end.
+        how: how the backward graph that was cut last hands them over; None: it returns all in the end.
     """
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ from memopt.program import (
 from memopt.step.own_copies import RECOMPUTED, is_copy_of_input
 from memopt.torch_compat import roles
 
-# The forward half of a joint graph, and the backward half.
+# The forward graph of a joint graph, and the backward graph.
 Halved = tuple[fx.GraphModule, fx.GraphModule]
 
 
@@ -202,7 +202,7 @@ def split(program: Program, extract: Callable[..., Halved]) -> Any:
 
 
 def erase_dead_draws(backward: fx.GraphModule) -> None:
-    """Erase from a backward half what draws in vain in forward, where it has been drawn by then."""
+    """Erase from a backward graph what draws in vain in forward, where it has been drawn by then."""
     while True:  # what was drawn only for another draw is drawn in vain once that is erased
         dead = [
             node
@@ -218,14 +218,14 @@ def erase_dead_draws(backward: fx.GraphModule) -> None:
 
 
 def mutations_in_place(forward: fx.GraphModule, program: Program, forward_outputs: int) -> None:
-    """Let the forward half update its inputs itself, as the joint graph did, in place of the outputs that say so.
+    """Let the forward graph update its inputs itself, as the joint graph did, in place of the outputs that say so.
 
     An input is written to as soon as nothing reads what it was: the new value need not wait for that in memory of its
     own, and its kernel may write it there. All new values are made of what inputs were before: one that is another
     input, or a view, is copied, since Inductor computes a view while it writes (and leaves out no copy but a clone).
 
     Args:
-        forward: the forward half, edited.
+        forward: the forward graph, edited.
         program: the training program that it was cut from.
         forward_outputs: how many outputs AOTAutograd expects of forward; those beyond became outputs in `from_joint`.
     """

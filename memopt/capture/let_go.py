@@ -42,12 +42,12 @@ def letting_go(program: Program) -> Program:
 
 
 def mark_let_go(forward: fx.GraphModule, program: Program) -> None:
-    """Have a forward half know which of its outputs the caller lets go of; see `let_go_of`."""
+    """Have a forward graph know which of its outputs the caller lets go of; see `let_go_of`."""
     forward.meta[_LET_GO] = frozenset(place for place, output in enumerate(program.outputs) if output.let_go)
 
 
 def let_go_of(forward: fx.GraphModule) -> frozenset[int]:
-    """Positions of a forward half's outputs that are gone when backward begins, where it was marked."""
+    """Positions of a forward graph's outputs that are gone when backward begins, where it was marked."""
     found: frozenset[int] = forward.meta.get(_LET_GO, frozenset())
     return found
 

@@ -54,7 +54,7 @@ class Watched:
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Run on a list of inputs, which is emptied.
 
-        What is folded is looked at while the device works, and what was computed from old values is computed again;
+        What is folded is looked at while the device works, and what was computed from old values is recomputed;
         before the run where that draws random numbers.
         """
         if not self._baked:

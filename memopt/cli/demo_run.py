@@ -123,7 +123,7 @@ class Row:
     """One line of the demo's table. Sizes are bytes on the device, whole step, everything resident included.
 
     Attributes:
-        setting: `eager`, `60 %`, or the least budget where a share cannot be met.
+        setting: `eager`, `60 %`, or the minimum where a share cannot be met.
         seconds: median time of a step.
         gradient_error: see `gradient_error`, against eager's gradients; for eager what rounding makes of them.
     """

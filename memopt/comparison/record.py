@@ -38,7 +38,7 @@ class Row:
             memory of the process during the timed steps, Python and libraries included.
         predicted_bytes: the peak that memopt predicted for the step; None for peers.
         budget_bytes: the budget that was asked for; None without one.
-        minimum_bytes: the least budget that memopt says it can keep; None where it does not say.
+        minimum_bytes: the minimum that memopt says it can keep; None where it does not say.
         error: root of the summed squared differences of all floating-point outputs to float64's, over that of
             float64's; None where it is not known.
         gradient_error: the same of all gradients of parameters; None for inference and where it is not known.

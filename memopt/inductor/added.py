@@ -1,4 +1,4 @@
-"""What rewrites have put into a joint graph, as torch's own cut is to take it: each in its own half."""
+"""What rewrites have put into a joint graph, as torch's own partition is to take it: each in its own half."""
 
 from __future__ import annotations
 

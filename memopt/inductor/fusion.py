@@ -53,7 +53,7 @@ class InductorFusion:
         self._table = table
 
     def arrange(self, program: Program) -> Program:
-        """Return the program with its backward half in an order in which kernels fuse well."""
+        """Return the program with its backward graph in an order in which kernels fuse well."""
         return arrange(program)
 
     def mark(self, program: Program) -> Program:
@@ -181,7 +181,7 @@ class _Marker:
         calls, before = 0, None
         for node in self.graph.nodes:
             phase = node.meta.get("phase", before)
-            calls += phase is not before  # no kernel is part of both halves
+            calls += phase is not before  # no kernel is part of both graphs
             before, self.window[node] = phase, calls
             calls += node in self.calls
         for node in reversed(self.graph.nodes):

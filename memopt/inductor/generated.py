@@ -103,7 +103,7 @@ def _copy(value: Any) -> Any:
 
 
 def recordable(forward: GeneratedCode, backward: GeneratedCode, ends: Ends, pool: Pool) -> RecordedStep | None:
-    """Both halves, loaded, as a step that may be recorded, and runs as they do until it is started.
+    """Both graphs, loaded, as a step that may be recorded, and runs as they do until it is started.
 
     Args:
         forward, backward: the halves' code.

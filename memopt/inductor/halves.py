@@ -1,4 +1,4 @@
-"""The two halves of a training step as Inductor lowered them.
+"""The forward and backward graph of a training step as Inductor lowered them.
 
 What they take is known at once; their kernels are compiled only when they are to run.
 """
@@ -58,7 +58,7 @@ class Half(GeneratedCode):
 
 
 class Halves:
-    """Collects both halves while `compile_fx` lowers one joint graph."""
+    """Collects both graphs while `compile_fx` lowers one joint graph."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Halves:
         return compiled
 
     def load(self) -> None:
-        """Compile and load the kernels of both halves."""
+        """Compile and load the kernels of both graphs."""
         stage("compiling kernels")
         for half in (self.forward, self.backward):
             if half is not None:
@@ -167,7 +167,7 @@ class Halves:
         return found
 
     def recordable(self, program: Program, pool: Pool) -> RecordedStep | None:
-        """Both halves as `memopt.inductor.generated.recordable` has them; None where their ends are not known.
+        """Both graphs as `memopt.inductor.generated.recordable` has them; None where their ends are not known.
 
         Args:
             program: the joint program that was lowered.

@@ -1,4 +1,4 @@
-"""How a step was lowered in the end, kept on disk: a later process goes there at once, without the tries before it.
+"""The route of a step, how it was lowered in the end, kept on disk: a later process goes it without further tries.
 
 What is read is a proposal: the code that comes of it is judged as any other, and where it does not keep the budget the
 search starts as if nothing had been known.
@@ -26,8 +26,8 @@ class Route:
     """What a step was settled with.
 
     Attributes:
-        planned: whether it follows a plan; else torch's own cut.
-        lowering: names of the rewrites that lower the floor that torch's own cut was made with; a plan has its own.
+        planned: whether it follows a plan; else torch's own partition.
+        lowering: names of the rewrites that reduce the minimum that torch's own cut was made with; a plan has its own.
         correction: bytes that the code was taken to need less than the plan says; of torch's own cut, below 0: what it
             saves less.
     """
@@ -43,7 +43,7 @@ class Route:
             way = "more" if self.correction > 0 else "less"
             return f"a plan for {abs(self.correction)} bytes {way}" if self.correction else "a plan"
         less = f" that saves {-self.correction} bytes less" if self.correction else ""
-        return " and ".join([f"torch's own cut{less}", *([", ".join(self.lowering)] if self.lowering else [])])
+        return " and ".join([f"torch's own partition{less}", *([", ".join(self.lowering)] if self.lowering else [])])
 
 
 class KnownRoutes(CompileCache[Route]):

@@ -1,4 +1,4 @@
-"""Torch's own cut of a step, the one that torch.compile makes, and what lets it keep a budget."""
+"""Torch's own partition of a step, the one that torch.compile makes, and what lets it keep a budget."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from memopt.torch_compat.min_cut import min_cut
 _LESS = 0.85
 # Where a plan computes products and the like again for this share of the step's time, a cut without has no room.
 _MUCH = 0.02
-# Where it takes more than the limit by no more than one part in so many, it saves less: that costs a few kernels.
+# If it is over the limit by at most limit / _LITTLE, it saves less: that costs a few kernels.
 _LITTLE = 50
 
 
@@ -50,7 +50,7 @@ class MinCutPartition:
         self.hooks, self.request = hooks, request
         self.session: Any = hooks.session
         self.spared, self.short = 0, False
-        # What is yet to be tried; the rewrites that lower the floor come in when they are needed.
+        # What is yet to be tried; the rewrites that reduce the minimum come in when they are needed.
         self._lowerings: list[tuple[Pass, ...]] | None = None
         # Bytes that code of the cut takes, by the rewrites it is made with, and bytes that it saved less.
         self._taken: dict[tuple[str, ...], tuple[int, int]] = {}
@@ -94,9 +94,9 @@ class MinCutPartition:
         return False
 
     def first_cut(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Halved | None:
-        """Both halves by the first rewrites, of those yet to be tried, with which the budget may be kept.
+        """Both graphs by the first rewrites, of those yet to be tried, with which the budget may be kept.
 
-        None where what the cut cannot do without is over the budget, with all rewrites that lower the floor too.
+        None where what the cut cannot do without is over the budget, with all rewrites that reduce the minimum too.
         """
         session = self.session
         if self._lowerings is None:
@@ -126,7 +126,7 @@ class MinCutPartition:
         return False
 
     def _all_are_hopeless(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> bool:
-        """Whether no rewrites let torch's own cut keep the budget: none takes less than all of them."""
+        """Whether no rewrites let torch's own partition keep the budget: none takes less than all of them."""
         self.request.lowering = self.session.kept_search.all_lowering()
         if self.request.lowering and self.cut(joint, joint_inputs, **options) is not None:
             return False
@@ -136,7 +136,7 @@ class MinCutPartition:
     def cut(
         self, joint: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **options: Any
     ) -> Halved | None:
-        """Both halves by the present rewrites; None where what cannot be fused is over the budget already."""
+        """Both graphs by the present rewrites; None where what cannot be fused is over the budget already."""
         program = self.hooks.rewrite(joint, num_fwd_outputs, self.request)
         assert self.hooks.captured is not None
         session = self.session

@@ -1,6 +1,6 @@
 """Saved values that wait in the host's memory between forward and backward, in the halves of a planned step.
 
-Both halves are in the plan's order. Of what forward makes for backward, large values leave as soon as they are made and
+Both graphs are in the plan's order. Of what forward makes for backward, large values leave as soon as they are made and
 come back just in time; which ones, and where, is `memopt.solve.offload`'s to say. The plan does not know of it: its
 code takes less than it says, and so it is made for more room, as wherever code takes less.
 """
@@ -32,23 +32,23 @@ from memopt.solve.offload import Trip, Value, trips
 if TYPE_CHECKING:
     from memopt.compilation.session import Session
 
-# What lowers the most bytes in use by less than one part in so many is not worth a copy.
+# What lowers the peak by less than peak / _WORTH is not worth a copy.
 _WORTH = 100
 # Where that is lower by this share of what is sent, and more room is of use, every value is worth its copy.
 _USEFUL = 0.9
-# Of values that lower it hardly any more, by one part in so many of that, fewer are sent.
+# Of values that lower it by no more than that / _HARDLY, fewer are sent.
 _HARDLY = 50
-# Where nothing is computed again, only as many are sent as the budget asks for: code takes up to so much more.
+# Where nothing is recomputed, only as many are sent as the budget asks for: code takes up to so much more.
 _SPARE = 20
 
 
 def wait_on_host(session: Session, forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Halved:
-    """Both halves with some of what is saved copied to the host and back; the same ones where nothing is won by it.
+    """Both graphs with some of what is saved copied to the host and back; the same ones where nothing is won by it.
 
     Args:
         session: whose step it is: its budget, its passes, and what its operations take.
-        forward: the forward half.
-        backward: the backward half; what it reads of forward goes by the same name.
+        forward: the forward graph.
+        backward: the backward graph; what it reads of forward goes by the same name.
         outputs: how many leading outputs of forward the caller gets.
     """
     allowed = next((item for item in session.rewriting.passes if isinstance(item, Offload)), None)
@@ -89,7 +89,7 @@ def wait_on_host(session: Session, forward: fx.GraphModule, backward: fx.GraphMo
 
 
 def waiting(forward: fx.GraphModule) -> list[int]:
-    """The bytes of each value that a forward half sends to the host."""
+    """The bytes of each value that a forward graph sends to the host."""
     nodes = forward.graph.find_nodes(op="call_function", target=TO_HOST)
     return [sum(storages(node).values()) for node in nodes]
 
@@ -143,7 +143,7 @@ def problem_of(
     Args:
         forward, backward: the halves.
         found: what forward makes that may wait.
-        seconds: what operations take, by the name that they have in forward and, computed again, there.
+        seconds: what operations take, by the name that they have in forward and, recomputed, there.
         link: bytes per second to the host, and from it.
         limit: the most bytes that may wait.
     """
@@ -224,7 +224,7 @@ def _returning(backward: fx.GraphModule, ends: Mapping[str, tuple[fx.Node, Trip,
     """A copy of backward that takes what waits on the host, and copies it back.
 
     Args:
-        backward: the backward half.
+        backward: the backward graph.
         ends: by name what of forward stands for a value now, its way, and the place where it has to be back.
     """
     graph = fx.Graph()

@@ -95,12 +95,12 @@ def gradients_early(policy: contextlib.ExitStack) -> None:
 
 
 def planned_cut(hooks: Hooks, joint: fx.GraphModule, num_fwd_outputs: int, **options: Any) -> Any:
-    """Both halves by the plan; what it counts on as stored is."""
+    """Both graphs by the plan; what it counts on as stored is."""
     return cut_as_planned(hooks, hooks.rewrite(joint, num_fwd_outputs), num_fwd_outputs, **options)
 
 
 def cut_as_planned(hooks: Hooks, program: Program, num_fwd_outputs: int, **options: Any) -> Any:
-    """Both halves of a planned program; what the plan counts on as stored is.
+    """Both graphs of a planned program; what the plan counts on as stored is.
 
     Kernels that read the same values stand together, where that is expected to take no more memory, and some of what
     is saved waits on the host.
@@ -164,7 +164,7 @@ def compile_training(
 
     register_product_sums()
     register_write_over()
-    # Both halves are lowered at once, since a peak is that of both.
+    # Both graphs are lowered at once, since a peak is that of both.
     settings = aot_settings(force_non_lazy_backward_lowering=True)
     with settings, may_donate(), unread_logs_suppressed(), cached or JointCache().attempt(), (trace or Trace()).kept():
         return compile_graph(
@@ -188,7 +188,7 @@ def _edit_first(graph: fx.Graph) -> None:
 
 
 def saved_bytes(forward: fx.GraphModule, outputs: int) -> int:
-    """Bytes that a forward half leaves behind for backward, by storage, what was there before left out."""
+    """Bytes that a forward graph leaves behind for backward, by storage, what was there before left out."""
     graph: Any = forward.graph
     values = [node for node in graph.output_node().args[0][outputs:] if isinstance(node, fx.Node)]
     before = {key for node in graph.find_nodes(op="placeholder") for key in storages(node)}

@@ -1,4 +1,4 @@
-"""What a cut of a joint graph takes as Inductor's code, about, known before any code is generated."""
+"""An estimate of what a partition takes as Inductor's code, known before any code is generated."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from memopt.torch_compat.inductor_compile import lays_out_channels_last
 
 # Of halves that were looked at before, by their forward: whoever chooses between two cuts asks, and who uses one.
 _known: WeakKeyDictionary[fx.GraphModule, tuple[fx.GraphModule, int, int]] = WeakKeyDictionary()
-# What forward halves take, which is the same whatever order backward has.
+# What forward graphs take, which is the same whatever order backward has.
 _forwards: WeakKeyDictionary[fx.GraphModule, int] = WeakKeyDictionary()
 
 
 def expected_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> int:
-    """About the bytes that both halves take, above what was there before: what is fused away takes none.
+    """About the bytes that both graphs take, above what was there before: what is fused away takes none.
 
     The halves run in their own order, and a kernel writes over what it reads last, unless several of its values are
     computed of that, or it waited for backward. Inputs that are saved in another layout are there twice. Code took 0 to
@@ -34,7 +34,7 @@ def expected_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: i
     what would be fused.
 
     Args:
-        forward: the forward half; its placeholders were there before.
+        forward: the forward graph; its placeholders were there before.
         backward: the backward half, on placeholders that forward made, or that were there before, or that are tangents.
         outputs: how many leading outputs of forward the caller gets, and holds.
     """

@@ -1,4 +1,4 @@
-"""The least that a cut of a joint graph takes as Inductor's code, known before any code is generated.
+"""A lower bound of what a partition takes as Inductor's code, known before any code is generated.
 
 Whatever is fused, a library call finds its operands in memory and leaves its results there. Counting those alone, in
 the graph's order, says of most cuts that are too large that they are, in a hundredth of the time that lowering takes.
@@ -28,10 +28,10 @@ _REORDERED = 0.97
 
 
 def least_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> int:
-    """About the least bytes that both halves take, above what was there before: what library calls read and write.
+    """About the least bytes that both graphs take, above what was there before: what library calls read and write.
 
     Args:
-        forward: the forward half; its placeholders were there before.
+        forward: the forward graph; its placeholders were there before.
         backward: the backward half, on placeholders that forward made, or that were there before, or that are tangents.
         outputs: how many leading outputs of forward the caller gets, and holds.
     """
@@ -39,7 +39,7 @@ def least_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int)
 
 
 def least_of_backward(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Callable[..., list[int]]:
-    """A function of the backward half's nodes in some order: about the least bytes that each takes with all there is.
+    """A function of the backward graph's nodes in some order: about the least bytes that each takes with all there is.
 
     Args:
         forward, backward, outputs: the cut; see `least_bytes`.

@@ -59,7 +59,7 @@ def _name(node: fx.Node) -> str:
 
 
 def cut_by(plan: SizedPlan, joint: fx.GraphModule, *, num_fwd_outputs: int, **options: Any) -> Halved:
-    """Both halves of a joint graph with symbols, as the plan says.
+    """Both graphs of a joint graph with symbols, as the plan says.
 
     Args:
         plan: of the same graph at one size.

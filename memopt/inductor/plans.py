@@ -17,7 +17,7 @@ from memopt.step.planned import fingerprint
 
 # Code of a plan took up to 6 % more than is expected of its halves, for transformers.
 _EXPECTED = 0.95
-# A plan that was made for more room, and takes no more than one part in so many of the budget more, is not worth code.
+# A plan that was made for more bytes, and takes at most budget / _WORTH more, is not worth code.
 _WORTH = 100
 # How often a plan is made for more room before there is code.
 _PLANS = 5
@@ -68,7 +68,7 @@ class Plans(Generic[T]):
             self._factor = max(self._factor or 0.0, size / self._expected)
 
     def cut(self, joint: fx.GraphModule, *, foresee: bool, num_fwd_outputs: int, **options: Any) -> Any:
-        """Both halves by the plan that is requested.
+        """Both graphs by the plan that is requested.
 
         A plan is made for less room as long as its code is expected to take more than the budget, and the first one
         for more room as long as that leaves much of it: the code itself would tell no more, but later.

@@ -1,6 +1,6 @@
-"""The order of a planned backward half in which kernels that read the same values are one.
+"""The order of a planned backward graph in which kernels that read the same values are one.
 
-A plan computes again what is missing just before it is read, and what it computes again stands between kernels that
+A plan recomputes what is missing just before it is read, and what it recomputes stands between kernels that
 were one in the order that was planned. What is known only now is which values those are, and how much memory is left.
 """
 
@@ -21,7 +21,7 @@ _FAR = 4
 
 
 def together(program: Program) -> list[fx.Node] | None:
-    """The backward half of a planned program in an order in which kernels read and write less; None where it is in it.
+    """The backward graph of a planned program in an order in which kernels read and write less; None where it is in it.
 
     1. Library calls that run again come before the kernels, between two others, that do not feed them.
     2. What reads the same as a window's kernels, once it can be computed, stands beside them.
@@ -42,7 +42,7 @@ def together(program: Program) -> list[fx.Node] | None:
 
 
 class _Order:
-    """An order of the backward half that only ever gets better.
+    """An order of the backward graph that only ever gets better.
 
     Attributes:
         nodes: the half in its present order.

@@ -1,4 +1,4 @@
-"""The order of a backward half in which Inductor's kernels fuse well: what reads the same values stands together.
+"""The order of a backward graph in which Inductor's kernels fuse well: what reads the same values stands together.
 
 A plan's code is fused between two library calls only (see `order.KeepOrder`), in windows. As autograd gives it, the
 sum of two gradients stands in another window than the kernel that reads it, the sum over rows that is a bias's gradient
@@ -24,7 +24,7 @@ _SHRINKS = 4
 
 
 def arrange(program: Program) -> Program:
-    """Return the program with its backward half in an order of few windows.
+    """Return the program with its backward graph in an order of few windows.
 
     1. Every library call that others depend on keeps its place among these, and so does what has effects or draws
        random numbers.
@@ -32,7 +32,7 @@ def arrange(program: Program) -> Program:
        it makes much less of its operands, or that call is far.
     3. What the caller gets of that, a gradient of a bias say, stands beside it.
     4. A call on which no other depends (the gradient of a weight) waits for the next kernels where it reads what is
-       computed element by element in forward: computed again, that is fused with them. What it keeps waiting must be
+       computed element by element in forward: recomputed, that is fused with them. What it keeps waiting must be
        no larger than what they read together.
     """
     if not program.training:
@@ -68,7 +68,7 @@ class _Arrangement:
             self.feeds[node] = any(self.call[user] or self.feeds[user] for user in users)
 
     def nodes(self) -> Iterable[fx.Node]:
-        """The backward half, in its new order."""
+        """The backward graph, in its new order."""
         for node in self.given:
             if node in self.done:
                 continue

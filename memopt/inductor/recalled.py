@@ -20,7 +20,7 @@ from memopt.torch_compat.returned import writable
 
 @dataclasses.dataclass(frozen=True)
 class RecalledCode:
-    """Both halves of a step, loaded.
+    """Both graphs of a step, loaded.
 
     Attributes:
         run: the step.

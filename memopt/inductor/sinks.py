@@ -1,4 +1,4 @@
-"""Gradients of weights that wait, in torch's own cut, where the most memory is in use when they are computed.
+"""Gradients of weights that wait, in torch's own partition, where the most memory is in use when they are computed.
 
 Autograd computes the gradient of the layer that makes logits first of all, while everything that was saved is there,
 and torch's partitioner leaves it there unless it finds another order for a reason of its own. Nothing needs it until
@@ -23,11 +23,11 @@ _FAR, _MOST = 32, 8
 def put_off_sinks(
     forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, over: Callable[[int], int]
 ) -> fx.GraphModule:
-    """The backward half with library calls that nothing needs yet later, where that lowers the most bytes in use.
+    """The backward graph with library calls that nothing needs yet later, where that lowers the most bytes in use.
 
     Args:
-        forward: the forward half; its placeholders were there before.
-        backward: the backward half.
+        forward: the forward graph; its placeholders were there before.
+        backward: the backward graph.
         outputs: how many leading outputs of forward the caller gets, and holds.
         over: bytes by which so many above what was there before forward are too much, or 0.
 

@@ -1,7 +1,7 @@
-"""What torch's own cut saves though kernels can compute it again of what else is saved, where a little room is missing.
+"""What torch's own cut saves though kernels can recompute it of what else is saved, where a little room is missing.
 
 Torch's partitioner saves an operand of a matrix product in backward even where one kernel computes it of other saved
-values, since it would be written to memory again. Computed again in the layers that backward comes to last, it is there
+values, since it would be written to memory again. Recomputed in the layers that backward comes to last, it is there
 when there is room for it.
 """
 
@@ -19,7 +19,7 @@ from memopt.inductor.kinds import DRAWING, SEED, is_inlined
 from memopt.inductor.partition import in_order
 from memopt.program import copy_node, is_any_view, is_effectful, is_random, module_of
 
-# A value is computed again of at most so many times its own bytes, by at most so many operations.
+# A value is recomputed of at most so many times its own bytes, by at most so many operations.
 _READ, _OPERATIONS = 3, 32
 # What is smaller, in bytes, is not worth an operation.
 _LEAST = 2**16
@@ -28,19 +28,19 @@ _LEAST = 2**16
 def spare_saved(
     forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, wanted: int, mutated: Collection[str] = ()
 ) -> Halved | None:
-    """Both halves with saved values of at least so many bytes computed again in backward.
+    """Both graphs with saved values of at least so many bytes recomputed in backward.
 
     Those that forward makes first are taken first: backward reads them last.
 
     Args:
-        forward: the forward half.
-        backward: the backward half; what it reads of forward goes by the same name.
+        forward: the forward graph.
+        backward: the backward graph; what it reads of forward goes by the same name.
         outputs: how many leading outputs of forward the caller gets.
         wanted: bytes to save less.
         mutated: names of inputs that the step writes to: in backward they are not what they were.
 
     Returns:
-        New halves; None where there is not so much that could be computed again.
+        New halves; None where there is not so much that could be recomputed.
     """
     results: Sequence[Any] = forward.graph.output_node().args[0]  # type: ignore[assignment]
     place = {node: index for index, node in enumerate(forward.graph.nodes)}
@@ -52,7 +52,7 @@ def spare_saved(
     caller = [node for node in results[:outputs] if isinstance(node, fx.Node)]
     holders = Counter(key for node in (*inputs, *caller, *saved) for key in storages(node))
     found: dict[fx.Node, list[fx.Node]] = {}
-    leaves: set[fx.Node] = set()  # what is computed again of; it stays saved
+    leaves: set[fx.Node] = set()  # what is recomputed of; it stays saved
     for node in sorted(set(saved), key=place.__getitem__):
         if wanted <= 0:
             break

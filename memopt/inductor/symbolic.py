@@ -66,7 +66,7 @@ class SymbolicTraining:
         self._step: Any = None  # the session's, as the code was counted last
         self._loaded = False  # whether its kernels are
         self._plan: SizedPlan | None = None  # that the code follows
-        self._plans = False  # whether a plan says what is saved; else torch's own cut
+        self._plans = False  # whether a plan says what is saved; else torch's own partition
         self._warm = WarmSizes(graph_module, example_inputs, hooks)
 
     def compile(self) -> ManySizes:
@@ -151,7 +151,7 @@ class SymbolicTraining:
         return MadeAnewError(str(self._sizes.not_kept(sizes)))
 
     def _lowered(self, sizes: Sizes) -> Callable[..., Any]:
-        """The step for these sizes by torch's own cut, or by plans until the code of one keeps the budget."""
+        """The step for these sizes by torch's own partition, or by plans until the code of one keeps the budget."""
         session = self.session
         before, halves = session.step, self._halves
         for number, (share, kept) in enumerate(_ATTEMPTS if self._plans else _ATTEMPTS[:1]):

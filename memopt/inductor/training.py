@@ -1,4 +1,4 @@
-"""How a training step becomes Inductor's code that keeps its budget: torch's own cut, then plans, then none."""
+"""How a training step becomes Inductor's code that keeps its budget: torch's own partition, then plans, then none."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Training:
 
     def _begin(self) -> None:
         self._trace = Trace()
-        self._first_plan: _Attempt | None = None  # made where torch's own cut was seen to be hopeless
+        self._first_plan: _Attempt | None = None  # made where torch's own partition was seen to be hopeless
         self._codes: dict[str, _Attempt] = {}  # of plans, whatever limit they were made for
         self._plans: Plans[_Attempt] = Plans(self.hooks, self.request, self._codes)
 
@@ -236,7 +236,7 @@ class Training:
     # -- one attempt ---------------------------------------------------------------------------------------------
 
     def _attempt(self, *, planned: bool) -> _Attempt | None:
-        """Lower the step by a plan, or by torch's own cut, and then by a plan where that is hopeless."""
+        """Lower the step by a plan, or by torch's own partition, and then by a plan where that is hopeless."""
         session = self.session
         halves = Halves(self.hooks.backward, self._ahead, self._meanwhile, breaks=self.hooks.graph_break)
         with contextlib.ExitStack() as policy:
@@ -335,7 +335,7 @@ class Training:
         return dataclasses.replace(known, saving=saving, excess=excess, step=session.step)
 
     def _own_cut(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Halved | None:
-        """Both halves by torch's own cut, at first the one that settled the step once; None: no such cut has room."""
+        """Both graphs by torch's own cut, at first the one that settled the step once; None: no such cut has room."""
         if self._followed is not None:
             halves = self._own.cut(joint, joint_inputs, **options)
             if halves is not None:

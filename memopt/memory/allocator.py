@@ -21,7 +21,7 @@ _LIBRARIES = 65 * 2**20
 # Granularity of a small and of a large segment, the last of which may be almost empty.
 _SEGMENTS = 22 * 2**20
 OWN_SEGMENT = 10 * 2**20  # smaller blocks share segments
-_SHARE = 1000  # one part in so many is lost between blocks, with expandable segments
+_SHARE = 1000  # limit / _SHARE is lost between blocks, with expandable segments
 # Segments grow by pages, by default of so many bytes, and a page that holds anything cannot be handed back: the
 # smallest that torch takes are set where it takes any.
 _PAGE, _LEAST_PAGE = 20 * 2**20, 12 * 2**20

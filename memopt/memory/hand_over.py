@@ -36,7 +36,7 @@ class HandOver:
 
 @dataclasses.dataclass(frozen=True)
 class Handing:
-    """How the backward half of a program hands gradients over.
+    """How the backward graph of a program hands gradients over.
 
     Attributes:
         hand_overs: in order, by the half's outputs.
@@ -54,7 +54,7 @@ class Due:
     """Gradients of one module's parameters, for code that finds out by itself when they are final.
 
     Attributes:
-        outputs: which of the backward half's results they are.
+        outputs: which of the backward graph's results they are.
         shown: names of the values that show these parameters, which are not to be read any more.
     """
 
@@ -86,7 +86,7 @@ def marked(program: Program, names: Iterable[str]) -> Program:
 
 
 def mark_handed(backward: fx.GraphModule, program: Program) -> None:
-    """Have a backward half know which of its results it hands over before it ends; see `handed_of`."""
+    """Have a backward graph know which of its results it hands over before it ends; see `handed_of`."""
     results = program.outputs[program.forward_outputs :]
     backward.meta[_HANDED] = frozenset(place for place, output in enumerate(results) if output.handed)
 
@@ -144,7 +144,7 @@ def due(program: Program, aliasing: Aliasing, names: Iterable[str]) -> list[Due]
 
 
 def handing(program: Program, aliasing: Aliasing, position: Mapping[str, int]) -> Handing | None:
-    """How the backward half of a program hands gradients over; None where it returns all in the end.
+    """How the backward graph of a program hands gradients over; None where it returns all in the end.
 
     Args:
         program: a training program, planned.

@@ -26,7 +26,7 @@ _WORKSPACE = 3
 # pages are most of its memory.
 _PART, _FEWEST, _MOST = 4, 128, 256
 _SHORT, _SEQUENCES = 32, 16  # a longer layer is run for fewer steps, of so many sequences; else for fewer sequences
-_ROUNDING = 32  # one part in so many is allowed for a workspace's pages
+_ROUNDING = 32  # size / _ROUNDING is allowed for a workspace's pages
 
 
 class WholeLedger(Ledger):  # type: ignore[no-untyped-call]

@@ -24,7 +24,7 @@ class Timeline:
         steps: names of the call nodes in order of execution (items of multiple results left out).
         live_bytes: per step, the bytes alive while it runs: inputs still needed, results, and its workspace.
         workspace_bytes: per step, the part of it that is workspace.
-        forward_steps: how many leading steps are the forward half (all of them in an inference program).
+        forward_steps: how many leading steps are the forward graph (all of them in an inference program).
         peak_bytes: the largest of `live_bytes`; 0 for a program without steps.
         live_at_peak: the storages alive at that step, as (name of the producing node, bytes), largest first.
         end_bytes: bytes that stay alive after the last step (outputs, gradients).

@@ -18,7 +18,7 @@ from memopt.memory.distributed import has_group
 from memopt.monitoring.record import Leak, OutOfMemory
 from memopt.torch_compat import pytree
 
-_WORTH = 20  # what is not a part in so many of what was held is no fix
+_WORTH = 20  # what saves less than held / _WORTH is no fix
 
 
 @dataclasses.dataclass(frozen=True)

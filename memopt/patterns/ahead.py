@@ -32,7 +32,7 @@ _ZEROS = {aten.zeros.default, aten.zeros_like.default}
 
 @dataclasses.dataclass(frozen=True)
 class Ahead:
-    """How the backward half of a region is computed in forward.
+    """How the backward graph of a region is computed in forward.
 
     Attributes:
         tangent: the number that the region's gradients are proportional to: what the caller multiplies the loss by.

@@ -27,7 +27,7 @@ def run_in_chunks(region: RowRegion, chunk: int, ahead: Ahead | None = None, wai
 
     Narrow values are put together again from the chunks' rows, sums over rows are added up (those of half precision in
     float32, rounded once at the end: matrices by the library that multiplies, where it can, else `waiting` at a time),
-    and what backward needs of the wide values of forward is computed again for each chunk; with `ahead` backward's
+    and what backward needs of the wide values of forward is recomputed for each chunk; with `ahead` backward's
     values are computed in forward, next to those.
 
     Args:
@@ -66,7 +66,7 @@ class _Known:
 
 
 def _read_by_backward(region: RowRegion) -> frozenset[fx.Node]:
-    """The narrow forward values from which backward computes, the wide ones that it computes again included."""
+    """The narrow forward values from which backward computes, the wide ones that it recomputes included."""
     found: set[fx.Node] = set()
     work = list(region.nodes[Phase.BACKWARD])
     while work:
@@ -137,7 +137,7 @@ class _Half:
     # -- one chunk -----------------------------------------------------------------------------------------------
 
     def _compute(self, node: fx.Node) -> fx.Node:
-        """The node's value for the present chunk; a wide value of the other half is computed again."""
+        """The node's value for the present chunk; a wide value of the other half is recomputed."""
         if node not in self.chunks:
             recipe = self.region.recipes[node]
             args, kwargs = pytree.tree_map(self._operand, (recipe.args, recipe.kwargs))

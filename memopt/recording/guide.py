@@ -33,7 +33,7 @@ class CudaMemory:
 
 
 class Guide:
-    """Both halves of a step as code that tells its lines, and what is done before each."""
+    """Both graphs of a step as code that tells its lines, and what is done before each."""
 
     def __init__(self) -> None:
         """Nothing is done before lines."""

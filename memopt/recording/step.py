@@ -1,4 +1,4 @@
-"""Both halves of a training step as recordings: one launch each, where the device would wait for the host.
+"""Both graphs of a training step as recordings: one launch each, where the device would wait for the host.
 
 A recording runs the generated code's own kernels in their order, on the addresses that it was made with. What a half
 is given is copied to where its recording reads it, which is free for others once it has been read for the last time;
@@ -48,7 +48,7 @@ class Unrecordable(RuntimeError):
 
 
 class Guide(Protocol):
-    """What leads the allocator while both halves are recorded; see `memopt.recording.guide`."""
+    """What leads the allocator while both graphs are recorded; see `memopt.recording.guide`."""
 
     def led_forward(self, args: list[Any], take: Take) -> Sequence[Any]:
         """Run forward on what is taken of a list of arguments, which is emptied."""
@@ -76,7 +76,7 @@ class RecordedStep:
         pool: Pool,
         guided: Callable[[], Guide | None] = lambda: None,
     ) -> None:
-        """Take the generated code of both halves; each empties its list of arguments.
+        """Take the generated code of both graphs; each empties its list of arguments.
 
         Args:
             forward: returns the caller's results, and what it saves behind them.

@@ -277,7 +277,7 @@ def _argument_bytes(program: Program) -> int:
 
 
 def _tensor_rows(item: Planned) -> tuple[tuple[TensorRow, ...], tuple[TensorRow, ...]]:
-    """What is kept from forward to backward, and what backward computes again: by storage, largest first."""
+    """What is kept from forward to backward, and what backward recomputes: by storage, largest first."""
     program = item.program
     aliasing = analyse(program)
     life = lifetimes(program, aliasing)

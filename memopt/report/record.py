@@ -92,7 +92,7 @@ class ProgramReport:
         timeline_before: bytes on the device at each step before the plan, all that is resident included.
         timeline_after: the same for what is executed.
         saved: the tensors that cross from forward to backward, largest first.
-        recomputed: the tensors that backward computes again, largest first.
+        recomputed: the tensors that backward recomputes, largest first.
         forward_steps: how many leading steps of `timeline_after` are forward.
         before: the graph that `timeline_before` is of; its storages say what is alive at each step.
         after: the graph that is executed.
@@ -148,7 +148,7 @@ class Report:
         passes: one record per pass and program, in order.
         peak_bytes: the predicted peak of a step.
         measured_peak_bytes: the measured peak; None before a step was measured.
-        minimum_bytes: the least budget that is known to be kept; None when it was not computed. Where an engine's
+        minimum_bytes: the minimum that is known to be kept; None when it was not computed. Where an engine's
             own code decides, it is known of code that was made, not of plans.
         budget_bytes: the limit that was asked for; None without one.
         unconstrained_bytes: the predicted peak without a budget.

@@ -1,4 +1,4 @@
-"""What the two halves of a step take by a schedule, where kernels write over what they read last."""
+"""What the forward and backward graph of a step take by a schedule, where kernels write over what they read last."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class HalfPeaks:
     """Bytes of a step's storages.
 
     Attributes:
-        forward: the most at any step of the forward half.
-        backward: the most at any step of the backward half, what was saved included.
+        forward: the most at any step of the forward graph.
+        backward: the most at any step of the backward graph, what was saved included.
         saved: alive between the halves: what backward reads, and what the caller holds.
     """
 

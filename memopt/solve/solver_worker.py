@@ -1,4 +1,4 @@
-"""Searches for another process: problems in, curves out. Imports no torch, so that such a process is there at once."""
+"""What a solver's process does: problems in, curves out. Imports no torch, so that such a process is there at once."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import at_end_of_backward, compiled_nodes, first_nodes
 from memopt.torch_compat.backward import backward_task, keeps_graph
 
-# What grows from step to step is planned for with a margin: one part in so many.
+# What grows from step to step is planned for with a margin: size / _GROWTH.
 _GROWTH = 8
 
 

@@ -36,7 +36,7 @@ class Step:
         base: bytes of what is resident.
         limit: the budget in bytes; None without one.
         whole: bytes of which a limit that is a share is one: with what libraries were known to keep then.
-        lowering: the rewrites that lower the floor, as a plan uses them.
+        lowering: the rewrites that reduce the minimum, as a plan uses them.
         search: what found the plan, as long as that is not proved.
         known: of a step that was loaded from disk, what its graph takes as it runs, and as eager runs it; its graphs
             tell else.
@@ -55,7 +55,7 @@ class Step:
 
 
 class BudgetState(MemoryLedger):
-    """The account with the step that was planned last, and what an engine's code takes in its place."""
+    """The ledger with the step that was planned last, and what an engine's code takes in its place."""
 
     def __init__(self, budget: Budget | None, resident: Resident) -> None:
         """Nothing is planned yet."""
@@ -90,12 +90,12 @@ class BudgetState(MemoryLedger):
 
     @property
     def recomputes(self) -> bool:
-        """Whether the step computes anything again."""
+        """Whether the step recomputes anything."""
         planned = self.step.planned if self.step else ()
         return any(item.choice is not None and item.choice.plan.extra_seconds > 0 for item in planned)
 
     def share_again(self, counted: Callable[[fx.Node], bool]) -> float:
-        """The share of the step's time in which the plan computes again what `counted` says of."""
+        """The share of the step's time in which the plan recomputes what `counted` says of."""
         items = [item for item in (self.step.planned if self.step else ()) if item.choice is not None]
         again = whole = 0.0
         for item in items:
@@ -120,7 +120,7 @@ class BudgetState(MemoryLedger):
         return max(0, step.base + held - self.usable(step.limit))
 
     def least_budget(self, taken: int) -> int:
-        """The least budget for code whose tensors take `taken` bytes with all that is resident."""
+        """The minimum for code whose tensors take `taken` bytes with all that is resident."""
         return with_slack(max(taken, self.optimizer_peak()), self.resident.device)
 
     def refused_at_most(self, plan: Callable[[], T], taken: int | None) -> T:

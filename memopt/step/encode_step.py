@@ -130,9 +130,9 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
 
 
 def apply_schedule(program: Program, lowering: Lowering, schedule: Schedule) -> Program:
-    """Return the program in the schedule's order, each recomputation a node of its own in the backward half.
+    """Return the program in the schedule's order, each recomputation a node of its own in the backward graph.
 
-    The forward half stays as it is, but for what nobody reads any more. In the backward half a copy `x_again` of each
+    The forward graph stays as it is, but for what nobody reads any more. In the backward graph a copy `x_again` of each
     recomputed node stands where the schedule runs it, and views are rebuilt next to their first use from the tensor
     that owns the storage, so that only whole storages cross from forward to backward.
     """

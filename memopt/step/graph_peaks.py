@@ -23,8 +23,8 @@ class GraphPeaks:
     """What one graph of a step holds, in bytes above what is resident.
 
     Attributes:
-        forward: the most during its forward half.
-        backward: the most during its backward half, its saved tensors included.
+        forward: the most during its forward graph.
+        backward: the most during its backward graph, its saved tensors included.
         saved: alive between the halves: saved tensors, and outputs that the caller holds.
         left: alive after backward: gradients of parameters, and outputs that the caller holds.
         gradients: of these, by the parameter's name: what another graph adds to the same gradient takes no more.

@@ -26,7 +26,7 @@ class StepGraphs:
 
     Attributes:
         stages: the passes.
-        captured: the graphs after the rewrites that come before the plan, in the order of their forward halves.
+        captured: the graphs after the rewrites that come before the plan, in the order of their forward graphs.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class StepGraphs:
         """Rewrite the programs as far as the plan.
 
         Args:
-            programs: the step's graphs as captured, in the order of their forward halves.
+            programs: the step's graphs as captured, in the order of their forward graphs.
             stages: the passes.
             verify: how passes are proved.
             table: what operators take.

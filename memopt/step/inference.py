@@ -19,7 +19,7 @@ from memopt.step.planned import Planned, constant_bytes
 if TYPE_CHECKING:
     from memopt.compilation.session import Session
 
-# One part in so many of a budget is the least by which it is planned for less.
+# If a run is over, the next plan is for at least budget / _STEP less.
 _STEP = 20
 
 

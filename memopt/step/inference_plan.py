@@ -21,12 +21,12 @@ from memopt.step.stretches import TOLD, Stretches, told
 if TYPE_CHECKING:
     from memopt.compilation.session import Session
 
-# The search for less goes by one part in so many of a limit at least.
+# The search for less goes by limit / _STEP at least.
 _STEP = 20
 # A program in chunks of more calls than this is not made only to say what the least is, where that is far away.
 _CALLS = 1500
 _FAR = 2  # times what there is
-_LOSS = 10  # one part in so many is allowed for what an engine's layout takes beyond the figure
+_LOSS = 10  # size / _LOSS is allowed for what an engine's layout takes beyond the figure
 
 
 class HopelessError(Exception):

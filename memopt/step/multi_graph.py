@@ -1,4 +1,4 @@
-"""A step of several graphs, which share its budget: all are planned before the first one runs.
+"""A multi-graph step: its graphs share the budget, and all are planned before the first one runs.
 
 Where an engine makes code of its own, the step is judged by the code of all its graphs together: that the code of one
 takes more than its plan would else be found out only when those before it are compiled, and have run.

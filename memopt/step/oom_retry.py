@@ -1,4 +1,4 @@
-"""Memory that other processes hold for a moment: a step that lacks it is taken again once they have given it back."""
+"""Retry of a trial step that ran out of memory which other processes held for a moment."""
 
 from __future__ import annotations
 

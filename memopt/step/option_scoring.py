@@ -1,4 +1,4 @@
-"""Whether a step is planned with the rewrites that lower its floor, or without them."""
+"""Whether a step is planned with the rewrites that reduce its minimum, or without them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def beside(used: Sequence[Pass]) -> list[tuple[Pass, ...]]:
 
 
 def otherwise(used: Sequence[Pass]) -> list[tuple[Pass, ...]]:
-    """All of the rewrites with one of them set otherwise, which costs less and lowers the floor by less."""
+    """All of the rewrites with one of them set otherwise, which costs less and reduces the minimum by less."""
     return [tuple(other if entry is item else entry for entry in used) for item in used for other in item.others]
 
 
 def deeper(used: Sequence[Pass]) -> tuple[Pass, ...] | None:
-    """The rewrites with those set so that they lower the floor further that can be; None where none can."""
+    """The rewrites with those set so that they reduce the minimum further that can be; None where none can."""
     found = tuple(item.deeper or item for item in used)
     return None if found == tuple(used) else found
 
@@ -58,7 +58,7 @@ def _extra_share(plan: StepPlan) -> float:
 
 
 def joined(chosen: StepPlan, others: Sequence[StepPlan]) -> StepPlan:
-    """The chosen plan, with the least peak and the curve of all; where it is infeasible, with its own least peak.
+    """The chosen plan, with the least peak and the curve of all; where it is infeasible, with its own minimum peak.
 
     That one was measured, where steps are: what other plans are said to need may be less than they take.
     """

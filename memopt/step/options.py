@@ -21,7 +21,7 @@ log = logging.getLogger("memopt")
 
 # How often a plan whose measured step went over the limit is tightened before the limit is called infeasible.
 _TIGHTENINGS = 3
-# A plan during which memory ran out is planned again for less by one part in so many.
+# A plan during which memory ran out is planned again for limit / STARVED less.
 STARVED = 8
 # Where an engine's code has the last word, a search is given so many seconds for each operation, and at least so many:
 # of 24 layers' 1,500 operations it found what twice as long did, or came within 0.03 % of the step's time of that.

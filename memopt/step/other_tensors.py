@@ -24,7 +24,7 @@ from memopt.torch_compat.storages import id_of_storage
 
 # Bytes of losses, counts and rates, which come and go: below this nothing is counted, and no change is one.
 LITTLE = 1024
-# Of what grows from step to step, one part in so many is left to it beyond what there is.
+# What grows from step to step is left size / _GROWTH beyond what there is.
 _GROWTH = 8
 # What lies in cycles may hold others, which the next collection finds.
 _COLLECTIONS = 3

@@ -27,7 +27,7 @@ _VECTOR, _PART = 2**16, 64
 
 
 def recomputes(node: fx.Node) -> bool:
-    """Whether a call of a backward half recomputes a value of forward; views do not."""
+    """Whether a call of a backward graph recomputes a value of forward; views do not."""
     meta = node.meta
     again = RECOMPUTED in meta or meta.get("phase") is Phase.FORWARD
     return again and node.op == "call_function" and not shows_operand(node)
@@ -106,8 +106,8 @@ def keep_small_inputs(forward: fx.GraphModule, backward: fx.GraphModule, outputs
     """The same for halves that were cut without a plan, edited.
 
     Args:
-        forward: the forward half.
-        backward: the backward half; what it reads of forward goes by the same name.
+        forward: the forward graph.
+        backward: the backward graph; what it reads of forward goes by the same name.
         outputs: how many leading outputs of forward the caller gets.
     """
     made = {node.name: node for node in forward.graph.nodes}

@@ -34,7 +34,7 @@ class StoredPlan:
     """What a search settled on.
 
     Attributes:
-        lowering: names of the rewrites that lower the floor, those that are used, in order.
+        lowering: names of the rewrites that reduce the minimum, those that are used, in order.
         schedules: per graph.
         peaks: per graph, the peak in bytes of the schedule by itself, as `memopt.solve.check` counts it.
         peak_bytes: the finished step's peak above what is resident.

@@ -1,4 +1,4 @@
-"""Plans carried over from one size of a step to another: the same operations on tensors of other sizes.
+"""Plans transferred from one size of a step to another: the same operations on tensors of other sizes.
 
 A schedule is an order of operations by number. Where another program has the same operations under the same names, the
 order is one of that program's too, if the checker accepts it there: only bytes and seconds have to be counted anew.
@@ -28,7 +28,7 @@ class TransferredPlan:
     """The trade-off that was found for a step of one size.
 
     Attributes:
-        lowering: names of the rewrites that lower the floor, those that are used.
+        lowering: names of the rewrites that reduce the minimum, those that are used.
         operations: per graph, the names of its operations.
         schedules: per graph, orders of them, fastest first.
         plain_bytes: the step's peak without a plan.
@@ -81,10 +81,10 @@ def structure(program: Program) -> str:
 
 
 def carried_from(lowering: Sequence[str], choices: Sequence[Choice], plain_bytes: int) -> TransferredPlan:
-    """What of a step's plans can be carried over.
+    """What of a step's plans can be transferred.
 
     Args:
-        lowering: names of the rewrites that lower the floor, those that are used.
+        lowering: names of the rewrites that reduce the minimum, those that are used.
         choices: the plan of each graph.
         plain_bytes: the step's peak without a plan.
     """

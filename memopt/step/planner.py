@@ -52,7 +52,7 @@ class StepPlan:
         minimum_bytes: the least such peak that was found.
         feasible: whether the peak keeps the limit.
         seconds: predicted time of forward and backward.
-        extra_seconds: how much of it goes into computing again.
+        extra_seconds: how much of it goes into recomputing.
         curve: what more or less memory would cost, in bytes above what is resident; empty where nothing was searched.
     """
 
@@ -120,7 +120,7 @@ class StepPlanner:
         """Search the trade-off of every graph.
 
         Args:
-            programs: the training programs of the step, in the order of their forward halves.
+            programs: the training programs of the step, in the order of their forward graphs.
             costs: per program, seconds and workspace by node name.
             finish: what happens to a planned program afterwards (in-place conversion, say), and the resulting timeline.
             seconds: time for the search, all graphs together.

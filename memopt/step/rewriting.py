@@ -48,7 +48,7 @@ class Rewriting:
         return stages.arranges
 
     def called(self, keys: Sequence[str], exact: bool) -> tuple[Pass, ...] | None:
-        """The rewrites that lower the floor with these keys, in their order; None where there are no such ones."""
+        """The rewrites that reduce the minimum with these keys, in their order; None where there are no such ones."""
         return self.stages(exact).called(keys)
 
     def lays_out(self, program: Program, exact: bool) -> bool:

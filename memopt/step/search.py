@@ -1,4 +1,4 @@
-"""The search for a step's plan: what to recompute, and which rewrites that lower the floor to use."""
+"""The search for a step's plan: what to recompute, and which rewrites that reduce the minimum to use."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class StepSearch:
         self._options.seconds = seconds
 
     def plan(self, room: int | None, carried: TransferredPlan | None = None, *, prove: bool = True) -> Found:
-        """Choose what to recompute in all graphs, and which of the rewrites that lower the floor to use: the last.
+        """Choose what to recompute in all graphs, and which of the rewrites that reduce the minimum to use: the last.
 
         A choice that was made before for an equal step is found again on disk, and judged anew.
 
@@ -151,7 +151,7 @@ class StepSearch:
         return dataclasses.replace(known, plan=dataclasses.replace(known.plan, feasible=False, minimum_bytes=least))
 
     def lowerings(self, room: int | None = None) -> list[tuple[Pass, ...]]:
-        """What of the rewrites that lower the floor may be used: all, or as `beside` has it; in order of time.
+        """What of the rewrites that reduce the minimum may be used: all, or as `beside` has it; in order of time.
 
         That is the step's time without recomputation, and what changes nothing is left out.
 
@@ -170,7 +170,7 @@ class StepSearch:
         return [chosen for chosen in found if self._options.base_seconds(chosen) <= most * (1 + WORTH_OF_CUT)]
 
     def all_lowering(self) -> tuple[Pass, ...]:
-        """Every rewrite that lowers the floor, and changes something."""
+        """Every rewrite that reduces the minimum, and changes something."""
         return self._options.of(self.stages.lowering).passes
 
     def _beside(self, used: Sequence[Pass]) -> list[tuple[Pass, ...]]:

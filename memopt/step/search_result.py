@@ -1,4 +1,4 @@
-"""What a search settled on."""
+"""What a search has chosen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Found:
     Attributes:
         planned: the graphs; with the records of all their passes once they are proved.
         plan: the step's plan, in bytes above what is resident.
-        lowering: the rewrites that lower the floor, those that are used.
+        lowering: the rewrites that reduce the minimum, those that are used.
         proved: whether the records are there; see `StepSearch.prove`.
     """
 

@@ -1,4 +1,4 @@
-"""What the user is told of a model's steps: the report, how long its making took, and notes."""
+"""The report of a model's steps, how long its making took, and notes for the user."""
 
 from __future__ import annotations
 

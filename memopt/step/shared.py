@@ -46,7 +46,7 @@ class SharedStep(StepInLoop):
         first_calls: these, where they can let go of what they saved and recompute it.
         last_word: whether a call that has no room beside earlier ones is refused.
         has_other_ways: whether one that does not fit is not refused yet, as earlier calls of the step may let go of
-            what they saved: then no step is taken over the budget to name a least.
+            what they saved: then no step is taken over the budget to name a minimum.
     """
 
     def __init__(self, budget: Budget | None, resident: Resident) -> None:

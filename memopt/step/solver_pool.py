@@ -1,4 +1,4 @@
-"""Searches done side by side, in processes of their own: each has a core to itself."""
+"""A pool of solvers: searches in processes of their own, each with a core to itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The least budget that a refusal names: tried before it is said, and found again by who then asks for it.
+"""The verified minimum: what a refusal names, kept by a trial step first, and known to who then asks for it.
 
 Code says what tensors take, not what the allocator holds beside them: a figure that no step has kept is no promise.
 """
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("memopt")
 
-# How often a least is named; each is more than the one before by one part in so many, at least.
+# How many minimums are verified; each is at least the one before plus that / _FURTHER.
 _NAMINGS, _FURTHER = 4, 256
-# What was named serves budgets up to one part in so many above it: larger ones deserve a search of their own.
+# A verified minimum serves budgets up to minimum / _NEAR above it: larger ones deserve a search of their own.
 _NEAR = 25
 _MOST = 1 << 50
 
 
 def verified(session: Session, refused: BudgetError, lower: Callable[[], Program | None]) -> BudgetError:
-    """The refusal, naming a least that a step was seen to keep; as it is where the device cannot tell.
+    """The refusal, naming a minimum that a trial step has kept; unchanged if the device cannot tell.
 
     Args:
         session: whose step was refused.
@@ -45,7 +45,7 @@ def verified(session: Session, refused: BudgetError, lower: Callable[[], Program
         size = refused.minimum_bytes
         if device.type == "cuda" and size > torch.cuda.get_device_properties(device).total_memory:
             break
-        log.info("the least is named %d bytes: a step is to show it", size)
+        log.info("a minimum of %d bytes is verified by a trial step", size)
         with _asked_for(session, size):
             try:
                 program = lower()
@@ -62,7 +62,7 @@ def verified(session: Session, refused: BudgetError, lower: Callable[[], Program
 @contextlib.contextmanager
 def _asked_for(session: Session, size: int) -> Iterator[None]:
     """Within, the budget is `size` bytes, and the deepest plan comes first; nothing of it stays."""
-    stage("trying the least that is named")
+    stage("verifying the minimum by a trial step")
     kept = session.budget, session.recording_room.wanted, session.beyond
     session.budget, session.naming = Budget(size, None, format_bytes(size, short=True)), True
     before = session.tighten(-session.margin)
@@ -79,7 +79,7 @@ def _asked_for(session: Session, size: int) -> Iterator[None]:
 
 
 class VerifiedMinimums:
-    """What was named and kept, by steps, for this version of memopt and torch: below the folder for caches.
+    """The verified minimums by step, for this version of memopt and torch: below the folder for caches.
 
     What is read is a proposal: the code that comes of it is judged as any other.
     """

@@ -1,4 +1,4 @@
-"""A step that was settled in an earlier process, found again before it is traced: its code, its report, its place.
+"""Warm start: a finished compilation of an earlier process, loaded before a step is traced: its code and its report.
 
 The code lies in torch's cache, whose key covers the graph, its inputs and torch's settings; what memopt decides by
 beside these is part of that key, its own source among it. Where a step can be taken, it is, and what does not keep the
@@ -48,7 +48,7 @@ Recall = Callable[[bytes], Recalled]
 
 @dataclasses.dataclass(frozen=True)
 class FinishedStep:
-    """What is kept of a settled step beside its code. Sizes are in bytes.
+    """What is kept of a finished compilation beside its code. Sizes are in bytes.
 
     Attributes:
         report: of the step.
@@ -90,7 +90,7 @@ class FinishedStep:
 
 @looking_once()
 def warm_started(session: Session, hooks: Hooks, recall: Recall, given: Sequence[Any]) -> Callable[..., Any] | None:
-    """The step as it was settled before, with its report on record; None where it is to be lowered.
+    """The step as it was compiled before, with its report on record; None where it is to be lowered.
 
     Args:
         session: whose step it is.
@@ -113,9 +113,9 @@ def warm_started(session: Session, hooks: Hooks, recall: Recall, given: Sequence
     before = session.tighten(0), session.multiplies, session.recording_room.bytes
     if taken_up(session, known) and _still_keeps(session, run, hooks, given, known):
         hooks.knows(known.backward)
-        log.info("the step was found on disk, as an earlier process has settled it")
+        log.info("warm start: the step is as an earlier process has compiled it")
         return run
-    log.info("the step that was found on disk does not keep the budget: planning anew")
+    log.info("the step that was loaded from disk does not keep the budget: planning anew")
     standing, session.multiplies, recording = before
     session.recording_room.restore(recording)
     session.loosen(standing)
@@ -178,13 +178,13 @@ def finished_step(session: Session, hooks: Hooks, program: Program) -> FinishedS
 
 
 class FinishedSteps(CompileCache[FinishedStep]):
-    """Settled steps."""
+    """Finished compilations on disk."""
 
     kind = "steps"
 
     @staticmethod
     def encoded(entry: FinishedStep) -> dict[str, Any]:
-        """The settled step in what JSON can hold."""
+        """The entry in what JSON can hold."""
         fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
         fields["report"] = base64.b85encode(packed(entry.report)).decode()
         fields["gain"] = None if entry.gain is None else entry.gain.name
@@ -195,7 +195,7 @@ class FinishedSteps(CompileCache[FinishedStep]):
 
     @staticmethod
     def decoded(record: dict[str, Any]) -> FinishedStep:
-        """The settled step of a record; errors as `CompileCache` says."""
+        """The entry of a record; errors as `CompileCache` says."""
         report = unpacked(base64.b85decode(record.pop("report")))
         written = record.pop("written")
         if written is not None:

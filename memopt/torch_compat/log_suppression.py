@@ -1,6 +1,6 @@
 """What torch's pipeline puts into words for its logs, left out where nobody reads them.
 
-AOTAutograd prints the joint graph and both halves, and Inductor describes every part of a cache's key, whether a log
+AOTAutograd prints the joint graph and both graphs, and Inductor describes every part of a cache's key, whether a log
 takes it or not: about as long as the keys and a tenth of tracing take, for a graph of some thousand operations. Torch
 has no setting for either. Tried on torch 2.11 and 2.13.
 """

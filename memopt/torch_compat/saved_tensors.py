@@ -29,7 +29,7 @@ def hooks_allowed() -> bool:
 
 
 def is_from_hooks(error: Exception) -> bool:
-    """Whether an error comes from a hook: the user's own, or a checkpoint's that has all it wants to compute again."""
+    """Whether an error comes from a hook: the user's own, or a checkpoint's that has all it wants to recompute."""
     if isinstance(error, getattr(checkpoint, "_StopRecomputationError", ())):
         return True
     trace = error.__traceback__
