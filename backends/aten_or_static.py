@@ -11,7 +11,7 @@ from memopt.backends.aten import AtenBackend, Boxed, emit, lower_inference
 from memopt.backends.choose import Bind, Chooser, within_budget
 from memopt.backends.static import StaticBackend
 from memopt.backends.watched import WatchedProgram
-from memopt.capture.dynamo import Hooks
+from memopt.capture.dynamo import Hooks, compilation_of
 from memopt.capture.joint import constants_to_attributes
 from memopt.memory.timeline import Timeline
 from memopt.program import Program
@@ -35,7 +35,7 @@ class AtenOrStaticBackend(AtenBackend):
             return super().compile_captured(graph_module, example_inputs, hooks)
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
-            session: Any = hooks.session
+            session = compilation_of(hooks)
 
             def make(patient: bool) -> Boxed:
                 program, rewrite = hooks.inference(module)

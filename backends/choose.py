@@ -8,7 +8,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -28,6 +28,9 @@ from memopt.torch_compat.cuda_memory import free_workspaces
 from memopt.torch_compat.fake_tensors import no_fake_mode
 from memopt.torch_compat.inductor_errors import InductorError
 from memopt.torch_compat.tracing_context import out_of_trace
+
+if TYPE_CHECKING:
+    from memopt.compilation.session import Session
 
 log = logging.getLogger("memopt")
 
@@ -86,7 +89,7 @@ class Chooser:
 
     def __init__(
         self,
-        session: Any,
+        session: Session,
         engines: Mapping[str, Bind],
         settle: Callable[..., None],
         instead: Mapping[str, Bind] | None = None,
@@ -162,8 +165,7 @@ class Chooser:
             self._engines = {trial.name: self._engines[trial.name]}
             if len(trials) > 1:
                 self._session.note(_why(trial, trials))
-            notes = tuple(self._session.notes)
-            self._session.reports(dataclasses.replace(self._session.report, backend=trial.name, notes=notes))
+            self._session.runs_on(trial.name)
             return trial.function
         raise min(refused, key=lambda over: over.minimum_bytes)
 
@@ -197,7 +199,7 @@ class Chooser:
         return last[1](program)
 
 
-def within_budget(session: Any, make: Callable[[bool], Made]) -> Made:
+def within_budget(session: Session, make: Callable[[bool], Made]) -> Made:
     """What `make` plans and makes; planned for less where runs of it took more than the budget.
 
     Args:

@@ -14,7 +14,7 @@ from memopt.backends.choose import Bind, Chooser, within_budget
 from memopt.backends.chunked import is_chunked
 from memopt.backends.static import StaticBackend, device_of, least_timeline
 from memopt.backends.watched import WatchedProgram
-from memopt.capture.dynamo import Hooks
+from memopt.capture.dynamo import Hooks, compilation_of
 from memopt.engine import Engine, ManySizes, Recalled
 from memopt.inductor.fusion import InductorFusion
 from memopt.inductor.inference import InductorInference, uses_libraries, watching
@@ -62,7 +62,7 @@ class InductorBackend(Engine):
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks
     ) -> Callable[..., Any]:
         """Lower one Dynamo graph: Inductor's own training pipeline with memopt's partition, or its inference one."""
-        session: Any = hooks.session
+        session = compilation_of(hooks)
         if hooks.needs_gradients and session.exact:
             return AtenBackend().compile_captured(graph_module, example_inputs, hooks)
         if hooks.needs_gradients:
@@ -73,12 +73,12 @@ class InductorBackend(Engine):
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
             if hooks.dry:
                 return emit_collected(module, hooks)
-            return within_budget(hooks.session, lambda patient: self._inference(module, hooks, patient=patient))
+            return within_budget(session, lambda patient: self._inference(module, hooks, patient=patient))
 
         return lower_inference(graph_module, example_inputs, inference)
 
     def _step(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> Callable[..., Any]:
-        session: Any = hooks.session
+        session = compilation_of(hooks)
         if hooks.dry:
             lower = rehearse if session.collection.rehearsing else emit_training
             return lower(graph_module, example_inputs, hooks)
@@ -105,7 +105,7 @@ class InductorBackend(Engine):
         if self._beside is not None:
             engines[self._beside.name] = self._beside.bind
         instead = {"inductor": InductorInference(libraries=False).bind} if uses_libraries(program) else {}
-        session: Any = hooks.session
+        session = compilation_of(hooks)
         choose = Chooser(session, engines, settling(session), instead, patient=patient).bind
         return hooks.held(WatchedProgram(watching(program), lambda *known: watching(rewrite(*known)), choose))
 

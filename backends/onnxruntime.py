@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -21,7 +21,7 @@ from torch import fx
 from memopt.backends.aten import Boxed, emit, emit_collected, lower_inference
 from memopt.backends.choose import within_budget
 from memopt.backends.foreign import ForeignFunction, ForeignWeights, Run, weights_of
-from memopt.capture.dynamo import Hooks
+from memopt.capture.dynamo import Hooks, compilation_of
 from memopt.capture.watched import Rewrite, Watched
 from memopt.engine import Engine
 from memopt.memory.allocator_limit import lifted
@@ -31,6 +31,9 @@ from memopt.onnxruntime.session import Session, Settings, check_provider
 from memopt.program import Program, draws_numbers
 from memopt.step.inference import settling
 from memopt.torch_compat.boxed import boxed
+
+if TYPE_CHECKING:
+    from memopt.compilation.session import Session as Compilation
 
 # Weights above this size are not widened to float64 for the comparison on the first call.
 _WIDE_BYTES = 1 << 29
@@ -75,7 +78,7 @@ class OnnxRuntimeBackend(Engine):
                 return Watched(program, rewrite, emit)
             if not self._settings.tight:
                 return self._function(program, rewrite, weights_of(program), None)
-            session: Any = hooks.session
+            session = compilation_of(hooks)
 
             def settled(program: Program) -> ForeignWeights:
                 return self._function(program, rewrite, (), settling(session))
@@ -112,7 +115,7 @@ def _empty(program: Program) -> bool:
 class _PlannedForLess:
     """An inference function that is made anew, of a plan for less, as long as its first run is over the budget."""
 
-    def __init__(self, session: Any, first: Boxed, again: Callable[[], Boxed]) -> None:
+    def __init__(self, session: Compilation, first: Boxed, again: Callable[[], Boxed]) -> None:
         self._session, self._again = session, again
         self._first: Boxed | None = first
         self._run: Boxed | None = None

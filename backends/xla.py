@@ -12,14 +12,14 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from memopt.backends.aten import Boxed, emit, emit_collected
 from memopt.budget import BudgetError
-from memopt.capture.dynamo import Hooks
+from memopt.capture.dynamo import Hooks, compilation_of
 from memopt.capture.watched import Watched
 from memopt.engine import Engine
 from memopt.memory.cost.table import CostTable, OperatorCost
@@ -33,6 +33,9 @@ from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.donated import nothing_donated
 from memopt.torch_compat.fake_tensors import no_fake_mode
 from memopt.torch_compat.tracing_context import out_of_trace
+
+if TYPE_CHECKING:
+    from memopt.compilation.session import Session
 
 # Attempts to keep a budget: operators in a piece of a graph, and parts of the batch in which convolutions are run.
 # Smaller pieces and parts hold less, and are slower.
@@ -71,7 +74,7 @@ class XlaBackend(Engine):
             LowerError: an operator has no form under XLA; one line names it and its source line.
             BudgetError: no plan's executables keep the budget.
         """
-        session: Any = hooks.session
+        session = compilation_of(hooks)
         if not isinstance(session.table, XlaCosts):
             session.costs_by(XlaCosts(session.table))
         if hooks.dry:
@@ -96,7 +99,7 @@ class XlaCosts(CostTable):
 
 def _aot(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks, forward: Any, backward: Any) -> Any:
     """Lower with AOTAutograd: these compilers for the two halves, memopt's own for inference."""
-    session: Any = hooks.session
+    session = compilation_of(hooks)
 
     stays: set[str] = set()
 
@@ -198,7 +201,7 @@ class _Training:
 
     def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> None:
         self._graph_module, self._example_inputs, self._hooks = graph_module, example_inputs, hooks
-        self._session: Any = hooks.session
+        self._session = compilation_of(hooks)
         self._halves: dict[str, _Half] = {}
         self._forward_outputs, self._request = 0, PlanRequest()
 
@@ -213,7 +216,7 @@ class _Training:
         try:
             for cut in PIECES if session.budget is not None else (WHOLE,):
                 run = self._attempt(cut)
-                saving, excess = session.emitted(self._hooks.captured, self._peaks())
+                saving, excess = session.emitted(self._captured(), self._peaks())
                 if excess is None or excess <= 0:
                     session.compiled([one for name, half in self._halves.items() for one in half.records(name)])
                     return run
@@ -221,6 +224,7 @@ class _Training:
                     self._request.correction = -session.limit_bytes  # the last attempt is of the plan that takes least
                 elif session.one_graph and session.feasible:
                     self._request.correction = saving - excess // 8
+            assert excess is not None
             raise _over(session, excess)
         finally:
             session.forget_search()
@@ -293,7 +297,8 @@ def _staying(program: Program) -> set[str]:
     return {entry.name for entry in program.inputs if entry.kind in (InputKind.PARAMETER, InputKind.BUFFER)}
 
 
-def _over(session: Any, excess: int) -> BudgetError:
+def _over(session: Session, excess: int) -> BudgetError:
+    assert session.report is not None and session.report.budget_bytes is not None
     limit = session.report.budget_bytes
     return BudgetError(limit + excess, limit, session.report.breakdown)
 

@@ -11,7 +11,7 @@ import dataclasses
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableSet, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import fx
@@ -49,6 +49,9 @@ from memopt.torch_compat.dynamo import own_frames
 from memopt.torch_compat.fake_tensors import no_fake_mode
 from memopt.torch_compat.min_cut import partition_at
 from memopt.torch_compat.source_files import TORCH
+
+if TYPE_CHECKING:
+    from memopt.compilation.session import Session as Compilation
 
 
 class Session(Protocol):
@@ -321,6 +324,11 @@ class Hooks:
         """
         self.session.functions.add(function)
         return function
+
+
+def compilation_of(hooks: Hooks) -> Compilation:
+    """The session of a graph's hooks as engines that plan know it."""
+    return cast("Compilation", hooks.session)
 
 
 @contextlib.contextmanager

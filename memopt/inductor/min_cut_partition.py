@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from memopt.capture.dynamo import Hooks
+from memopt.capture.dynamo import Hooks, compilation_of
 from memopt.capture.joint import Halved, constants_to_attributes, drop_outputs, mutations_in_place, shown_by
 from memopt.capture.let_go import mark_let_go
 from memopt.common.phases import phase
@@ -48,7 +48,7 @@ class MinCutPartition:
     def __init__(self, hooks: Hooks, request: PlanRequest) -> None:
         """Take what rewrites the joint graph, and what is asked of it: which rewrites is changed here."""
         self.hooks, self.request = hooks, request
-        self.session: Any = hooks.session
+        self.session = compilation_of(hooks)
         self.spared, self.short = 0, False
         # What is yet to be tried; the rewrites that reduce the minimum come in when they are needed.
         self._lowerings: list[tuple[Pass, ...]] | None = None
@@ -81,7 +81,7 @@ class MinCutPartition:
         if not lowering:  # what is saved less may be in use again where the most is
             self._in_vain |= bool(known) and self.spared > spared and 2 * (known - taken) < self.spared - spared
         self._taken[lowering] = taken, self.spared
-        if self._expected:
+        if self._expected and self.session.step is not None:
             self._share = (taken - self.session.step.base) / self._expected
 
     def next_lowering(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import fx
 
-from memopt.capture.dynamo import Hooks
+from memopt.capture.dynamo import Hooks, compilation_of
 from memopt.inductor.partition import cut_as_planned
 from memopt.inductor.peak_estimate import expected_bytes
 from memopt.inductor.peak_lower_bound import least_bytes
@@ -83,7 +83,7 @@ class Plans(Generic[T]):
             KnownPlan: `code` is what came of the same plan, or is as good.
             BudgetError: no code keeps the budget, and less may be planned for.
         """
-        session: Any = self._hooks.session
+        session = compilation_of(self._hooks)
         more = not self._known and self._request.correction == 0
         self._last, halves = "", None
         for left in reversed(range(_PLANS)):

@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from memopt.backends.aten import Boxed, emit
-from memopt.capture.dynamo import Hooks
+from memopt.capture.dynamo import Hooks, compilation_of
 from memopt.common.phases import phase
 from memopt.errors import first_line
 from memopt.inductor.halves import Halves
@@ -34,7 +34,7 @@ def rehearse(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks:
 
     No kernel is compiled: what is returned runs on fake tensors, to where the next graph is captured.
     """
-    session: Any = hooks.session
+    session = compilation_of(hooks)
     halves = Halves(hooks.backward)
     partition = Partition(lambda joint, _, **options: planned_cut(hooks, joint, **options))
 

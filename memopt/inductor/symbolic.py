@@ -16,7 +16,7 @@ from torch import fx
 
 from memopt.budget import BudgetError
 from memopt.capture.at_sizes import at_sizes
-from memopt.capture.dynamo import Hooks
+from memopt.capture.dynamo import Hooks, compilation_of
 from memopt.capture.joint import Halved
 from memopt.common.phases import phase
 from memopt.engine import ManySizes
@@ -56,7 +56,7 @@ class SymbolicTraining:
     def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> None:
         """Take a Dynamo graph whose sizes are symbols, its inputs, and what makes a program of its joint graph."""
         self.graph_module, self.example_inputs, self.hooks = graph_module, example_inputs, hooks
-        self.session: Any = hooks.session
+        self.session = compilation_of(hooks)
         self._halves, self._request = Halves(hooks.backward), PlanRequest()
         self._joint: tuple[fx.GraphModule, int] | None = None  # with symbols, and how many outputs forward has
         self._sizes = ServedSizes(hooks, example_inputs)
@@ -226,6 +226,7 @@ class SymbolicTraining:
         session, plan = self.session, None
         with contextlib.suppress(BudgetError, RuntimeError, ValueError):  # a model may have a largest size
             program = self._planned(sizes, own)
+            assert session.step is not None
             peak, feasible = session.step.plan.peak_bytes, session.feasible
             session.forget_plan()
             session.forget_search()

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from memopt.capture.at_sizes import at_sizes
-from memopt.capture.dynamo import Hooks, outside_tracing
+from memopt.capture.dynamo import Hooks, compilation_of, outside_tracing
 from memopt.capture.joint import program_of_graph
 from memopt.common.phases import phase
 from memopt.engine import ManySizes
@@ -42,7 +42,7 @@ class SymbolicInference:
     def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> None:
         """Take a Dynamo graph whose sizes are symbols, its inputs, and what they are to the model."""
         self.graph_module, self.example_inputs, self.hooks = graph_module, example_inputs, hooks
-        self.session: Any = hooks.session
+        self.session = compilation_of(hooks)
         self._sizes = ServedSizes(hooks, example_inputs)
         self._graph: fx.GraphModule | None = None  # as AOTAutograd traced it
         self._half: Half | None = None

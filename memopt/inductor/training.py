@@ -13,7 +13,7 @@ from torch import fx
 
 from memopt.backends.aten import AtenBackend
 from memopt.backends.hand_over import relayed
-from memopt.capture.dynamo import Hooks, outside_tracing
+from memopt.capture.dynamo import Hooks, compilation_of, outside_tracing
 from memopt.capture.joint import Halved, positions
 from memopt.common.garbage import collect_early
 from memopt.common.phases import phase
@@ -69,7 +69,7 @@ class Training:
     def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> None:
         """Take a Dynamo graph, its inputs, and what rewrites its joint graph."""
         self.graph_module, self.example_inputs, self.hooks = graph_module, example_inputs, hooks
-        self.session: Any = hooks.session
+        self.session = compilation_of(hooks)
         self.request = PlanRequest()  # what is asked of the next plan
         self._own = MinCutPartition(hooks, self.request)
         self._key = ""  # of what settled the step, once its graph is there
@@ -145,9 +145,15 @@ class Training:
         """Code of the deepest plan, which is there where it was refused before; None where that is too much."""
         self._before, self._followed = None, None
         self._own.begin_anew()
-        with self._beginning_with(_deepest_within(self.session.budget.bytes)):
+        with self._beginning_with(self._deepest_route()):
             attempt = self._attempt(planned=True)
         return attempt if attempt is not None and attempt.fits else None
+
+    def _deepest_route(self) -> Route:
+        """The deepest plan there is, for a budget in bytes."""
+        budget = self.session.budget
+        assert budget is not None and budget.bytes is not None
+        return Route(planned=True, correction=-budget.bytes)
 
     def _lowered_from(self, known: Route) -> _Attempt | None:
         """The step lowered until its code keeps the budget, beginning with what settled it once; None: none does."""
@@ -179,6 +185,7 @@ class Training:
         """The graph as its operators; it is refused naming no more than `least` bytes, which code does with."""
         session = self.session
         if session.limit_bytes and not session.one_graph:  # other graphs may have run: they were judged together
+            assert session.report is not None
             raise session.over(session.report.peak_bytes, session.limit_bytes)
         session.note(
             "no code of Inductor's was found that keeps the budget: this graph runs operator by operator, as with "
@@ -191,7 +198,7 @@ class Training:
             return AtenBackend().compile_captured(self.graph_module, self.example_inputs, self.hooks)
 
         with session.operator_by_operator():
-            return session.refused_at_most(lower, least)  # type: ignore[no-any-return]
+            return session.refused_at_most(lower, least)
 
     def _unplanned(self) -> _Attempt | None:
         """Torch's own cut and order, with the rewrites that let it keep the budget in the least time; None: none do.
@@ -230,6 +237,7 @@ class Training:
         if best is not None:
             session.goes_back_to(best.step)
         if best is not None and not last and best.peaks is not None:
+            assert self.hooks.captured is not None
             session.emitted(self.hooks.captured, best.peaks)
         return best
 
@@ -355,17 +363,12 @@ class Training:
         self._key = key_of(session, captured)
         known = KnownRoutes().get(self._key)
         if known is None and VerifiedMinimums().near(session, captured) is not None:
-            known = _deepest_within(session.budget.bytes)
+            known = self._deepest_route()
         lowering = None if known is None else session.rewriting.called(known.lowering, session.exact)
         if known is not None and lowering is not None:
             self._followed = known
             self._start_from(known)
             self.request.search, self.request.lowering = known.planned, lowering
-
-
-def _deepest_within(limit: int) -> Route:
-    """The deepest plan there is, for a limit of so many bytes."""
-    return Route(planned=True, correction=-limit)
 
 
 def _against(excess: int | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from memopt.capture.dynamo import Hooks
+from memopt.capture.dynamo import Hooks, compilation_of
 from memopt.inductor.halves import Halves
 from memopt.inductor.joint_cache import JointCache
 from memopt.inductor.recalled import digest_of, recalled
@@ -29,7 +29,7 @@ class WarmSizes:
     def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> None:
         """Nothing is looked for yet."""
         self._graph_module, self._example_inputs, self._hooks = graph_module, example_inputs, hooks
-        self._session: Any = hooks.session
+        self._session = compilation_of(hooks)
         self._cache = JointCache()
         self._counted: CountedSizes | None = None  # of the code that runs
         self._there = ""  # digest of the code on disk

@@ -43,6 +43,11 @@ class SessionReport(BudgetState):
         """Put a report on record, in place of the one before."""
         self.report = report
 
+    def runs_on(self, backend: str) -> None:
+        """Put on record which engine runs, with the notes so far."""
+        if self.report is not None:
+            self.report = dataclasses.replace(self.report, backend=backend, notes=tuple(self.notes))
+
     @contextlib.contextmanager
     def timed(self, what: str) -> Iterator[None]:
         """Put on record how long the block takes, and what of it goes into which phase of planning and compiling."""

@@ -205,6 +205,9 @@ class Told:
     def note(self, text):
         self.notes = (*self.notes, text)
 
+    def runs_on(self, backend):
+        self.report = dataclasses.replace(self.report, backend=backend, notes=self.notes)
+
 
 def test_an_engine_that_cannot_run_is_replaced_and_memory_that_ran_out_is_said():
     from tests.passes.build import trace
