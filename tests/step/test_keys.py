@@ -25,7 +25,7 @@ def test_the_source_is_that_of_every_room(tmp_path, monkeypatch):
     (package / "step").mkdir(parents=True)
     (tmp_path / "passes").mkdir()
     (package / "passes").symlink_to(tmp_path / "passes")
-    monkeypatch.setattr(keys, "__file__", str(package / "step" / "keys.py"))
+    monkeypatch.setattr(keys, "MEMOPT", f"{package}/")
     digests = set()
     for file in (package / "step" / "keys.py", tmp_path / "passes" / "inplace.py", tmp_path / "passes" / "fuse.py"):
         file.write_text("one")
