@@ -154,8 +154,9 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         )
         if by_loss_alone and others:
             detach_outputs(graph_module, others)
-        lets_go = by_loss_alone and bool(session.fallbacks.by_loss_alone.held)
-        hooks = Hooks(session, graph_module, example_inputs, lets_go=lets_go)
+        hooks = Hooks(session, graph_module, example_inputs)
+        if by_loss_alone and session.fallbacks.by_loss_alone.held:
+            hooks.let_go_before_backward()
         if hooks.graph_break:
             session.is_in_parts()
         if hooks.graph_break and not hooks.needs_gradients:

@@ -87,9 +87,7 @@ class Session(Protocol):
 class Hooks:
     """What an engine calls while it lowers one Dynamo graph."""
 
-    def __init__(
-        self, session: Session, graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, lets_go: bool = False
-    ) -> None:
+    def __init__(self, session: Session, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
         self.session = session
         names = session.names()
         keep_fused_attention(graph_module)
@@ -102,7 +100,7 @@ class Hooks:
             for value, origin in zip(example_inputs, self.origins, strict=True)
         ]
         self.handed = Handed()
-        self.lets_go = lets_go  # whether the caller is to let go of what is returned beside the loss before backward
+        self.lets_go = False  # whether the caller is to let go of what is returned beside the loss before backward
         self.dry = session.dry
         self.captured: Program | None = None  # the joint program, once it was partitioned
         # The one of the first lowering: what is kept on disk goes by it. A graph that is lowered again may be simpler.
@@ -144,6 +142,10 @@ class Hooks:
     def infers(self) -> None:
         """An engine has found that nothing which the graph computes needs gradients, though inputs do."""
         self.needs_gradients = False
+
+    def let_go_before_backward(self) -> None:
+        """The caller is to let go of what is returned beside the loss before backward."""
+        self.lets_go = True
 
     def may_be_recorded(self, run: Any, step: Any) -> None:
         """Have a step recorded where `run`, which an engine made, is what runs it; both are None: nothing may be."""

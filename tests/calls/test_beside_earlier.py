@@ -14,11 +14,16 @@ from memopt.step.earlier_calls import NoRoomBesideError
 KIND = Kind(True, False)
 
 
+class Step(types.SimpleNamespace):
+    def has_last_word(self, last):
+        self.last_word = last
+
+
 class Steps(dict):
     """Sessions by plan, and what is done with them."""
 
     def of(self, kind):
-        return self.setdefault(kind.plan, types.SimpleNamespace(last_word=False))
+        return self.setdefault(kind.plan, Step(last_word=False))
 
     def forget(self, plan):
         self.pop(plan, None)
