@@ -11,7 +11,8 @@ from memopt.memory.timeline import timeline
 from memopt.passes.chunk_loss import ChunkLoss
 from memopt.passes.unpad_products import UnpadProducts
 from tests.passes.build import capture_joint, check
-from tests.passes.test_chunk_loss import LOSSES, assert_as_exact, data, padded, products_of, results
+from tests.passes.test_chunk_loss import LOSSES, assert_as_exact, data, products_of, results
+from tests.passes.test_chunk_loss_columns import padded
 from tests.support import apply
 
 aten = torch.ops.aten

@@ -38,6 +38,10 @@ def test_a_loss_is_allowed_for_until_it_was_seen():
 
 
 def test_of_a_budget_in_bytes_all_that_the_process_holds_is_a_part():
-    assert StepInLoop(parse_budget(3000), Resident()).limit_of_all == 3000
-    assert StepInLoop(parse_budget("50%"), Resident()).limit_of_all is None
-    assert StepInLoop(None, Resident()).limit_of_all is None
+    in_bytes, fraction, none = (
+        StepInLoop(budget and parse_budget(budget), Resident()) for budget in (3000, "50%", None)
+    )
+    assert (in_bytes.counts_all, fraction.counts_all, none.counts_all) == (True, False, False)
+    assert in_bytes.usable_limit == 3000 and none.usable_limit is None
+    fraction.reference.trains(4000, "step")
+    assert fraction.usable_limit == 2000
