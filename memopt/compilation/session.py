@@ -309,7 +309,7 @@ class Session(SharedStep):
     def leaves_for_recording(self, captured: Sequence[Planned], limit: int | None) -> None:
         """Leave some of the budget for a recording of the step, where one may be had."""
         if limit is None or len(captured) > 1 or self.exact or self.recordings is None:
-            self.recording_room.leave_nothing()
+            self.recording_room.restore()
         else:
             self.recording_room.leave(captured[0].costs.values(), limit, self.resident.inputs)
 

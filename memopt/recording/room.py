@@ -43,12 +43,8 @@ class RecordingRoom:
         """As `set_aside`, where that is wanted."""
         self.bytes = set_aside(costs, limit, inputs) if self.wanted else 0
 
-    def leave_nothing(self) -> None:
-        """Leave nothing for this plan."""
-        self.bytes = 0
-
-    def restore(self, size: int) -> None:
-        """Leave as many bytes as another plan did."""
+    def restore(self, size: int = 0) -> None:
+        """Leave as many bytes as another plan did, or none."""
         self.bytes = size
 
     def want(self, wanted: bool = True) -> None:
