@@ -43,7 +43,7 @@ class StepsOver:
         if not session.counts_all:  # a few bytes of others are not counted
             most -= beside + LITTLE
             session.reference.rests(most)
-        limit = session.usable_limit
+        limit = session.usable_limit if session.counts_all or session.reference.whole else None
         return most if limit is not None and most > limit else 0
 
     def look(self, session: Session, seen: Seen, calls: Sequence[Ran], loop: Loop | None = None) -> None:

@@ -203,7 +203,8 @@ class Recording:
         self._yields = yields
         self._sizes: list[int] = []  # of what is known, bytes
         self._known: list[weakref.ref[torch.UntypedStorage]] = []
-        self.knows(known)
+        self._released(known)
+        self._counted = len(self._sizes)  # of what is known, as many count in `changes`
         self._active = False
         # Of each mark its name (of a release the number of what is known), and address and bytes of its block.
         self._marked: list[tuple[str | int, int, int]] = []
@@ -211,10 +212,14 @@ class Recording:
         self._unsaid = contextlib.ExitStack()  # lets the allocator speak again
         self._thread = self._task = 0
         self._trace: tuple[tuple[tuple[int, int], ...], dict[str | int, int]] = ((), {})
+        self._others: list[tuple[int, int]] = []  # changes of what counts in `all_changes` alone
         self.places = frozenset[int]()  # on CPU, addresses of what was made meanwhile and is there in the end
 
     def knows(self, storages: Iterable[torch.UntypedStorage]) -> None:
-        """From now on the release of these counts, too, which were allocated before it began."""
+        """Of these, too, which were allocated before it begins, the release counts in `all_changes`."""
+        self._released(storages)
+
+    def _released(self, storages: Iterable[torch.UntypedStorage]) -> None:
         for storage in storages:
             released = functools.partial(_released, weakref.ref(self), len(self._sizes))
             self._sizes.append(storage.nbytes())
@@ -261,8 +266,10 @@ class Recording:
         if self.device.type == "cuda":
             changes = _changes_cuda(results, self.device)
         else:
-            released = [(when, -self._sizes[number]) for number, when in marks.items() if isinstance(number, int)]
+            gone = {number: (when, -self._sizes[number]) for number, when in marks.items() if isinstance(number, int)}
             there: dict[int, int] = {}
+            released = [change for number, change in gone.items() if number < self._counted]
+            self._others = [change for number, change in gone.items() if number >= self._counted]
             changes = [*_changes_cpu(events, there), *released]
             self.places = frozenset(there)
         self._known.clear()
@@ -291,6 +298,11 @@ class Recording:
     def changes(self) -> tuple[tuple[int, int], ...]:
         """As of `Trace`, once it has ended."""
         return self._trace[0]
+
+    @property
+    def all_changes(self) -> list[tuple[int, int]]:
+        """The same with releases of all that it knows of, once it has ended."""
+        return sorted([*self.changes, *self._others], key=lambda change: change[0])
 
     @property
     def marks(self) -> dict[str | int, int]:

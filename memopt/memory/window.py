@@ -7,12 +7,12 @@ import contextlib
 import dataclasses
 import itertools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from memopt.memory.distributed import has_group
-from memopt.memory.live_tensors import Blocks, alive, live_blocks
+from memopt.memory.live_tensors import live_blocks
 from memopt.memory.measure import Recording, is_profiled
 from memopt.torch_compat.storages import id_of_storage
 
@@ -28,7 +28,7 @@ class Held:
         behind: of the whole, what was held at once after backward had left the model's graphs; 0 if it did not.
         inside: of the whole, what was held at once before.
         after: all of the process at once from when backward was over, at most, until the window was closed, or another
-            backward began; 0 where that was not seen.
+            backward began; 0 where that was not seen. All the time where no backward came.
         places: on CPU, addresses of what was made since the window was opened, and is there when it is closed.
     """
 
@@ -37,7 +37,7 @@ class Held:
     whole: int | None = None
     behind: int = 0
     inside: int = 0
-    after: int = 0
+    after: int = dataclasses.field(default=0, compare=False)
     places: frozenset[int] = dataclasses.field(default=frozenset(), compare=False)
 
 
@@ -74,16 +74,17 @@ class Window:
         self._device = device
         self._recording: Recording | None = None
         self._held: Held | None = None
-        self._there: Blocks = {}  # on CPU, storages of the whole process as it was opened
-        self._known = frozenset[int]()  # of these, those that are known since then
-        self._stays = 0  # bytes of these that are there when backward is over, and of the known that are gone by then
+        self._there = 0  # on CPU, bytes of the whole process as it was opened
         self.backward = self.over = self._another = False  # whether backward has begun, is over, and there is another
         if device.type == "cuda":
             self._before = self._start = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
         elif not unseen(device) and not is_profiled():
-            known, self._there = list(known), live_blocks(device)
-            self._known = frozenset(map(id_of_storage, known))
+            known, there = list(known), live_blocks(device)
+            self._there = sum(block.nbytes for block in there.values())
             self._recording = Recording(device, known, yields=True)
+            counted = set(map(id_of_storage, known))
+            others = (block.storage() for key, block in there.items() if key not in counted)
+            self._recording.knows(storage for storage in others if storage is not None)
             self._recording.begin()
 
     def forward_ends(self) -> None:
@@ -107,11 +108,6 @@ class Window:
     def backward_ends(self) -> None:
         """What comes now is the loop's, with all that the process holds."""
         self.over = True
-        if self._recording is not None:
-            there = alive(self._there)
-            held = [block.storage() for key, block in there.items() if key not in self._known]
-            self._recording.knows(storage for storage in held if storage is not None)
-            self._stays = sum(block.nbytes for key, block in self._there.items() if key in there or key in self._known)
         if self._device.type == "cuda" and self._held is not None:
             allocated, most = self._start
             peak = torch.cuda.max_memory_allocated(self._device)
@@ -138,7 +134,7 @@ class Window:
         elif self._held is None and self._recording is not None:
             self._recording.end()
             if self._recording.ended:
-                self._held, self._recording, self._there = _of(self._recording, self._stays), None, {}
+                self._held, self._recording = _of(self._recording, self._there), None
         return self._held
 
 
@@ -160,7 +156,7 @@ _FORWARD, _MARK, _BEHIND, _OVER = "forward ends", "backward begins", "graphs end
 _ANOTHER = "another backward begins"
 
 
-def _of(recording: Recording, stays: int) -> Held:
+def _of(recording: Recording, there: int) -> Held:
     names = _FORWARD, _MARK, _BEHIND, _OVER, _ANOTHER
     begin, until, left, over, another = (recording.marks.get(name) for name in names)
     times = [when for when, _ in recording.changes]
@@ -168,13 +164,20 @@ def _of(recording: Recording, stays: int) -> Held:
     first = 0 if begin is None else bisect.bisect_left(times, begin)
     last = len(times) if until is None else bisect.bisect_left(times, until)
     if over is None:
-        whole, inside, behind, after = None, 0, 0, 0
+        whole, inside, behind = None, 0, 0
     else:
         end = bisect.bisect_left(times, over)
         way = end if left is None else bisect.bisect_left(times, left)
         inside, behind = max(sums[: way + 1]), max(sums[way : end + 1]) if way < end else 0
         whole = max(inside, behind)
-        # What has gone of what was known is in the sums, and in what stays.
-        after = stays + max(sums[end : None if another is None else bisect.bisect_left(times, another) + 1])
+    alone = over if until is not None else begin or 0
+    after = 0 if alone is None else there + _most(recording.all_changes, alone, another)
     peak, live = max(sums[first : last + 1]) - sums[first], sums[last] - sums[first]
     return Held(peak, live, whole, behind, inside, after, recording.places)
+
+
+def _most(changes: Sequence[tuple[int, int]], first: int, last: int | None) -> int:
+    """The most bytes at once within a time, above the beginning of all changes; `last` is None for their end."""
+    times, sums = [when for when, _ in changes], [0, *itertools.accumulate(size for _, size in changes)]
+    end = len(times) if last is None else bisect.bisect_left(times, last)
+    return max(sums[bisect.bisect_left(times, first) : end + 1])

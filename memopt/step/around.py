@@ -156,7 +156,9 @@ class Around:
             window.forward_ends()
             self._open = _Open(window, call, leaves, fresh, look, self._left)
             for node in nodes:
-                node.register_prehook(functools.partial(_reached, weakref.ref(self), weakref.ref(self._open)))
+                reached = functools.partial(_reached, weakref.ref(self), weakref.ref(self._open))
+                self._open.hooks.append(weakref.ref(reached))
+                node.register_prehook(reached)
                 if call.whole is not None:
                     node.register_hook(functools.partial(_left, weakref.ref(window)))
 
@@ -172,6 +174,8 @@ class Around:
             return 0
         if not current.window.backward:
             self._made = held.places
+            if not any(hook() is not None for hook in current.hooks):  # no backward will come
+                self._after = max(self._after, held.after)
             return current.left + max(0, held.live)
         self._after = max(self._after, held.after)
         # Not less what outputs that are gone leave: they are there in forward, as is what the loop keeps.
@@ -256,6 +260,7 @@ class _Open:
         left: bytes that earlier calls of the step have left.
         gradients: bytes of those that backward begins with.
         task: which backward that was.
+        hooks: of the call's graph: they live as long as that.
         stays: bytes that are there all through backward, beside what the window sees.
         more: of these, those by which a backward that keeps its graph takes more.
         retains: of these, the outputs' gradients that stay.
@@ -280,6 +285,7 @@ class _Open:
         self.gradients = self.stays = self.kept = self.gone = self.more = self.retains = 0
         self.made = [(weakref.ref(storage), storage.nbytes()) for storage in made]
         self.task: object = None
+        self.hooks: list[weakref.ref[object]] = []
         self.others = self.keeps = False
         self._outputs = [weakref.ref(output) for output in outputs]
         self._reported = False

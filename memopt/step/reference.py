@@ -18,12 +18,13 @@ class Reference:
     Attributes:
         training: bytes of the first training step; None before.
         inference: the most bytes of a call of inference before.
+        whole: whether a training step was seen until its backward: of those before it is known to be of some bytes less.
     """
 
     def __init__(self) -> None:
         """Nothing was planned yet."""
         self.training: int | None = None
-        self.inference = 0
+        self.inference, self.whole = 0, False
         self._step: Hashable = None
         self._calls = 1
         self._looks = self._rests = _LOOKS

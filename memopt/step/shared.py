@@ -141,6 +141,7 @@ class SharedStep(StepInLoop):
         graphs = [graph for ran in calls for graph in ran.graphs]
         if not graphs or self.soft or self.budget is None:
             return False
+        self.reference.whole = True
         device, known = self.resident.device, self.known_calls
         made = len(calls) if known is None else max(len(calls), known.most)
         fewer = bool(self._expected) and made < self.calls
