@@ -221,7 +221,7 @@ class Recording:
 
     def _released(self, storages: Iterable[torch.UntypedStorage]) -> None:
         for storage in storages:
-            released = functools.partial(_released, weakref.ref(self), len(self._sizes))
+            released = functools.partial(_untraced_release(), weakref.ref(self), len(self._sizes))
             self._sizes.append(storage.nbytes())
             self._known.append(weakref.ref(storage, released))
 
@@ -387,6 +387,12 @@ def _released(recording: weakref.ref[Recording], number: int, _: object) -> None
     here = recording()
     if here is not None:
         here.mark(number)
+
+
+@functools.cache
+def _untraced_release() -> Callable[..., None]:
+    """`_released` where Dynamo looks at every frame, as between two graphs of a call: it would trace this one."""
+    return torch.compiler.disable(_released)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _flatten(events: list[Any]) -> Iterator[Any]:

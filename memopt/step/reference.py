@@ -18,7 +18,7 @@ class Reference:
     Attributes:
         training: bytes of the first training step; None before.
         inference: the most bytes of a call of inference before.
-        whole: whether a training step was seen until its backward: of those before it is known to be of some bytes less.
+        whole: whether a training step was seen until its backward: those before may take less.
     """
 
     def __init__(self) -> None:

@@ -187,3 +187,26 @@ def test_a_recording_ends_before_the_process_does(yields, monkeypatch):
     recording.begin()
     at_exit[-1]()  # else torch's profiler ends in a segmentation fault
     assert recording.ended and not is_profiled() and not at_exit
+
+
+def test_what_marks_a_release_is_not_traced_between_two_graphs():
+    """Dynamo looks at every frame there: it traced this one, which ended in an error of its own that nobody saw."""
+    there = [torch.ones(64)]
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend)
+    def lets_go(x):
+        y = x.sin()
+        torch._dynamo.graph_break()
+        there.clear()
+        torch._dynamo.graph_break()
+        return y.cos()
+
+    recording = Recording(torch.device("cpu"), [there[0].untyped_storage()])
+    with recording:
+        lets_go(torch.ones(4))
+    assert any(size == -256 for _, size in recording.changes) and len(graphs) == 2
