@@ -81,7 +81,8 @@ def _compiled(
         resident=Resident(),
         table=CostTable(ceiling_bytes=None if chosen.budget is None else chosen.budget.bytes),
     )
-    session.notes.extend(chosen.notes)
+    for text in chosen.notes:
+        session.note(text)
     hooks = Hooks(session, graph_module, example_inputs)
     if chosen.budget is not None and hooks.graph_break:
         raise RuntimeError("a budget cannot be shared among several graphs here: call memopt.compile(model, budget)")

@@ -222,11 +222,11 @@ class AsItIs:
         size, of = (format_bytes(number, short=True) for number in (needs.most, limit))
         line = f"{RUNS}{size} were counted, of a budget of {of}; no plan was made: {known.reason}"
         if line not in session.notes:
-            session.notes[:] = [text for text in session.notes if not text.startswith((RUNS, RECOMPUTES))]
-            session.notes.append(line)
+            session.unsay(RUNS, RECOMPUTES)
+            session.note(line)
             if way.calls:
                 less = format_bytes(plain.most - needs.most, short=True)
-                session.notes.append(f"{RECOMPUTES}{way}; the step takes {less} less")
+                session.note(f"{RECOMPUTES}{way}; the step takes {less} less")
         if known.reason not in self._said:
             self._said.add(known.reason)
             log.warning("memopt: %s %s", session.model_name, line)

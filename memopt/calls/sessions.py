@@ -175,8 +175,8 @@ class Sessions(Mapping[Plan, Session]):
             session.note(KEPT)
         if self.hooked.waited and kind.accumulating:
             session.note(WAIT)
-        session.notes.extend(options.notes)
-        session.notes.extend(self._over.said)
+        for text in (*options.notes, *self._over.said):
+            session.note(text)
         session.sees(self._seen(kind.plan))
         here = weakref.ref(self)
         session.joins(

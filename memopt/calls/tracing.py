@@ -130,7 +130,7 @@ def note_outside(session: Session, model: nn.Module, outputs: Any, mark: Mark) -
 def _tell(session: Session, told: str | None) -> None:
     if told is None:
         return
-    session.notes[:] = [text for text in session.notes if not text.startswith(OUTSIDE)]
+    session.unsay(OUTSIDE)
     if session.outside_bytes:
         session.note(f"{told}; they take {format_bytes(session.outside_bytes, short=True)}, which is counted")
     else:

@@ -88,10 +88,10 @@ class SessionReport(BudgetState):
             if self.report is not None:
                 self.report = dataclasses.replace(self.report, notes=tuple(self.notes))
 
-    def unsay(self, text: str) -> None:
-        """Take a note back: it holds no longer."""
-        if text in self.notes:
-            self.notes.remove(text)
+    def unsay(self, *beginnings: str) -> None:
+        """Take the notes back that begin so: they hold no longer."""
+        if any(text.startswith(beginnings) for text in self.notes):
+            self.notes[:] = [text for text in self.notes if not text.startswith(beginnings)]
             if self.report is not None:
                 self.report = dataclasses.replace(self.report, notes=tuple(self.notes))
 
@@ -109,10 +109,8 @@ class SessionReport(BudgetState):
 
         Nothing is said where there are none.
         """
-        if self._host_note in self.notes:
-            self.notes.remove(self._host_note)
-            if self.report is not None:
-                self.report = dataclasses.replace(self.report, notes=tuple(self.notes))
+        if self._host_note:
+            self.unsay(self._host_note)
         self._host_note = ""
         if sizes:
             what = "1 value waits" if len(sizes) == 1 else f"{len(sizes)} values wait"
