@@ -63,7 +63,7 @@ class Pass(abc.ABC):
         name: the pass's name in reports and on the command line, in snake case.
         tolerance: 0.0 when results are bitwise equal; else how many times the float64 error of the program before the
             error of the program after may reach (a floor of a few units in the last place is always allowed).
-        lowers_floor: whether the rewrite lowers the least memory that a step can be planned for, at a price in time or
+        lowers_floor: whether the rewrite reduces the minimum that a step can be planned for, at a price in time or
             with other rounding: it is then used only where a plan without it does not fit, or is slower.
     """
 
@@ -83,7 +83,7 @@ class Pass(abc.ABC):
 
     @property
     def deeper(self) -> Pass | None:
-        """The same rewrite set so that it lowers the floor further, for more time; None where there is no such way."""
+        """The same rewrite set so that it lowers the minimum further, for more time; None where it cannot be."""
         return None
 
     @abc.abstractmethod

@@ -18,7 +18,7 @@ class Offload(Pass):
     1. A value that forward makes and backward reads leaves as soon as it is made; its memory is free for later layers
        once the copy is over, and it is back before backward reads it. Nothing waits for it, by the predicted times of
        the operations and the measured speed of the link.
-    2. It is done for a budget that a step keeps only by computing something again, or not at all otherwise.
+    2. It is done for a budget that a step keeps only by recomputing something, or not at all otherwise.
 
     Refused: steps of several graphs, and of kernels so short that the device may wait for its host; values smaller than
     `least_bytes`, that alias what the caller has or one another, or whose copy would not end in time; more than `share`

@@ -15,7 +15,7 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList)
 
 
 def checkpoint_blocks(model: nn.Module) -> list[str]:
-    """Let every block compute its activations again in backward; the model is changed. Returns the blocks' names.
+    """Let every block recompute its activations in backward; the model is changed. Returns the blocks' names.
 
     Raises:
         ValueError: the model has no repeated blocks.

@@ -2,7 +2,7 @@
 
 Inductor writes a value of one element at a time to memory only where it must: a library call reads it, it leaves the
 graph, or computing it in each of its readers would read or compute too much. A plan has to know: such values take no
-bytes, and computing them again in backward takes no pass over memory of its own.
+bytes, and recomputing them in backward takes no pass over memory of its own.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ class Route:
 
     Attributes:
         planned: whether it follows a plan; else torch's own partition.
-        lowering: names of the rewrites that reduce the minimum that torch's own cut was made with; a plan has its own.
-        correction: bytes that the code was taken to need less than the plan says; of torch's own cut, below 0: what it
+        lowering: names of the rewrites that torch's partition was made with, to reduce the minimum; a plan has its own.
+        correction: bytes that the code needs less than the plan says; of torch's partition, below 0: what it
             saves less.
     """
 

@@ -28,7 +28,7 @@ from memopt.step.plan_request import PlanRequest
 from memopt.torch_compat.aot_autograd import aot_settings, merges_equal_nodes
 from memopt.torch_compat.min_cut import min_cut
 
-# Code of torch's own cut takes no less than this share of what is expected of it: its order is Inductor's to choose.
+# Code of torch's partition takes no less than this share of what is expected of it: its order is Inductor's to choose.
 # Once there is code, that of other cuts is taken to have the same share.
 _LESS = 0.85
 # Where a plan computes products and the like again for this share of the step's time, a cut without has no room.
@@ -117,7 +117,7 @@ class MinCutPartition:
         return halves
 
     def _computes_much_again(self, joint: fx.GraphModule, forward_outputs: int) -> bool:
-        """Whether a plan computes so much again of what torch's own cut never does that this would be hopeless."""
+        """Whether a plan recomputes so much of what torch's partition never does that this would be hopeless."""
         session = self.session
         self.hooks.rewrite(joint, forward_outputs, dataclasses.replace(self.request, search=True))
         if session.feasible and session.share_again(is_library_call) > _MUCH:

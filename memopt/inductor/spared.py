@@ -1,4 +1,4 @@
-"""What torch's own cut saves though kernels can recompute it of what else is saved, where a little room is missing.
+"""What torch's partition saves though kernels can recompute it of what else is saved, where a little room is missing.
 
 Torch's partitioner saves an operand of a matrix product in backward even where one kernel computes it of other saved
 values, since it would be written to memory again. Recomputed in the layers that backward comes to last, it is there

@@ -201,7 +201,7 @@ class Training:
             return session.refused_at_most(lower, least)
 
     def _unplanned(self) -> _Attempt | None:
-        """Torch's own cut and order, with the rewrites that let it keep the budget in the least time; None: none do.
+        """Torch's partition and order, with the rewrites that let it keep the budget in the least time; None: none do.
 
         Where the step was settled before, it is lowered in that way at once, be it by a plan.
         """
@@ -343,7 +343,7 @@ class Training:
         return dataclasses.replace(known, saving=saving, excess=excess, step=session.step)
 
     def _own_cut(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Halved | None:
-        """Both graphs by torch's own cut, at first the one that settled the step once; None: no such cut has room."""
+        """Both graphs by torch's partition, at first the one that settled the step once; None: no such cut has room."""
         if self._followed is not None:
             halves = self._own.cut(joint, joint_inputs, **options)
             if halves is not None:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 def curve_beside(problem: StepProblem, kernels: Sequence[bool] = (), *, seconds: float = 20.0) -> Curve:
     """The trade-off between seconds and what each half takes, and what is saved between them.
 
-    A plan with the least peak of its own may save more than one that computes everything again at once. That one is
+    A plan with the least peak of its own may save more than one that recomputes everything at once. That one is
     found where a moment between the halves is the dearest: by a workspace there as large as the step.
 
     Args:

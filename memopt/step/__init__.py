@@ -1,1 +1,1 @@
-"""Planning one step: what is kept and recomputed, within a limit, tried, measured and found again."""
+"""Planning one step: what is kept, recomputed or offloaded within a limit, trial steps, warm starts."""

@@ -11,7 +11,7 @@ from memopt.step.planner import StepPlan
 
 # A plan without them that recomputes for no more than this share of the step's time is taken as it is.
 WORTH = 0.03
-# An engine's own cut of a step with such rewrites is taken where it takes at most this share longer than a plan.
+# An engine's own partition of a step with such rewrites is taken where it takes at most this share longer than a plan.
 WORTH_OF_CUT = 0.01
 # Rewrites are looked at set otherwise, too, where they cost more than this share of the step's time: that is the most
 # that can be saved of it.

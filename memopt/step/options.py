@@ -1,4 +1,4 @@
-"""The ways to plan one step: its graphs after some of the rewrites that lower the floor, each with its own search."""
+"""The ways to plan one step: its graphs after some of the rewrites that lower the minimum, each with its own search."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def corrected(
         may_correct: whether the step that was attempted may be planned again.
 
     Returns:
-        The attempt that keeps the budget by the plan that was made for the most room, and so computes least again;
+        The attempt that keeps the budget by the plan that was made for the most room, and so recomputes least;
         None where none does. And whether it was the last.
     """
     best: T | None = None

@@ -179,7 +179,7 @@ class StepSearch:
         return [*beside(used), *(otherwise(used) if dear else [])]
 
     def unplanned(self, chosen: Sequence[Pass]) -> list[Planned]:
-        """The graphs with these of the rewrites that lower the floor, not proved yet, and with nothing recomputed."""
+        """The graphs with these of the rewrites that lower the minimum, not proved yet, and with nothing recomputed."""
         return self._options.of(chosen).items
 
     def settled(self, stored: StoredPlan, room: int | None) -> Found | None:

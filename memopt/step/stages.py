@@ -21,7 +21,7 @@ class Stages:
 
     Attributes:
         early: before the plan, always.
-        lowering: before the plan, where they pay: they lower the least memory that a step can be planned for.
+        lowering: before the plan, where they pay: they reduce the minimum that a step can be planned for.
         late: after the plan.
         searched: whether there is a plan: whether `checkpoint` is among the passes.
         fusion: what the engine does not store; None where it stores every value.
