@@ -285,9 +285,9 @@ def _view_of(forward, node):
 
 def test_the_note_is_of_the_last_step_only():
     from memopt.memory.resident import Resident
-    from memopt.step.session_report import Told
+    from memopt.step.session_report import SessionReport
 
-    told = Told(None, Resident())
+    told = SessionReport(None, Resident())
     told.note("another")
     told.waits_on_host([])
     assert told.notes == ["another"]
