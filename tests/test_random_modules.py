@@ -5,6 +5,7 @@ benchmarks/random_modules.py runs more of them, in many processes.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,6 +49,9 @@ def test_random_modules_do_what_eager_does(engine: str, inference: bool, seeds: 
     """Each differs from eager in nothing, or is refused in one line."""
     wrong = []
     for seed in seeds:
+        torch._dynamo.reset()
+        gc.collect()
+        gc.freeze()  # each plan collects garbage, several times: all that earlier programs keep would be looked at
         made = program(seed, inference)
         budget, verify = settings(seed)
         verdict = judge(made, engine, budget, verify)
