@@ -13,8 +13,8 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-
 # compiler makes vector code, which takes it seven seconds.
 PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_VEC_ISA_OK=1 $(BIN)/python -m pytest
 
-.PHONY: demo docs examples test test-slow test-tensorflow test-gpu test-onnx-material test-conversions test-conversion-memory \
-	test-random-modules test-model-classes test-packing test-integrations lint readme clean
+.PHONY: demo docs examples test quick test-slow test-tensorflow test-gpu test-onnx-material test-conversions test-conversion-memory \
+	test-random-modules test-model-classes test-packing test-integrations lint style types readme clean
 .DELETE_ON_ERROR:
 
 demo: $(DEMO_STAMP)
@@ -24,7 +24,11 @@ demo: $(DEMO_STAMP)
 examples: $(STAMP)
 	$(BIN)/python -m benchmarks.examples
 
-test: $(STAMP) lint
+# The types are checked beside the tests: mypy has use for one core alone.
+test: $(STAMP) style
+	$(MAKE) --no-print-directory -j 2 types quick
+
+quick: $(STAMP)
 	$(PYTEST) -n auto --maxprocesses 16 -m "not slow and not long and not gpu"
 
 test-slow: $(STAMP)
@@ -78,9 +82,13 @@ test-packing: $(STAMP)
 test-model-classes: $(STAMP)
 	$(BIN)/python -m benchmarks.model_classes --engine aten
 
-lint: $(STAMP)
+lint: style types
+
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(STAMP)
 	$(BIN)/mypy -p memopt
 
 # The README's tables, from benchmarks/results.
