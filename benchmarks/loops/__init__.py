@@ -6,10 +6,12 @@ The models return no loss: a loop computes it, clips, accumulates, averages weig
 # Each of them enters its loops.
 from benchmarks.loops import (  # noqa: F401
     accumulation,
+    after_backward,
     beside,
     changes,
     contrast,
     generation,
+    inner_calls,
     losses,
     policies,
     step_ends,
