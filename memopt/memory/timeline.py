@@ -14,6 +14,7 @@ from memopt.memory.aliasing import Aliasing, analyse, owner
 from memopt.memory.hand_over import hand_overs
 from memopt.program import InputKind, OutputKind, Phase, Program, tensors_of
 from memopt.solve.liveness import profile
+from memopt.torch_compat.autograd_nodes import gradients_are_held
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +67,9 @@ class Lifetimes:
         return [(*span, storage.nbytes) for span, storage in pairs if span is not None]
 
 
-def is_of_a_loss(tangent: torch.Tensor) -> bool:
-    """Whether a tangent is the gradient of a loss: a root of backward, which the engine holds to its end."""
-    return tangent.numel() == 1
+def is_held(tangent: torch.Tensor) -> bool:
+    """Whether autograd holds a tangent to the end of backward: that of a loss, a root of it, on some torch all."""
+    return tangent.numel() == 1 or gradients_are_held()
 
 
 def lifetimes(program: Program, aliasing: Aliasing) -> Lifetimes:
@@ -83,9 +84,9 @@ def lifetimes(program: Program, aliasing: Aliasing) -> Lifetimes:
     tangents = {entry.name for entry in program.inputs if entry.kind is InputKind.TANGENT}
     for node, indices in aliasing.of.items():
         if node.op == "placeholder":
-            if node.name in tangents:  # they appear where backward starts, and die with their last use
+            if node.name in tangents:  # they appear where backward starts, and die with their last use, unless held
                 uses = [position[owner(user)] for user in node.users if user.op == "call_function"]
-                if all(map(is_of_a_loss, tensors_of(node))):
+                if all(map(is_held, tensors_of(node))):
                     uses.append(len(steps) - 1)
                 for index in indices:
                     first.setdefault(index, forward)

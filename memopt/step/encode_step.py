@@ -17,6 +17,7 @@ from memopt.program import InputKind, Phase, Program, copy_node, is_effectful, i
 from memopt.solve.problem import StepProblem
 from memopt.solve.schedule import Schedule
 from memopt.step.own_copies import RECOMPUTED, copy_small_inputs, is_copy_of_input
+from memopt.torch_compat.autograd_nodes import gradients_are_held
 from memopt.torch_compat.operators import OpOverload
 
 _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
@@ -113,6 +114,8 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
         for index in aliasing.of[value]
         if aliasing.storages[index].producer.op == "call_function"
     }
+    if gradients_are_held():
+        pinned.update(index for tangent in tangents for index in aliasing.of[tangent])
     found = [costs.get(node.name) for node in operations]
     problem = StepProblem(
         sizes=tuple(storage.nbytes for storage in aliasing.storages),

@@ -24,6 +24,7 @@ from memopt.memory.measure import measure
 from memopt.program import InputKind, Phase, Program
 from memopt.step.planned import Planned
 from memopt.torch_compat import pytree
+from memopt.torch_compat.autograd_nodes import gradients_are_held
 
 
 class TrialError(RuntimeError):
@@ -122,7 +123,7 @@ def _with_own_tangents(program: Program) -> Program:
         with graph.inserting_before(first):
             graph.call_function(_let_go, (released,)).meta.update(val=None, phase=Phase.FORWARD)
         graph.output_node().args = ([None if output.let_go else value for value, output in values],)
-    inputs = []
+    inputs, held = [], list[fx.Node]()
     for entry, node in zip(program.inputs, edited.placeholders, strict=True):
         value = node.meta["val"]
         if entry.kind is not InputKind.TANGENT or not isinstance(value, torch.Tensor):  # the mesh of a sharded result
@@ -139,4 +140,9 @@ def _with_own_tangents(program: Program) -> Program:
             new.meta.update(val=value, phase=Phase.BACKWARD)
         node.replace_all_uses_with(filled)
         graph.erase_node(node)
+        if gradients_are_held():
+            held.append(filled)
+    if held:
+        with graph.inserting_before(graph.output_node()):
+            graph.call_function(_let_go, (held,)).meta.update(val=None, phase=Phase.BACKWARD)
     return dataclasses.replace(edited, inputs=tuple(inputs))

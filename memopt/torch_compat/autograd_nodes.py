@@ -36,6 +36,15 @@ def compiled_nodes(outputs: Any, most: int = 10_000, *, behind: bool = True) -> 
     return found
 
 
+def gradients_are_held() -> bool:
+    """Whether autograd holds the gradients that compiled backward begins with until it has returned.
+
+    So it is before torch 2.13, which hands them over in a list (`boxed_grads_call`); those of outputs that no loss has
+    used are zeros as large as these. Tried on 2.11 and 2.13.
+    """
+    return not hasattr(torch.autograd.Function, "boxed_grads_call")
+
+
 def first_nodes(outputs: Any) -> list[Any]:
     """The nodes from which a backward of these tensors begins, each once."""
     leaves = (leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor))
