@@ -137,8 +137,9 @@ class Sessions(Mapping[Plan, Session]):
                 raise NotPlanned(f"nothing is planned: {notes[-1]}")
             raise NotPlanned("nothing is planned yet: call the model once, or pass example_inputs to memopt.compile")
         if session.report is None:
+            refused = "its call was refused, or " if session.budget is not None else ""
             raise NotPlanned(
-                f"nothing is planned: no graph could be captured of {session.model_name}, it runs as it is"
+                f"nothing is planned: {refused}no graph could be captured of {session.model_name}, which runs as it is"
             )
         report = session.report
         limit = None if self.reference.training is None else session.limit(0)
