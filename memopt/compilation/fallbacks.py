@@ -40,6 +40,13 @@ class Fallbacks:
             raise self.by_loss_alone.last(refused)
         self._go_by_loss_alone(session)
 
+    def has_less_than(self, session: Session, refused: BudgetError) -> bool:
+        """Whether `plan_for_less` will have what was refused planned anew: its minimum is not the last word then."""
+        if session.counts_on_expected or self._may_wait(session):
+            return True
+        may = not session.broken and _may_go_by_loss_alone(session)
+        return may and self.by_loss_alone.has_less(refused, lets_go=session.engine().frees_outputs)
+
     def plans_for_loss_alone(
         self, session: Session, graph_module: fx.GraphModule, inputs: Sequence[Any], *, others: bool
     ) -> bool:
@@ -76,12 +83,16 @@ class Fallbacks:
     def _waits_for_others(self, session: Session, refused: BudgetError) -> bool:
         """Whether what was refused is let do, as the fraction is of a step with models that were not called yet."""
         fraction = None if session.budget is None else session.budget.fraction
-        if fraction is None or session.soft or self._waited or not session.waiting():
+        if fraction is None or not self._may_wait(session):
             return False
         self._waited = True
         session.reference.at_least(math.ceil(refused.minimum_bytes / fraction) + 1)
         session.forget_step()
         return True
+
+    def _may_wait(self, session: Session) -> bool:
+        fraction = None if session.budget is None else session.budget.fraction
+        return fraction is not None and not session.soft and not self._waited and bool(session.waiting())
 
     def _go_by_loss_alone(self, session: Session) -> None:
         session.forget_step()

@@ -68,8 +68,8 @@ def lower_within(
         hooks.was_tried(lowered.tried, full_speed=lowered.full_speed)
         return lowered.run if lowered.recorded else _recorded(session, lower, lowered, given)
     # Out here, so that no traceback holds on to what was lowered.
-    if session.has_other_ways:
-        raise refused
+    if session.has_other_ways or session.fallbacks.has_less_than(session, refused):
+        raise refused  # its minimum is not tried: that would take more than the budget of a step that keeps it
     if session.engine().rehearses and measurable(session, hooks) is not None:
         refused = verified(session, refused, lambda: _lowered_within(session, lower, given).kept)
     refused = refused_as_tried(session, refused)

@@ -81,6 +81,13 @@ class ByLossAlone:
         self.needed, self.held, self._least_bytes = needed, held, least
         return bool(needed or held)
 
+    def has_less(self, error: BudgetError, *, lets_go: bool = True) -> bool:
+        """Whether there is less to plan for after a refusal, given as to `refused`."""
+        if not self._graph or self.held:
+            return False
+        near = lets_go and 0 <= error.minimum_bytes - error.budget_bytes <= self._beside_bytes
+        return near or (self._others and not self.needed)
+
     def refused(self, error: BudgetError, *, lets_go: bool = True) -> bool:
         """Plan for less from now on, after a refusal; False if there is no less, or no graph was seen.
 
@@ -89,16 +96,14 @@ class ByLossAlone:
             lets_go: whether the engine's code frees what a caller lets go of.
         """
         words = f"{format_bytes(error.minimum_bytes, short=True)} or more"
-        if not self._graph or self.held:
+        if not self.has_less(error, lets_go=lets_go):
             return False
         if self._others and not self.needed:
             self.needed = words
-        elif lets_go and 0 <= error.minimum_bytes - error.budget_bytes <= self._beside_bytes:
+        else:
             self.held, self._least_bytes = words, error.minimum_bytes
             error.__context__ = error.__cause__ = None
             self._refusal = error.with_traceback(None)  # whose frames would hold what the call returns
-        else:
-            return False
         record = {"needed": self.needed, "held": self.held, "least_bytes": self._least_bytes}
         self._store.put(self._model, self._budget, self._graph, record)
         return True

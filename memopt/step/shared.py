@@ -213,9 +213,14 @@ class SharedStep(StepInLoop):
         self.calls = calls
         self.resident = dataclasses.replace(self.resident, outside=self.resident.outside + beside)
 
+    @property
+    def counts_on_expected(self) -> bool:
+        """Whether calls are planned together only as an earlier run had them."""
+        return bool(self._expected) and self.calls != 1 and not self.earlier
+
     def one_call(self) -> bool:
-        """Whether calls were planned together only as an earlier run had them; a call is planned by itself from now."""
-        if not self._expected or self.calls == 1 or self.earlier:
+        """Whether that was so; a call is planned by itself from now."""
+        if not self.counts_on_expected:
             return False
         beside, self.calls = self._expected.take_back(self.reference), 1
         self.resident = dataclasses.replace(self.resident, outside=max(0, self.resident.outside - beside))

@@ -16,6 +16,7 @@ from memopt.backends.inductor import missing_compiler
 from memopt.budget import BudgetError
 from memopt.capture.loss_alone import attached
 from memopt.compilation.session import Session
+from memopt.step import budget_trial
 from memopt.step.by_loss_alone import ByLossAlone
 
 X, LABELS = torch.linspace(-1, 1, 64 * 16).reshape(64, 16), torch.arange(64) % 11
@@ -163,3 +164,17 @@ def test_code_for_many_sizes_refuses_such_a_gradient_too(monkeypatch):
     assert out.logits.requires_grad
     with pytest.raises(RuntimeError, match=WORDS):
         out.logits.sum().backward()
+
+
+def test_a_minimum_that_is_not_the_last_word_is_not_run(monkeypatch):
+    """It is more than the budget, which the step that is planned then keeps from its first byte on."""
+    named, real = [], budget_trial.refused_as_tried
+    monkeypatch.setattr(
+        budget_trial, "refused_as_tried", lambda *args: named.append(real(*args).minimum_bytes) or real(*args)
+    )
+    budget = least(Model())
+    assert named == [budget]
+    run = memopt.compile(Model(), f"{budget}B", backend="aten")
+    run(X, LABELS).loss.backward()
+    assert any(WORDS in note for note in run.report.notes)
+    assert named == [budget]

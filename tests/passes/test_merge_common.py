@@ -238,7 +238,7 @@ def test_a_large_value_is_made_again_rather_than_held() -> None:
     result = merged(lambda x: (x.sin().sum() + x.exp().sum() + x.sin().cos().sum(),), BIG)
     assert count(result.program, "aten.sin.default") == 2
     assert reasons(result) == {
-        "sin_1": "equals sin, but 66048 bytes would be held from its last use to here, where they can be computed again"
+        "sin_1": "equals sin, but 66048 bytes would be held from its last use to here, where they can be recomputed"
     }
 
 
