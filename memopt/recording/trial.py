@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memopt.common.garbage import collect
+from memopt.common.garbage import collect_all
 from memopt.common.phases import phase
 from memopt.common.progress import stage
 from memopt.graph.synthesis import same_random_state
@@ -217,7 +217,7 @@ def _led_bytes(step: RecordedStep, device: torch.device) -> int:
 def _given_up(step: RecordedStep, pool: Pool, reason: str) -> Tried:
     step.stop(reason)
     pool.release()
-    collect()  # of what a recording leaves in cycles, its memory is held by the allocator
+    collect_all()  # of what a recording leaves in cycles, its memory is held by the allocator
     torch.cuda.empty_cache()
     log.info("the step is not recorded: %s", reason)
     return Tried(reason)

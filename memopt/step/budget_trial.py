@@ -12,7 +12,7 @@ import torch
 
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks
-from memopt.common.garbage import looking_once
+from memopt.common.garbage import collect_all, looking_once
 from memopt.graph.targets import is_collective
 from memopt.memory.allocator import slack_bytes, stuck_bytes
 from memopt.memory.allocator_limit import held_bytes
@@ -291,6 +291,7 @@ def _held(session: Session, steps: TrialSteps, taken: Taken, allowed: int) -> He
 
 def _tighten(session: Session, size: int) -> Any:
     """Plan for so many bytes less than the code takes now: what it leaves of the budget did not help."""
+    collect_all()  # what tries have left would lie beside the next one
     return session.tighten(size + size // 8 + session.unused())
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from memopt.budget import format_bytes
+from memopt.common.garbage import collect_all
 from memopt.errors import ShortOfMemoryError
 from memopt.memory.allocator import pooled_bytes, settled_bytes, slack_bytes
 from memopt.memory.allocator_limit import Allowance, Held, enter, grow, held_now, leave
@@ -153,6 +154,9 @@ def allowance_of(
         own, coming = own - resident.libraries, coming + resident.libraries  # given back, and they come again
     pooled = pooled_bytes(device) if before is None else before.pooled_bytes
     spare = slack_bytes(limit_bytes, device) if whole else 0
+    if allocated > own + spare:  # it would come on top of the budget
+        collect_all()
+        allocated = settled_bytes(device)
     return Allowance(device, limit_bytes, allocated, own, coming, pooled, spare)
 
 

@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from memopt.common import garbage
-from memopt.common.garbage import collect, collecting_rarely, looking_once
+from memopt.common.garbage import collect, collect_all, collecting_rarely, looking_once
 
 FROZEN_BY_THE_CALLER = garbage._frozen_by_the_caller
 
@@ -67,3 +67,17 @@ def test_what_the_caller_has_frozen_stays_so(nothing_frozen):
         assert before - 1000 < gc.get_freeze_count() <= before  # some of it dies meanwhile, in threads of other tests
     finally:
         gc.unfreeze()
+
+
+def test_what_was_in_use_when_it_was_looked_at_is_found_where_all_is_looked_at(nothing_frozen):
+    with looking_once():
+        kept = Cycle()
+        collect()  # leaves it aside
+        lost = weakref.ref(kept)
+        del kept
+        collect()
+        assert lost() is not None
+        collect_all()
+        assert lost() is None and gc.get_freeze_count() > 0
+    collect_all()
+    assert gc.get_freeze_count() == 0
