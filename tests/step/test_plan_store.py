@@ -282,11 +282,11 @@ def test_the_model_trains_the_same_on_a_plan_from_disk(searches):
 SCRIPT = """
 import json, sys, torch
 import memopt
-from memopt.solve import apart
-from memopt.step import side_by_side
-side_by_side._FEW = 10**6  # here, where it is counted
-made, real = [], apart.curve
-apart.curve = lambda problem, *, seconds: made.append(1) or real(problem, seconds=min(seconds, 0.5))
+from memopt.solve import solver_worker
+from memopt.step import solver_pool
+solver_pool._FEW = 10**6  # here, where it is counted
+made, real = [], solver_worker.curve
+solver_worker.curve = lambda problem, *, seconds: made.append(1) or real(problem, seconds=min(seconds, 0.5))
 torch.manual_seed(0)
 model = memopt.models.build("gpt2", tiny=True)
 report = memopt.plan(model, model.example_inputs(2, labels=True))

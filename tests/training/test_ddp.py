@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import memopt
 from memopt.inductor import halves
 from memopt.memory.distributed import buckets_of
-from memopt.solve import apart
+from memopt.solve import solver_worker
 from tests.training.steps import bytes_of, make, peak_of
 
 pieces, in_pieces = [], halves.in_pieces
@@ -37,8 +37,8 @@ def counted(*given):
 
 
 halves.in_pieces = counted
-search = apart.curve
-apart.curve = lambda problem, *, seconds: search(problem, seconds=min(seconds, 0.5))
+search = solver_worker.curve
+solver_worker.curve = lambda problem, *, seconds: search(problem, seconds=min(seconds, 0.5))
 rank, path, around, view, width = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4] == "view", int(sys.argv[5])
 backend = sys.argv[6]
 torch.set_num_threads(1)

@@ -22,11 +22,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import memopt
-from memopt.solve import apart
+from memopt.solve import solver_worker
 from tests.training.test_fsdp import Net
 
-search = apart.curve
-apart.curve = lambda problem, *, seconds: search(problem, seconds=min(seconds, 0.5))
+search = solver_worker.curve
+solver_worker.curve = lambda problem, *, seconds: search(problem, seconds=min(seconds, 0.5))
 rank, path, kind = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)

@@ -66,10 +66,10 @@ SCRIPT = """
 import signal, sys, time, torch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so do their own
 import memopt
-from memopt.solve import apart
+from memopt.solve import solver_worker
 def long(problem, *, seconds):
     time.sleep(600)
-apart.curve = long
+solver_worker.curve = long
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
 before = [p.clone() for p in model.parameters()]

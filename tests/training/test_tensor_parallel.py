@@ -103,13 +103,13 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import memopt
-from memopt.solve import apart
+from memopt.solve import solver_worker
 from tests.support import assert_same
 from tests.training.test_tensor_parallel import parallel, stepped
 
 rank, path = int(sys.argv[1]), sys.argv[2]
-search = apart.curve  # as briefly as in tests, and not equally long on both ranks
-apart.curve = lambda problem, *, seconds: search(problem, seconds=min(seconds, 0.2 + 0.2 * rank))
+search = solver_worker.curve  # as briefly as in tests, and not equally long on both ranks
+solver_worker.curve = lambda problem, *, seconds: search(problem, seconds=min(seconds, 0.2 + 0.2 * rank))
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
 mesh = init_device_mesh("cpu", (2,))
