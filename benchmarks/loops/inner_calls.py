@@ -55,11 +55,7 @@ def matching(user: User) -> Iterator[None]:
         a, b = call(one), call(two)
         logits = a @ b.t() / 0.07
         labels = torch.arange(len(one))
-        loss = (F.cross_entropy(logits, labels) + F.cross_entropy(logits.t(), labels)) / 2
-        stepper.zero_grad()
-        loss.backward()
-        stepper.step()
-        user.note(loss)
+        stepped(user, stepper, (F.cross_entropy(logits, labels) + F.cross_entropy(logits.t(), labels)) / 2)
         yield
 
 

@@ -41,8 +41,10 @@ _CALLS = (
     "residents",
     "sessions",
     "several",
+    "sizing",
+    "tracing",
 )
-_AROUND = {os.path.join(MEMOPT, "calls", f"{name}.py") for name in (*_CALLS, "several", "sizing", "tracing")}
+_AROUND = {os.path.join(MEMOPT, "calls", f"{name}.py") for name in _CALLS}
 _AROUND |= {os.path.join(MEMOPT, *name.split("/")) for name in ("module.py", "common/one_piece.py")}
 _AROUND |= {os.path.join(MEMOPT, "recording", "speculative.py")}
 _AROUND |= AROUND_CALLS

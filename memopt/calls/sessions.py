@@ -137,10 +137,8 @@ class Sessions(Mapping[Plan, Session]):
                 raise NotPlanned(f"nothing is planned: {notes[-1]}")
             raise NotPlanned("nothing is planned yet: call the model once, or pass example_inputs to memopt.compile")
         if session.report is None:
-            refused = "its call was refused, or " if session.budget is not None else ""
-            raise NotPlanned(
-                f"nothing is planned: {refused}no graph could be captured of {session.model_name}, which runs as it is"
-            )
+            refused, name = "its call was refused, or " if session.budget else "", session.model_name
+            raise NotPlanned(f"nothing is planned: {refused}no graph could be captured of {name}, which runs as it is")
         report = session.report
         limit = None if self.reference.training is None else session.limit(0)
         if limit is not None and report.budget_bytes not in (None, limit):  # a step that was seen later told more of it

@@ -35,16 +35,16 @@ class Fallbacks:
         """
         if session.one_call() or self._waits_for_others(session, refused):
             return
-        may = not session.broken and _may_go_by_loss_alone(session)
+        may = _may_begin_anew(session)
         if not may or not self.by_loss_alone.refused(refused, lets_go=session.engine().frees_outputs):
             raise self.by_loss_alone.last(refused)
         self._go_by_loss_alone(session)
 
     def has_less_than(self, session: Session, refused: BudgetError) -> bool:
         """Whether `plan_for_less` will have what was refused planned anew: its minimum is not the last word then."""
-        if session.counts_on_expected or self._may_wait(session):
+        if session.counts_on_expected or self._waiting_fraction(session) is not None:
             return True
-        may = not session.broken and _may_go_by_loss_alone(session)
+        may = _may_begin_anew(session)
         return may and self.by_loss_alone.has_less(refused, lets_go=session.engine().frees_outputs)
 
     def plans_for_loss_alone(
@@ -76,28 +76,35 @@ class Fallbacks:
             BudgetError: that takes more, and the step is planned for less then (`plan_for_less`).
         """
         step = session.step
-        may = not session.broken and self.by_loss_alone.has_fewer_gradients and _may_go_by_loss_alone(session)
+        may = self.by_loss_alone.has_fewer_gradients and _may_begin_anew(session)
         if may and step is not None and not session.feasible and session.excess_with(least):
             raise BudgetError(session.least_budget(step.base + least), session.limit_bytes, beside=session.beside)
 
     def _waits_for_others(self, session: Session, refused: BudgetError) -> bool:
         """Whether what was refused is let do, as the fraction is of a step with models that were not called yet."""
-        fraction = None if session.budget is None else session.budget.fraction
-        if fraction is None or not self._may_wait(session):
+        fraction = self._waiting_fraction(session)
+        if fraction is None:
             return False
         self._waited = True
         session.reference.at_least(math.ceil(refused.minimum_bytes / fraction) + 1)
         session.forget_step()
         return True
 
-    def _may_wait(self, session: Session) -> bool:
+    def _waiting_fraction(self, session: Session) -> float | None:
+        """The fraction that may still be of more models' step; None where there is none."""
         fraction = None if session.budget is None else session.budget.fraction
-        return fraction is not None and not session.soft and not self._waited and bool(session.waiting())
+        waits = fraction is not None and not session.soft and not self._waited and session.waiting()
+        return fraction if waits else None
 
     def _go_by_loss_alone(self, session: Session) -> None:
         session.forget_step()
         for note in self.by_loss_alone.notes:
             session.note(note)
+
+
+def _may_begin_anew(session: Session) -> bool:
+    """Whether a step that was refused may go by the loss alone: its graph is not one of several."""
+    return not session.broken and _may_go_by_loss_alone(session)
 
 
 def _may_go_by_loss_alone(session: Session) -> bool:

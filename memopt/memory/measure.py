@@ -203,7 +203,7 @@ class Recording:
         self._yields = yields
         self._sizes: list[int] = []  # of what is known, bytes
         self._known: list[weakref.ref[torch.UntypedStorage]] = []
-        self._released(known)
+        self._note_releases(known)
         self._counted = len(self._sizes)  # of what is known, as many count in `changes`
         self._active = False
         # Of each mark its name (of a release the number of what is known), and address and bytes of its block.
@@ -217,9 +217,9 @@ class Recording:
 
     def knows(self, storages: Iterable[torch.UntypedStorage]) -> None:
         """Of these, too, which were allocated before it begins, the release counts in `all_changes`."""
-        self._released(storages)
+        self._note_releases(storages)
 
-    def _released(self, storages: Iterable[torch.UntypedStorage]) -> None:
+    def _note_releases(self, storages: Iterable[torch.UntypedStorage]) -> None:
         for storage in storages:
             released = functools.partial(_untraced_release(), weakref.ref(self), len(self._sizes))
             self._sizes.append(storage.nbytes())
