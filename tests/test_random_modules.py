@@ -16,16 +16,21 @@ from tests.modules.judging import FAILURES, judge
 from tests.modules.programs import program
 from tests.modules.settings import settings
 
-# Engine, whether the loops only infer, the first seed, chunks, and programs in each: with `MENDED` a thousand.
+# Engine, whether the loops only infer, the first seed, chunks, and programs in each: with `MENDED` three hundred.
 REGULAR = (
-    ("aten", False, 10_000_000, 36, 25),
-    ("aten", True, 11_000_000, 3, 25),
+    ("aten", False, 10_000_000, 10, 25),
+    ("aten", True, 11_000_000, 1, 25),
     ("inductor", False, 12_000_000, 4, 5),
 )
 # Seeds that were wrong once, among twenty thousand others.
 MENDED = (60_001_153, 60_001_482, 60_003_270, 60_005_008, 60_000_177, 61_000_160)
-# Behind `slow`: 20,000 in all.
+# Behind `long`: with those above a thousand.
 LONG = (
+    ("aten", False, 10_000_250, 26, 25),
+    ("aten", True, 11_000_025, 2, 25),
+)
+# Behind `slow`: 20,000 in all.
+SLOW = (
     ("aten", False, 20_000_000, 60, 250),
     ("aten", True, 21_000_000, 4, 250),
     ("inductor", False, 22_000_000, 76, 50),
@@ -36,7 +41,7 @@ LONG = (
 def chunks() -> list[Any]:
     """One parameter a chunk, so that workers can share them."""
     rows = [pytest.param("aten", False, MENDED, id="aten-mended")]
-    for table, marks in ((REGULAR, ()), (LONG, (pytest.mark.slow,))):
+    for table, marks in ((REGULAR, ()), (LONG, (pytest.mark.long,)), (SLOW, (pytest.mark.slow,))):
         for engine, inference, start, count, programs in table:
             for first in range(start, start + count * programs, programs):
                 name = f"{engine}{'-inference' * inference}-{first}"
