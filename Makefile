@@ -12,6 +12,8 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-
 # One thread per process: xdist already uses every core. And no process with caches of its own tries first whether the
 # compiler makes vector code, which takes it seven seconds.
 PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_VEC_ISA_OK=1 $(BIN)/python -m pytest
+# Tests of a file follow each other in one worker, which so makes what they share once; who is done takes of the others'.
+SHARED := --dist worksteal
 
 .PHONY: demo docs examples test quick test-slow test-tensorflow test-gpu test-onnx-material test-conversions test-conversion-memory \
 	test-random-modules test-model-classes test-packing test-integrations lint style types readme clean
@@ -29,10 +31,10 @@ test: $(STAMP) style
 	$(MAKE) --no-print-directory -j 2 types quick
 
 quick: $(STAMP)
-	$(PYTEST) -n auto --maxprocesses 16 -m "not slow and not long and not gpu"
+	$(PYTEST) -n auto --maxprocesses 16 $(SHARED) -m "not slow and not long and not gpu"
 
 test-slow: $(STAMP)
-	$(PYTEST) -n auto --maxprocesses 16 -m "(slow or long) and not gpu" --timeout 7200
+	$(PYTEST) -n auto --maxprocesses 16 $(SHARED) -m "(slow or long) and not gpu" --timeout 7200
 
 # TensorFlow, Keras and JAX: some 700 MB that the other tests do not need.
 test-tensorflow: $(STAMP)
