@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,61 +40,88 @@ def counted(*given):
 halves.in_pieces = counted
 search = solver_worker.curve
 solver_worker.curve = lambda problem, *, seconds: search(problem, seconds=min(seconds, 0.5))
-rank, path, around, view, width = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4] == "view", int(sys.argv[5])
-backend = sys.argv[6]
+rank, path = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-options = {"gradient_as_bucket_view": view, "bucket_cap_mb": 1}
-model, x = make(width=width)
-x = x.roll(rank, 0) * (1 + rank)
-twin, _ = make(width=width)
-plain = DDP(twin, **options)
-report = memopt.plan(model, (x,))
-torch._dynamo.reset()
-weights = bytes_of(list(model.parameters()))
-budget = (report.minimum_bytes + report.unconstrained_bytes) // 2 + weights
-if around == "ddp":
-    compiled = memopt.compile(model, budget, backend=backend)
-    built = memopt.measure(DDP, compiled, device="cpu", **options)
-    run = built.value
-else:
-    built = memopt.measure(DDP, model, device="cpu", **options)
-    compiled = run = memopt.compile(built.value, budget, backend=backend)
-errors = []
-for _ in range(3):
-    for each, parameters in ((plain, twin), (run, model)):
-        parameters.zero_grad()
-        each(x).backward()
-    errors += [((a.grad - b.grad).abs().max() / a.grad.abs().max()).item()
-               for a, b in zip(twin.parameters(), model.parameters(), strict=True)]
-model.zero_grad()
-# Not what the constructor seemed to leave: the buffer of its broadcast may die in the thread that sent it, unseen.
-buckets = buckets_of(built.value).nbytes
-peak = buckets + peak_of(lambda: run(x).backward(), model, x)
-found = {"errors": max(errors), "pieces": max(pieces, default=0), "weights": weights,
-         "buckets": buckets, "left": built.end_bytes, "peak": peak, "budget": budget,
-         "predicted": compiled.report.peak_bytes, "graphs": len(compiled.report.programs)}
+
+
+def trained(around, view, width, backend):
+    torch._dynamo.reset()
+    pieces.clear()
+    options = {"gradient_as_bucket_view": view == "view", "bucket_cap_mb": 1}
+    size = {"width": int(width), "layers": 2 if backend == "inductor" else 4}
+    model, x = make(**size)
+    x = x.roll(rank, 0) * (1 + rank)
+    twin, _ = make(**size)
+    plain = DDP(twin, **options)
+    report = memopt.plan(model, (x,))
+    torch._dynamo.reset()
+    weights = bytes_of(list(model.parameters()))
+    budget = (report.minimum_bytes + report.unconstrained_bytes) // 2 + weights
+    if around == "ddp":
+        compiled = memopt.compile(model, budget, backend=backend)
+        built = memopt.measure(DDP, compiled, device="cpu", **options)
+        run = built.value
+    else:
+        built = memopt.measure(DDP, model, device="cpu", **options)
+        compiled = run = memopt.compile(built.value, budget, backend=backend)
+    errors = []
+    for _ in range(3):
+        for each, parameters in ((plain, twin), (run, model)):
+            parameters.zero_grad()
+            each(x).backward()
+        errors += [((a.grad - b.grad).abs().max() / a.grad.abs().max()).item()
+                   for a, b in zip(twin.parameters(), model.parameters(), strict=True)]
+    model.zero_grad()
+    # Not what the constructor seemed to leave: the buffer of its broadcast may die in the thread that sent it, unseen.
+    buckets = buckets_of(built.value).nbytes
+    peak = buckets + peak_of(lambda: run(x).backward(), model, x)
+    return {"errors": max(errors), "pieces": max(pieces, default=0), "weights": weights,
+            "buckets": buckets, "left": built.end_bytes, "peak": peak, "budget": budget,
+            "predicted": compiled.report.peak_bytes, "graphs": len(compiled.report.programs)}
+
+
+found = [trained(*case.split()) for case in sys.argv[3:]]
 with open(f"{path}.{rank}.json", "w") as file:
     json.dump(found, file)
 dist.destroy_process_group()
 """
 
 
-def run_two(folder: Path, *words: str) -> list[dict]:
-    """What two processes found, in order of rank."""
+def run_two(folder: Path, *cases: str) -> list[list[dict]]:
+    """What two processes found of each case, in order of rank."""
     root = Path(__file__).parents[2]
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", WORKER]
     started = [
         subprocess.Popen(
-            [*command, str(rank), str(folder / "store"), *words], env=environment, stderr=subprocess.PIPE, text=True
+            [*command, str(rank), str(folder / "store"), *cases], env=environment, stderr=subprocess.PIPE, text=True
         )
         for rank in range(2)
     ]
     errors = [process.communicate(timeout=400)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(errors)
-    return [json.loads((folder / f"store.{rank}.json").read_text()) for rank in range(2)]
+    found = [json.loads((folder / f"store.{rank}.json").read_text()) for rank in range(2)]
+    return [list(ranks) for ranks in zip(*found, strict=True)]
+
+
+# What `make test` asks, of one pair of processes: each takes five seconds to begin.
+QUICK = ("memopt view 24 aten", "ddp view 24 inductor")
+
+
+@pytest.fixture(scope="module")
+def found_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict]]:
+    """What two processes found of a case, in order of rank."""
+    known: dict[str, list[dict]] = {}
+
+    def found(case: str) -> list[dict]:
+        if case not in known:
+            cases = QUICK if case in QUICK else (case,)
+            known.update(zip(cases, run_two(tmp_path_factory.mktemp("ranks"), *cases), strict=True))
+        return known[case]
+
+    return found
 
 
 @pytest.mark.quick("memopt-view")
@@ -105,8 +133,8 @@ def run_two(folder: Path, *words: str) -> list[dict]:
         *(pytest.param(*c, marks=pytest.mark.slow) for c in (("ddp", "view"), ("memopt", "own"))),
     ],
 )
-def test_gradients_equal_and_the_buckets_are_inside(around, view, tmp_path):
-    for found in run_two(tmp_path, around, view, "24", "aten"):
+def test_gradients_equal_and_the_buckets_are_inside(around, view, found_of):
+    for found in found_of(f"{around} {view} 24 aten"):
         assert found["errors"] == 0.0
         assert found["left"] >= found["buckets"] == found["weights"]
         assert found["peak"] <= found["budget"]
@@ -115,16 +143,16 @@ def test_gradients_equal_and_the_buckets_are_inside(around, view, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("around", ["ddp", pytest.param("memopt", marks=pytest.mark.slow)])
-def test_several_buckets_are_one_graph(around, tmp_path):
-    for found in run_two(tmp_path, around, "own", "320", "aten"):
+def test_several_buckets_are_one_graph(around, found_of):
+    for found in found_of(f"{around} own 320 aten"):
         assert found["graphs"] == 1
         assert found["errors"] == 0.0
         assert found["peak"] <= found["budget"]
 
 
 @pytest.mark.parametrize("around", ["ddp", pytest.param("memopt", marks=pytest.mark.slow)])
-def test_code_of_inductor_fills_buckets_while_backward_runs(around, tmp_path):
-    for found in run_two(tmp_path, around, "view", "24", "inductor"):
+def test_code_of_inductor_fills_buckets_while_backward_runs(around, found_of):
+    for found in found_of(f"{around} view 24 inductor"):
         assert found["graphs"] == 1 and found["errors"] < 1e-5
         assert found["pieces"] > 1
         assert found["peak"] <= found["budget"]
