@@ -97,6 +97,7 @@ def copied(inner):
     return copy.deepcopy(outer)
 
 
+@pytest.mark.quick("1MB-copied", "1.0-Outer", "1MB-<lambda>")
 @pytest.mark.parametrize("around", [Outer, copied, lambda inner: Outer(nn.ModuleList([nn.Sequential(inner)])[0])])
 @pytest.mark.parametrize("budget", ["1MB", 1.0])
 def test_a_stand_in_within_a_model_of_a_budget_is_counted_without_touching_its_gradients(around, budget):

@@ -42,7 +42,7 @@ def held_bytes():
     return sum(found.values())
 
 
-@pytest.mark.quick("unet", "gpt2", "hf_bert")
+@pytest.mark.quick("unet", "gpt2")
 @pytest.mark.parametrize("name", cases(("resnet18", "unet", "vit_b_16", "gpt2", "llama_tiny", "hf_bert", "hf_t5")))
 def test_outputs_equal_eager_s_and_the_peak_is_predicted(name):
     model, inputs = build(name, labels=False)
@@ -149,6 +149,7 @@ def test_weights_that_change_in_place_are_folded_anew():
     close(compiled, model, x)
 
 
+@pytest.mark.quick("aten")
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 def test_weights_that_are_trained_are_folded_no_more(backend, monkeypatch):
     """Else each evaluation of a training run would begin with the passes."""

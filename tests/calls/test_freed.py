@@ -29,6 +29,7 @@ class Broken(nn.Module):
         return x.tanh()
 
 
+@pytest.mark.quick("0.95-None-True", "1-BudgetError-False")
 @pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize(("budget", "error"), [(0.95, None), (1, memopt.BudgetError)])
 def test_weights_go_with_the_model(budget, error, broken):

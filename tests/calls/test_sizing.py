@@ -317,6 +317,7 @@ def test_the_methods_of_engines_that_plan_each_size_are_the_models():
     assert graphs_of(run) == 0
 
 
+@pytest.mark.quick("GPT2")
 @pytest.mark.parametrize("name", ["Llama", "GPT2"])
 def test_transformers_generates_with_two_graphs(name):
     transformers = pytest.importorskip("transformers")

@@ -103,6 +103,7 @@ def _behind(budget, after, steps=3):
     return run, peaks
 
 
+@pytest.mark.quick("bytes-_clones", "fraction-_metrics", "fraction-_another_model")
 @pytest.mark.whole_process
 @pytest.mark.parametrize("after", [_clones, _metrics, _another_model])
 @pytest.mark.parametrize("kind", ["bytes", "fraction"])

@@ -76,6 +76,7 @@ def test_a_step_without_a_call_is_said_once(caplog, run, budget):
     assert any("without a call of the compiled model" in note for note in compiled.report.notes)
 
 
+@pytest.mark.quick("False-1-a call", "False-1-two calls", "True-1-a part, then a call", "False-2-a call and a part")
 @pytest.mark.parametrize("run", CALLED.values(), ids=CALLED.keys())
 @pytest.mark.parametrize(("keep", "optimizers"), [(False, 1), (True, 1), (False, 2)])
 def test_a_step_with_a_call_is_not(caplog, run, keep, optimizers):

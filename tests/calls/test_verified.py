@@ -152,6 +152,7 @@ def test_gradients_that_vanish_in_emitted_code_are_found_without_the_mend(monkey
     assert error.value.stage == "emitted code"
 
 
+@pytest.mark.quick("aten")
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 def test_gradients_of_zeros_of_a_head_that_a_loss_does_not_use_are_found_without_the_mend(backend, monkeypatch):
     """AOTAutograd returns zeros where eager has none: AdamW would decay such a head."""
@@ -298,6 +299,7 @@ def test_what_a_written_argument_was_computed_of_is_returned_to(name):
         torch.testing.assert_close(value, expected)
 
 
+@pytest.mark.quick("aten")
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 def test_calls_before_one_backward_are_verified(backend):
     """The second call is of another kind once two are planned together: what the first has saved is left alone."""

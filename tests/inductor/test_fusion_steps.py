@@ -54,6 +54,7 @@ def test_a_step_takes_less_than_its_operations_would():
     assert Inplace().run(new).program is new, "the engine that fuses reuses memory by itself"
 
 
+@pytest.mark.quick("0.5")
 @pytest.mark.parametrize("share", [0.8, 0.6, 0.5])
 def test_a_plan_of_what_is_stored_gives_the_same_gradients(share):
     program, tensors = training_program()

@@ -157,7 +157,7 @@ def test_backward_may_run_twice_or_never_and_without_gradients_nothing_changes()
         model.zero_grad()
 
 
-@pytest.mark.quick("0.5-passes0", "None-passes1")
+@pytest.mark.quick("None-passes1")
 @pytest.mark.usefixtures("_compiler", "_linked")
 @pytest.mark.parametrize(
     ("budget", "passes"), [(0.5, WITHOUT), (None, WITH), (1.0, WITH), (0.5, (*WITHOUT, Offload(share=0.0)))]

@@ -80,6 +80,7 @@ class Convolutions(nn.Module):
         return self.layers(x)
 
 
+@pytest.mark.quick("attention")
 @needs_compiler
 @pytest.mark.parametrize(
     ("model", "shape"),

@@ -48,7 +48,7 @@ class Rows(nn.Module):
         return y[:, 1:3], y.detach().mT[1], columns.chunk(2, 1)[0], columns
 
 
-@pytest.mark.quick("Strided-False", "Rows-True", "Copied-True")
+@pytest.mark.quick("Strided-False", "Copied-True")
 @needs_compiler
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("kind", [Strided, Copied, Rows])

@@ -143,6 +143,7 @@ def test_what_code_depends_on_is_told_apart(what, monkeypatch):
     assert second.steps(40, 20).lowered > 0
 
 
+@pytest.mark.quick("steps", "aotautograd")
 @pytest.mark.parametrize("lost", ["sizes", "steps", "aotautograd"])
 def test_where_a_part_of_it_is_lost_code_is_made_anew(lost, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))

@@ -47,6 +47,7 @@ def peak(program: Program) -> int:
     return timeline(program, {}).peak_bytes
 
 
+@pytest.mark.quick("resnet18", "unet", "gpt2", "llama_tiny", "hf_vit")
 @pytest.mark.parametrize("name", MODELS)
 def test_models_in_chunks_are_what_they_were_in_less_memory(name):
     model, inputs = build(name, labels=False)

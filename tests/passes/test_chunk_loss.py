@@ -80,7 +80,13 @@ def largest(program):
     return max(s.nbytes for s in analyse(program).storages if s.producer.op == "call_function")
 
 
-@pytest.mark.quick("torch.float32-*", "torch.bfloat16-mean-*", "torch.float16-mean-*")
+@pytest.mark.quick(
+    "torch.float32-*-decomposed",
+    "torch.float32-smoothing-fused",
+    "torch.float32-z_loss-fused",
+    "torch.bfloat16-mean-*",
+    "torch.float16-mean-*",
+)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -113,6 +119,7 @@ RETURNED = {
 }
 
 
+@pytest.mark.quick("torch.float32-*", "torch.bfloat16-*upcast-decomposed", "torch.bfloat16-both-fused")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", RETURNED)
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
@@ -264,6 +271,7 @@ def test_the_change_names_what_it_replaced():
 AHEAD = ("mean", "sum", "tokens", "class_weights", "upcast", "capped", "separate_bias", "scaled")
 
 
+@pytest.mark.quick("*-decomposed", "mean-fused", "smoothing-fused")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_computed_with_the_loss_where_they_are_proportional_to_its_own(name, form):

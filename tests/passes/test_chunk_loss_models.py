@@ -43,7 +43,7 @@ OTHERS = (
 
 
 # Inductor's code generator imports modules of torch that still use it.
-@pytest.mark.quick("gpt2-aten", "hf_llama, whole output-aten")
+@pytest.mark.quick("gpt2-aten")
 @pytest.mark.parametrize(
     ("name", "backend"),
     [*((name, "aten") for name in QUICK), ("hf_llama", "inductor")]

@@ -17,6 +17,7 @@ from tests.support import Apply, apply, assert_same, capture, run, targets
 ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
 
 
+@pytest.mark.quick("shape0-*", "shape1-gelu-dtype2")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.GELU()], ids=["relu", "gelu"])
 @pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8)])
@@ -56,6 +57,7 @@ def test_engine_false_leaves_layers_alone():
     assert refusals(model, torch.randn(3, 8), engine=False) == []
 
 
+@pytest.mark.quick("*-8", "activation0-*")
 @ONEDNN
 @pytest.mark.parametrize("groups", [1, 8])
 @pytest.mark.parametrize(

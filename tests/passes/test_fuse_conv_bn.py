@@ -36,6 +36,7 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return ((found.double() - expected).abs().max() / expected.abs().max()).item()
 
 
+@pytest.mark.quick("False-1-False-*", "True-4-True-*", "True-1-False-2", "False-2-True-2", "True-2-False-1")
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, 4])

@@ -25,6 +25,7 @@ def fused(function, *args):
 A, B = (3, 4), (4, 6)
 
 
+@pytest.mark.quick("shape2-*", "*-<lambda>0")
 @pytest.mark.parametrize(
     "function",
     [
@@ -118,6 +119,7 @@ def test_a_second_run_changes_nothing():
     assert apply(FuseMatmulAdd(), result.program).program is result.program
 
 
+@pytest.mark.quick("rows0-*", "rows2-1000.0-*")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [1.0, 1000.0])
 @pytest.mark.parametrize("rows", [(64,), (2, 32), (4, 16)])

@@ -81,6 +81,7 @@ def by_reciprocal(x, w, b):
     return centred * (1 / torch.sqrt(centred.square().mean(-1, keepdim=True) + 1e-5)) * w + b
 
 
+@pytest.mark.quick("dtype0-*", "dtype1-by_var", "*-textbook")
 @pytest.mark.parametrize("function", [textbook, by_rsqrt, by_var, by_power, by_reciprocal])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_every_spelling_becomes_one_operator(function, dtype):

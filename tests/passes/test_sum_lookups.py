@@ -58,6 +58,7 @@ def twice(table, ids, by):
     return (F.embedding(ids, table) * by + F.embedding(ids // 2, table)).float().square().sum()
 
 
+@pytest.mark.quick("plain-*(12,)", "padded-*(2, 12)", "scaled-*(2, 3, 2)")
 @pytest.mark.parametrize("shape", [(12,), (2, 12), (2, 3, 2)], ids=str)
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("function", [plain, padded, scaled], ids=lambda f: f.__name__)

@@ -227,7 +227,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.quick("1MB-inductor", "None-aten")
+@pytest.mark.quick("None-aten")
 @pytest.mark.parametrize("backend", ["aten", INDUCTOR])
 @pytest.mark.parametrize("budget", [None, "1MB"])
 def test_a_head_that_the_loss_does_not_use_has_no_gradient(backend, budget) -> None:
@@ -276,6 +276,7 @@ def test_a_graph_may_be_kept_for_another_backward_after_one_that_was_not(backend
         torch.testing.assert_close(first, second)
 
 
+@pytest.mark.quick("aten")
 @pytest.mark.parametrize("backend", ["aten", INDUCTOR])
 def test_a_second_derivative_is_refused(backend) -> None:
     model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(4, 8, requires_grad=True)

@@ -283,6 +283,7 @@ def test_memory_that_runs_out_is_answered_the_same_way(monkeypatch, steps):
     assert run.report.peak_bytes <= budget - budget // 16
 
 
+@pytest.mark.quick("without it")
 @pytest.mark.parametrize("first", [False, True], ids=["within the limit", "without it"])
 def test_what_others_hold_is_no_fault_of_the_plan(monkeypatch, steps, first):
     model, x, budget = budget_and_session(monkeypatch)
@@ -298,6 +299,7 @@ def test_what_others_hold_is_no_fault_of_the_plan(monkeypatch, steps, first):
     assert "for what others hold" in note and run.report.peak_bytes <= budget
 
 
+@pytest.mark.quick("5000")
 @pytest.mark.parametrize("unused", [0, 5000])
 def test_at_first_it_is_planned_for_less_by_what_was_missing(monkeypatch, steps, unused):
     model, x, budget = budget_and_session(monkeypatch)

@@ -38,6 +38,7 @@ def found(lowering):
     return names_of(lowering), [point.schedule for point in points]
 
 
+@pytest.mark.quick("96")
 @pytest.mark.parametrize("rows", [8, 64, 96])
 def test_a_curve_of_another_size_is_counted_anew(rows):
     names, schedules = found(lowered())

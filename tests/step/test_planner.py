@@ -124,6 +124,7 @@ def seconds(step):
     return sum(choice.plan.seconds for choice in step.choices)
 
 
+@pytest.mark.quick("0.65")
 @pytest.mark.parametrize("share", [0.95, 0.8, 0.65])
 def test_a_step_of_two_graphs_keeps_its_limit(share):
     programs = [program(4), program(2)]

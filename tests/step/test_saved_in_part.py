@@ -56,7 +56,7 @@ def _gradients(called: Any, model: nn.Module, write: Callable[[nn.Module, Any, A
     return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
-@pytest.mark.quick("whole-inductor", "whole-aten")
+@pytest.mark.quick("whole-aten")
 @pytest.mark.parametrize("backend", ENGINES)
 @pytest.mark.parametrize("breaks", [False, True], ids=["whole", "broken"])
 def test_what_the_loss_does_not_need_may_be_written_to(backend: str, breaks: bool) -> None:
@@ -138,6 +138,7 @@ class Largest(nn.Module):
         return y, y.amax(-1)
 
 
+@pytest.mark.quick("aten")
 @pytest.mark.parametrize("backend", ENGINES)
 def test_gradients_that_such_a_write_makes_infinite_are_refused(backend: str) -> None:
     torch._dynamo.reset()

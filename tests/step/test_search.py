@@ -112,6 +112,7 @@ def test_rewrites_go_by_their_keys():
     assert stages.called(("chunk_loss", "compress_masks")) is None, "not their order"
 
 
+@pytest.mark.quick("0.75")
 @pytest.mark.parametrize("share", [0.6, 0.75])
 def test_chunks_are_as_large_as_the_limit_allows(monkeypatch, share):
     """Fewer chunks take less time; where their memory is not there, or is worth more, there are more of them."""
@@ -168,6 +169,7 @@ def test_the_deepest_plan_is_tried_before_a_limit_is_refused():
     assert found.plan.feasible and measured_peak(found.planned, 0) <= room
 
 
+@pytest.mark.quick("0.3")
 @pytest.mark.parametrize("share", [0.1, 0.3])
 def test_a_refusal_names_what_a_measured_step_keeps(share):
     def attempt(item):

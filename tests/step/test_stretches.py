@@ -42,6 +42,7 @@ def prepared(name):
     return model, in_dtype(inputs, torch.float64)
 
 
+@pytest.mark.quick("densenet121", "unet", "gpt2", "hf_vit")
 @pytest.mark.parametrize("name", MODELS)
 def test_models_keep_every_limit_that_the_search_promises_with_the_same_numbers(name):
     model, inputs = prepared(name)

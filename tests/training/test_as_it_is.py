@@ -223,6 +223,7 @@ class Hooked(Plain):
         return self.work(x)
 
 
+@pytest.mark.quick("False-Plain", "True-Locked", "True-Hooked")
 @pytest.mark.parametrize("make", [Plain, Locked, Hooked])
 @pytest.mark.parametrize("hooked", [False, True])
 def test_a_fraction_is_of_a_step_that_adds_to_gradients_where_steps_do(make, hooked):

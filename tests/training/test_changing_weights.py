@@ -91,6 +91,7 @@ def trained(model, call, change, *, keep_gradients=False):
     return [*numbers, *(each.detach() for each in model.state_dict().values())], [each() for each in left]
 
 
+@pytest.mark.quick("swap", "cast_stand_in_by_swaps", "replace", "assign")
 @pytest.mark.parametrize("change", CHANGES)
 def test_numbers_are_eagers_and_old_weights_are_freed(change):
     reference, model = made(), made()
@@ -101,6 +102,7 @@ def test_numbers_are_eagers_and_old_weights_are_freed(change):
     assert left == [None] * len(left)
 
 
+@pytest.mark.quick("swap")
 @pytest.mark.parametrize("change", [swap, cast_by_swaps])
 def test_weights_with_gradients_are_swapped(change):
     reference, model = made(), made()

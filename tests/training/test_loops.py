@@ -182,6 +182,7 @@ def test_a_second_backward_through_the_graph_is_inside_the_budget():
     assert peak_of(lambda: step(loop), loop.model, loop.x, loop.y) <= budget
 
 
+@pytest.mark.quick("0.7")
 @pytest.mark.parametrize("share", [0.85, 0.7])
 def test_what_is_saved_stays_there_for_further_backwards(share):
     def step(loop):

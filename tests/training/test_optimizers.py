@@ -27,7 +27,7 @@ def cases(quick):
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS]
 
 
-@pytest.mark.quick("adamw_fused", "sgd_momentum")
+@pytest.mark.quick("adamw_fused")
 @pytest.mark.parametrize("name", cases(QUICK))
 def test_a_training_loop_stays_inside_and_equals_eager_s(name):
     model, x = make(dropout=0.1)
