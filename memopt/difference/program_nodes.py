@@ -11,8 +11,11 @@ from torch import fx
 
 from memopt.difference.digest import tensor_digest
 from memopt.difference.graph_diff import GraphNode
+from memopt.graph import fake_calls
 from memopt.graph.rewrite import storages
 from memopt.program import InputKind, Program, source_line, tensors_of
+
+_FACT = "plain node"
 
 
 def graph_nodes(program: Program, *, values: bool = False) -> list[GraphNode]:
@@ -35,13 +38,28 @@ def graph_nodes(program: Program, *, values: bool = False) -> list[GraphNode]:
         elif node.op == "output":
             found.append(_output(program, node))
         else:
-            inputs: list[str] = []
-            args = [_argument(value, inputs) for value in node.args]
-            args += [f"{key}={_argument(value, inputs)}" for key, value in node.kwargs.items()]
-            marks = f" in place of argument {node.meta['inplace']}" if "inplace" in node.meta else ""
-            marks += " again" if "recomputes" in node.meta else ""
-            found.append(_node(node, _operator(node), tuple(inputs), f"({', '.join(args)}){marks}"))
+            found.append(_call(node))
     return found
+
+
+def _call(node: fx.Node) -> GraphNode:
+    """A call as a plain node; what was said of it in an earlier program is not written again."""
+    marks = f" in place of argument {node.meta['inplace']}" if "inplace" in node.meta else ""
+    marks += " again" if "recomputes" in node.meta else ""
+    call, names = fake_calls.behind(node), list[str]()
+    if call is not None:
+        fx.map_arg((node.args, node.kwargs), lambda operand: names.append(operand.name))
+        known = call.facts.get(_FACT)
+        if known is not None and known[:2] == (names, marks):
+            said: GraphNode = known[2]
+            return said
+    inputs: list[str] = []
+    args = [_argument(value, inputs) for value in node.args]
+    args += [f"{key}={_argument(value, inputs)}" for key, value in node.kwargs.items()]
+    said = _node(node, _operator(node), tuple(inputs), f"({', '.join(args)}){marks}")
+    if call is not None:
+        call.facts[_FACT] = names, marks, said
+    return said
 
 
 def module_path(node: fx.Node) -> str:

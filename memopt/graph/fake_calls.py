@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.graph import equal_calls
 from memopt.torch_compat import pytree
 from memopt.torch_compat.dispatch import no_modes
 from memopt.torch_compat.fake_tensors import FakeTensor, FakeTensorMode, has_symbols, suggest_memory_format
@@ -56,6 +57,7 @@ class Call:
         mode: the fake mode that it runs in.
         plain: whether all other arguments are what their types and values say.
         settings: what the value depends on beside them.
+        facts: what was found of the call, by what asked: copies of a program make the very same calls.
     """
 
     node: str
@@ -65,17 +67,22 @@ class Call:
     mode: FakeTensorMode
     plain: bool = True
     settings: tuple[Any, ...] = ()
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(slots=True)
 class _Kept:
-    """A value with the call that it came of, and what the node held then: the very same is not looked at again."""
+    """A value with the call that it came of, and what the node held then: the very same is not looked at again.
+
+    `operands` are the nodes in these arguments, in order; None until they are asked for.
+    """
 
     call: Call
     aliased: bool
     value: Any
     args: Any = dataclasses.field(compare=False, repr=False)
     kwargs: Any = dataclasses.field(compare=False, repr=False)
+    operands: list[fx.Node] | None = dataclasses.field(default=None, compare=False, repr=False)
 
 
 def call_of(node: fx.Node, values: Mapping[fx.Node, Any], mode: FakeTensorMode) -> Call:
@@ -96,6 +103,11 @@ def call_of(node: fx.Node, values: Mapping[fx.Node, Any], mode: FakeTensorMode) 
 
     arguments = key(node.args), tuple((name, key(value)) for name, value in node.kwargs.items())
     return Call(node.name, node.target, arguments, tuple(operands), mode, not odd, _settings(node.target))
+
+
+def kind_of(call: Call) -> Any | None:
+    """As `equal_calls.key_of`, of a call."""
+    return equal_calls.key_of(call.target, call.arguments, call.operands, call.settings) if call.plain else None
 
 
 def apart(value: FakeTensor) -> FakeTensor:
@@ -189,13 +201,28 @@ def unchanged(node: fx.Node, values: Mapping[fx.Node, Any], mode: FakeTensorMode
     if kept is None or kept.args is not node.args or kept.kwargs is not node.kwargs:
         return False, None
     call = kept.call
-    same = call.plain and call.node == node.name and call.target is node.target and call.mode is mode
-    same = same and call.settings == _settings(call.target)
-    operands: list[Any] = []
-    if same:
-        fx.map_arg((node.args, node.kwargs), lambda argument: operands.append(values[argument]))
-        same = all(a is b for a, b in zip(operands, call.operands, strict=True))
-    return same, kept.value if same else None
+    if not call.plain or call.node != node.name or call.target is not node.target or call.mode is not mode:
+        return False, None
+    if call.settings and call.settings != _settings(call.target):
+        return False, None
+    if kept.operands is None:
+        kept.operands = []
+        fx.map_arg((node.args, node.kwargs), kept.operands.append)  # type: ignore[arg-type]
+    for operand, before in zip(kept.operands, call.operands, strict=True):
+        if values[operand] is not before:
+            return False, None
+    return True, kept.value
+
+
+def behind(node: fx.Node) -> Call | None:
+    """The call that gave the value that a node has; None where it may make another one by now.
+
+    Nodes whose operands have values of the same layout, and other names, may have one call.
+    """
+    kept: _Kept | None = node.meta.get(MARK)
+    if kept is None or kept.args is not node.args or kept.kwargs is not node.kwargs:
+        return None
+    return kept.call if kept.call.plain and kept.value is node.meta.get("val") else None
 
 
 def keep(node: fx.Node, call: Call, value: Any) -> None:

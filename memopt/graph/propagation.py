@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
-from memopt.graph import fake_calls
+from memopt.graph import equal_calls, fake_calls
 from memopt.torch_compat import pytree
 from memopt.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
 
@@ -28,7 +29,8 @@ def fake_mode(graph_module: fx.GraphModule) -> FakeTensorMode:
 def run_fake(graph_module: fx.GraphModule) -> dict[fx.Node, Any]:
     """Run the graph on the fake values of its placeholders; return every node's value, aliasing included.
 
-    A node that was run before on operands of the same layout keeps its value, so that a rewrite costs what it changed.
+    A node that was run before on operands of the same layout keeps its value, so that a rewrite costs what it changed;
+    of equal calls, as those of blocks that repeat, one is run.
 
     Raises:
         ProgramError: an operation refuses its operands; the message names the node.
@@ -51,17 +53,28 @@ def run_fake(graph_module: fx.GraphModule) -> dict[fx.Node, Any]:
                     found, values[node] = fake_calls.known(node, call)
                     if found:
                         continue
-                    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
-                    # A convolution's layout depends on settings of oneDNN and cuDNN that the cache does not know.
-                    mode.cache_enabled = cached and node.target is not torch.ops.aten.convolution.default
-                    try:
-                        values[node] = fake_calls.run(node.target, args, kwargs)
-                    except Exception as error:
-                        raise ProgramError(f"{node.name}: {type(error).__name__}: {error}") from error
+                    key = fake_calls.kind_of(call)
+                    layouts = None if key is None else equal_calls.known(mode, key)
+                    if layouts is not None:
+                        values[node] = layouts.made(mode, call.operands)
+                    else:
+                        values[node] = _run(node, values, mode, cached)
+                        if key is not None:
+                            equal_calls.learn(mode, key, call.operands, values[node])
                     fake_calls.keep(node, call, values[node])
     finally:
         mode.cache_enabled = cached
     return values
+
+
+def _run(node: fx.Node, values: Mapping[fx.Node, Any], mode: FakeTensorMode, cached: bool) -> Any:
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
+    # A convolution's layout depends on settings of oneDNN and cuDNN that the cache does not know.
+    mode.cache_enabled = cached and node.target is not torch.ops.aten.convolution.default
+    try:
+        return fake_calls.run(node.target, args, kwargs)
+    except Exception as error:
+        raise ProgramError(f"{node.name}: {type(error).__name__}: {error}") from error
 
 
 def propagate(graph_module: fx.GraphModule, *, refresh: bool = False) -> None:

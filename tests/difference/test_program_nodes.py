@@ -30,3 +30,20 @@ def test_nodes_name_their_module() -> None:
     item = program()
     (relu,) = [node for node in item.calls if "relu" in str(node.target)]
     assert module_path(relu) == "1"
+
+
+def test_what_was_said_of_a_call_is_said_again_of_a_copy_and_of_another_call_anew() -> None:
+    item = program()
+    before = {node.name: node for node in graph_nodes(item)}
+    copy = item.copy()
+    relu = copy.calls[-1]
+    assert all(node is before[node.name] for node in graph_nodes(copy) if node.name == relu.name)
+    relu.meta["inplace"] = 0
+    assert "in place of argument 0" in next(node.text for node in graph_nodes(copy) if node.name == relu.name)
+    del relu.meta["inplace"]
+    relu.replace_input_with(copy.calls[0], copy.calls[0])
+    with copy.graph.inserting_before(relu):
+        twin = copy.graph.call_function(torch.ops.aten.neg.default, (relu.args[0],))
+    relu.args = (twin,)
+    renamed = next(node for node in graph_nodes(copy.finish()) if node.name == relu.name)
+    assert renamed.inputs == (twin.name,)

@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from memopt.graph import fake_calls
 from memopt.torch_compat import pytree
+
+_FACT = "key of its cost"
 
 
 def key_of(node: fx.Node) -> str:
@@ -22,6 +25,16 @@ def key_of(node: fx.Node) -> str:
     Operator; shapes, strides, dtypes and kinds of device of the operands; which of them are the same; all other
     arguments. Nodes with equal keys that run on the same device have equal costs.
     """
+    call = fake_calls.behind(node)
+    if call is None:
+        return _written(node)
+    if _FACT not in call.facts:
+        call.facts[_FACT] = _written(node)
+    key: str = call.facts[_FACT]
+    return key
+
+
+def _written(node: fx.Node) -> str:
     seen: dict[fx.Node, int] = {}
 
     def freeze(value: Any) -> Any:

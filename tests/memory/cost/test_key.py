@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from memopt.memory.cost import key
 from memopt.memory.cost.key import key_of, place_of, processor_name
 from tests.memory.cost.build import aten, call
+from tests.support import capture
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -66,3 +68,16 @@ def test_the_place_names_what_chooses_kernels(monkeypatch):
     finally:
         torch.use_deterministic_algorithms(False)
     assert place_of(cpu) == plain
+
+
+def test_what_a_rewrite_left_alone_is_not_written_again(monkeypatch):
+    program = capture(nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Tanh()), torch.ones(4, 3))
+    written, plain = [], key._written
+    monkeypatch.setattr(key, "_written", lambda node: written.append(node.name) or plain(node))
+    first = [key_of(node) for node in program.calls]
+    copy = program.copy()
+    assert [key_of(node) for node in copy.calls] == first and len(written) == len(first)
+    copy.calls[-1].target = aten.sin.default
+    finished = copy.finish()
+    assert [key_of(node) for node in finished.calls] == [plain(node) for node in finished.calls] != first
+    assert written[len(first) :] == [finished.calls[-1].name]
