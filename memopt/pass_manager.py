@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 from torch import fx
 
@@ -15,9 +16,12 @@ from memopt.evidence import Evidence, EvidenceError, Verification, prove
 from memopt.graph.record import GraphRecord
 from memopt.graph.rewrite import Refused
 from memopt.graph.snapshot import snapshot
+from memopt.graph.weights import versions
 from memopt.program import InputKind, Program, ProgramError
 from memopt.torch_compat.fx_graphs import is_erased
-from memopt.torch_compat.storages import version_of
+
+# Programs that were checked, with what they were then: several passes and proofs are given each.
+_CHECKED: WeakKeyDictionary[Program, tuple[object, ...]] = WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +188,7 @@ class PassManager:
         Raises:
             PassError: a pass failed, returned a program that breaks the specification, or changed the numbers.
         """
-        program.check()
+        given = _checked(program)
         records: list[PassRecord] = []
         history = _graphs(earlier)
         if self.record and self.passes:
@@ -192,7 +196,6 @@ class PassManager:
                 history.append(snapshot(program, history))
         for item in self.passes:
             ran = [record.name for record in records]
-            given = _fingerprint(program)
             started = time.perf_counter()
             try:
                 result = item.run(program)
@@ -206,7 +209,7 @@ class PassManager:
             evidence = None
             if result.program is not program:
                 try:
-                    result.program.check()
+                    given = _checked(result.program)
                     _same_call(program, result.program)
                     if self.verify:
                         with phase("proving"):
@@ -239,9 +242,21 @@ def _graphs(records: Sequence[PassRecord]) -> list[GraphRecord]:
     return [graph for record in records for graph in (record.before, record.after) if graph is not None]
 
 
+def _checked(program: Program) -> tuple[object, ...]:
+    """The fingerprint of a program, which is checked unless it was before, and is the same as then.
+
+    Raises:
+        ProgramError: it breaks the specification.
+    """
+    found = _fingerprint(program)
+    if _CHECKED.get(program) != found:
+        program.check()
+        _CHECKED[program] = found
+    return found
+
+
 def _fingerprint(program: Program) -> tuple[object, ...]:
     """What an edit in place would change: the graph, its annotations, and the versions of the tensors in state."""
-    versions = {name: version_of(value) for name, value in program.state.items() if not value.is_inference()}
     calls = [
         (
             node,
@@ -250,12 +265,13 @@ def _fingerprint(program: Program) -> tuple[object, ...]:
             node.target,
             node.args,
             node.kwargs,
+            id(node.meta.get("val")),
             node.meta.get("inplace"),
             node.meta.get("phase"),
         )
         for node in program.graph.nodes
     ]
-    return calls, versions
+    return calls, versions(program.state)
 
 
 def _same_call(before: Program, after: Program) -> None:

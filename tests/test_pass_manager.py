@@ -10,7 +10,7 @@ import torch
 
 from memopt.graph.rewrite import Refused
 from memopt.pass_manager import Change, Pass, PassError, PassManager, PassResult, Refusal, attempt_each
-from memopt.program import InputKind, Program
+from memopt.program import InputKind, Program, ProgramError
 from tests.passes.build import trace
 
 aten = torch.ops.aten
@@ -242,3 +242,35 @@ def test_a_rewrite_is_tried_on_what_is_still_there_and_refusals_are_kept() -> No
     assert seen == ["exp", "sin"], "what was erased has no turn"
     assert [change.before for change in changes] == [("cos",)]
     assert refusals == [Refusal("exp", "it is the first")]
+
+
+# -- what is not done again -----------------------------------------------------------------------------------------
+
+
+def test_a_program_is_checked_once_however_many_passes_are_given_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clamped: list[Program] = []
+
+    def once(program: Program) -> Program:
+        clamped[:] = clamped or [relu_as_clamp(program)]
+        return clamped[0]
+
+    program, passes = simple(), [Rewrite("same", PassResult), Rewrite("clamp", once), Rewrite("last", PassResult)]
+    checked: list[Program] = []
+    check = Program.check
+    monkeypatch.setattr(Program, "check", lambda self: (checked.append(self), check(self))[1])
+    PassManager(passes, False).run(program)
+    PassManager(passes).run(program)
+    assert checked == [program, *clamped]
+
+
+def test_a_program_that_was_edited_since_is_checked_again() -> None:
+    program = simple()
+    PassManager([], False).run(program)
+    program.calls[1].args = (program.calls[0],)
+    with pytest.raises(ProgramError):
+        PassManager([], False).run(program)
+    other = simple()
+    PassManager([], False).run(other)
+    other.calls[0].meta["val"] = other.calls[0].meta["val"].new_empty(2, 2)
+    with pytest.raises(ProgramError, match="its operation gives"):
+        PassManager([], False).run(other)

@@ -15,6 +15,7 @@ from torch import nn
 
 from memopt.torch_compat.fake_tensors import FakeTensor, no_fake_mode
 from memopt.torch_compat.modules import held_by
+from memopt.torch_compat.storages import version_of
 
 
 class Held:
@@ -30,8 +31,13 @@ class Held:
 
     def __call__(self) -> torch.Tensor | None:
         """What is there now, detached; None if nothing is, or nothing like the tensor that was there."""
+        value = self.itself()
+        return None if value is None else known(value)
+
+    def itself(self) -> torch.Tensor | None:
+        """What is there now, as its module has it; None as of the call."""
         value = self._find()
-        return None if value is None or _likeness(value) != self._likeness else known(value)
+        return None if value is None or _likeness(value) != self._likeness else value
 
 
 def held(module: nn.Module, name: str) -> Held:
@@ -97,6 +103,16 @@ def elsewhere(given: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tenso
 def same_source(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor], name: str) -> bool:
     """Whether both have the same tensor by a name, or find it in the same place; neither is looked up."""
     return _values_of(first)[name] is _values_of(second)[name]
+
+
+def versions(state: Mapping[str, Value]) -> dict[str, int]:
+    """How often each tensor of a state was written to, as autograd counts it; those of inference mode left out."""
+    found = {}
+    for name, value in _values_of(state).items():
+        tensor = value if isinstance(value, torch.Tensor) else value.itself()
+        if tensor is not None and not tensor.is_inference():
+            found[name] = version_of(tensor)
+    return found
 
 
 def known(value: torch.Tensor) -> torch.Tensor | None:
