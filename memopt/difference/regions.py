@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from torch import fx
 
+from memopt.graph import fake_calls
 from memopt.memory.aliasing import owner
 from memopt.program import Program, describe, is_random, tensors_of
 from memopt.step.encode_step import OTHER_FORM_RESULTS, again_form
@@ -66,15 +67,15 @@ def differing_regions(before: Program, after: Program, *, cut: bool = True, cont
     same = {name: old_number[name] for name, node in new.items() if _is_same(node, old.get(name))}
     twin = {number: name for name, number in reversed(old_number.items())}
     new_number = numbering.number(new, same)
-    unproved = {
+    unproved = dict.fromkeys(  # in order, so that the same ones of equal regions are run in every process
         name
         for name, number in new_number.items()
         if _is_call(new[name]) and (number not in twin or old_number.get(name, number) != number)
-    }
-    points = {name for name in unproved if cut and name in old and not _is_item_of(new[name], unproved)}
+    )
+    points = dict.fromkeys(name for name in unproved if cut and name in old and not _is_item_of(new[name], unproved))
     if points:
         new_number = numbering.number(new, {**same, **{name: old_number[name] for name in points}})
-        unproved = points | {name for name in unproved if new_number[name] not in twin}
+        unproved = dict.fromkeys(name for name in unproved if name in points or new_number[name] not in twin)
     pairs = [
         (a, b)
         for a, b in zip(before.output_nodes, after.output_nodes, strict=True)
@@ -156,8 +157,9 @@ class _Growth:
         context: int,
     ) -> None:
         self.old, self.new, self.old_number, self.new_number, self.context = old, new, old_number, new_number, context
+        self._places = tuple({name: place for place, name in enumerate(side)} for side in (old, new))
 
-    def region(self, members: set[str], results: list[tuple[fx.Node, fx.Node]]) -> Region:
+    def region(self, members: Iterable[str], results: list[tuple[fx.Node, fx.Node]]) -> Region:
         """Grow both sides of a region until they read the same values."""
         after = _whole_results(set(members), self.new)
         given = _reads(after, self.new, self.new_number)  # a copy's result is among these: nothing before has to run
@@ -187,8 +189,10 @@ class _Growth:
                 before = _whole_results(before | grow_before, self.old)
             else:
                 after = _whole_results(after | grow_after, self.new)
-        old_part = tuple(node for name, node in self.old.items() if name in before)
-        new_part = tuple(node for name, node in self.new.items() if name in after)
+        old_part, new_part = (
+            tuple(side[name] for name in sorted(filter(side.__contains__, names), key=places.__getitem__))
+            for side, names, places in zip((self.old, self.new), (before, after), self._places, strict=True)
+        )
         return _region(old_part, new_part, tuple(results), self.new_number, self.old_number)
 
 
@@ -215,12 +219,12 @@ def _whole_results(names: set[str], side: dict[str, fx.Node]) -> set[str]:
     return found
 
 
-def _is_item_of(node: fx.Node, names: set[str]) -> bool:
+def _is_item_of(node: fx.Node, names: Collection[str]) -> bool:
     """Whether the node is an item of a multiple result among the names: such a result is compared item by item."""
     return any(user.target is operator.getitem for user in node.users) and node.name in names
 
 
-def _read_outside(node: fx.Node, members: set[str]) -> bool:
+def _read_outside(node: fx.Node, members: Collection[str]) -> bool:
     return any(user.op != "output" and user.name not in members for user in node.users)
 
 
@@ -265,7 +269,16 @@ def _is_same(node: fx.Node, other: fx.Node | None) -> bool:
 def _differs(node: fx.Node, other: fx.Node | None) -> bool:
     if other is None or node.target is not other.target or node.meta.get("inplace") != other.meta.get("inplace"):
         return True
+    call = fake_calls.behind(node)
+    if call is not None and call is fake_calls.behind(other):  # all arguments are the same but for who is read
+        return _names(node) != _names(other)
     return repr((node.args, node.kwargs)) != repr((other.args, other.kwargs))
+
+
+def _names(node: fx.Node) -> list[str]:
+    found: list[str] = []
+    fx.map_arg((node.args, node.kwargs), lambda operand: found.append(operand.name))
+    return found
 
 
 class _Groups:
@@ -283,10 +296,11 @@ class _Groups:
     def join(self, a: str, b: str) -> None:
         self._parent[self._root(a)] = self._root(b)
 
-    def all(self) -> list[set[str]]:
-        found: dict[str, set[str]] = {}
+    def all(self) -> list[dict[str, None]]:
+        """The members of each group, in order."""
+        found: dict[str, dict[str, None]] = {}
         for name in self._parent:
-            found.setdefault(self._root(name), set()).add(name)
+            found.setdefault(self._root(name), {})[name] = None
         return list(found.values())
 
 
@@ -301,8 +315,8 @@ def _region(
     inputs: list[dict[fx.Node, int]] = []
     for part, numbers, side in ((before, old_number, 0), (after, new_number, 1)):
         inside = set(part)
-        read = {argument for node in part for argument in node.all_input_nodes if argument not in inside}
-        read |= {pair[side] for pair in results if pair[side] not in inside}
+        read = dict.fromkeys(argument for node in part for argument in node.all_input_nodes if argument not in inside)
+        read |= dict.fromkeys(pair[side] for pair in results if pair[side] not in inside)
         inputs.append({argument: numbers[argument.name] for argument in read})
         for value in (*part, *read):
             size += sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(value))
