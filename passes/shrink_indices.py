@@ -52,6 +52,8 @@ class ShrinkIndices(Pass):
         """Return the program with smaller pooling indices; one change per pooling."""
         if not program.training:
             return PassResult(program)
+        if not any(node.target in _BACKWARD or str(node.target) == _EXPAND for node in program.calls):
+            return PassResult(program)
         new = program.copy()
 
         def shrink(node: fx.Node) -> Change | None:

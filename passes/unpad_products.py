@@ -42,6 +42,9 @@ class UnpadProducts(Pass):
         """Return the program with the products of what was padded; one change per product."""
         if not program.training:
             return PassResult(program)
+        products = [node for node in program.calls if node.target in PRODUCTS]
+        if not any(_unpadded(operand) is not operand for node in products for operand in node.args):
+            return PassResult(program)
         new = program.copy()
         changes, _ = attempt_each(
             [node for node in new.calls if node.target in PRODUCTS], lambda node: _unpad(new, node)

@@ -57,6 +57,8 @@ class MinCutPartition:
         self._in_vain = False  # whether saving less was seen not to lower the peak
         self._expected = 0  # bytes of the last cut
         self._share = _LESS  # of what is expected of a cut, what its code takes
+        # While a first cut is looked for: all rewrites, the cut with them, its bytes, and whether its code may be over.
+        self._with_all: tuple[tuple[Pass, ...], Halved, int, bool] | None = None
 
     def begin_anew(self) -> None:
         """Let all rewrites be tried again, with another limit."""
@@ -105,15 +107,27 @@ class MinCutPartition:
             if session.tight and self._computes_much_again(joint, options["num_fwd_outputs"]):
                 self._lowerings = []
                 return None
-            lowering = session.kept_search.all_lowering()
-            if session.tight and lowering and self._all_are_hopeless(joint, joint_inputs, **options):
-                return None
+            if session.tight and session.kept_search.all_lowering():
+                self._lowerings = session.lowerings()
+                if self._lowerings and self._all_are_hopeless(joint, joint_inputs, **options):
+                    return None
             self.request.lowering = asked
         halves = self.cut(joint, joint_inputs, **options)
         if halves is None and self._lowerings is None:
-            self._all_are_hopeless(joint, joint_inputs, **options)
+            self._lowerings = session.lowerings()
+            if self._lowerings:
+                self._all_are_hopeless(joint, joint_inputs, **options)
         while halves is None and self.next_lowering():
-            halves = self.cut(joint, joint_inputs, **options)
+            halves = self._cut_known(joint, joint_inputs, **options)
+        self._with_all = None
+        return halves
+
+    def _cut_known(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Halved | None:
+        """As `cut`; what was made with all rewrites, to see whether any helps, is not made again."""
+        if self._with_all is None or self._with_all[0] != self.request.lowering:
+            return self.cut(joint, joint_inputs, **options)
+        self.hooks.rewrite(joint, options["num_fwd_outputs"], self.request)
+        _, halves, self._expected, self.short = self._with_all
         return halves
 
     def _computes_much_again(self, joint: fx.GraphModule, forward_outputs: int) -> bool:
@@ -128,7 +142,9 @@ class MinCutPartition:
     def _all_are_hopeless(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> bool:
         """Whether no rewrites let torch's own partition keep the budget: none takes less than all of them."""
         self.request.lowering = self.session.kept_search.all_lowering()
-        if self.request.lowering and self.cut(joint, joint_inputs, **options) is not None:
+        halves = self.cut(joint, joint_inputs, **options) if self.request.lowering else None
+        if halves is not None:
+            self._with_all = self.request.lowering, halves, self._expected, self.short
             return False
         self._lowerings = []
         return True

@@ -10,6 +10,8 @@ from torch import fx
 from torch._functorch import partitioners
 from torch.utils._ordered_set import OrderedSet
 
+from memopt.torch_compat.fx_graphs import unchecked_copies
+
 
 def min_cut(
     module: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any
@@ -21,9 +23,10 @@ def min_cut(
         joint_inputs: its inputs.
         options: what AOTAutograd gives to a partitioner, `num_fwd_outputs` among it.
     """
-    halves: tuple[fx.GraphModule, fx.GraphModule] = partitioners.min_cut_rematerialization_partition(
-        module, joint_inputs, compiler="inductor", **options
-    )
+    with unchecked_copies():
+        halves: tuple[fx.GraphModule, fx.GraphModule] = partitioners.min_cut_rematerialization_partition(
+            module, joint_inputs, compiler="inductor", **options
+        )
     return halves
 
 
@@ -52,9 +55,10 @@ def partition_at(
         "num_fwd_outputs": forward_outputs,
         "static_lifetime_input_nodes": OrderedSet(static),
     }
-    halves: tuple[fx.GraphModule, fx.GraphModule] = partitioners._extract_fwd_bwd_modules(
-        module,
-        [node for node in saved if node not in apart],
-        **{name: value for name, value in arguments.items() if name in known},
-    )
+    with unchecked_copies():
+        halves: tuple[fx.GraphModule, fx.GraphModule] = partitioners._extract_fwd_bwd_modules(
+            module,
+            [node for node in saved if node not in apart],
+            **{name: value for name, value in arguments.items() if name in known},
+        )
     return halves

@@ -54,6 +54,47 @@ def test_rewrites_are_tried_one_set_after_the_other_and_again_for_another_limit(
     assert cut.next_lowering() and cut.request.lowering == "first"
 
 
+def first_cut(monkeypatch, *, tight, lowerings, fits):
+    """What is cut, by its rewrites, and what comes of it, where these sets of rewrites fit and others do not."""
+    every, made = ("both", "rewrites"), []
+    search = SimpleNamespace(all_lowering=lambda: every)
+    session = SimpleNamespace(limit_bytes=10_000, lowerings=lambda: [*lowerings], kept_search=search, tight=tight)
+    rewritten = []
+    hooks = SimpleNamespace(session=session, rewrite=lambda joint, outputs, request: rewritten.append(request.lowering))
+    cut = MinCutPartition(hooks, PlanRequest())
+
+    def made_with(self, joint, inputs, **options):
+        hooks.rewrite(joint, 1, self.request)
+        made.append(self.request.lowering)
+        return ("halves", self.request.lowering) if self.request.lowering in fits else None
+
+    monkeypatch.setattr(MinCutPartition, "cut", made_with)
+    monkeypatch.setattr(MinCutPartition, "_computes_much_again", lambda self, joint, outputs: False)
+    halves = cut.first_cut(None, (), num_fwd_outputs=1)
+    assert halves is None or rewritten[-1] == halves[1], "what is on record is what was cut last"
+    return made, halves
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_where_no_rewrites_are_to_be_tried_there_is_one_cut(monkeypatch, tight):
+    assert first_cut(monkeypatch, tight=tight, lowerings=(), fits=[()]) == ([()], ("halves", ()))
+    assert first_cut(monkeypatch, tight=tight, lowerings=(), fits=[]) == ([()], None)
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_the_cut_with_all_rewrites_is_made_once(monkeypatch, tight):
+    every = ("both", "rewrites")
+    made, halves = first_cut(monkeypatch, tight=tight, lowerings=[("both",), every], fits=[every])
+    assert made == ([every, (), ("both",)] if tight else [(), every, ("both",)]) and halves == ("halves", every)
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_where_all_rewrites_are_not_enough_no_others_are_tried(monkeypatch, tight):
+    every = ("both", "rewrites")
+    made, halves = first_cut(monkeypatch, tight=tight, lowerings=[("both",), every], fits=[])
+    assert made == ([every] if tight else [(), every]) and halves is None
+
+
 @pytest.mark.quick("2.0")
 @needs_compiler
 @pytest.mark.parametrize("times", [0.5, 2.0])
