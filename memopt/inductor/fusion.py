@@ -8,12 +8,12 @@ bytes, and recomputing them in backward takes no pass over memory of its own.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import fx
 
-from memopt.inductor.kinds import DRAWING, REDUCTIONS, SEED, is_generated, is_inlined, is_library_call
+from memopt.inductor.kinds import DRAWING, REDUCTIONS, SEED, is_generated, is_inlined, kinds_of
 from memopt.inductor.prefusion_order import arrange
 from memopt.inductor.write_over import write_over
 from memopt.memory.cost.devices import Device
@@ -43,6 +43,7 @@ _OPERATIONS_A_DRAW = {"cuda": 60, "cpu": 320}
 # Where values are reused on CPU, these are not computed twice.
 _DEAR_ON_CPU = {"exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"}
 _NOT_INLINED = {aten.as_strided.default, aten.view.dtype}
+_NONE: frozenset[fx.Node] = frozenset()
 
 
 class InductorFusion:
@@ -101,13 +102,14 @@ class InductorFusion:
         reads: dict[fx.Node, frozenset[fx.Node]] = {}
         devices: dict[torch.device, Device] = {}
         for node in program.graph.nodes:
-            reads[node] = _reads(node, reads, bool(node.meta.get("fused")) or is_any_view(node))
+            inside = bool(node.meta.get("fused")) or is_any_view(node)
+            reads[node] = _gathered(node.all_input_nodes, reads) if inside else frozenset((node,))
             if node.op != "call_function" or node.name not in found:
                 continue
             if node.meta.get("fused"):
                 found[node.name] = dataclasses.replace(found[node.name], seconds=0.0, workspace_bytes=0)
             elif found[node.name].seconds and (node.meta.get("kernel") or is_generated(node)):
-                operands = _operands(node, reads)
+                operands = _gathered(node.all_input_nodes, reads)
                 moved = sum(touched_bytes(tensor) for operand in operands for tensor in tensors_of(operand))
                 moved += result_bytes(node)
                 place = tensors_of(node)[0].device
@@ -152,14 +154,14 @@ def stored_reads(
 
 class _Marker:
     def __init__(self, graph: fx.Graph, fragile: Collection[fx.Node]) -> None:
-        self.graph, self.fragile = graph, set(fragile)
-        sizes = (touched_bytes(tensor) for node in self.graph.nodes for tensor in tensors_of(node))
+        self.nodes, self.fragile = [*graph.nodes], set(fragile)
+        self.given = {node: node.all_input_nodes for node in self.nodes}
+        self.alone = {node: frozenset((node,)) for node in self.nodes}
+        sizes = (touched_bytes(tensor) for node in self.nodes for tensor in tensors_of(node))
         self.small = min(_SMALL, max(sizes, default=0) // _SMALLER)
-        self.view = {node: is_any_view(node) for node in self.graph.nodes}
-        self.inlined = {node: node.op == "call_function" and is_inlined(node) for node in self.graph.nodes}
-        self.calls = {node for node in self.graph.nodes if not self.inlined[node] and is_library_call(node)}
-        draws = any(node.target is DRAWING for node in self.graph.nodes)
-        self.settles = {node: draws and self.inlined[node] and _settles_draws(node) for node in self.graph.nodes}
+        self.view, self.inlined, self.calls = kinds_of(self.nodes)
+        draws = any(node.target is DRAWING for node in self.nodes)
+        self.settles = {node: draws and self.inlined[node] and _settles_draws(node) for node in self.nodes}
         self.reads: dict[fx.Node, frozenset[fx.Node]] = {}
         # The same, but through what would be stored for the sake of later kernels and is on its way to one reader here.
         self.through: dict[fx.Node, frozenset[fx.Node]] = {}
@@ -170,7 +172,7 @@ class _Marker:
         self.ends: dict[fx.Node, bool] = {}  # whether one kernel reads it, which stores a value of the same size
         self.found: dict[fx.Node, None] | None = None  # what the last round found not to be stored
         self.stored: set[fx.Node] = set()  # what is stored only for the sake of kernels after a library call
-        self.marked = {node for node in self.graph.nodes if node.meta.get("stored")}  # what is stored in any case
+        self.marked = {node for node in self.nodes if node.meta.get("stored")}  # what is stored in any case
         # Library calls before it, and ends of halves: kernels are fused between two such only.
         self.window: dict[fx.Node, int] = {}
         self.last: dict[fx.Node, int] = {}  # the last window in which a kernel reads it, or what is computed from it
@@ -179,16 +181,16 @@ class _Marker:
     def fused(self, *, store: bool = True) -> dict[fx.Node, None]:
         """The values that are not stored, views of such values included; `store`: but for a later kernel's sake."""
         calls, before = 0, None
-        for node in self.graph.nodes:
+        for node in self.nodes:
             phase = node.meta.get("phase", before)
             calls += phase is not before  # no kernel is part of both graphs
             before, self.window[node] = phase, calls
             calls += node in self.calls
-        for node in reversed(self.graph.nodes):
+        for node in reversed(self.nodes):
             self.inlining[node] = self._readers_inline(node)
             self.ends[node] = self._ends_in_one_kernel(node)
         self._find_last_windows()
-        in_vain = set() if store else set(self.graph.nodes)
+        in_vain = set() if store else set(self.nodes)
         while True:
             found = self._round(in_vain)
             self._find_last_windows()
@@ -199,29 +201,43 @@ class _Marker:
             in_vain |= more
 
     def _find_last_windows(self) -> None:
-        for node in reversed(self.graph.nodes):
-            self.last[node] = max((self._last_window(user) for user in node.users), default=0)
+        view, window, found, last = self.view, self.window, self.found, self.last
+        for node in reversed(self.nodes):
+            latest = 0
+            for user in node.users:
+                at = window[user]
+                # Whether it is computed inside of its own readers, as far as is known.
+                inside = (self.inlined[user] and self.inlining[user]) if found is None else user in found
+                if (inside or view[user]) and last[user] > at:
+                    at = last[user]
+                latest = max(latest, at)
+            last[node] = latest
 
     def _round(self, in_vain: set[fx.Node]) -> dict[fx.Node, None]:
         found: dict[fx.Node, None] = {}
         self.stored.clear()
-        for node in self.graph.nodes:
-            if self.view[node]:
-                fused = node.all_input_nodes[0] in found
+        for node in self.nodes:
+            given, alone, work = self.given[node], self.alone[node], _NONE
+            if shown := self.view[node]:
+                fused, counted = given[0] in found, _gathered(given, self.counted)
+                work = self._work_of(node) if fused else _NONE
             else:
+                counted, cheap = alone, False
                 fused = self.inlined[node] and self.inlining[node]
                 fused = fused and not self._is_fragile(node) and not self.settles[node]
-                cheap = fused and self._is_cheap(node)
-                fused = cheap or (fused and self.ends[node])
+                if fused:
+                    counted, work = _gathered(given, self.counted), self._work_of(node)
+                    cheap = self._is_cheap(node, counted, work)
+                    fused = cheap or self.ends[node]
                 if fused and (node in self.marked or (node not in in_vain and self._is_worth_storing(node))):
                     self.stored.add(node)
                     fused = cheap = False
-            self.reads[node] = _reads(node, self.reads, fused or self.view[node])
+                if not cheap:
+                    counted, work = alone, _NONE
+            self.counted[node], self.work[node] = counted, work
+            self.reads[node] = _gathered(given, self.reads) if fused or shown else alone
             passed = node in self.stored and node not in self.marked and self._is_on_its_way(node)
-            self.through[node] = _reads(node, self.through, fused or self.view[node] or passed)
-            inlined = fused if self.view[node] else cheap
-            self.counted[node] = _reads(node, self.counted, inlined or self.view[node])
-            self.work[node] = self._work_of(node) if inlined else frozenset()
+            self.through[node] = _gathered(given, self.through) if fused or shown or passed else alone
             if fused:
                 found[node] = None
         self.found = found
@@ -267,13 +283,11 @@ class _Marker:
 
     def _is_fragile(self, node: fx.Node) -> bool:
         """Whether it reads what the program overwrites: computed later it would see what is written there."""
-        return bool(self.fragile) and not self.fragile.isdisjoint(_operands(node, self.reads))
+        return bool(self.fragile) and not self.fragile.isdisjoint(_gathered(self.given[node], self.reads))
 
-    def _is_cheap(self, node: fx.Node) -> bool:
-        """Whether Inductor computes the node in each kernel that reads it, by its thresholds."""
-        operands = _operands(node, self.counted)
+    def _is_cheap(self, node: fx.Node, operands: Collection[fx.Node], work: Collection[fx.Node]) -> bool:
+        """Whether Inductor computes the node in each kernel that reads it, by its thresholds on reads and work."""
         on_cpu = tensors_of(node)[0].device.type == "cpu"
-        work = self._work_of(node)
         if on_cpu not in self.limits:
             self.limits[on_cpu] = threshold("opcount", on_cpu), threshold("acc_reads", on_cpu)
         large, most = self.limits[on_cpu]
@@ -284,14 +298,6 @@ class _Marker:
             return True
         dear = on_cpu and any(operator_name(item.target) in _DEAR_ON_CPU for item in work)
         return not dear and len(operands) <= most_reads_inside()
-
-    def _last_window(self, reader: fx.Node) -> int:
-        inside = self.view[reader] or self._may_be_inside(reader)
-        return max(self.window[reader], self.last[reader]) if inside else self.window[reader]
-
-    def _may_be_inside(self, reader: fx.Node) -> bool:
-        """Whether the reader is computed inside of its own readers, as far as is known."""
-        return self.inlined[reader] and self.inlining[reader] if self.found is None else reader in self.found
 
     def _is_on_its_way(self, node: fx.Node) -> bool:
         """Whether all that is read of the node is one value computed beside it, which may be stored in its place."""
@@ -315,7 +321,7 @@ class _Marker:
         """
         if self.last[node] <= self.window[node] or node.target is SEED:
             return False
-        operands = _operands(node, self.through)
+        operands = _gathered(self.given[node], self.through)
         if not operands:
             return False
         own = result_bytes(node)
@@ -327,21 +333,15 @@ class _Marker:
         return bool(own <= self.small or read >= _MUCH * own)
 
     def _work_of(self, node: fx.Node) -> frozenset[fx.Node]:
-        own: frozenset[fx.Node] = frozenset() if self.view[node] else frozenset((node,))
-        return own.union(*(self.work[argument] for argument in node.all_input_nodes))
+        own = _NONE if self.view[node] else self.alone[node]
+        return own.union(*[self.work[argument] for argument in self.given[node]])
 
 
-def _reads(node: fx.Node, reads: Mapping[fx.Node, frozenset[fx.Node]], inside: bool) -> frozenset[fx.Node]:
-    """The stored values that reading the node reads: itself, or where it is not stored what it is computed from."""
-    return _operands(node, reads) if inside else frozenset((node,))
-
-
-def _operands(node: fx.Node, reads: Mapping[fx.Node, frozenset[fx.Node]]) -> frozenset[fx.Node]:
-    """The stored values that computing the node reads."""
-    arguments = node.all_input_nodes
-    if len(arguments) == 1:
-        return reads[arguments[0]]
-    return frozenset[fx.Node]().union(*(reads[argument] for argument in arguments))
+def _gathered(given: Sequence[fx.Node], reads: Mapping[fx.Node, frozenset[fx.Node]]) -> frozenset[fx.Node]:
+    """The stored values that computing a node of these operands reads."""
+    if len(given) == 1:
+        return reads[given[0]]
+    return _NONE.union(*[reads[argument] for argument in given])
 
 
 def _continues_a_sum(node: fx.Node) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -80,3 +81,17 @@ def is_library_call(node: fx.Node) -> bool:
     if node.op != "call_function" or node.target in REDUCTIONS or node.target is operator.getitem:
         return False
     return not is_any_view(node) and not is_inlined(node)
+
+
+def kinds_of(nodes: Iterable[fx.Node]) -> tuple[dict[fx.Node, bool], dict[fx.Node, bool], set[fx.Node]]:
+    """Of each node whether it is a view, of each whether it is inlined, and the library calls: each asked once."""
+    view: dict[fx.Node, bool] = {}
+    inlined: dict[fx.Node, bool] = {}
+    calls: set[fx.Node] = set()
+    for node in nodes:
+        view[node] = shown = is_any_view(node)
+        inlined[node] = inside = not shown and node.op == "call_function" and is_inlined(node)
+        makes = not (shown or inside) and node.op == "call_function" and node.target is not operator.getitem
+        if makes and node.target not in REDUCTIONS:
+            calls.add(node)
+    return view, inlined, calls

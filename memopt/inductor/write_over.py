@@ -57,10 +57,11 @@ def write_over(
     place = {node: index for index, node in enumerate(nodes)}
     least = max(_LEAST_BYTES, max((result_bytes(node) for node in program.calls), default=0) / _PART)
     found: list[tuple[fx.Node, fx.Node, list[fx.Node]]] = []
+    stored = [node for node in nodes if node not in fused and not is_any_view(node)]
     for base in nodes:
         if base not in calls or result_bytes(base) < least:
             continue
-        others = _others(base, nodes[place[base] + 1 :], reads, fused)
+        others = _others(base, [node for node in stored if place[node] > place[base]], reads)
         last = others[-1] if others else None
         if last is None or not _alike(last, base) or not _is_element_by_element(last, base, reads):
             continue
@@ -80,17 +81,9 @@ def write_over(
     return bool(found)
 
 
-def _others(
-    base: fx.Node, later: list[fx.Node], reads: Mapping[fx.Node, frozenset[fx.Node]], fused: Collection[fx.Node]
-) -> list[fx.Node]:
+def _others(base: fx.Node, later: list[fx.Node], reads: Mapping[fx.Node, frozenset[fx.Node]]) -> list[fx.Node]:
     """What is stored, or leaves the program, and reads the value itself or something computed from it on the way."""
-    return [
-        node
-        for node in later
-        if node not in fused
-        and not is_any_view(node)
-        and any(base in reads[operand] for operand in node.all_input_nodes)
-    ]
+    return [node for node in later if any(base in reads[operand] for operand in node.all_input_nodes)]
 
 
 def _alike(last: fx.Node, base: fx.Node) -> bool:

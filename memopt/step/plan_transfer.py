@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 from memopt.program import Program
 from memopt.solve.check import check
@@ -21,6 +22,8 @@ from memopt.step.planner import Choice
 _CARRIED = 32
 # For so many sizes of one model a plan is searched for.
 SEARCHES = 8
+
+_STRUCTURES: WeakKeyDictionary[Program, str] = WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +77,13 @@ class Sizes:
 
 def structure(program: Program) -> str:
     """A digest of the graph that leaves sizes out: names, operators, and which value each one reads."""
-    digest = hashlib.sha256()
-    for node in program.graph.nodes:
-        digest.update(f"{node.name}|{node.target}|{[argument.name for argument in node.all_input_nodes]}\n".encode())
-    return digest.hexdigest()
+    if program not in _STRUCTURES:
+        digest = hashlib.sha256()
+        for node in program.graph.nodes:
+            reads = [argument.name for argument in node.all_input_nodes]
+            digest.update(f"{node.name}|{node.target}|{reads}\n".encode())
+        _STRUCTURES[program] = digest.hexdigest()
+    return _STRUCTURES[program]
 
 
 def carried_from(lowering: Sequence[str], choices: Sequence[Choice], plain_bytes: int) -> TransferredPlan:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from memopt.inductor.kinds import is_inlined, is_library_call
+from memopt.inductor.kinds import is_inlined, is_library_call, kinds_of
+from memopt.program import is_any_view
 from tests.support import capture
 
 aten = torch.ops.aten
@@ -32,3 +33,16 @@ def test_an_operation_is_of_one_kind(kind):
     program = capture(Module(), torch.randn(4, 4))
     (node,) = [node for node in program.calls if node.target is target]
     assert (is_inlined(node), is_library_call(node)) == (inlined, library)
+
+
+def test_all_nodes_are_asked_at_once():
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            y = (x @ x).sin().view(-1)
+            return torch.ops.aten.slice_copy.Tensor(y, 0, 1, 3), y.sum(), torch.topk(y, 2)
+
+    nodes = capture(Module(), torch.ones(4, 4)).graph.nodes
+    view, inlined, calls = kinds_of(nodes)
+    assert view == {node: is_any_view(node) for node in nodes}
+    assert inlined == {node: node.op == "call_function" and is_inlined(node) for node in nodes}
+    assert calls == {node for node in nodes if is_library_call(node)} and len(calls) == 3

@@ -6,9 +6,11 @@ Communications of the ACM 52(4), 2009. Arithmetic is counted by the formulas tha
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch.utils.flop_counter import flop_registry
 from memopt.graph.targets import is_pointwise
 from memopt.memory.cost.devices import Device
 from memopt.program import argument, is_view, tensors_of
+from memopt.torch_compat.fake_tensors import has_symbols
 from memopt.torch_compat.operators import OpOverload
 from memopt.torch_compat.storages import storage_id
 
@@ -154,8 +157,17 @@ def touched_bytes(tensor: torch.Tensor) -> int:
     """Bytes that a walk over the tensor reaches: an expanded dimension counts once, gaps between rows do not count."""
     if tensor.layout is not torch.strided:
         return tensor.numel() * tensor.element_size()
-    distinct = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
-    return min(span(tensor), math.prod(distinct)) * tensor.element_size()
+    if has_symbols(tensor):
+        return _touched(tensor.shape, tensor.stride()) * tensor.element_size()
+    return _touched_of_numbers(tensor.shape, tensor.stride()) * tensor.element_size()
+
+
+def _touched(shape: Sequence[int], strides: Sequence[int]) -> int:
+    distinct = (size for size, stride in zip(shape, strides, strict=True) if stride)
+    return min(_span(shape, strides), math.prod(distinct))
+
+
+_touched_of_numbers = functools.lru_cache(maxsize=4096)(_touched)  # a graph's values have few layouts
 
 
 def result_bytes(node: fx.Node) -> int:
@@ -172,6 +184,10 @@ def span(tensor: torch.Tensor) -> int:
     """Elements from the first to the last that the layout reaches."""
     if tensor.layout is not torch.strided:
         return tensor.numel()
-    if tensor.numel() == 0:
+    return _span(tensor.shape, tensor.stride())
+
+
+def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    if math.prod(shape) == 0:
         return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
