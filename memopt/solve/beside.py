@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TypeVar
 
-from memopt.solve.half_peaks import HalfPeaks, half_peaks
+from memopt.solve.half_peaks import HalfPeaks, all_half_peaks
 from memopt.solve.problem import StepProblem
 from memopt.solve.recompute import Curve, Plan, curve, evenly
 from memopt.solve.schedule import Schedule, simulate
@@ -35,7 +35,8 @@ def curve_beside(problem: StepProblem, kernels: Sequence[bool] = (), *, seconds:
     if 0 < problem.forward < len(problem.reads):
         saving = curve(_saved_alone(problem), seconds=seconds / 2).points
         found += [_counted(problem, point) for point in evenly(saving, _MOST)]
-    rated = [(point, half_peaks(problem, point.schedule, kernels)) for point in found]
+    peaks = all_half_peaks(problem, (point.schedule for point in found), kernels)
+    rated = [*zip(found, peaks, strict=True)]
     rated.sort(key=lambda item: (item[0].seconds, item[1].backward, item[1].saved, item[1].forward))
     kept: list[tuple[Plan, HalfPeaks]] = []
     for point, halves in rated:

@@ -41,8 +41,8 @@ class GapFinder:
         problem = rollout.problem
         self._forward = problem.forward
         self._fixed = np.array(rollout.fixed, dtype=np.bool_)
-        self._reads = _Rows(problem.reads)
-        self._writes = _Rows(problem.writes)
+        self._reads = Rows(problem.reads)
+        self._writes = Rows(problem.writes)
         last = np.full(len(problem.sizes), -1, dtype=np.int64)
         for operation in range(problem.forward):
             last[list(problem.writes[operation])] = operation
@@ -73,7 +73,7 @@ class GapFinder:
         return Gaps(storage[1:][same], step[:-1][same], step[1:][same], is_read[1:][same], first, key, reads_back)
 
 
-class _Rows:
+class Rows:
     """Rows of differing length, to be gathered for many operations at once."""
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:

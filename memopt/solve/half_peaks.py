@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import numpy as np
+
+from memopt.solve.lives import Lives
 from memopt.solve.overwrite import overwritten
 from memopt.solve.problem import StepProblem
-from memopt.solve.schedule import Schedule, simulate
+from memopt.solve.schedule import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +37,24 @@ def half_peaks(problem: StepProblem, schedule: Schedule, kernels: Sequence[bool]
         kernels: per operation, whether a kernel is generated for it, which writes over what it reads last. Empty:
             for none.
     """
-    trace = simulate(problem, schedule)
-    live = trace.live_bytes
+    return _half_peaks(problem, Lives(problem), schedule, kernels)
+
+
+def all_half_peaks(
+    problem: StepProblem, schedules: Iterable[Schedule], kernels: Sequence[bool] = ()
+) -> tuple[HalfPeaks, ...]:
+    """The same of many schedules of one problem."""
+    lives = Lives(problem)
+    return tuple(_half_peaks(problem, lives, schedule, kernels) for schedule in schedules)
+
+
+def _half_peaks(problem: StepProblem, lives: Lives, schedule: Schedule, kernels: Sequence[bool]) -> HalfPeaks:
+    live, saved = lives.of(schedule)
     if any(kernels):
-        spared = overwritten(problem, schedule, kernels)
-        live = tuple(taken - less for taken, less in zip(live, spared, strict=True))
+        live = live - np.array(overwritten(problem, schedule, kernels), dtype=np.int64)
     outputs = {s for s in problem.pinned if problem.producer[s] < problem.forward}
     return HalfPeaks(
-        forward=max(live[: problem.forward], default=0),
-        backward=max(live[problem.forward :], default=0),
-        saved=sum(problem.sizes[s] for s in outputs.union(trace.saved)),
+        forward=int(live[: problem.forward].max(initial=0)),
+        backward=int(live[problem.forward :].max(initial=0)),
+        saved=sum(problem.sizes[s] for s in outputs.union(saved.tolist())),
     )

@@ -8,7 +8,7 @@ import sys
 from typing import NamedTuple
 
 from memopt.solve.beside import curve_beside
-from memopt.solve.half_peaks import half_peaks
+from memopt.solve.half_peaks import all_half_peaks
 from memopt.solve.problem import StepProblem
 from memopt.solve.recompute import Curve, curve
 
@@ -50,8 +50,8 @@ def _searched(job: Job) -> Curve:
 
 def with_peaks(found: Curve, problem: StepProblem, kernels: tuple[bool, ...]) -> Curve:
     """The same curve with what the halves of its plans take: thousands of operations, for each of hundreds of plans."""
-    peaks = tuple(half_peaks(problem, point.schedule, kernels) for point in found.points)
-    return dataclasses.replace(found, peaks=peaks)
+    schedules = (point.schedule for point in found.points)
+    return dataclasses.replace(found, peaks=all_half_peaks(problem, schedules, kernels))
 
 
 def serve() -> None:
