@@ -40,14 +40,15 @@ class WholeLedger(Ledger):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run the operator, and enter the storages of its results."""
-        if self.counting and _SAVED.search(str(func)):
+        kind = _kind(func) if self.counting else ""
+        if kind == "saved":
             return self._recurrent(func, args, dict(kwargs or {}))
         if self.counting and func is RECURRENT:
             return self._layer(args)
         if self.counting and func is RECURRENT_BACKWARD:
             own = 2 * sum(gradient.nbytes for gradient in args[0]) if args[7] == "LSTM" else 0
             self.peak = max(self.peak, self.live + own + _beside(_described(args[5]), args[7]))
-        if self.counting and "rnn_layer_backward" in str(func):
+        if kind == "backward":
             self.peak = max(self.peak, self.live + self._backward_scratch(args))
         return super().__torch_dispatch__(func, types, args, kwargs)
 
@@ -77,6 +78,15 @@ class WholeLedger(Ledger):  # type: ignore[no-untyped-call]
     def _backward_scratch(self, args: tuple[Any, ...]) -> int:
         """About what the operator takes while it runs: its operands twice more, as the library wants them."""
         return 2 * sum(leaf.nbytes for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor))
+
+
+@functools.cache
+def _kind(func: Any) -> str:
+    """Whether an operator's workspace is among its results, or it is the backward of one: asked at every call."""
+    name = str(func)
+    if _SAVED.search(name):
+        return "saved"
+    return "backward" if "rnn_layer_backward" in name else ""
 
 
 def _described(values: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ class StepLedger(WholeLedger):  # type: ignore[no-untyped-call]
     def __init__(self, device: torch.device) -> None:
         """Nothing is counted yet, of storages of this device alone."""
         super().__init__(device)
-        self._calls: dict[str, tuple[int, Any]] = {}  # by operator and operands: the most bytes alive, and what it was
+        self._calls: dict[Any, tuple[int, Any]] = {}  # by operator and operands: the most bytes alive, and what it was
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -33,11 +34,12 @@ class StepLedger(WholeLedger):  # type: ignore[no-untyped-call]
         """Run the operator, enter the storages of its results, and remember it."""
         result = super().__torch_dispatch__(func, types, args, kwargs)
         # A recurrent layer's workspace is among what the ledger counts itself.
-        if self.counting and isinstance(func, OpOverload) and not _RECURRENT.search(str(func)):
-            call = _described((func, args, dict(kwargs or {}), result))
-            key = repr(call)
-            if key not in self._calls or self._calls[key][0] < self.live:
-                self._calls[key] = self.live, call
+        if self.counting and isinstance(func, OpOverload) and not _is_recurrent(func):
+            call = func, args, dict(kwargs or {}), result
+            key = _key(call, {})
+            known = self._calls.get(key)
+            if known is None or known[0] < self.live:
+                self._calls[key] = self.live, _described(call) if known is None else known[1]
         return result
 
     def part(self) -> Part:
@@ -78,6 +80,23 @@ class _Layout:
     strides: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+
+
+@functools.cache
+def _is_recurrent(func: OpOverload) -> bool:
+    return _RECURRENT.search(str(func)) is not None
+
+
+def _key(value: Any, seen: dict[int, int]) -> Any:
+    """What calls have in common that `_described` describes alike: most of a step's are the same call again."""
+    if isinstance(value, torch.Tensor):
+        layout = tuple(value.shape), tuple(value.stride()) if value.layout is torch.strided else ()
+        return seen.setdefault(id(value), len(seen)), repr(layout), value.dtype, value.device
+    if type(value) in (tuple, list):
+        return type(value), *[_key(item, seen) for item in value]
+    if type(value) is dict:
+        return dict, *[(name, _key(item, seen)) for name, item in value.items()]
+    return type(value), repr(value)
 
 
 def _described(call: Any) -> Any:
