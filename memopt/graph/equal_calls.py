@@ -85,9 +85,9 @@ def learn(mode: FakeTensorMode, key: Any, operands: Sequence[Any], value: Any) -
     """Keep how the results of a call lie, where others of its key can be made from that."""
     sequence = type(value) if type(value) in (tuple, list) else None
     given: dict[int, int | None] = {}
-    for place, operand in enumerate(operands):
+    for number, operand in enumerate(operands):
         memory = id_of_storage(operand.untyped_storage())
-        given[memory] = None if memory in given else place  # of two in one memory the schema alone tells which it is
+        given[memory] = None if memory in given else number  # of two in one memory the schema alone tells which it is
     layouts: list[_Layout | None] = []
     seen: set[int] = set()
     for leaf in value if sequence is not None else (value,):
@@ -108,7 +108,7 @@ def learn(mode: FakeTensorMode, key: Any, operands: Sequence[Any], value: Any) -
         if any(leaf is operand for operand in operands):
             return
         shape, strides = tuple(leaf.shape), tuple(leaf.stride())
-        layouts.append(_Layout(place, shape, strides, leaf.storage_offset(), leaf.dtype, leaf.device))
+        layouts.append(_Layout(place, shape, strides, int(leaf.storage_offset()), leaf.dtype, leaf.device))
     _KNOWN.setdefault(mode, {})[key] = Results(tuple(layouts), sequence)
 
 

@@ -207,7 +207,7 @@ def unchanged(node: fx.Node, values: Mapping[fx.Node, Any], mode: FakeTensorMode
         return False, None
     if kept.operands is None:
         kept.operands = []
-        fx.map_arg((node.args, node.kwargs), kept.operands.append)  # type: ignore[arg-type]
+        fx.map_arg((node.args, node.kwargs), kept.operands.append)
     for operand, before in zip(kept.operands, call.operands, strict=True):
         if values[operand] is not before:
             return False, None
