@@ -19,6 +19,7 @@ from memopt.capture.joint import is_tangent
 from memopt.capture.reached import Reached
 from memopt.graph.rewrite import ancestors
 from memopt.program import InputKind, Program, is_any_view
+from memopt.step.missing_tangents import Tangent
 from memopt.step.own_copies import recomputes
 from memopt.torch_compat.backward import input_of_gradient, role_of, shown_by_role, tangent_places
 
@@ -32,6 +33,16 @@ def places_of_tangents(program: Program) -> dict[str, int | None]:
         if entry.kind is InputKind.TANGENT
     }
     return tangent_places(tangents, roles[: program.forward_outputs])
+
+
+def tangents_of(program: Program) -> tuple[Tangent, ...]:
+    """The gradients that backward of a captured training program takes, in order; none where one is not known."""
+    places, found = places_of_tangents(program), []
+    for node in program.placeholders:
+        if node.name in places:
+            place = places[node.name]
+            found.append(None if place is None else Tangent.of(place, node.meta["val"]))
+    return tuple(item for item in found if item is not None) if None not in found else ()
 
 
 def gradient_sources(program: Program, reached: Reached = MappingProxyType({})) -> tuple[tuple[int, ...] | None, ...]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 from torch import fx
 
-from memopt.capture.dependence import SavedFor, gradient_sources, places_of_tangents, saved_in_part
+from memopt.capture.dependence import SavedFor, gradient_sources, places_of_tangents, saved_in_part, tangents_of
 from memopt.capture.export import refuse_layouts
 from memopt.capture.graph_inputs import Names, called, origin_of
 from memopt.capture.handed import Handed
@@ -41,6 +41,7 @@ from memopt.step.backward_entry import BackwardFacts, InPart
 from memopt.step.call_role import CallRole
 from memopt.step.guard import said
 from memopt.step.hooked import EarlyGradients
+from memopt.step.missing_tangents import filled
 from memopt.step.own_copies import recomputed_from, shown_to_backward
 from memopt.step.plan_request import PlanRequest
 from memopt.step.trial_step import mutated
@@ -258,6 +259,7 @@ class Hooks:
             self._in_part(program, places),
             None if (written := mutated(program)) is None else tuple(sorted(written)),
             self._shown(program, places),
+            tangents_of(program),
         )
 
     def _shown(self, program: Program, places: Mapping[str, int | None]) -> tuple[tuple[int, str], ...]:
@@ -293,7 +295,7 @@ class Hooks:
         session = self.session
         if self.dry:
             run = self.apart(run)
-        return said(run, lambda error: session.short_of_memory(error))
+        return said(filled(run), lambda error: session.short_of_memory(error))
 
     def inference(self, graph_module: fx.GraphModule) -> tuple[Program, Rewrite]:
         """Rewrite an inference graph.

@@ -28,7 +28,7 @@ from memopt.inductor.pieces import NAMES, Pieces, in_pieces
 from memopt.inductor.replay import Meter, ReplayError, Workspace, Wrapper, replay
 from memopt.memory.aliasing import analyse
 from memopt.memory.hand_over import due, showing
-from memopt.memory.timeline import is_held
+from memopt.memory.timeline import held_of
 from memopt.program import InputKind, OutputKind, Program, copy_node, module_of
 from memopt.recording.ends import ends_of
 from memopt.recording.pool import Pool
@@ -234,7 +234,7 @@ class Halves:
                 for name, fake in backward.inputs
             ]
         given = [value for (name, _), value in zip(backward.inputs, arguments, strict=True) if name not in values]
-        roots = [value for value in given if isinstance(value, torch.Tensor) and is_held(value)]
+        roots = held_of([value for value in given if isinstance(value, torch.Tensor)])
         del values, given
         meter.add(arguments)
         meter.mark()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -67,9 +67,26 @@ class Lifetimes:
         return [(*span, storage.nbytes) for span, storage in pairs if span is not None]
 
 
-def is_held(tangent: torch.Tensor) -> bool:
-    """Whether autograd holds a tangent to the end of backward: that of a loss, a root of it, on some torch all."""
-    return tangent.numel() == 1 or gradients_are_held()
+def held_of(tangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Those of backward's tangents that autograd holds to its end: that of a loss, a root of it, on some torch all.
+
+    Beside a loss the others are taken for zeros, which memopt makes where autograd has none (`step.missing_tangents`).
+    """
+    losses = [value for value in tangents if value.numel() == 1]
+    return losses if losses or not gradients_are_held() else list(tangents)
+
+
+def held_tangents(program: Program) -> set[fx.Node]:
+    """The inputs that stand for tangents which autograd holds to the end of backward."""
+    nodes = tangents_of(program)
+    held = {id(value) for value in held_of([value for node in nodes for value in tensors_of(node)])}
+    return {node for node in nodes if all(id(value) in held for value in tensors_of(node))}
+
+
+def tangents_of(program: Program) -> list[fx.Node]:
+    """The inputs of a program that backward begins with."""
+    names = {entry.name for entry in program.inputs if entry.kind is InputKind.TANGENT}
+    return [node for node in program.placeholders if node.name in names]
 
 
 def lifetimes(program: Program, aliasing: Aliasing) -> Lifetimes:
@@ -81,12 +98,12 @@ def lifetimes(program: Program, aliasing: Aliasing) -> Lifetimes:
         forward = sum(node.meta["phase"] is Phase.FORWARD for node in steps)
     first: dict[int, int] = {}
     last: dict[int, int] = {}
-    tangents = {entry.name for entry in program.inputs if entry.kind is InputKind.TANGENT}
+    tangents, stay = set(tangents_of(program)), held_tangents(program)
     for node, indices in aliasing.of.items():
         if node.op == "placeholder":
-            if node.name in tangents:  # they appear where backward starts, and die with their last use, unless held
+            if node in tangents:  # they appear where backward starts, and die with their last use, unless held
                 uses = [position[owner(user)] for user in node.users if user.op == "call_function"]
-                if all(map(is_held, tensors_of(node))):
+                if node in stay:
                     uses.append(len(steps) - 1)
                 for index in indices:
                     first.setdefault(index, forward)

@@ -19,7 +19,8 @@ import torch
 from memopt.errors import ShortOfMemoryError
 from memopt.memory.fingerprint import fingerprint_of, same_fingerprint
 from memopt.step.hooked import spare
-from memopt.torch_compat.backward import compiled_node, keeps_graph, nodes_so_far, running_node
+from memopt.step.missing_tangents import ZEROS, Tangent
+from memopt.torch_compat.backward import compiled_node, keeps_graph, leave_missing, nodes_so_far, running_node
 from memopt.torch_compat.fake_tensors import FakeTensor
 from memopt.torch_compat.returned import lent_values
 from memopt.torch_compat.storages import storage_id, version_of
@@ -65,6 +66,7 @@ class BackwardFacts:
         in_part: what is looked at here, and not by autograd, since it may not matter.
         written: positions of the arguments that forward writes to; None where that is not known.
         shown: positions and names of the arguments that backward reads as they lay when forward ran.
+        tangents: the gradients that backward takes, in its order; none where that is not known, or sizes vary.
     """
 
     outputs: int = 0
@@ -73,18 +75,20 @@ class BackwardFacts:
     in_part: tuple[InPart, ...] = ()
     written: tuple[int, ...] | None = None
     shown: tuple[tuple[int, str], ...] = ()
+    tangents: tuple[Tangent, ...] = ()
 
     def listed(self) -> list[Any]:
         """The facts as plain lists."""
         sources = [None if item is None else list(item) for item in self.sources]
         in_part = [[item.place, item.name, list(item.outputs), item.recomputed] for item in self.in_part]
         recomputed, shown = ([list(item) for item in named] for named in (self.recomputed, self.shown))
-        return [self.outputs, sources, recomputed, in_part, self.written, shown]
+        tangents = [item.listed() for item in self.tangents]
+        return [self.outputs, sources, recomputed, in_part, self.written, shown, tangents]
 
     @staticmethod
     def of_list(record: Any) -> BackwardFacts:
         """The facts of such lists; raises ValueError or TypeError where they are none."""
-        outputs, sources, recomputed, in_part, written, shown = record
+        outputs, sources, recomputed, in_part, written, shown, tangents = record
         return BackwardFacts(
             int(outputs),
             tuple(None if item is None else tuple(map(int, item)) for item in sources),
@@ -92,6 +96,7 @@ class BackwardFacts:
             tuple(InPart(int(a), str(b), tuple(map(int, c)), bool(d)) for a, b, c, d in in_part),
             None if written is None else tuple(map(int, written)),
             tuple((int(place), str(name)) for place, name in shown),
+            tuple(map(Tangent.of_list, tangents)),
         )
 
 
@@ -168,6 +173,9 @@ class _Entry:
             self._stamps, self._lent = [], []  # the caller's tensors are the caller's
         none = self._without(missing) if known else []
         node = running_node()
+        if known and self._facts.tangents:
+            leave_missing(node)
+            node.metadata[ZEROS] = [item for item in self._facts.tangents if item.output in missing]
         node.metadata[_NONE], node.metadata[_CHANGED] = frozenset(none), changed
         if none or changed or torch.is_grad_enabled():
             _Exit(node, none, len(self._facts.sources))

@@ -13,6 +13,7 @@ from torch import fx
 
 from memopt.memory.aliasing import Aliasing, analyse, owner
 from memopt.memory.hand_over import hand_overs
+from memopt.memory.timeline import held_tangents, tangents_of
 from memopt.program import InputKind, Phase, Program, copy_node, is_effectful, is_random, module_of
 from memopt.solve.problem import StepProblem
 from memopt.solve.schedule import Schedule
@@ -69,7 +70,7 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
     operations = [node for node in program.calls if _is_operation(node, aliasing)]
     mutated = program.mutated
     fragile = {index for node in program.placeholders if node.name in mutated for index in aliasing.of[node]}
-    tangents = [node for node in program.placeholders if program.input_of(node.name).kind is InputKind.TANGENT]
+    tangents = tangents_of(program)
     taken = {index for node in operations if "inplace" in node.meta for index in aliasing.of[node]}
     # What is handed over is so once, when it was made first.
     given = {number for item in hand_overs(program, aliasing) for number in item.outputs}
@@ -115,7 +116,7 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
         if aliasing.storages[index].producer.op == "call_function"
     }
     if gradients_are_held():
-        pinned.update(index for tangent in tangents for index in aliasing.of[tangent])
+        pinned.update(index for tangent in held_tangents(program) for index in aliasing.of[tangent])
     found = [costs.get(node.name) for node in operations]
     problem = StepProblem(
         sizes=tuple(storage.nbytes for storage in aliasing.storages),

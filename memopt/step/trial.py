@@ -21,6 +21,7 @@ from memopt.memory.allocator import slack_bytes
 from memopt.memory.allocator_limit import lifted
 from memopt.memory.hand_over import Handing, hand_overs
 from memopt.memory.measure import measure
+from memopt.memory.timeline import held_tangents
 from memopt.program import InputKind, Phase, Program
 from memopt.step.planned import Planned
 from memopt.torch_compat import pytree
@@ -124,6 +125,7 @@ def _with_own_tangents(program: Program) -> Program:
             graph.call_function(_let_go, (released,)).meta.update(val=None, phase=Phase.FORWARD)
         graph.output_node().args = ([None if output.let_go else value for value, output in values],)
     inputs, held = [], list[fx.Node]()
+    stay = held_tangents(edited) if gradients_are_held() else ()
     for entry, node in zip(program.inputs, edited.placeholders, strict=True):
         value = node.meta["val"]
         if entry.kind is not InputKind.TANGENT or not isinstance(value, torch.Tensor):  # the mesh of a sharded result
@@ -140,7 +142,7 @@ def _with_own_tangents(program: Program) -> Program:
             new.meta.update(val=value, phase=Phase.BACKWARD)
         node.replace_all_uses_with(filled)
         graph.erase_node(node)
-        if gradients_are_held():
+        if node in stay:
             held.append(filled)
     if held:
         with graph.inserting_before(graph.output_node()):
