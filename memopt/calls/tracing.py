@@ -18,7 +18,7 @@ from memopt.calls.failures import note_graph
 from memopt.calls.pace import pace_of
 from memopt.capture.attention import attention_as_on
 from memopt.capture.boundary import at_boundary
-from memopt.capture.dynamo import Hooks
+from memopt.capture.dynamo import Hooks, is_part
 from memopt.capture.eager_call import eager_call
 from memopt.capture.eager_step import eager_step, has_checkpoints, roots_of, written_in_checkpoints
 from memopt.capture.export import NotCapturedError, NotTracedError
@@ -150,7 +150,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         session.outside.saw(graph_module)
         others = others_than_the_loss(graph_module) if torch.is_grad_enabled() else None
         by_loss_alone = others is not None and session.fallbacks.plans_for_loss_alone(
-            session, graph_module, example_inputs, others=bool(others)
+            session, graph_module, example_inputs, others=bool(others), whole=not is_part(graph_module)
         )
         if by_loss_alone and others:
             detach_outputs(graph_module, others)
@@ -192,7 +192,10 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
             run = watched(run, hooks.backward_facts(), session.short_of_memory, inside)
             if hooks.lets_go:
                 run = watched_for_outputs(run, session.unused, session.fallbacks.by_loss_alone.held)
-            return attached(run, others, session.fallbacks.by_loss_alone.needed) if by_loss_alone and others else run
+            if not (by_loss_alone and others):
+                return run
+            stages = session.fallbacks.by_loss_alone
+            return attached(run, others, stages.takes, stages.is_disproved)
 
         def inside() -> Exception | None:
             return NotTracedError(_TWICE.format(session.model_name)) if session.in_call or session.dry else None

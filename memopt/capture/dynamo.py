@@ -120,8 +120,7 @@ class Hooks:
         self.known_facts = BackwardFacts()  # of a step that was found on disk: there is no program of it
         # A function that an engine made, and what keeps its code for who lowers the graph again; None: nothing does.
         self.repeatable: tuple[Any, Callable[[], None] | None] = None, None
-        reason = getattr(graph_module, "compile_subgraph_reason", None)
-        self.graph_break = bool(reason is not None and reason.graph_break) or _inside_eager_code()
+        self.graph_break = is_part(graph_module)
         self.needs_gradients = torch.is_grad_enabled() and any(
             isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
         )
@@ -340,6 +339,12 @@ def outside_tracing() -> Iterator[None]:
     """Real tensors behave as real again: no fake mode, no autocast, no gradients."""
     with no_fake_mode(), no_autocast(), torch.no_grad():
         yield
+
+
+def is_part(graph_module: fx.GraphModule) -> bool:
+    """Whether the graph that is being compiled is one of several of a call, as far as that is known."""
+    reason = getattr(graph_module, "compile_subgraph_reason", None)
+    return bool(reason is not None and reason.graph_break) or _inside_eager_code()
 
 
 def _inside_eager_code() -> bool:

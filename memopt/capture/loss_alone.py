@@ -44,45 +44,57 @@ def detach_outputs(graph_module: fx.GraphModule, places: Sequence[int]) -> None:
     graph_module.recompile()
 
 
-def attached(run: Callable[..., Any], places: Sequence[int], needed: str) -> Callable[..., Any]:
+def attached(
+    run: Callable[..., Any], places: Sequence[int], needed: str, refused: Callable[[], None]
+) -> Callable[..., Any]:
     """A compiled graph that `detach_outputs` has edited, whose outputs require gradients as before.
 
     Args:
         run: returns the outputs.
         places: of those that were detached.
-        needed: the budget that gradients of all outputs need, in words.
+        needed: what gradients of all outputs need, in words.
+        refused: called where one is refused.
     """
 
     def call(*args: Any) -> Any:
         results = run(*args)
         if not torch.is_grad_enabled():
             return results
-        found, known = list(results), dict[int, Any]()
+        found, values = list(results), {id(results[place]): results[place] for place in places}
+        names = [next(f"output {place}" for place in places if id(results[place]) == key) for key in values]
+        anchor = torch.empty(0, requires_grad=True)
         refuse: Any = _Refusal.apply
+        new = dict(zip(values, refuse(anchor, names, needed, refused, *values.values()), strict=True))
         for place in places:
-            value = found[place]
-            if id(value) not in known:
-                anchor = torch.empty(0, requires_grad=True)
-                known[id(value)] = refuse(anchor, value, f"output {place}", needed)
-            found[place] = known[id(value)]
+            found[place] = new[id(results[place])]
         return type(results)(found)
 
     return call
 
 
 class _Refusal(torch.autograd.Function):
-    """Passes a value on; a gradient of it is refused."""
+    """Passes values on; a gradient of one is refused."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor, name: str, needed: str) -> torch.Tensor:
-        ctx.output, ctx.needed = name, needed
-        return value.detach()
+    def forward(
+        ctx: Any,
+        anchor: torch.Tensor,
+        names: list[str],
+        needed: str,
+        refused: Callable[[], None],
+        *values: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.names, ctx.needed, ctx.refused = names, needed, refused
+        ctx.set_materialize_grads(False)
+        return tuple(value.detach() for value in values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        name = next(name for name, gradient in zip(ctx.names, gradients, strict=True) if gradient is not None)
+        ctx.refused()
         raise RuntimeError(
-            f"within its budget memopt has planned this step for gradients of the loss alone, and {ctx.output} of the "
-            f"model's graph has one, too: that takes a budget of {ctx.needed}, or detach() it"
+            f"within its budget memopt has planned this step for gradients of the loss alone, and {name} of the "
+            f"model's graph has one, too: that takes {ctx.needed}, or detach() it"
         )
 
 

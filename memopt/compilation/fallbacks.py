@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from memopt.budget import BudgetError
+from memopt.capture.caller import takes_loss_alone
 from memopt.step.by_loss_alone import ByLossAlone
 
 if TYPE_CHECKING:
     from memopt.compilation.session import Session
+
+# A step that recomputes for more than this share of its time is planned anew where less is enough.
+_MUCH = 0.03
 
 
 class Fallbacks:
@@ -25,6 +29,7 @@ class Fallbacks:
     def __init__(self, model: str, budget: str) -> None:
         """Of a model, by the name of its class, and its budget as the user wrote it; nothing was refused yet."""
         self.by_loss_alone = ByLossAlone(model, budget)
+        self._loss_alone: bool | None = None  # whether the loop was seen to use gradients of nothing else
         self._waited = False  # whether a fraction was of more, as other models were not called yet
 
     def plan_for_less(self, session: Session, refused: BudgetError) -> None:
@@ -48,7 +53,7 @@ class Fallbacks:
         return may and self.by_loss_alone.has_less(refused, lets_go=session.engine().frees_outputs)
 
     def plans_for_loss_alone(
-        self, session: Session, graph_module: fx.GraphModule, inputs: Sequence[Any], *, others: bool
+        self, session: Session, graph_module: fx.GraphModule, inputs: Sequence[Any], *, others: bool, whole: bool
     ) -> bool:
         """Whether it is planned for gradients of the loss alone, or less: now, or in an earlier run of the script.
 
@@ -57,13 +62,38 @@ class Fallbacks:
             graph_module: a graph of Dynamo's that returns a loss.
             inputs: of it.
             others: whether something beside the loss has a gradient, too.
+            whole: whether the graph is all of its call, which returns to the caller what the graph does.
         """
         if session.budget is None:
             return False
         self.by_loss_alone.sees(graph_module, inputs, others=others)
-        if _may_go_by_loss_alone(session) and self.by_loss_alone.remembers():
+        known = whole and _may_begin_anew(session) and self._is_known()
+        if known or (_may_go_by_loss_alone(session) and self.by_loss_alone.remembers()):
             self._go_by_loss_alone(session)
         return any(self.by_loss_alone.stage)
+
+    def _is_known(self) -> bool:
+        """Whether it is planned for gradients of the loss alone from now on, as the loop is known to use no others."""
+        place = "" if self._loss_alone is False else "the step before" if self._loss_alone else takes_loss_alone()
+        return bool(place) and self.by_loss_alone.is_known(f"{place} uses no other of what the model returns")
+
+    def sees_loop(self, loss_alone: bool) -> None:
+        """Steps of the loop have used gradients of the loss alone, or of others as well."""
+        self._loss_alone = loss_alone
+
+    def takes_turn(self) -> bool:
+        """Whether the step is planned for the loss alone, and another gradient has come: true once."""
+        disproved = self.by_loss_alone.disproved and self._loss_alone is not False
+        self._loss_alone = False if disproved else self._loss_alone
+        return disproved
+
+    def gains_by_loss_alone(self, session: Session) -> bool:
+        """Whether a step that is planned for all gradients recomputes much, which less of them may spare."""
+        step = session.step
+        if step is None or not self.by_loss_alone.has_fewer_gradients or not _may_begin_anew(session):
+            return False
+        plans = [item.choice.plan for item in step.planned if item.choice is not None]
+        return not self.by_loss_alone.disproved and any(plan.extra_seconds > _MUCH * plan.seconds for plan in plans)
 
     def raise_if_hopeless(self, session: Session, least: int) -> None:
         """Have a step that no code can keep the budget with planned for gradients of the loss alone, where it may be.

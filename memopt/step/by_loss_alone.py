@@ -1,6 +1,8 @@
-"""What steps are planned for where a budget is refused otherwise: gradients of the loss alone, then the loss alone.
+"""What steps are planned for where less is enough: gradients of the loss alone, then the loss alone.
 
-The second stage counts on a loop that lets go of what the model returns beside its loss before backward begins.
+The first stage is for loops that are known to use no other gradient, and for budgets that are refused otherwise. The
+second one is for the latter: it counts on a loop that lets go of what the model returns beside its loss before backward
+begins.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from memopt.step.script_store import ScriptStore
 
 _ALONE = "planned for gradients of the loss alone"
 _LOOP = "planned for a loop that keeps the loss alone"
+_MORE = "more memory, or time"
 _ENOUGH = "are enough for a loop that keeps the loss alone, as in `loss = model(...).loss`"
 
 
@@ -26,13 +29,16 @@ class ByLossAlone:
 
     Attributes:
         needed: the budget that gradients of all outputs need, in words; empty as long as those are planned for.
+        why: how it is known that the loop uses no gradients but the loss's; empty where it is not.
         held: the budget that a loop needs which holds the outputs beside the loss in backward, in words; empty as long
             as steps are planned for such loops.
+        disproved: whether another gradient has come where none was to come: the next step is planned for all.
     """
 
     def __init__(self, model: str, budget: str) -> None:
         """Of a model, by the name of its class, and its budget as the user wrote it; no graph was seen yet."""
-        self.needed = self.held = ""
+        self.needed = self.held = self.why = ""
+        self.disproved = False
         self._model, self._budget, self._graph = model, budget, ""
         self._others, self._beside_bytes = False, 0
         self._store = ScriptStore("refusals")
@@ -44,10 +50,16 @@ class ByLossAlone:
         """What the report says of it."""
         found = []
         if self.needed:
-            found.append(f"{_ALONE}: with those of the model's other outputs the step takes {self.needed}")
+            other = f"with those of the model's other outputs the step takes {self.needed}"
+            found.append(f"{_ALONE}: {self.why or other}")
         if self.held:
             found.append(f"{_LOOP}: with the model's other outputs held in backward the step takes {self.held}")
         return found
+
+    @property
+    def takes(self) -> str:
+        """What gradients of all outputs take, in words."""
+        return "another plan, which the next step has" if self.why else f"a budget of {self.needed}"
 
     @property
     def stage(self) -> tuple[str, str]:
@@ -71,8 +83,8 @@ class ByLossAlone:
         self._beside_bytes = bytes_beside_numbers(graph_module)
 
     def remembers(self) -> bool:
-        """Plan so from now on, if an earlier run had to for this graph; whether that begins now."""
-        if self.needed or self.held:
+        """Plan so from now on, if an earlier run has for this graph; whether that begins now."""
+        if self.needed or self.held or self.disproved:
             return False
         record = self._store.get(self._model, self._budget, self._graph)
         needed, held, least = (record.get(name) for name in ("needed", "held", "least_bytes"))
@@ -80,6 +92,24 @@ class ByLossAlone:
             return False
         self.needed, self.held, self._least_bytes = needed, held, least
         return bool(needed or held)
+
+    def is_known(self, why: str) -> bool:
+        """The loop uses no gradients but the loss's, and is planned for so from now on; whether that begins now.
+
+        Args:
+            why: how that is known.
+        """
+        record = self._store.get(self._model, self._budget, self._graph)
+        if not self.has_fewer_gradients or self.disproved or record.get("disproved"):
+            return False
+        self.needed, self.why = _MORE, why  # of this loop: another one of the script may use others
+        return True
+
+    def is_disproved(self) -> None:
+        """Another gradient has come: the next step is planned for all, and so are later runs."""
+        if self.why:
+            self.needed, self.why, self.disproved = "", "", True
+            self._keep()
 
     def has_less(self, error: BudgetError, *, lets_go: bool = True) -> bool:
         """Whether there is less to plan for after a refusal, given as to `refused`."""
@@ -104,9 +134,13 @@ class ByLossAlone:
             self.held, self._least_bytes = words, error.minimum_bytes
             error.__context__ = error.__cause__ = None
             self._refusal = error.with_traceback(None)  # whose frames would hold what the call returns
-        record = {"needed": self.needed, "held": self.held, "least_bytes": self._least_bytes}
-        self._store.put(self._model, self._budget, self._graph, record)
+        self._keep()
         return True
+
+    def _keep(self) -> None:
+        needed = "" if self.why else self.needed
+        record = {"needed": needed, "held": self.held, "least_bytes": self._least_bytes, "disproved": self.disproved}
+        self._store.put(self._model, self._budget, self._graph, record)
 
     def last(self, error: BudgetError) -> BudgetError:
         """The refusal to raise where there is no less to plan for: its minimum is one that every loop keeps."""

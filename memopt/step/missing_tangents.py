@@ -64,13 +64,13 @@ class Tangent:
 
 
 def fill(node: Any, args: list[Any]) -> None:
-    """Put zeros into the arguments of backward that autograd has left out.
+    """Put zeros into the arguments of backward that autograd has left out, once.
 
     Args:
         node: whose backward it is; None where it is called by hand.
         args: of backward, changed in place.
     """
-    missing: Sequence[Tangent] = () if node is None else node.metadata.get(ZEROS, ())
+    missing: Sequence[Tangent] = () if node is None else node.metadata.pop(ZEROS, ())
     if not missing:
         return
     places = [place for place, value in enumerate(args) if value is None]

@@ -1,0 +1,163 @@
+"""What the caller's bytecode proves of the result of a call."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from memopt.capture import caller
+from tests.capture.test_loss_alone import LABELS, Model, X
+
+
+class Result:
+    loss, logits = 1, 2
+
+    def __getitem__(self, key: Any) -> int:
+        return 1
+
+
+def call(*args: Any, **kwargs: Any) -> Result:
+    frame = sys._getframe(1)
+    found.append(caller._is_taken_alone(frame.f_code, frame.f_lasti))
+    return Result()
+
+
+found: list[bool] = []
+
+
+def attribute() -> Any:
+    return call(x=1).loss
+
+
+def key() -> Any:
+    return call()["loss"] * 2
+
+
+def first() -> Any:
+    return call(*[])[0]
+
+
+def variable() -> Any:
+    out = call(**{})
+    loss = out.loss
+    return loss
+
+
+def in_a_block() -> Any:
+    with torch.no_grad():
+        out = call(**{"a": 1})
+        loss = out["loss"] * 2
+    del out
+    return loss
+
+
+def twice() -> Any:
+    out = call()
+    one, other = out.loss, out.loss
+    return one, other
+
+
+def another_attribute() -> Any:
+    return call().logits
+
+
+def another_place() -> Any:
+    return call()[1]
+
+
+def also_later() -> Any:
+    out = call()
+    loss = out.loss
+    return loss + out.logits
+
+
+def passed_on() -> Any:
+    out = call()
+    str(out.loss)
+    return out
+
+
+def in_a_closure() -> Any:
+    out = call()
+    return lambda: out.loss
+
+
+def a_method() -> Any:
+    return getattr(call(), "loss")  # noqa: B009 - another name might stand there
+
+
+@pytest.mark.parametrize("function", [attribute, key, first, variable, in_a_block, twice])
+def test_a_loss_that_is_all_that_is_taken(function: Callable[[], Any]) -> None:
+    found.clear()
+    function()
+    assert found == [True]
+
+
+@pytest.mark.parametrize("function", [another_attribute, another_place, also_later, passed_on, in_a_closure, a_method])
+def test_more_may_be_taken(function: Callable[[], Any]) -> None:
+    found.clear()
+    function()
+    assert found == [False]
+
+
+@pytest.mark.parametrize(
+    ("end", "proven"), [("", True), ("print(out.logits)", False), ("def later():\n    return out.logits", False)]
+)
+def test_variables_of_a_script_are_looked_for_in_its_functions(end: str, proven: bool) -> None:
+    script = f"from tests.capture.test_caller import call, found\nout = call()\nloss = out.loss\n{end}\nprint(found)"
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == str([proven])
+
+
+def gradients(step: Callable[[], torch.Tensor], model: nn.Module) -> list[Any]:
+    model.zero_grad()
+    step().backward()
+    return [None if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()]
+
+
+def test_a_loop_that_takes_the_loss_alone_is_planned_for_its_gradients() -> None:
+    model = Model()
+    run = memopt.compile(model, "10MB", backend="aten")
+    mine = gradients(lambda: run(X, LABELS).loss, model)
+    torch.testing.assert_close(mine, gradients(lambda: model(X, LABELS).loss, model))
+    assert any("test_caller.py:" in note and "no other of what the model returns" in note for note in run.report.notes)
+    general = memopt.compile(Model(), "10MB", backend="aten")
+    out = general(X, LABELS)
+    (out.loss + out.logits.sum()).backward()
+    assert not any("loss alone" in note for note in general.report.notes)
+    assert run.report.peak_bytes < general.report.peak_bytes
+
+
+class Wrapper(nn.Module):
+    """As libraries wrap models: it passes on what they return."""
+
+    def __init__(self, run: nn.Module) -> None:
+        super().__init__()
+        self.run = run
+
+    def forward(self, *args: Any) -> Any:
+        return self.run(*args)
+
+
+def test_what_functions_between_pass_on_is_followed() -> None:
+    run = memopt.compile(Model(), "10MB", backend="aten")
+    wrapped = Wrapper(run)
+    wrapped(X, LABELS).loss.backward()
+    assert any("test_caller.py:" in note for note in run.report.notes)
+
+
+def test_hooks_on_the_stand_in_may_take_more() -> None:
+    run = memopt.compile(Model(), "10MB", backend="aten")
+    kept: list[Any] = []
+    run.register_forward_hook(lambda module, given, out: kept.append(out.logits))
+    loss = run(X, LABELS).loss
+    (loss + kept[0].sum()).backward()
+    assert not any("loss alone" in note for note in run.report.notes)
