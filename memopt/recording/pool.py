@@ -71,7 +71,7 @@ class Pool:
         self._owner: weakref.ref[RecordedStep] | None = None
         self._turns = 0  # how often little came of what was recorded
         self._steps = 0  # that were taken with what is recorded
-        self._loan: Loan | None = None
+        self._loans: list[Loan] = []
         self._saved: weakref.ref[torch.Tensor] | None = None
         self._pending = False
 
@@ -97,14 +97,13 @@ class Pool:
         return not self.busy and self._owner is not None and self._owner() is step and self.settle()
 
     def settle(self) -> bool:
-        """Have the gradients that are lent copied where they are held; whether the memory may be written over."""
-        if self._loan is not None and self._loan.settle(self._gradients):
-            self._loan = None
-        return self._loan is None
+        """Have what is lent copied where it is held; whether the memory may be written over."""
+        self._loans = [loan for loan in self._loans if not loan.settle(self._gradients)]
+        return not self._loans
 
     def lent(self, loan: Loan) -> None:
-        """Gradients in it are the caller's."""
-        self._loan = loan
+        """Results or gradients in it are the caller's."""
+        self._loans.append(loan)
 
     def begin(self, saved: torch.Tensor | None) -> None:
         """The forward of a step has run; what it saved is in use as long as this tensor of it."""
@@ -125,7 +124,7 @@ class Pool:
             return
         self.end()
         if not self.settle():
-            self._loan = None  # its memory stays as long as what is held of it
+            self._loans = []  # their memory stays as long as what is held of it
         self._turns += 0 < self._steps < _FEW
         self._steps = 0
         step, self._owner = self._owner(), None

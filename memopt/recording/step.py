@@ -2,9 +2,9 @@
 
 A recording runs the generated code's own kernels in their order, on the addresses that it was made with. What a half
 is given is copied to where its recording reads it, which is free for others once it has been read for the last time;
-parameters and buffers are read where they lie. Forward's results
-are copied out; gradients are lent until the next step (see `memopt.recording.lent`). What is saved for backward stays
-where it is: autograd holds it between the halves, nothing else sees it.
+parameters and buffers are read where they lie. Forward's large
+results and gradients are lent until the next step (see `memopt.recording.lent`), small results are copied out: losses,
+which loops keep. What is saved for backward stays where it is: autograd holds it between the halves.
 
 Whatever is not as it was when the halves were recorded runs as the generated code does: a weight that lies elsewhere, a
 second forward before the first one's backward, a backward that keeps its graph.
@@ -21,7 +21,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +34,7 @@ from memopt.recording.ends import Ends
 from memopt.recording.lent import Loan, address_of, seen, view
 from memopt.recording.overwritten import Overwritten, can_be_put_back
 from memopt.recording.pool import Pool
+from memopt.recording.results import to_lend, with_versions_of
 from memopt.recording.speculative import meet
 from memopt.torch_compat.backward import keeps_graph
 from memopt.torch_compat.storages import storage_id
@@ -171,14 +172,21 @@ class RecordedStep:
                 if self._pool.busy:
                     return self._forward(given)
                 if not self._pool.settle():
-                    self.stop("its gradients are held beyond the next step")
+                    self.stop("its gradients or outputs are held beyond the next step")
                 if not self._prepared(given):
                     self._pool.release()  # the code needs the memory
                     return self._forward(given)
                 self._run_on([given[index] for index in self._copied])
-            saved, token = self._saved(given)
+            first = self.ends.results
+            results, large = self._returned[:first], to_lend(self._returned[:first], self._returned[first:], self._own)
+            loan = Loan((self._run_forward, self._run_backward))
+            lent = dict(zip(large, loan.lend([results[place] for place in large]), strict=True))
+            if lent:
+                self._pool.lent(loan)
+            saved, token = self._saved(given, lent)
             self._pool.begin(token)
-            return [*copies_of(self._returned[: self.ends.results]), *saved]
+            small = copies_of([None if place in lent else value for place, value in enumerate(results)])
+            return [*(lent.get(place, value) for place, value in enumerate(small)), *saved]
 
     def _run_on(self, copied: Sequence[Any]) -> None:
         """Run forward's recording on what it copies."""
@@ -312,15 +320,16 @@ class RecordedStep:
         self._begun, self._took = None, True
         return True
 
-    def _saved(self, given: Sequence[Any]) -> tuple[list[Any], torch.Tensor | None]:
-        """What is handed to autograd, and a tensor of it that lives as long as autograd holds it."""
+    def _saved(self, given: Sequence[Any], lent: Mapping[int, torch.Tensor]) -> tuple[list[Any], torch.Tensor | None]:
+        """What is handed to autograd beside lent results; a tensor of it that lives as long as autograd holds it."""
         saved = [
             given[value.index] if isinstance(value, _Argument) else value
             for value in self._returned[self.ends.results :]
         ]
-        if not self._own:
+        alone = with_versions_of(lent.values(), saved, self._own)
+        if not alone:
             return saved, None
-        first = self._own[0]
+        first = alone[0]
         saved[first] = token = view(saved[first].untyped_storage(), saved[first])  # a new object: its end is seen
         return saved, token
 

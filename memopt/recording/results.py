@@ -1,0 +1,54 @@
+"""Large results of a recorded forward, which are lent to the caller rather than copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from memopt.recording.lent import address_of
+
+# Bytes from which a result is lent. Smaller ones are copied: a loop keeps its losses, and a loan that is held beyond
+# the next step ends the recording.
+_LARGE = 2**20
+
+
+def to_lend(results: Sequence[Any], saved: Sequence[Any], own: Sequence[int]) -> list[int]:
+    """Positions of the results that are lent.
+
+    Args:
+        results: of forward, in the recording's memory.
+        saved: what forward saves.
+        own: positions of those in the recording's memory. One of them at least must be no result: by its end it is seen
+            that autograd holds nothing any more.
+    """
+    large = [place for place, value in enumerate(results) if _is_large(value)]
+    addresses = {address_of(results[place]) for place in large}
+    return [] if own and all(address_of(saved[index]) in addresses for index in own) else large
+
+
+def with_versions_of(lent: Iterable[torch.Tensor], saved: list[Any], own: Iterable[int]) -> list[int]:
+    """Give what is saved of lent results their versions, so that autograd sees writes to them.
+
+    Args:
+        lent: the results.
+        saved: what is saved, changed in place.
+        own: positions of those in the recording's memory.
+
+    Returns:
+        Positions of the others of these.
+    """
+    shown, alone = {address_of(value): value for value in lent}, []
+    for index in own:
+        value = saved[index]
+        result = shown.get(address_of(value))
+        if result is None:
+            alone.append(index)
+        else:
+            saved[index] = result.detach().as_strided(value.shape, value.stride(), value.storage_offset())
+    return alone
+
+
+def _is_large(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() >= _LARGE
