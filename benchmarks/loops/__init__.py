@@ -11,6 +11,7 @@ from benchmarks.loops import (  # noqa: F401
     changes,
     contrast,
     generation,
+    held_out,
     inner_calls,
     losses,
     policies,

@@ -17,6 +17,7 @@ from memopt.budget import format_bytes
 from memopt.calls.agreement import Agreement
 from memopt.calls.group import Group
 from memopt.calls.guard_fast_path import Backend, FastPathCalls, Kind, Plan
+from memopt.calls.part_of_step import is_part
 from memopt.calls.sizing import Sizing, Symbolic
 from memopt.calls.steps_over import StepsOver
 from memopt.calls.tracing import dynamo_backend
@@ -24,6 +25,8 @@ from memopt.calls.weak_sessions import (
     allow_limit,
     gradients_of,
     kept_more,
+    look_alone,
+    look_at,
     models_waiting,
     names_of,
     older_outputs,
@@ -37,7 +40,7 @@ from memopt.compilation.session import Session
 from memopt.memory.addresses import addresses
 from memopt.memory.cost.table import CostTable
 from memopt.memory.distributed import has_group
-from memopt.memory.resident import Resident, storage_bytes
+from memopt.memory.resident import Resident
 from memopt.memory.window import unseen
 from memopt.options import Options
 from memopt.recording.pool import Pool
@@ -107,7 +110,7 @@ class Sessions(Mapping[Plan, Session]):
         self.group, self.reference = group, group.reference
         group.joined(self)
         self.around = Around()
-        self.whole_steps = WholeSteps(model, self.around, functools.partial(_look_alone, weakref.ref(self)))
+        self.whole_steps = WholeSteps(model, self.around, functools.partial(look_alone, weakref.ref(self)))
         self.hooked = Hooked(model)
         self.last: Session | None = None
         self.recordings: Pool | None = None
@@ -185,6 +188,7 @@ class Sessions(Mapping[Plan, Session]):
             known=self.earlier,
             elsewhere=self.group.elsewhere,
             waiting=functools.partial(models_waiting, here),
+            part=functools.partial(is_part, weakref.ref(self._model), self.optimizers.instances),
             older=functools.partial(older_outputs, here),
             reserve=functools.partial(reserved_for_others, here),
         )
@@ -256,7 +260,7 @@ class Sessions(Mapping[Plan, Session]):
         self.around.saw_apart(*apart)
         self.around.begins(0 if new_step else left, new_step=new_step, given=given)
         if self.around.seen != before and self._over.latest is not None:
-            self._look(*self._over.latest)
+            self.look(*self._over.latest)
         if new_step and not has_group():  # ranks plan the same
             due = self._over.due()
             for plan in [plan for plan, session in self._sessions.items() if session in due]:
@@ -279,13 +283,15 @@ class Sessions(Mapping[Plan, Session]):
             calls = self.earlier.alive() or [Ran(tuple(session.ran), {})]
             self._over.latest = session, calls
             self.whole_steps.ended(session)
-            look = functools.partial(_look, weakref.ref(self), weakref.ref(session), calls)
+            look = functools.partial(look_at, weakref.ref(self), weakref.ref(session), calls)
             early = 0 if session.ran[0].key == AS_IT_IS else session.allowance.tangents.early
             model = weakref.ref(self._model)
             key, device = session.ran[0].key, session.resident.device
             lets_go = bool(session.fallbacks.by_loss_alone.held)
             kept = functools.partial(kept_more, weakref.ref(session), calls)
-            call = Ended(key, device, early, lambda: storage_bytes(gradients_of(model)), window, whole, lets_go, kept)
+            number, gradients = len(calls), functools.partial(gradients_of, model)
+            last = number >= session.calls
+            call = Ended(key, device, early, gradients, window, whole, lets_go, kept, number, last)
             self.around.ended(call, outputs, given, look)
             where = unseen(device) if session.budget is not None else ""
             if where:
@@ -299,13 +305,16 @@ class Sessions(Mapping[Plan, Session]):
         """What is known of the loop, and of steps that are planned so."""
         return self.around.seen if plan is None else self.around.seen.joined(self.whole_steps.seen.get(plan, Seen()))
 
-    def _look(self, session: Session, calls: Sequence[Ran]) -> None:
+    def look(self, session: Session, calls: Sequence[Ran]) -> None:
         """Look whether a step of these calls was over its budget, with what is known of its loop by now."""
         plan = next((plan for plan, each in self._sessions.items() if each is session), None)
         loop = self.around.take_loop()
         self._over.look(session, self._seen(plan), calls, loop)
         if self.around.loss_alone and session.fallbacks.gains_by_loss_alone(session):
             self._over.plans_anew(session)
+        guard, limit = self.guards.get(session), None if loop is None or session.soft else session.limit(0)
+        if guard is not None and limit is not None:
+            guard.lowers(limit)
 
     def drop(self, plan: Plan) -> None:
         """Drop a session that failed in the middle of its work, with all that it compiled; its last report stays."""
@@ -394,15 +403,3 @@ class Sessions(Mapping[Plan, Session]):
             session.note(f"{beyond} of the device that no tensor shows (libraries, others' CUDA graphs) come on top")
         for optimizer in self.optimizers.instances():
             guard.during(optimizer)
-
-
-def _look(owner: weakref.ref[Sessions], session: weakref.ref[Session], calls: Sequence[Ran]) -> None:
-    sessions, known = owner(), session()
-    if sessions is not None and known is not None:
-        sessions._look(known, calls)
-
-
-def _look_alone(owner: weakref.ref[Sessions], session: Session) -> None:
-    sessions = owner()
-    if sessions is not None:
-        sessions._look(session, [Ran(tuple(session.ran), {})])

@@ -8,13 +8,24 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from memopt.budget import Budget, BudgetError
 from memopt.calls.guard_fast_path import Kind, Plan
 from memopt.calls.sessions import Sessions
 from memopt.compilation.session import Session
-from memopt.step.earlier_calls import EarlierCalls, Figures, KnownCalls, Ran, arguments_beside, arguments_of
+from memopt.memory.reach import storages_of
+from memopt.step.earlier_calls import (
+    EarlierCalls,
+    Figures,
+    KnownCalls,
+    Ran,
+    arguments_beside,
+    arguments_of,
+    without_made,
+)
+from memopt.torch_compat import pytree
 from memopt.torch_compat.saved_tensors import hooks_in_force
 
 HOOKED = (
@@ -72,7 +83,7 @@ class SeveralCalls:
         """A step turns out to have one more call than was planned for: the next ones are planned with it."""
         step = self._sessions.earlier
         earlier = step.alive()
-        step.expect(len(earlier) + 1, arguments)
+        step.expect(len(earlier) + 1, without_made(self._alive(), arguments))
         if earlier and self._budget is not None:
             KnownCalls().put(self._name, self._budget.text, earlier[0].graphs[0].key, step.most, step.inputs)
 
@@ -100,6 +111,10 @@ class SeveralCalls:
         """Let earlier calls of the step go of what they saved."""
         for steps in self._steps():
             steps.drop(functools.partial(_recomputes, weakref.ref(self._sessions)))
+
+    def _alive(self) -> list[Ran]:
+        """The calls of the present step so far, of all models of the budget."""
+        return [ran for steps in self._steps() for ran in steps.alive()]
 
     def _steps(self) -> list[EarlierCalls]:
         return [*self._sessions.group.steps(self._sessions), self._sessions.earlier]
@@ -141,7 +156,15 @@ class SeveralCalls:
             if session.budget is not None:
                 session.note(HOOKED)
         elif session.ran:
-            ran = Ran(tuple(session.ran), arguments_of(args, kwargs), tuple(session.first_calls.listed))
+            own = arguments_of(args, kwargs)
+            leaves = (leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor))
+            made = (storage for key, storage in storages_of(leaves, allocated=True).items() if key not in own)
+            ran = Ran(
+                tuple(session.ran),
+                without_made(self._alive(), own),
+                tuple(session.first_calls.listed),
+                made=tuple(map(weakref.ref, made)),
+            )
             self._sessions.earlier.note(ran, outputs, len(self._sessions.earlier.alive()))
             self._sessions.group.ran(self._sessions, session.loss_beside)
 

@@ -75,3 +75,17 @@ def allow_limit(owner: weakref.ref[Sessions], session: weakref.ref[Session], lim
     sessions, known = owner(), session()
     if sessions is not None and known is not None:
         sessions.allow(known, limit_bytes)
+
+
+def look_at(owner: weakref.ref[Sessions], session: weakref.ref[Session], calls: Sequence[Ran]) -> None:
+    """Have sessions look whether a step of these calls was over its budget."""
+    sessions, known = owner(), session()
+    if sessions is not None and known is not None:
+        sessions.look(known, calls)
+
+
+def look_alone(owner: weakref.ref[Sessions], session: Session) -> None:
+    """The same of the latest step of a session, of one call."""
+    sessions = owner()
+    if sessions is not None:
+        sessions.look(session, [Ran(tuple(session.ran), {})])

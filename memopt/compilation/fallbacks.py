@@ -20,7 +20,10 @@ _MUCH = 0.03
 
 
 class Fallbacks:
-    """In this order: a call by itself, a fraction of more models' step, gradients of the loss alone, the loss alone.
+    """In this order: a call by itself, a fraction of a larger step, gradients of the loss alone, the loss alone.
+
+    A step is larger by models that share the budget and were not called yet, by more of what the model is only a part
+    of, or by gradients that it begins with.
 
     Attributes:
         by_loss_alone: the last two of them, and for which of them it is planned.
@@ -31,6 +34,7 @@ class Fallbacks:
         self.by_loss_alone = ByLossAlone(model, budget)
         self._loss_alone: bool | None = None  # whether the loop was seen to use gradients of nothing else
         self._waited = False  # whether a fraction was of more, as other models were not called yet
+        self._parts: set[int] = set()  # calls of a step before one that was let do, as more of the step may come
 
     def plan_for_less(self, session: Session, refused: BudgetError) -> None:
         """Plan what was refused anew, for the next of them.
@@ -38,7 +42,9 @@ class Fallbacks:
         Raises:
             BudgetError: there is no less to plan for.
         """
-        if session.one_call() or self._waits_for_others(session, refused):
+        if session.one_call() or self._waits_for_others(session, refused) or self._waits_for_rest(session, refused):
+            return
+        if self._begins_with_gradients(session):
             return
         may = _may_begin_anew(session)
         if not may or not self.by_loss_alone.refused(refused, lets_go=session.engine().frees_outputs):
@@ -47,7 +53,8 @@ class Fallbacks:
 
     def has_less_than(self, session: Session, refused: BudgetError) -> bool:
         """Whether `plan_for_less` will have what was refused planned anew: its minimum is not the last word then."""
-        if session.counts_on_expected or self._waiting_fraction(session) is not None:
+        waits = self._waiting_fraction(session) is not None or self._fraction_of_part(session) is not None
+        if session.counts_on_expected or waits:
             return True
         may = _may_begin_anew(session)
         return may and self.by_loss_alone.has_less(refused, lets_go=session.engine().frees_outputs)
@@ -122,14 +129,45 @@ class Fallbacks:
 
     def _waiting_fraction(self, session: Session) -> float | None:
         """The fraction that may still be of more models' step; None where there is none."""
-        fraction = None if session.budget is None else session.budget.fraction
-        waits = fraction is not None and not session.soft and not self._waited and session.waiting()
-        return fraction if waits else None
+        fraction = _enforced_fraction(session)
+        return fraction if fraction is not None and not self._waited and session.waiting() else None
+
+    def _waits_for_rest(self, session: Session, refused: BudgetError) -> bool:
+        """Whether what was refused is let do, as the fraction is of a step not seen whole yet: of a cell's calls."""
+        fraction = self._fraction_of_part(session)
+        if fraction is None:
+            return False
+        self._parts.add(len(session.earlier))
+        session.reference.supposes(math.ceil(refused.minimum_bytes / fraction) + 1)
+        session.forget_step()
+        return True
+
+    def _fraction_of_part(self, session: Session) -> float | None:
+        """The fraction that may still be of more than this call and those before it; None where there is none."""
+        fraction = _enforced_fraction(session)
+        if fraction is None or session.reference.whole or len(session.earlier) in self._parts:
+            return None
+        return fraction if session.role.trains and session.part() else None
+
+    def _begins_with_gradients(self, session: Session) -> bool:
+        """Whether what was refused may take more, as eager holds gradients in it that the first step did not have."""
+        gradients = session.resident.gradients if _enforced_fraction(session) is not None else 0
+        if session.step is None or not gradients or not session.role.trains:
+            return False
+        grown = session.reference.begins_with_gradients(session.step.whole, gradients)
+        if grown:
+            session.forget_step()
+        return grown
 
     def _go_by_loss_alone(self, session: Session) -> None:
         session.forget_step()
         for note in self.by_loss_alone.notes:
             session.note(note)
+
+
+def _enforced_fraction(session: Session) -> float | None:
+    """The fraction that the budget is; None where it is no fraction, or only aimed at."""
+    return None if session.budget is None or session.soft else session.budget.fraction
 
 
 def _may_begin_anew(session: Session) -> bool:

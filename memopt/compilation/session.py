@@ -33,6 +33,7 @@ from memopt.program import Program
 from memopt.recording.pool import Pool
 from memopt.report.record import Report
 from memopt.step.budget_state import Step
+from memopt.step.eager_peaks import EagerPeaks
 from memopt.step.exact_trial import tried_as_is
 from memopt.step.graph_peaks import GraphPeaks, held_beside
 from memopt.step.graphs import StepGraphs
@@ -88,6 +89,7 @@ class Session(SharedStep):
         self.record = PlanRecord()
         self.sizes = Sizes() if sizes is None else sizes
         self.reference = Reference() if reference is None else reference
+        self.eager = EagerPeaks(self.reference.graphs)
         self.numbers = ChangingNumbers(model_name) if numbers is None else numbers
         self.layout = WeightLayout(movable)
         self.functions: weakref.WeakSet[Watched] = weakref.WeakSet()

@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from memopt.common.garbage import collect
 from memopt.memory.reach import plain_tensors, shown_tensors, storages_of
+from memopt.memory.resident import storage_bytes
 from memopt.memory.window import Held, Window
 from memopt.step.loop_bytes import SCALARS, Loop, Seen, worth
 from memopt.step.observed_steps import Looking
@@ -26,6 +27,8 @@ from memopt.torch_compat.backward import backward_task, keeps_graph
 
 # What grows from step to step is planned for with a margin: size / _GROWTH.
 _GROWTH = 8
+# Calls of a step that are looked at from the first on; of more of them only the last one is.
+_CALLS = 32
 
 
 # A window that is open since before a call, and what is called with what it has seen of the whole.
@@ -39,21 +42,25 @@ class Ended(NamedTuple):
         key: tells its graphs apart.
         device: where it ran.
         early: bytes of gradients of outputs that are counted beside backward already.
-        gradients: bytes of the parameters' gradients that there are now.
+        gradients: those of the parameters that there are now.
         window: on the allocator, if it is open since before the call.
         whole: called with what that has seen once backward is over, bytes beyond the call's beginning.
         lets_go: whether it is planned for a loop that lets go of its outputs before backward: those are not counted.
         kept: bytes by which its backward takes more where the graph is kept for another one.
+        number: which call of its step it is, counted from 1.
+        last: whether no further one is expected of its step.
     """
 
     key: str
     device: torch.device
     early: int
-    gradients: Callable[[], int]
+    gradients: Callable[[], Sequence[torch.Tensor]]
     window: Window | None = None
     whole: Callable[[Held], None] | None = None
     lets_go: bool = False
     kept: Callable[[], int] = int
+    number: int = 1
+    last: bool = True
 
 
 class Around:
@@ -72,7 +79,8 @@ class Around:
         self.seen = Seen()
         self.loop: Loop | None = None
         self.looking = Looking()
-        self._steps: dict[str, int] = {}  # that a graph has run in, by its fingerprint
+        self._steps: dict[tuple[str, bool], int] = {}  # that a graph began, by its fingerprint, and that it ended
+        self._seen_calls = 0  # how many calls of the present step were looked at, from its first one on
         self._outputs: list[tuple[int, weakref.ref[Any], int]] = []  # by number of the step: storages, and their bytes
         self._step = 0
         self._more = 0  # bytes by which a backward that keeps its graph takes more, at most so far
@@ -113,7 +121,7 @@ class Around:
 
     def is_due(self, key: str) -> bool:
         """Whether the next step of a call is looked at, whose graphs have this key."""
-        return backward_task() == -1 and self.looking.is_due(self._steps.get(key, 0) + 1)
+        return backward_task() == -1 and self.looking.is_due(self._steps.get((key, False), 0) + 1)
 
     def took_after(self) -> int:
         """The most bytes that the process has held at once behind a backward, since this was asked for; 0 if unseen."""
@@ -138,7 +146,7 @@ class Around:
             given: its arguments; outputs may be among them.
             look: called once more is known.
         """
-        device, key = call.device, call.key
+        device = call.device
         leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
         arguments = (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor))
         own = storages_of(arguments, allocated=True)
@@ -146,23 +154,35 @@ class Around:
         fresh = [storage for place, storage in storages.items() if place not in own]
         self._outputs = [item for item in self._outputs if item[1]() is not None]
         self._outputs += [(self._step, weakref.ref(storage), storage.nbytes()) for storage in fresh]
-        count = self._steps[key] = self._steps.get(key, 0) + 1
+        due = self._is_due_now(call)
         # Of a call within backward (a reentrant checkpoint) autograd would end the recording unseen.
-        looks = backward_task() == -1 and (call.window is not None or self.looking.is_due(count))
+        looks = backward_task() == -1 and (call.window is not None or due)
         nodes = (compiled_nodes(outputs) or first_nodes(outputs)) if looks else []
         if call.window is not None and not nodes:
             call.window.close()
+        self._seen_calls = call.number if nodes else 0
         if nodes:
+            made = [each for step, known, _ in self._outputs if step == self._step and (each := known()) is not None]
             with self.looking.looks():
-                window = call.window or Window(device, fresh)
+                window = call.window or Window(device, [*made, *_gradients(call)])
             window.forward_ends()
-            self._open = _Open(window, call, leaves, fresh, look, self._left)
+            self._open = _Open(window, call, leaves, made, look, self._left)
             for node in nodes:
                 reached = functools.partial(_reached, weakref.ref(self), weakref.ref(self._open))
                 self._open.hooks.append(weakref.ref(reached))
                 node.register_prehook(reached)
                 if call.whole is not None:
                     node.register_hook(functools.partial(_left, weakref.ref(window)))
+
+    def _is_due_now(self, call: Ended) -> bool:
+        """Whether what follows a call is looked at: of a step all calls, as what is left of each is beside the next."""
+        if 1 < call.number <= _CALLS:
+            return self._seen_calls == call.number - 1
+        if call.number > 1 and not call.last:
+            return False
+        place = call.key, call.number > 1
+        count = self._steps[place] = self._steps.get(place, 0) + 1
+        return self.looking.is_due(count)
 
     def close(self) -> int:
         """Look no more, and say what was seen if backward has begun; bytes that are left if it has not."""
@@ -239,7 +259,7 @@ class Around:
 
     def _kept(self, current: _Open) -> None:
         """Another backward has reached a graph that was kept for it: what the first one has made is beside it."""
-        self._again, more = None, current.call.gradients()
+        self._again, more = None, storage_bytes(current.call.gradients())
         current.stays += more
         if more and current is not self._open:  # it was closed before
             current.kept += more
@@ -274,7 +294,7 @@ class _Open:
         more: of these, those by which a backward that keeps its graph takes more.
         retains: of these, the outputs' gradients that stay.
         kept: bytes of all that is there all through backward, once it is closed.
-        made: storages of the outputs that the call has made, and their bytes.
+        made: storages of the outputs that the step's calls have made, and their bytes.
         gone: bytes of those of them that were gone when backward began: the window sees them go.
         others: whether models that share the budget were called meanwhile.
         keeps: whether backward keeps its graph for another one.
@@ -316,6 +336,12 @@ class _Open:
         """Bytes of the outputs' gradients that stay, those of `retain_grad`, and are not made yet."""
         leaves = [leaf for reference in self._outputs if (leaf := reference()) is not None]
         return sum(leaf.numel() * leaf.element_size() for leaf in leaves if leaf.retains_grad and leaf.grad is None)
+
+
+def _gradients(call: Ended) -> Iterable[torch.UntypedStorage]:
+    """Storages of the gradients that there are as a call returns: `zero_grad` may let go of them before backward."""
+    parts = (part for gradient in call.gradients() for part in plain_tensors(gradient))
+    return storages_of(parts, allocated=True).values()
 
 
 def _reached(around: weakref.ref[Around], window: weakref.ref[_Open], gradients: Sequence[torch.Tensor | None]) -> None:

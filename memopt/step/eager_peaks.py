@@ -18,11 +18,11 @@ class EagerPeaks:
         step: bytes that it holds in the whole step of several graphs, above what is resident; None where not known.
     """
 
-    def __init__(self) -> None:
-        """Nothing is known yet."""
+    def __init__(self, known: dict[str, GraphPeaks] | None = None) -> None:
+        """Nothing is known yet but of these graphs, which are the same for all sessions of a model."""
         self.lowered: GraphPeaks | None = None
         self.step: int | None = None
-        self._known: dict[str, GraphPeaks] = {}
+        self._known = {} if known is None else known
 
     def lowers(self, peaks: GraphPeaks) -> None:
         """A graph is being lowered in which eager holds so much."""

@@ -19,6 +19,7 @@ from memopt.step.recomputed_calls import RecomputedCall
 from memopt.step.script_store import ScriptStore
 from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import compiled_nodes, first_nodes, when_released
+from memopt.torch_compat.storages import id_of_storage
 
 # More calls than this are not believed of a record.
 _MOST = 1 << 16
@@ -66,15 +67,17 @@ class Ran:
 
     Attributes:
         graphs: those that it ran, in order.
-        inputs: bytes of its arguments, by storage.
+        inputs: bytes of its arguments, by storage, without outputs of calls before it.
         calls: of the graphs, those that can be recomputed.
         dropped: whether what it saved is gone, until it is recomputed.
+        made: storages of its outputs, which count in what it saves.
     """
 
     graphs: tuple[Figures, ...]
     inputs: Mapping[int, int]
     calls: tuple[weakref.ref[RecomputedCall], ...] = ()
     dropped: bool = False
+    made: tuple[weakref.ref[torch.UntypedStorage], ...] = ()
 
     @property
     def saved(self) -> int:
@@ -231,10 +234,25 @@ def arguments_of(args: Any, kwargs: Any) -> dict[int, int]:
     return {key: storage.nbytes() for key, storage in storages_of(parts).items()}
 
 
+def made_by(earlier: Sequence[Ran]) -> set[int]:
+    """Storages of the outputs of earlier calls that are still there: a cell's state is an argument of the next call."""
+    return {id_of_storage(storage) for ran in earlier for each in ran.made if (storage := each()) is not None}
+
+
+def without_made(earlier: Sequence[Ran], own: Mapping[int, int]) -> dict[int, int]:
+    """Arguments of a call, bytes by storage, without the outputs of earlier ones."""
+    made = made_by(earlier)
+    return {key: size for key, size in own.items() if key not in made}
+
+
 def arguments_beside(earlier: Sequence[Ran], own: Mapping[int, int]) -> int:
-    """Bytes of arguments that earlier calls hold beside the present one's, by storage."""
+    """Bytes of arguments that earlier calls hold beside the present one's, by storage.
+
+    Less those of its own that are outputs of theirs: they count in what those save. So it may be below 0.
+    """
     together = {key: size for ran in earlier for key, size in ran.inputs.items() if key not in own}
-    return sum(together.values())
+    twice = sum(own.values()) - sum(without_made(earlier, own).values())
+    return sum(together.values()) - twice
 
 
 def calls_in_words(calls: int, earlier: Sequence[Ran], of_others: Sequence[Ran], arguments: int) -> str:

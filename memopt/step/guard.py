@@ -70,6 +70,11 @@ class StepGuard:
             self._end()
             self._begin()
 
+    def lowers(self, limit_bytes: int) -> None:
+        """Later steps may hold no more than this: a fraction is of less than was supposed before a step was seen."""
+        if self.allowance is not None and limit_bytes < self.allowance.limit_bytes:
+            self.allowance = dataclasses.replace(self.allowance, limit_bytes=limit_bytes)
+
     def during(self, optimizer: Any) -> None:
         """Be in force during the optimizer's steps as well, or those that it wraps, as long as the guard lives."""
         guard = weakref.ref(self)

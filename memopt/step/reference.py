@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from memopt.step.graph_peaks import GraphPeaks
+
 # What a loop keeps from one step to the next is there from the second step on; there is a look as that begins, too.
 _LOOKS = 3
 
@@ -19,17 +21,22 @@ class Reference:
         training: bytes of the first training step; None before.
         inference: the most bytes of a call of inference before.
         whole: whether a training step was seen until its backward: those before may take less.
+        graphs: what eager takes in graphs, by fingerprint.
     """
 
     def __init__(self) -> None:
         """Nothing was planned yet."""
         self.training: int | None = None
         self.inference, self.whole = 0, False
+        self.graphs: dict[str, GraphPeaks] = {}
         self._step: Hashable = None
         self._calls = 1
         self._looks = self._rests = _LOOKS
         self._seen = 0  # bytes of the first training step as it was seen in its loop, at most; 0 before
         self._added = 0  # bytes that were found beside what the latest plan has counted
+        self._floor = 0  # bytes that the first training step takes at least, whatever is seen of its graphs
+        self._supposed = 0  # bytes that it is supposed to take, until it is seen in its loop
+        self._with_gradients = False  # whether it was supposed to begin with gradients
 
     def return_to(self, before: Reference) -> None:
         """Be as a copy that was made before: of calls that failed or were only supposed a fraction is none."""
@@ -50,38 +57,72 @@ class Reference:
         """
         self._added = 0
         if self.training is None or self._step is None or calls > self._calls:
-            self._step, self._calls, self.training = step, calls, unconstrained_bytes
-            self._looks, self._seen = _LOOKS, 0
+            self._step, self._calls, self.training = step, calls, max(unconstrained_bytes, self._supposed)
+            self._looks, self._seen, self._floor = _LOOKS, 0, 0
         elif self._step == step:
             most = self.training if self._seen else unconstrained_bytes
-            self.training = min(most, max(unconstrained_bytes, self._seen))
+            counted = min(most, max(unconstrained_bytes, self._seen))
+            self.training = max(counted, self._floor, self._supposed)
 
     def at_least(self, size: int) -> None:
         """The training step takes at least so many bytes, until it is known whole."""
+        self._floor = max(self._floor, size)
         self.training = max(self.training or 0, size)
 
-    def loops(self, step_bytes: int, calls: int = 1) -> None:
+    def supposes(self, size: int) -> None:
+        """The training step is supposed to take so many bytes, until it is seen in its loop."""
+        self._supposed = max(self._supposed, size)
+        self.training = max(self.training or 0, size)
+
+    def begins_with_gradients(self, unconstrained_bytes: int, gradient_bytes: int) -> bool:
+        """A step like the first one begins with gradients, which eager holds as well, and does not fit without them.
+
+        Args:
+            unconstrained_bytes: that it takes as it is.
+            gradient_bytes: of the gradients that there are.
+
+        Returns:
+            Whether a fraction is of more now: once, and until the step is seen in its loop.
+        """
+        before = self.training
+        if before is None or not self._looks or self._with_gradients or self._seen == 0:
+            return False
+        self._with_gradients = True
+        self.supposes(min(unconstrained_bytes, before + gradient_bytes))
+        return self.training != before
+
+    def decided_by(self, graphs: Hashable) -> bool:
+        """Whether a step of these graphs, by their fingerprints, is the one that has decided."""
+        return isinstance(self._step, tuple) and self._step[1:] == (graphs,)
+
+    def loops(self, step_bytes: int, calls: int = 1, graphs: Hashable = None) -> None:
         """A training step was seen in its loop.
+
+        Where it is the one that has decided, nothing is left of what was only supposed of it.
 
         Args:
             step_bytes: what it takes as eager runs it, all that is resident and all that the loop holds included.
             calls: of the model before its backward: planned together later, they are no other step than was seen.
+            graphs: that it ran, by their fingerprints.
         """
         if self.training is not None and self._looks:
             self._looks -= 1
             self._calls = max(self._calls, calls)
             self._seen = max(self._seen, step_bytes + self._added)
-            self.training = max(self.training, self._seen)
+            exact = self.decided_by(graphs) or self._supposed
+            self.training = max(self._floor if exact else self.training, self._seen)
+            self._supposed = 0
 
     def has_fewer_calls(self, step_bytes: int, calls: int) -> None:
         """The first training step was planned with more calls than it turns out to have: it takes so many bytes."""
-        self._calls, self._seen, self.training = calls, step_bytes, step_bytes
+        self._calls, self._seen, self._floor, self.training = calls, step_bytes, 0, step_bytes
 
     def rests(self, step_bytes: int) -> None:
         """A training step has held so many bytes while no graph of the model ran: eager holds the same."""
         if self.training is not None and self._rests:
             self._rests -= 1
             self._seen = max(self._seen, step_bytes) if self._seen else 0
+            self._floor = max(self._floor, step_bytes)
             self.training = max(self.training, step_bytes)
 
     def takes_more(self, size: int) -> None:
@@ -90,6 +131,7 @@ class Reference:
             self.training += size
             self._added += size
             self._seen += size if self._seen else 0
+            self._floor += size if self._floor else 0
 
     def adds(self, size: int) -> None:
         """So many bytes more are known of to be resident in all steps and calls."""

@@ -41,6 +41,7 @@ class SharedStep(StepInLoop):
         beside_calls: the same of other models that share the budget.
         elsewhere: bytes that calls of models hold which memopt compiled under budgets of their own.
         waiting: how many further calls of them, and of this one, are to be expected of a step that was not seen yet.
+        part: whether the model is likely to be a part of what its steps train.
         inputs_beside: bytes of their arguments beside those of this one.
         ran: the graphs that the present call has run.
         first_calls: these, where they can let go of what they saved and recompute it.
@@ -60,6 +61,7 @@ class SharedStep(StepInLoop):
         self.beside_calls: list[Ran] = []
         self.elsewhere: Callable[[], int] = int
         self.waiting: Callable[[], int] = int
+        self.part: Callable[[], bool] = bool
         self.inputs_beside = 0
         self.ran: list[Figures] = []
         self.first_calls = FirstCalls()
@@ -88,12 +90,13 @@ class SharedStep(StepInLoop):
         known: EarlierCalls,
         elsewhere: Callable[[], int],
         waiting: Callable[[], int],
+        part: Callable[[], bool],
         older: Callable[[], int],
         reserve: Callable[[int], int],
     ) -> None:
         """Be one of a model's sessions: so many calls are planned together; the others are attributes of this class."""
         self.calls, self.known_calls = calls, known
-        self.elsewhere, self.waiting, self.older, self.reserve = elsewhere, waiting, older, reserve
+        self.elsewhere, self.waiting, self.part, self.older, self.reserve = elsewhere, waiting, part, older, reserve
 
     def has_last_word(self, last: bool) -> None:
         """Whether a call that has no room beside earlier ones is refused from now on."""
@@ -128,9 +131,13 @@ class SharedStep(StepInLoop):
         if limit is None:
             return 0, 0
         planned = self.needed_around(graphs, self.planned_with)
+        fell = 0 if self.step is None or self.step.limit is None else self.step.limit - limit
+        # A fraction that was of more than eager turned out to take is less than was planned with.
+        lowered = needed + self.inputs_beside - max(planned - fell, self.usable(limit))
         apart = self._apart(self.seen) - max(self._apart(self.planned_with), self.usable(limit))
         recorded = self.recording_room.lacks(self.beside_graphs)
-        return max(0, needed + self.inputs_beside - max(planned, self.usable(limit)), apart, recorded), limit
+        excess = needed + self.inputs_beside - max(planned, self.usable(limit))
+        return max(0, excess, worth(lowered, self.resident.device), apart, recorded), limit
 
     def sees_loop(self, calls: Sequence[Ran], loop: Loop) -> bool:
         """A step of these calls was seen in its loop: a fraction is of what eager takes in the same one.
@@ -148,8 +155,10 @@ class SharedStep(StepInLoop):
         if fewer:
             self._expected.were_fewer(self.model_name, self.budget, graphs[0].key, made)
             self.reference.has_fewer_calls(self._eager_in(graphs, loop), made)
-        elif loop.kept or any(worth(size, device) for size in (loop.forward, loop.between, loop.backward)):
-            self.reference.loops(self._eager_in(graphs, loop), len(calls))
+        keys = tuple(graph.key for graph in graphs)
+        seen = loop.kept or any(worth(size, device) for size in (loop.forward, loop.between, loop.backward))
+        if not fewer and (seen or self.reference.decided_by(keys)):
+            self.reference.loops(self._eager_in(graphs, loop), len(calls), keys)
         return fewer
 
     def _eager_in(self, graphs: Sequence[Figures], loop: Loop) -> int:

@@ -10,19 +10,25 @@ from memopt.calls.weak_sessions import (
     allow_limit,
     gradients_of,
     kept_more,
+    look_alone,
+    look_at,
     models_waiting,
     planning_room,
     release,
     reserved_for_others,
 )
+from memopt.step.earlier_calls import Ran
 
 
 class Sessions:
     """As much of a model's sessions as is asked of them."""
 
     def __init__(self):
-        self.allowed, self.last = [], None
+        self.allowed, self.looked, self.last = [], [], None
         self.group = SimpleNamespace(waiting=lambda: 2, reserve=lambda sessions, room: room // 2)
+
+    def look(self, session, calls):
+        self.looked.append((session, calls))
 
     def allow(self, session, limit):
         self.allowed.append((session, limit))
@@ -31,6 +37,7 @@ class Sessions:
 class Session:
     functions = ()
     recordings = None
+    ran = ("graph",)
 
     def kept_more(self, saved):
         return 2 * saved
@@ -44,6 +51,9 @@ def test_they_answer_while_they_are_there():
     sessions.last = SimpleNamespace(room=7)
     assert planning_room(here) == 7
     assert kept_more(known, [SimpleNamespace(saved=3), SimpleNamespace(saved=4)]) == 14
+    look_at(here, known, ["calls"])
+    look_alone(here, session)
+    assert sessions.looked == [(session, ["calls"]), (session, [Ran(("graph",), {})])]
     allow_limit(here, known, 9)
     assert sessions.allowed == [(session, 9)]
 

@@ -15,8 +15,14 @@ class Session:
         self.budget, self.happened = budget or Budget(1000, None, "1000B"), []
         self.soft, self.broken, self.calls, self.earlier, self.verify, self.feasible = False, False, 1, [], True, False
         self.limit_bytes, self.beside, self.step = 1000, "", SimpleNamespace(base=100)
-        self.reference = SimpleNamespace(at_least=lambda size: self.happened.append(("at least", size)))
-        self.together = self.others = False
+        self.reference = SimpleNamespace(
+            at_least=lambda size: self.happened.append(("at least", size)),
+            supposes=lambda size: self.happened.append(("supposed", size)),
+            begins_with_gradients=lambda whole, gradients: self.happened.append((whole, gradients)) or self.grows,
+            whole=False,
+        )
+        self.resident, self.role = SimpleNamespace(gradients=0), SimpleNamespace(trains=True)
+        self.together = self.others = self.is_part = self.grows = self.counts_on_expected = False
         self.__dict__.update(facts)
 
     def one_call(self):
@@ -25,6 +31,9 @@ class Session:
 
     def waiting(self):
         return self.others
+
+    def part(self):
+        return self.is_part
 
     def engine(self):
         return SimpleNamespace(frees_outputs=True)
@@ -100,3 +109,38 @@ def test_code_that_no_plan_can_save_is_refused_before_it_is_made(fallbacks, monk
     with pytest.raises(BudgetError) as found:
         fallbacks.raise_if_hopeless(session, 901)
     assert (found.value.minimum_bytes, found.value.budget_bytes) == (1001, 1000)
+
+
+def test_a_fraction_of_a_part_waits_for_the_rest_of_its_step_once_for_each_call(fallbacks):
+    session = Session(Budget(None, 0.5, "50%"), is_part=True)
+    assert fallbacks.has_less_than(session, REFUSED)
+    fallbacks.plan_for_less(session, REFUSED)
+    session.earlier = [1]
+    fallbacks.plan_for_less(session, REFUSED)
+    assert session.happened == [("supposed", 3001), "forgotten"] * 2
+    assert not fallbacks.has_less_than(session, REFUSED)
+    with pytest.raises(BudgetError):
+        fallbacks.plan_for_less(session, REFUSED)
+
+
+@pytest.mark.parametrize("facts", [{"soft": True}, {"budget": Budget(1000, None, "1000B")}, {"is_part": False}])
+def test_nothing_else_waits_for_the_rest_of_its_step(fallbacks, facts):
+    session = Session(**{"budget": Budget(None, 0.5, "50%"), "is_part": True, "earlier": [1]} | facts)
+    with pytest.raises(BudgetError):
+        fallbacks.plan_for_less(session, REFUSED)
+    assert not session.happened
+
+
+def test_a_step_that_was_seen_whole_waits_for_nothing(fallbacks):
+    session = Session(Budget(None, 0.5, "50%"), is_part=True, earlier=[1])
+    session.reference.whole = True
+    assert not fallbacks.has_less_than(session, REFUSED)
+    with pytest.raises(BudgetError):
+        fallbacks.plan_for_less(session, REFUSED)
+
+
+def test_a_fraction_of_a_step_that_begins_with_gradients_is_of_them_too(fallbacks):
+    facts = {"resident": SimpleNamespace(gradients=50), "step": SimpleNamespace(base=100, whole=2000)}
+    session = Session(Budget(None, 0.5, "50%"), grows=True, **facts)
+    fallbacks.plan_for_less(session, REFUSED)
+    assert session.happened == [(2000, 50), "forgotten"]

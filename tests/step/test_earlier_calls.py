@@ -1,9 +1,19 @@
 """What calls of a step hold whose backward has not run."""
 
+import weakref
+
 import pytest
 import torch
 
-from memopt.step.earlier_calls import KnownCalls, Ran, arguments_beside, arguments_of, calls_in_words
+from memopt.step.earlier_calls import (
+    KnownCalls,
+    Ran,
+    arguments_beside,
+    arguments_of,
+    calls_in_words,
+    made_by,
+    without_made,
+)
 
 
 class Saved(Ran):
@@ -49,3 +59,20 @@ def test_what_is_known_of_a_script_is_believed_only_where_it_is_plausible():
     assert KnownCalls().get("Model", "1GB", "key") == (4, 400) and known.get("Model", "2GB", "key") == (1, 0)
     known.put("Model", "1GB", "key", 1 << 20, 400)
     assert KnownCalls().get("Model", "1GB", "key") == (1, 0)
+
+
+def test_a_state_that_a_call_returns_to_the_next_one_is_counted_once():
+    x, state = torch.zeros(5), torch.zeros(7)
+    first = Ran((), arguments_of((torch.zeros(3),), {}), (), made=(weakref.ref(state.untyped_storage()),))
+    own = arguments_of((x, state), {})
+    assert without_made([first], own) == arguments_of((x,), {})
+    assert arguments_beside([first], own) == 3 * 4 - 7 * 4
+    second = Ran((), without_made([first], own), ())
+    assert arguments_beside([first, second], {}) == 3 * 4 + 5 * 4
+
+
+def test_an_output_that_is_gone_is_no_argument_of_a_later_call():
+    state = torch.zeros(7)
+    first = Ran((), {}, (), made=(weakref.ref(state.untyped_storage()),))
+    del state
+    assert made_by([first]) == set()

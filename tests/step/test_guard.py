@@ -323,3 +323,14 @@ def test_plans_without_a_budget_or_for_another_device_limit_nothing(monkeypatch)
     torch._dynamo.reset()
     memopt.plan(model, x, "1GB")
     assert held == [10**9]
+
+
+def test_a_limit_that_falls_holds_for_later_steps():
+    guard = StepGuard()
+    guard.lowers(500)
+    assert guard.allowance is None
+    guard.allow(Allowance(GPU, 1000, 100, 100, 0, 0, SPARE))
+    guard.lowers(1200)
+    assert guard.allowance.limit_bytes == 1000
+    guard.lowers(800)
+    assert guard.allowance == Allowance(GPU, 800, 100, 100, 0, 0, SPARE)

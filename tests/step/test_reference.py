@@ -93,3 +93,55 @@ def test_calls_that_were_seen_in_one_step_are_the_same_step_once_they_are_planne
     assert reference.of(10) == 1800
     reference.trains(2500, "of three", 3)
     assert reference.of(10) == 2500
+
+
+def test_what_was_supposed_of_the_first_step_goes_as_soon_as_that_is_seen():
+    reference = Reference()
+    reference.trains(1500, ("session", ("graph",)))
+    reference.loops(1200, graphs=("another graph",))
+    assert reference.of(10) == 1500
+    reference.loops(1100, graphs=("graph",))
+    assert reference.decided_by(("graph",)) and reference.of(10) == 1200  # the most of what was seen
+    reference.trains(1500, ("session anew", ("graph",)))
+    assert reference.of(10) == 1200
+
+
+def test_what_eager_holds_whatever_its_graphs_take_stays():
+    reference = Reference()
+    reference.trains(1500, ("session", ("graph",)))
+    reference.rests(1300)
+    reference.loops(1100, graphs=("graph",))
+    assert reference.of(10) == 1300
+    reference.adds(50)
+    reference.loops(1100, graphs=("graph",))
+    assert reference.of(10) == 1350
+
+
+def test_a_step_that_is_supposed_to_take_more_takes_that_until_it_is_seen():
+    reference = Reference()
+    reference.trains(1000, ("session", ("graph",)))
+    reference.supposes(2000)
+    reference.trains(1000, ("session", ("graph",)))
+    assert reference.of(10) == 2000
+    reference.trains(1800, ("session", ("second",)), 2)
+    assert reference.of(10) == 2000
+    reference.loops(1750, 2, ("graph", "second"))
+    assert reference.of(10) == 1750
+
+
+def test_a_step_that_begins_with_gradients_takes_them_too_once_and_until_it_is_seen():
+    reference = Reference()
+    reference.trains(1000, ("session", ("graph",)))
+    assert not reference.begins_with_gradients(1200, 100)  # no step was seen
+    reference.loops(900, graphs=("graph",))
+    assert reference.begins_with_gradients(1200, 100) and reference.of(10) == 1000
+    assert not reference.begins_with_gradients(1200, 100)
+    reference.loops(950, graphs=("adds",))
+    assert reference.of(10) == 950
+
+
+def test_a_step_that_begins_with_gradients_takes_no_more_than_it_was_counted_to():
+    reference = Reference()
+    reference.trains(1000, ("session", ("graph",)))
+    reference.loops(1000, graphs=("graph",))
+    assert reference.begins_with_gradients(1040, 100) and reference.of(10) == 1040

@@ -5,9 +5,11 @@ import dataclasses
 from memopt.budget import parse_budget
 from memopt.memory.optimizer import OptimizerFootprint
 from memopt.memory.resident import Resident
+from memopt.step.budget_state import Step
 from memopt.step.earlier_calls import Figures, Ran
 from memopt.step.graph_peaks import GraphPeaks
 from memopt.step.loop_bytes import Seen
+from memopt.step.planner import StepPlan
 from memopt.step.shared import SharedStep
 
 PEAKS = GraphPeaks(forward=500, backward=800, saved=300, left=100)
@@ -81,3 +83,29 @@ def test_a_call_beside_others_of_its_step_knows_them_until_it_ends():
     step.last_word = True
     step.begins_beside([], CALLS, 0, can_drop=True)
     assert step.beside_calls == CALLS and not step.has_other_ways
+
+
+def lowered(by):
+    """A step that was planned within a fraction, which is of so many bytes less since."""
+    step = session(0.5)
+    step.reference.trains(3700, "step")
+    planned = Step(("graph",), (), StepPlan((), 800, 800, True), 800, 1000, step.limit(0), 3700)
+    step.step = planned
+    step.reference.training -= by
+    return step
+
+
+def test_a_plan_is_over_a_fraction_that_turns_out_to_be_of_less():
+    assert lowered(0).excess_around(CALLS) == (0, 1850)
+    assert lowered(100).excess_around(CALLS) == (0, 1800)
+    assert lowered(800).excess_around(CALLS) == (350, 1450)
+    assert lowered(200).excess_around(CALLS) == (0, 1750)  # by no more than a loop's scalars
+
+
+def test_what_a_step_of_its_own_has_judged_is_over_a_lower_fraction_by_what_that_fell():
+    step = session(0.5)
+    step.reference.trains(3500, "step")  # 50 bytes less than the plan
+    step.step = Step(("graph",), (), StepPlan((), 800, 800, True), 800, 1000, step.limit(0), 3500)
+    assert step.excess_around(CALLS) == (0, 1750)
+    step.reference.training -= 800
+    assert step.excess_around(CALLS) == (400, 1350)

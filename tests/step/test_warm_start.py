@@ -127,7 +127,9 @@ def test_a_settled_step_is_found_again_with_its_numbers_and_its_report(dropout):
     assert _equal(first.results, second.results)
     ours, theirs = (dataclasses.replace(item.run.report, seconds={}) for item in (first, second))
     assert ours == theirs
-    assert theirs.budget_bytes is not None and theirs.peak_bytes <= theirs.budget_bytes
+    _results(second.model, second.run)  # planned anew where the fraction is of less, as the loss was seen
+    settled = second.run.report
+    assert settled.budget_bytes is not None and settled.peak_bytes <= settled.budget_bytes
 
 
 def test_a_fraction_is_of_as_much_as_where_the_step_was_planned():
@@ -135,7 +137,7 @@ def test_a_fraction_is_of_as_much_as_where_the_step_was_planned():
     for _ in range(2):
         torch._dynamo.reset()
         model = _model(blocks=1)
-        run = memopt.compile(model, "90%", backend="inductor", optimizer=torch.optim.AdamW(model.parameters()))
+        run = memopt.compile(model, "95%", backend="inductor", optimizer=torch.optim.AdamW(model.parameters()))
         for _ in range(3):
             _results(model, run)
         budgets.append((run.report.budget_bytes, run.report.peak_bytes, run._memopt.sessions.reference.training))

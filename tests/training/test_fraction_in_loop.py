@@ -1,0 +1,98 @@
+"""A fraction is of what eager itself takes in the same loop, once its first steps were seen: to the byte."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import memopt
+
+ROWS, FRACTION = 256, 0.75
+STEPS = 5  # more than those that a fraction goes by
+
+
+class Net(nn.Module):
+    def __init__(self, heads=1):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
+        self.heads = nn.ModuleList(nn.Linear(32, 64) for _ in range(heads))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + F.gelu(layer(x)).tanh()
+        found = [head(x) for head in self.heads]
+        return found[0] if len(found) == 1 else tuple(found)
+
+
+def mean(call, model, optimizer, x, y):
+    """Its loss takes nothing, and `zero_grad` comes behind it."""
+    loss = call(x).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def lets_go(call, model, optimizer, x, y):
+    """Nothing of the outputs is left as backward begins."""
+    loss = F.cross_entropy(call(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def accumulates(call, model, optimizer, x, y):
+    optimizer.zero_grad()
+    for rows in x.chunk(2), x.chunk(2)[::-1]:
+        loss = F.cross_entropy(call(rows[0]), y[: len(rows[0])])
+        loss.backward()
+    optimizer.step()
+    return loss
+
+
+def tasks(call, model, optimizer, x, y):
+    """Of two outputs each backward is of one."""
+    optimizer.zero_grad()
+    for task in range(2):
+        loss = F.cross_entropy(call(x)[task], y)
+        loss.backward()
+    optimizer.step()
+    return loss
+
+
+def pair(call, model, optimizer, x, y):
+    """Two calls, whose outputs are gone before backward."""
+    optimizer.zero_grad()
+    loss = F.pairwise_distance(call(x), call(x.flip(0))).mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def trained(step, fraction):
+    """The peak of the last of some steps, with all that is there before it; the budget; all losses and weights."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = Net(2 if step is tasks else 1), torch.randn(ROWS, 32)
+    y = torch.randint(0, 64, (ROWS,))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    call = model if fraction is None else memopt.compile(model, fraction, optimizer=optimizer, backend="aten")
+    numbers = [step(call, model, optimizer, x, y).item() for _ in range(STEPS)]
+    states = (value for state in optimizer.state.values() for value in state.values())
+    held = sum(each.nbytes for each in (*model.parameters(), x, *states) if isinstance(each, torch.Tensor))
+    optimizer.zero_grad()  # else their release would not be seen
+    found = memopt.measure(lambda: numbers.append(step(call, model, optimizer, x, y).item()))
+    budget = None if fraction is None else call.report.budget_bytes
+    return held + found.peak_bytes, budget, [*numbers, *(each.detach().clone() for each in model.parameters())]
+
+
+@pytest.mark.quick("lets_go", "accumulates")
+@pytest.mark.parametrize("step", [mean, lets_go, accumulates, tasks, pair], ids=lambda step: step.__name__)
+def test_a_fraction_is_never_of_more_than_eager_takes_in_its_loop(step):
+    eager, _, expected = trained(step, None)
+    taken, budget, numbers = trained(step, FRACTION)
+    assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(numbers, expected, strict=True))
+    assert taken <= budget == int(FRACTION * eager)
