@@ -49,7 +49,7 @@ from memopt.step.around import Around, Ended, Watch
 from memopt.step.before_calls import BEFORE
 from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Ran
 from memopt.step.guard import StepGuard, allowance_of
-from memopt.step.hooked import KEPT, WAIT, EarlyGradients, Hooked, added_names
+from memopt.step.hooked import KEPT, WAIT, Hooked, early_gradients
 from memopt.step.loop_bytes import Seen
 from memopt.step.optimizers import Optimizers
 from memopt.step.plan_transfer import Sizes
@@ -169,7 +169,7 @@ class Sessions(Mapping[Plan, Session]):
             reference=self.reference,
             numbers=self.numbers,
             frozen="freeze" in options.allow,
-            early=self._early(kind),
+            early=early_gradients(self._model, self.hooked, alone=kind.alone, accumulating=kind.accumulating),
             whole_step=True,
             movable=movable_parameters(self._model) if options.engine.lays_out else (),
         )
@@ -194,13 +194,6 @@ class Sessions(Mapping[Plan, Session]):
         )
         session.runs_here(self._recordings_here(), functools.partial(allow_limit, here, weakref.ref(session)))
         return session
-
-    def _early(self, kind: Kind) -> EarlyGradients | None:
-        """Whose gradients calls of a kind hand over within backward; None where others of the step add to them."""
-        if not kind.alone:
-            return None
-        adds = kind.accumulating and not self.hooked.waited
-        return EarlyGradients(self.hooked, added_names(self._model) if adds else frozenset())
 
     def function(self, kind: Kind, *, symbolic: bool = False) -> Callable[..., Any]:
         """What `torch.compile` makes of the model for a kind of call; its graphs go to the session of that kind.

@@ -120,6 +120,20 @@ def added_names(model: nn.Module) -> frozenset[str]:
     )
 
 
+def early_gradients(model: nn.Module, hooked: Hooked, *, alone: bool, accumulating: bool) -> EarlyGradients | None:
+    """Whose gradients calls of a kind hand over within backward; None where others of the step add to them.
+
+    Args:
+        model: that is called.
+        hooked: its parameters whose gradients are wanted by then.
+        alone: whether a call's gradients are final in its own backward.
+        accumulating: whether backward finds gradients to add to.
+    """
+    if not alone:
+        return None
+    return EarlyGradients(hooked, added_names(model) if accumulating and not hooked.waited else frozenset())
+
+
 def spare(parameter: torch.Tensor) -> None:
     """In the backward that runs, let hooks of a parameter that gets no gradient from here alone.
 
