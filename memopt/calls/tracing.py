@@ -190,12 +190,10 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
 
         def looked_after(run: Callable[..., Any]) -> Callable[..., Any]:
             run = watched(run, hooks.backward_facts(), session.short_of_memory, inside)
-            if hooks.lets_go:
-                run = watched_for_outputs(run, session.unused, session.fallbacks.by_loss_alone.held)
-            if not (by_loss_alone and others):
-                return run
             stages = session.fallbacks.by_loss_alone
-            return attached(run, others, stages.takes, stages.is_disproved)
+            if by_loss_alone and others:
+                run = attached(run, others, stages.takes, stages.is_disproved)
+            return watched_for_outputs(run, session.unused, stages.held) if hooks.lets_go else run
 
         def inside() -> Exception | None:
             return NotTracedError(_TWICE.format(session.model_name)) if session.in_call or session.dry else None

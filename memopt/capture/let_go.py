@@ -74,7 +74,7 @@ def watched_for_outputs(run: Callable[..., Any], room: Callable[[], int], needed
 
     def call(*args: Any) -> Any:
         nonlocal looked_at
-        results = run(*args)
+        results = list(run(*args))
         loss = next((v for v in results if isinstance(v, torch.Tensor) and v.numel() == 1 and v.requires_grad), None)
         if loss is None or loss.grad_fn is None:
             return results
@@ -83,6 +83,8 @@ def watched_for_outputs(run: Callable[..., Any], room: Callable[[], int], needed
         held = []
         for place, saved in looked_at.items():
             storage = results[place].untyped_storage()
+            if saved and not results[place].requires_grad:  # else autograd holds the same tensor as the caller
+                results[place] = results[place].detach()
             held.append((place, weakref.ref(results[place] if saved else storage), storage.nbytes()))
         loss.grad_fn.register_prehook(lambda gradients: _refuse(held, room(), needed))
         return results

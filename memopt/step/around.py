@@ -24,6 +24,7 @@ from memopt.step.observed_steps import Looking
 from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import at_end_of_backward, compiled_nodes, first_nodes
 from memopt.torch_compat.backward import backward_task, keeps_graph
+from memopt.torch_compat.cuda_memory import holds_its_memory
 
 # What grows from step to step is planned for with a margin: size / _GROWTH.
 _GROWTH = 8
@@ -312,7 +313,8 @@ class _Open:
         """A window, open."""
         self.window, self.call, self.look, self.left = window, call, look, left
         self.gradients = self.stays = self.kept = self.gone = self.more = self.retains = 0
-        self.made = [(weakref.ref(storage), storage.nbytes()) for storage in made]
+        # Of what lies in a recording's memory, none is free when it is gone.
+        self.made = [(weakref.ref(storage), storage.nbytes()) for storage in made if holds_its_memory(storage)]
         self.task: object = None
         self.hooks: list[weakref.ref[object]] = []
         self.others = self.keeps = False

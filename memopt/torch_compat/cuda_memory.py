@@ -6,10 +6,13 @@ Tried on torch 2.11 and 2.13.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+_WITHOUT_MEMORY: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
 
 def free_workspaces() -> None:
@@ -62,7 +65,13 @@ def leave_pool(device: int, pool: tuple[int, int]) -> None:
 def storage_of_memory(address: int, device: torch.device, nbytes: int) -> torch.UntypedStorage:
     """A storage on memory that it does not hold: who gives its bytes must keep them."""
     storage: Any = torch._C._construct_storage_from_data_pointer(address, device, nbytes)
+    _WITHOUT_MEMORY.add(storage)
     return storage  # type: ignore[no-any-return]
+
+
+def holds_its_memory(storage: torch.UntypedStorage) -> bool:
+    """Whether the end of a storage is the end of its memory: not of one that `storage_of_memory` has made."""
+    return storage not in _WITHOUT_MEMORY
 
 
 def free_host_cache() -> None:

@@ -164,3 +164,34 @@ def test_what_is_held_may_be_as_large_as_the_room_that_is_left(room, refused):
 def test_nothing_is_watched_without_a_gradient():
     run = watched_for_outputs(lambda x: (x.sum(), x * 2), lambda: 0, "1 MB")
     assert len(run(torch.ones(4))) == 2
+
+
+class Saves(torch.autograd.Function):
+    """Returns a loss and a value without gradients that its backward reads, as a cache is one."""
+
+    @staticmethod
+    def forward(ctx, x):
+        value = x.exp()
+        ctx.mark_non_differentiable(value)
+        ctx.save_for_backward(value)
+        return value.sum(), value
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        return gradient * ctx.saved_tensors[0]
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_what_autograd_holds_of_an_output_is_not_the_callers(held):
+    weight = torch.ones(4, requires_grad=True)
+    run = watched_for_outputs(lambda x: Saves.apply(x), lambda: 0, "1 MB")
+    for _ in range(3):
+        loss, value = run(weight)
+        kept = value if held else None
+        del value
+        if held:
+            with pytest.raises(RuntimeError, match="output 1 of the model's graph"):
+                loss.backward()
+        else:
+            loss.backward()
+        del kept
