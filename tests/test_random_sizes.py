@@ -39,7 +39,7 @@ def test_the_generator_writes_what_eager_runs_and_a_difference_is_seen():
 
 
 @needs_compiler
-@pytest.mark.quick("4-None")
+@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("number", [4, 8])
 def test_a_program_at_five_sizes(own_caches, number, dynamic):
