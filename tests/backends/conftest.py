@@ -7,7 +7,7 @@ def _fresh_dynamo():
     torch._dynamo.reset()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def _compiler():
     """For tests of Inductor's code on the CPU: they are skipped where nothing compiles it."""
     from memopt.backends.inductor import missing_compiler

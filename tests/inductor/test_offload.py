@@ -42,12 +42,16 @@ class Net(nn.Module):
         return x.square().mean()
 
 
+def linked(patch, folder):
+    """A host that is far away from this CPU, by a link that is fast enough; what is settled is in this folder alone."""
+    patch.setenv("MEMOPT_CACHE_DIR", str(folder))
+    patch.setattr(CostTable, "link", lambda self, device: (1e12, 1e12))
+    patch.setattr(engine, "may_wait", lambda costs: False)
+
+
 @pytest.fixture
 def _linked(monkeypatch, tmp_path):
-    """A host that is far away from this CPU, by a link that is fast enough; of what is settled only this test knows."""
-    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(CostTable, "link", lambda self, device: (1e12, 1e12))
-    monkeypatch.setattr(engine, "may_wait", lambda costs: False)
+    linked(monkeypatch, tmp_path)
 
 
 @pytest.fixture
@@ -191,18 +195,21 @@ def test_what_settled_the_step_is_followed_in_another_process(monkeypatch):
 # -- the halves -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def halves(_compiler, _linked, monkeypatch):
-    """The halves of a step before anything waits, their outputs, and what its operations take."""
+@pytest.fixture(scope="module")
+def halves(_compiler, tmp_path_factory):
+    """The halves of a step before anything waits, their outputs, and what its operations take; tests leave them so."""
     found = []
 
     def seen(session, forward, backward, outputs):
         found.append((forward, backward, outputs, engine._seconds(session)))
         return forward, backward
 
-    monkeypatch.setattr(partition, "wait_on_host", seen)
-    model, x = Net(), torch.randn(256, 32)
-    results(compiled(model), model, x, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        linked(patch, tmp_path_factory.mktemp("halves"))
+        patch.setattr(partition, "wait_on_host", seen)
+        torch.manual_seed(0)
+        model, x = Net(), torch.randn(256, 32)
+        results(compiled(model), model, x, 1)
     return found[-1]
 
 
@@ -268,11 +275,13 @@ def test_what_cannot_wait(halves):
     forward, backward, outputs, _ = halves
     whole = candidates(forward, backward, outputs, 2**14)
     results_ = forward.graph.output_node()
-    for change in ((whole[0], *results_.args[0][outputs:]), (*results_.args[0], _view_of(forward, whole[0]))):
+    view = _view_of(forward, whole[0])
+    for change in ((whole[0], *results_.args[0][outputs:]), (*results_.args[0], view)):
         before, results_.args = results_.args, (tuple(change),)
         at = 1 if change[0] is whole[0] else outputs
         assert candidates(forward, backward, at, 2**14) == whole[1:], "the caller has it, or a view is saved as well"
         results_.args = before
+    forward.graph.erase_node(view)
     assert candidates(forward, backward, outputs, 2**40) == []
 
 

@@ -21,7 +21,7 @@ pytestmark = [needs_compiler, pytest.mark.usefixtures("own_caches")]
 class Layers(nn.Module):
     """Tokens to a loss, by layers whose activations outweigh their weights."""
 
-    def __init__(self, layers: int = 4, width: int = 16) -> None:
+    def __init__(self, layers: int = 2, width: int = 16) -> None:
         super().__init__()
         self.embedding = nn.Embedding(8, width)
         self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(layers))
