@@ -10,8 +10,8 @@ DEMO_STAMP := $(VENV)/.installed-demo
 TORCH_INDEX ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # One thread per process: xdist already uses every core. And no process with caches of its own tries first whether the
-# compiler makes vector code, which takes it seven seconds.
-PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_VEC_ISA_OK=1 $(BIN)/python -m pytest
+# compiler makes vector code, which takes it seven seconds. What pytest makes of the files is kept: ten seconds a worker.
+PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_VEC_ISA_OK=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # Tests of a file follow each other in one worker, which so makes what they share once; who is done takes of the others'.
 SHARED := --dist worksteal
 
