@@ -91,6 +91,7 @@ def trained(step, budget=None, steps=6):
     return losses, begun + recording.peak, calls
 
 
+@pytest.mark.quick("joint-0.8", "distilled-0.8")
 @pytest.mark.whole_process
 @pytest.mark.parametrize(("step", "share"), [(adversarial, 0.7), (joint, 0.8), (distilled, 0.8)])
 def test_one_budget_is_of_all_models_together(step, share):
@@ -149,7 +150,8 @@ def test_a_module_list_is_one_module():
 def test_planning_takes_its_memory_beside_outputs_of_the_step_before_of_all_models():
     """A trial step in the loop's second step was 1.014 of the budget, and 1.053 of a model of several outputs."""
     models, x = [Net(), Net()], torch.randn(ROWS, WIDTH)
-    one, other = memopt.compile(models, "100MB", optimizer=torch.optim.SGD(nn.ModuleList(models).parameters(), 0.1))
+    optimizer = torch.optim.SGD(nn.ModuleList(models).parameters(), 0.1)
+    one, other = memopt.compile(models, "100MB", optimizer=optimizer, backend="aten")
     held = [one(x), other(x)]
     (held[0] - held[1]).square().mean().backward()
     session = calls_of(one).sessions.last

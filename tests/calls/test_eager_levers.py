@@ -135,6 +135,7 @@ def eager_peak(model, inputs):
     return peak_of(lambda: model(*inputs).backward(), model, *inputs)
 
 
+@pytest.mark.quick("whole", "dropout", "batch-norm", "values", "packed")
 @pytest.mark.parametrize(
     ("make", "inputs", "share"),
     [

@@ -174,7 +174,7 @@ def test_a_cut_that_is_expected_to_be_too_much_is_not_made(monkeypatch):
 
 @needs_compiler
 def test_code_of_a_cut_that_may_be_too_much_keeps_no_buffer_for_the_next(monkeypatch):
-    model = nn.Sequential(Attention(), Attention())
+    model = nn.Sequential(Attention())
     x, asked, plain = torch.randn(8, 64, 64), [], engine.free_at_once
     monkeypatch.setattr(engine, "free_at_once", lambda policy: (asked.append(True), plain(policy)))
 

@@ -99,6 +99,17 @@ def test_what_stretches_alone_read_stays_in_parts():
     assert saved >= {"relu_part", "relu_part_1"}
 
 
+@pytest.mark.quick(
+    "*Pool2d*",
+    "*nearest*",
+    "*bilinear*",
+    "Softmax*",
+    "LogSoftmax*",
+    "GELU*",
+    "Hardswish*",
+    "function*",
+    "ZeroPad2d*",
+)
 @pytest.mark.parametrize(
     "between",
     [

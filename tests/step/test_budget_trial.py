@@ -61,8 +61,8 @@ def steps(monkeypatch):
     return choose
 
 
-def budget_and_session(monkeypatch, share=0.8):
-    model, x = make(dropout=0.2)
+def budget_and_session(monkeypatch, share=0.8, layers=4):
+    model, x = make(dropout=0.2, layers=layers)
     free = memopt.plan(model, x)
     torch._dynamo.reset()
     budget = int(free.minimum_bytes + share * (free.unconstrained_bytes - free.minimum_bytes))
@@ -192,7 +192,7 @@ def test_code_that_runs_out_of_memory_however_little_is_planned_gives_way_to_ope
 @pytest.mark.parametrize("least", [1.01, 9.0], ids=["less than code", "more"])
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
 def test_where_operators_do_not_keep_the_budget_either_the_lesser_need_is_named(monkeypatch, steps, least):
-    model, x, budget = budget_and_session(monkeypatch)
+    model, x, budget = budget_and_session(monkeypatch, layers=2)
     steps()
     taken = Taken(budget - 10, budget - 5, 50)
     monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: Short() if held else taken)

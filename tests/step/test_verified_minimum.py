@@ -119,7 +119,7 @@ def test_what_is_named_was_kept_and_is_kept_by_whoever_asks_for_it(lossy, attemp
 
 @needs_compiler
 def test_a_refusal_leaves_the_limits_of_steps_as_they_were(lossy, monkeypatch):
-    model, x = make()
+    model, x = make(layers=1)
     run = memopt.compile(model, 1, backend="inductor")
     with pytest.raises(BudgetError):
         run(x)
