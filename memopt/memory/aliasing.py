@@ -6,6 +6,7 @@ import dataclasses
 import operator
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
@@ -15,6 +16,9 @@ from memopt.memory.rounding import allocated_bytes
 from memopt.program import Program
 from memopt.torch_compat import pytree
 from memopt.torch_compat.storages import storage_id
+
+
+_FINISHED: WeakKeyDictionary[Program, Aliasing] = WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +92,13 @@ def analyse(program: Program, values: Mapping[fx.Node, Any] | None = None) -> Al
             indices.append(index_of[key])
         of[node] = tuple(indices)
     return Aliasing(tuple(storages), of)
+
+
+def of_finished(program: Program) -> Aliasing:
+    """The storages of a program that nobody edits any more, marks included: found once, whoever asks."""
+    if program not in _FINISHED:
+        _FINISHED[program] = analyse(program)
+    return _FINISHED[program]
 
 
 def owner(node: fx.Node) -> fx.Node:

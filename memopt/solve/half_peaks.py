@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
-from memopt.solve.lives import Lives
-from memopt.solve.overwrite import overwritten
+from memopt.solve.lives import Life, Lives
 from memopt.solve.problem import StepProblem
 from memopt.solve.schedule import Schedule
 
@@ -37,24 +34,22 @@ def half_peaks(problem: StepProblem, schedule: Schedule, kernels: Sequence[bool]
         kernels: per operation, whether a kernel is generated for it, which writes over what it reads last. Empty:
             for none.
     """
-    return _half_peaks(problem, Lives(problem), schedule, kernels)
+    return _half_peaks(problem, Lives(problem, kernels).of(schedule))
 
 
 def all_half_peaks(
     problem: StepProblem, schedules: Iterable[Schedule], kernels: Sequence[bool] = ()
 ) -> tuple[HalfPeaks, ...]:
     """The same of many schedules of one problem."""
-    lives = Lives(problem)
-    return tuple(_half_peaks(problem, lives, schedule, kernels) for schedule in schedules)
+    lives = Lives(problem, kernels)
+    return tuple(_half_peaks(problem, lives.of(schedule)) for schedule in schedules)
 
 
-def _half_peaks(problem: StepProblem, lives: Lives, schedule: Schedule, kernels: Sequence[bool]) -> HalfPeaks:
-    live, saved = lives.of(schedule)
-    if any(kernels):
-        live = live - np.array(overwritten(problem, schedule, kernels), dtype=np.int64)
+def _half_peaks(problem: StepProblem, found: Life) -> HalfPeaks:
+    live = found.live - found.spared
     outputs = {s for s in problem.pinned if problem.producer[s] < problem.forward}
     return HalfPeaks(
         forward=int(live[: problem.forward].max(initial=0)),
         backward=int(live[problem.forward :].max(initial=0)),
-        saved=sum(problem.sizes[s] for s in outputs.union(saved.tolist())),
+        saved=sum(problem.sizes[s] for s in outputs.union(found.saved.tolist())),
     )

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import fx
 
-from memopt.memory.aliasing import Aliasing, analyse, owner
+from memopt.memory.aliasing import Aliasing, of_finished, owner
 from memopt.memory.hand_over import hand_overs
 from memopt.memory.timeline import held_tangents, tangents_of
 from memopt.program import InputKind, Phase, Program, copy_node, is_effectful, is_random, module_of
@@ -66,7 +66,7 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
         program: a training program; what is annotated as `inplace`, and what it is written over, never runs again.
         costs: seconds and workspace by node name; nodes that are missing cost nothing.
     """
-    aliasing = analyse(program)
+    aliasing = of_finished(program)
     operations = [node for node in program.calls if _is_operation(node, aliasing)]
     mutated = program.mutated
     fragile = {index for node in program.placeholders if node.name in mutated for index in aliasing.of[node]}

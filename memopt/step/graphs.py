@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from memopt.common.progress import stage
 from memopt.evidence import Verification
+from memopt.memory.aliasing import of_finished
 from memopt.memory.cost.table import CostTable, OperatorCost
 from memopt.memory.timeline import Timeline, timeline
 from memopt.pass_manager import Pass, PassManager, PassRecord
@@ -91,7 +92,7 @@ class StepGraphs:
         costs: Mapping[str, OperatorCost] = self._table.measure_all(program)
         if self.stages.fusion is not None:
             costs = self.stages.fusion.costs(program, costs)
-        return costs, timeline(program, workspace(program, costs))
+        return costs, timeline(program, workspace(program, costs), of_finished(program))
 
     def recorded(self, planned: Sequence[Planned], lowered: Sequence[Planned], chosen: Sequence[Pass]) -> list[Planned]:
         """The graphs with the records of all their passes, proved; of rewrites that were not chosen, too.
