@@ -57,7 +57,8 @@ class Call:
         mode: the fake mode that it runs in.
         plain: whether all other arguments are what their types and values say.
         settings: what the value depends on beside them.
-        facts: what was found of the call, by what asked: copies of a program make the very same calls.
+        facts: what was found of the call, by what asked, that depends on layouts, and on which operands are the same:
+            copies of a program, and plans of it, make the very same calls.
     """
 
     node: str
@@ -191,8 +192,16 @@ def known(node: fx.Node, call: Call) -> tuple[bool, Any]:
         and all(a is b or (not aliased and _alike(a, b)) for a, b in zip(before.operands, call.operands, strict=True))
     )
     if same:
+        if _repeated(before.operands) == _repeated(call.operands):  # what is found of a call depends on no more
+            call = dataclasses.replace(call, facts=before.facts)
         node.meta[MARK] = _Kept(call, aliased, value, node.args, node.kwargs)
     return same, value if same else None
+
+
+def _repeated(operands: tuple[Any, ...]) -> tuple[int, ...]:
+    """Which of the operands are the same."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(operand), place) for place, operand in enumerate(operands))
 
 
 def unchanged(node: fx.Node, values: Mapping[fx.Node, Any], mode: FakeTensorMode) -> tuple[bool, Any]:

@@ -17,7 +17,6 @@ from memopt.program import Program
 from memopt.torch_compat import pytree
 from memopt.torch_compat.storages import storage_id
 
-
 _FINISHED: WeakKeyDictionary[Program, Aliasing] = WeakKeyDictionary()
 
 

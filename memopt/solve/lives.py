@@ -1,4 +1,4 @@
-"""Bytes at each step of many schedules of one problem: what `simulate` and `overwritten` count, of all steps at once."""
+"""Bytes at each step of many schedules of one problem: what `simulate` and `overwritten` count, all steps at once."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import fx
 
+from memopt.graph import fake_calls
 from memopt.memory.aliasing import Aliasing, of_finished, owner
 from memopt.memory.hand_over import hand_overs
 from memopt.memory.timeline import held_tangents, tangents_of
@@ -203,7 +204,9 @@ class _Emitter:
         return found
 
     def _copy(self, node: fx.Node, resolve: Any) -> fx.Node:
-        return copy_node(self.graph, node, resolve)
+        copied = copy_node(self.graph, node, resolve)
+        fake_calls.copied(node, copied)
+        return copied
 
     def _run(self, node: fx.Node, *, again: bool) -> None:
         if not node.meta.get("kernel"):

@@ -65,11 +65,13 @@ def step_peak(graphs: Sequence[GraphPeaks]) -> int:
     held = sum(graph.saved for graph in graphs)
     peak, left = held + between if between else 0, 0
     there: set[str] = set()
-    for graph in reversed(graphs):
+    for number in reversed(range(len(graphs))):
+        graph = graphs[number]
         held -= graph.saved
         peak = max(peak, held + graph.forward + beside, held + graph.backward + left)
-        left += graph.left - sum(size for name, size in graph.gradients if name in there)
-        there.update(name for name, _ in graph.gradients)
+        if number:  # what the first graph leaves is there when the step has ended
+            left += graph.left - sum(size for name, size in graph.gradients if name in there)
+            there.update(name for name, _ in graph.gradients)
     return peak
 
 

@@ -12,7 +12,7 @@ from memopt.solve.recompute import Curve, Plan
 from memopt.solve.schedule import Schedule, simulate
 from memopt.step.curve import CurvePoint, step_curve
 from memopt.step.encode_step import Cost, Lowering, apply_schedule, lower
-from memopt.step.graph_peaks import GraphPeaks, graph_peaks, peaks_of, step_peak
+from memopt.step.graph_peaks import GraphPeaks, graph_peaks, held_beside, peaks_of, step_peak
 from memopt.step.trade_offs import curves_of, lowerings_of, peaks_on
 
 # Rounds in which the solver's limit is corrected by what the finished program really needs.
@@ -145,6 +145,8 @@ class StepPlanner:
         self.built: dict[tuple[int, int], Choice] = {}
         self.peaks: dict[tuple[int, ...], int] = {}  # of finished steps
         self._deepest: list[int] | None = None
+        # Peaks by the search's figures, by what is held beside the graphs and the number of each graph's plan.
+        self._counted: dict[tuple[int, ...], int] = {}
 
     def plan(self, limit: int | None) -> StepPlan:
         """Choose a plan for each graph so that the step keeps the limit at the least time.
@@ -229,14 +231,14 @@ class StepPlanner:
         """From `start` (the fastest), step down the curve that lowers the excess most per second, until it fits."""
         picked = list(start) or [0] * len(self.curves)
         while (peak := self._solver_peak(picked)) > limit:
-            moves = []
+            moves, before = [], self.seconds(picked)
             for graph in dict.fromkeys(self._first):
                 found = self.curves[graph]
                 for further in range(picked[graph] + 1, len(found.points)):
                     trial = self._with(picked, graph, further)
                     gain = peak - max(limit, self._solver_peak(trial))
                     if gain > 0:
-                        added = self.seconds(trial) - self.seconds(picked)
+                        added = self.seconds(trial) - before
                         moves.append((gain / (added + 1e-12), trial))
                         if peak - gain <= limit:
                             break
@@ -247,7 +249,10 @@ class StepPlanner:
         return picked
 
     def _solver_peak(self, picked: Sequence[int]) -> int:
-        return step_peak([figures[i] for figures, i in zip(self.figures, picked, strict=True)])
+        key = (*held_beside(), *picked)
+        if key not in self._counted:
+            self._counted[key] = step_peak([figures[i] for figures, i in zip(self.figures, picked, strict=True)])
+        return self._counted[key]
 
     def build(self, picked: Sequence[int]) -> list[Choice]:
         """The finished programs of these plans."""

@@ -194,3 +194,23 @@ def test_a_convolution_of_a_device_that_is_not_here_lies_as_cudnn_lays_it_out(mo
         arguments = (x.to(memory_format=torch.channels_last), w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
         found = fake_calls.run(torch.ops.aten.convolution.default, arguments, {})
     assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_what_was_found_of_a_call_is_known_of_one_on_others_that_lie_alike_and_repeat_alike() -> None:
+    class Sum(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sin() + x.cos()
+
+    program = from_module(Sum(), (torch.randn(4, 6),), {})
+    call = fake_calls.behind(_node(program, aten.add.Tensor))
+    assert call is not None
+    call.facts["told"] = 1
+    other = program.copy()
+    first, second = _node(other, aten.sin.default), _node(other, aten.cos.default)
+    total = _node(other, aten.add.Tensor)
+    total.args = (second, first)
+    turned = fake_calls.behind(_node(other.finish(), aten.add.Tensor))
+    assert turned is not None and turned is not call and turned.facts is call.facts
+    total.args = (first, first)
+    twice = fake_calls.behind(_node(other.finish(), aten.add.Tensor))
+    assert twice is not None and twice.facts == {}

@@ -12,8 +12,9 @@ from memopt.passes.checkpoint import workspace
 from memopt.passes.eliminate_copies import EliminateCopies
 from memopt.passes.eliminate_dead import EliminateDead
 from memopt.passes.inplace import Inplace
+from memopt.step import planner
 from memopt.step.graph_peaks import peaks_of, step_peak
-from memopt.step.planner import plan_step
+from memopt.step.planner import StepPlanner, plan_step
 from tests.passes.build import capture_joint
 
 
@@ -201,3 +202,14 @@ def test_the_gradient_of_an_input_is_the_next_graph_s_tangent_and_does_not_stay(
     entry = dataclasses.replace(item.inputs[0], kind=memopt.program.InputKind.USER)
     moved = dataclasses.replace(item, inputs=(entry, *item.inputs[1:]))
     assert peaks_of(moved, timeline(moved)).left == found.left - X.nbytes == X.nbytes + W.nbytes
+
+
+def test_what_a_plan_takes_is_counted_once_whatever_limits_are_asked_for(monkeypatch):
+    counted, plain = [], planner.step_peak
+    monkeypatch.setattr(planner, "step_peak", lambda graphs: counted.append(1) or plain(graphs))
+    item = program(6)
+    found = StepPlanner([item], [{}], lambda one: (one, timeline(one)), seconds=0.5, exact=False)
+    most = found.outlook(None).peak_bytes
+    for part in range(10):
+        found.outlook(most * part // 10)
+    assert len(counted) <= len(found.curves[0].points)
