@@ -107,16 +107,13 @@ class MinCutPartition:
             if session.tight and self._computes_much_again(joint, options["num_fwd_outputs"]):
                 self._lowerings = []
                 return None
-            if session.tight and session.kept_search.all_lowering():
-                self._lowerings = session.lowerings()
-                if self._lowerings and self._all_are_hopeless(joint, joint_inputs, **options):
-                    return None
+            lowering = session.kept_search.all_lowering()
+            if session.tight and lowering and self._all_are_hopeless(joint, joint_inputs, **options):
+                return None
             self.request.lowering = asked
         halves = self.cut(joint, joint_inputs, **options)
-        if halves is None and self._lowerings is None:
-            self._lowerings = session.lowerings()
-            if self._lowerings:
-                self._all_are_hopeless(joint, joint_inputs, **options)
+        if halves is None and self._lowerings is None and self._with_all is None:
+            self._all_are_hopeless(joint, joint_inputs, **options)
         while halves is None and self.next_lowering():
             halves = self._cut_known(joint, joint_inputs, **options)
         self._with_all = None

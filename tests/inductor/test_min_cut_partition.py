@@ -76,12 +76,6 @@ def first_cut(monkeypatch, *, tight, lowerings, fits):
 
 
 @pytest.mark.parametrize("tight", [False, True])
-def test_where_no_rewrites_are_to_be_tried_there_is_one_cut(monkeypatch, tight):
-    assert first_cut(monkeypatch, tight=tight, lowerings=(), fits=[()]) == ([()], ("halves", ()))
-    assert first_cut(monkeypatch, tight=tight, lowerings=(), fits=[]) == ([()], None)
-
-
-@pytest.mark.parametrize("tight", [False, True])
 def test_the_cut_with_all_rewrites_is_made_once(monkeypatch, tight):
     every = ("both", "rewrites")
     made, halves = first_cut(monkeypatch, tight=tight, lowerings=[("both",), every], fits=[every])
