@@ -8,7 +8,7 @@ bytes, and recomputing them in backward takes no pass over memory of its own.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -101,6 +101,7 @@ class InductorFusion:
         found = dict(costs)
         reads: dict[fx.Node, frozenset[fx.Node]] = {}
         devices: dict[torch.device, Device] = {}
+        drawn = _drawn(program.graph.nodes)
         for node in program.graph.nodes:
             inside = bool(node.meta.get("fused")) or is_any_view(node)
             reads[node] = _gathered(node.all_input_nodes, reads) if inside else frozenset((node,))
@@ -117,8 +118,8 @@ class InductorFusion:
                     devices[place] = self._table.device(node)
                 device = devices[place]
                 time = moving_seconds(moved, device)
-                drawn = sum(value.meta["val"].numel() for value in _drawn_for(node))
-                time += drawn * _OPERATIONS_A_DRAW[device.type] / device.flops["float32"]
+                numbers = sum(drawn[item].meta["val"].numel() for item in node.all_input_nodes if item in drawn)
+                time += numbers * _OPERATIONS_A_DRAW[device.type] / device.flops["float32"]
                 found[node.name] = dataclasses.replace(found[node.name], seconds=time, workspace_bytes=0)
         return found
 
@@ -160,8 +161,8 @@ class _Marker:
         sizes = (touched_bytes(tensor) for node in self.nodes for tensor in tensors_of(node))
         self.small = min(_SMALL, max(sizes, default=0) // _SMALLER)
         self.view, self.inlined, self.calls = kinds_of(self.nodes)
-        draws = any(node.target is DRAWING for node in self.nodes)
-        self.settles = {node: draws and self.inlined[node] and _settles_draws(node) for node in self.nodes}
+        drawn = _drawn(self.nodes)
+        self.settles = {node for node in self.nodes if drawn and self.inlined[node] and _settles_draws(node, drawn)}
         self.reads: dict[fx.Node, frozenset[fx.Node]] = {}
         # The same, but through what would be stored for the sake of later kernels and is on its way to one reader here.
         self.through: dict[fx.Node, frozenset[fx.Node]] = {}
@@ -205,12 +206,9 @@ class _Marker:
         for node in reversed(self.nodes):
             latest = 0
             for user in node.users:
-                at = window[user]
                 # Whether it is computed inside of its own readers, as far as is known.
                 inside = (self.inlined[user] and self.inlining[user]) if found is None else user in found
-                if (inside or view[user]) and last[user] > at:
-                    at = last[user]
-                latest = max(latest, at)
+                latest = max(latest, window[user], last[user] if inside or view[user] else 0)
             last[node] = latest
 
     def _round(self, in_vain: set[fx.Node]) -> dict[fx.Node, None]:
@@ -224,7 +222,7 @@ class _Marker:
             else:
                 counted, cheap = alone, False
                 fused = self.inlined[node] and self.inlining[node]
-                fused = fused and not self._is_fragile(node) and not self.settles[node]
+                fused = fused and not self._is_fragile(node) and node not in self.settles
                 if fused:
                     counted, work = _gathered(given, self.counted), self._work_of(node)
                     cheap = self._is_cheap(node, counted, work)
@@ -367,22 +365,23 @@ def _is_overwritten(node: fx.Node, user: fx.Node) -> bool:
     return user.target in _OVERWRITES and user.args[:1] == (node,) and node not in rest
 
 
-def _settles_draws(node: fx.Node) -> bool:
+def _settles_draws(node: fx.Node, drawn: Mapping[fx.Node, fx.Node]) -> bool:
     """Whether the node makes something else of random numbers: a mask, say, which is smaller than what was drawn.
 
     It costs no more memory to keep than the numbers, and drawing these again costs more time than to read it.
     """
-    return bool(_drawn_for(node)) and (len(node.all_input_nodes) > 1 or node.meta["val"].dtype is torch.bool)
+    given = node.all_input_nodes
+    return any(map(drawn.__contains__, given)) and (len(given) > 1 or node.meta["val"].dtype is torch.bool)
 
 
-def _drawn_for(node: fx.Node) -> list[fx.Node]:
-    """The random numbers that are drawn in the kernel of the node, which reads them through casts at most."""
-    found = []
-    for operand in node.all_input_nodes:
-        while operand.target is not DRAWING and _passes_on(operand):
-            (operand,) = operand.all_input_nodes
-        if operand.target is DRAWING:
-            found.append(operand)
+def _drawn(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """Of values that are random numbers, cast at most, what draws them: in the kernel of the node that reads one."""
+    found: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        if node.target is DRAWING:
+            found[node] = node
+        elif found and (given := node.all_input_nodes) and given[0] in found and _passes_on(node):
+            found[node] = found[given[0]]
     return found
 
 
