@@ -11,6 +11,7 @@ from torch import fx
 from memopt.budget import BudgetError
 from memopt.capture.caller import takes_loss_alone
 from memopt.step.by_loss_alone import ByLossAlone
+from memopt.torch_compat.side_effects import leaves_more_than_its_result
 
 if TYPE_CHECKING:
     from memopt.compilation.session import Session
@@ -81,7 +82,10 @@ class Fallbacks:
 
     def _is_known(self) -> bool:
         """Whether it is planned for gradients of the loss alone from now on, as the loop is known to use no others."""
-        place = "" if self._loss_alone is False else "the step before" if self._loss_alone else takes_loss_alone()
+        if self._loss_alone is None:
+            place = "" if leaves_more_than_its_result() else takes_loss_alone()
+        else:
+            place = "the step before" if self._loss_alone else ""
         return bool(place) and self.by_loss_alone.is_known(f"{place} uses no other of what the model returns")
 
     def sees_loop(self, loss_alone: bool) -> None:

@@ -161,3 +161,19 @@ def test_hooks_on_the_stand_in_may_take_more() -> None:
     loss = run(X, LABELS).loss
     (loss + kept[0].sum()).backward()
     assert not any("loss alone" in note for note in run.report.notes)
+
+
+class Aside(Model):
+    """Its own attribute has a gradient, too."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        out = super().forward(x, labels)
+        self.aside = out.logits.square().mean()
+        return out
+
+
+def test_what_a_model_keeps_is_used_beside_what_it_returns() -> None:
+    model = Aside()
+    run = memopt.compile(model, "10MB", backend="aten")
+    mine = gradients(lambda: run(X, LABELS).loss + model.aside, model)
+    torch.testing.assert_close(mine, gradients(lambda: model(X, LABELS).loss + model.aside, model))
