@@ -23,7 +23,13 @@ from memopt.capture.eager_call import eager_call
 from memopt.capture.eager_step import eager_step, has_checkpoints, roots_of, written_in_checkpoints
 from memopt.capture.export import NotCapturedError, NotTracedError
 from memopt.capture.let_go import watched_for_outputs
-from memopt.capture.loss_alone import attached, detach_outputs, others_than_the_loss
+from memopt.capture.loss_alone import (
+    attached,
+    detach_outputs,
+    drop_outputs,
+    in_place_of_dropped,
+    others_than_the_loss,
+)
 from memopt.capture.outside import OUTSIDE, Mark
 from memopt.capture.rehearsal import ledger_for, run_backward
 from memopt.capture.shadow import Shadow
@@ -152,7 +158,10 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         by_loss_alone = others is not None and session.fallbacks.plans_for_loss_alone(
             session, graph_module, example_inputs, others=bool(others), whole=not is_part(graph_module)
         )
-        if by_loss_alone and others:
+        stands: Sequence[torch.Tensor | None] = ()
+        if by_loss_alone and session.fallbacks.by_loss_alone.returned and not is_symbolic(example_inputs):
+            stands, others = drop_outputs(graph_module), ()
+        elif by_loss_alone and others:
             detach_outputs(graph_module, others)
         hooks = Hooks(session, graph_module, example_inputs)
         if by_loss_alone and session.fallbacks.by_loss_alone.held:
@@ -193,7 +202,9 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
             stages = session.fallbacks.by_loss_alone
             if by_loss_alone and others:
                 run = attached(run, others, stages.takes, stages.is_disproved)
-            return watched_for_outputs(run, session.unused, stages.held) if hooks.lets_go else run
+            if hooks.lets_go:
+                run = watched_for_outputs(run, session.unused, stages.held)
+            return in_place_of_dropped(run, stands) if stands else run
 
         def inside() -> Exception | None:
             return NotTracedError(_TWICE.format(session.model_name)) if session.in_call or session.dry else None

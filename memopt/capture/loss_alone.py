@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from memopt.capture.dynamo_graph import value_of
+from memopt.torch_compat.not_returned import NotReturned
 
 
 def others_than_the_loss(graph_module: fx.GraphModule) -> tuple[int, ...] | None:
@@ -42,6 +43,39 @@ def detach_outputs(graph_module: fx.GraphModule, places: Sequence[int]) -> None:
         returned[place] = detached[node]
     output.args = (tuple(returned),)
     graph_module.recompile()
+
+
+def drop_outputs(graph_module: fx.GraphModule) -> list[torch.Tensor | None]:
+    """Have a graph of Dynamo's return its loss alone of the tensors that it makes, for who takes nothing else.
+
+    Returns:
+        What stands for each output: None where it is returned as before, else a `NotReturned` like it.
+    """
+    output = graph_module.graph.output_node()
+    stands: list[torch.Tensor | None] = []
+    for node in _returned(graph_module):
+        value = value_of(node) if isinstance(node, fx.Node) and node.op != "placeholder" else None
+        dropped = isinstance(value, torch.Tensor) and value.numel() != 1
+        stands.append(NotReturned.like(value) if dropped else None)
+    kept = [node for node, stand in zip(_returned(graph_module), stands, strict=True) if stand is None]
+    output.args = (tuple(kept),)
+    graph_module.recompile()  # what is dead by now AOTAutograd finds, which knows what writes
+    return stands
+
+
+def in_place_of_dropped(run: Callable[..., Any], stands: Sequence[torch.Tensor | None]) -> Callable[..., Any]:
+    """A compiled graph that `drop_outputs` has edited, whose outputs stand where they did.
+
+    Args:
+        run: returns those that are left.
+        stands: as returned by that.
+    """
+
+    def call(*args: Any) -> Any:
+        left = iter(run(*args))
+        return [next(left) if stand is None else stand for stand in stands]
+
+    return call
 
 
 def attached(

@@ -17,6 +17,7 @@ from memopt.capture.facts import Facts, facts_of, other_fact, other_sharing, sha
 from memopt.program import source_line
 from memopt.torch_compat.dispatch import is_wrapper
 from memopt.torch_compat.fake_tensors import FakeTensor
+from memopt.torch_compat.not_returned import NotReturned
 
 
 class MetadataError(RuntimeError):
@@ -74,7 +75,9 @@ class Expected:
         if len(returned) != len(self._lines):
             _refuse(f"it returns {len(returned)} values, and {len(self._lines)} in the model", "")
         shared = frozenset(pair for pair in _shared(returned, args) if self._fixed.issuperset(pair))
-        _refuse(other_sharing(self._shared, shared), "")
+        dropped = {_name(index) for index, value in enumerate(returned) if isinstance(value, NotReturned)}
+        known_shared = frozenset(pair for pair in self._shared if dropped.isdisjoint(pair))
+        _refuse(other_sharing(known_shared, shared), "")
 
 
 def _other(name: str, expected: Facts, found: Facts) -> str | None:
@@ -97,7 +100,7 @@ def _shared(returned: Sequence[Any], given: Sequence[Any]) -> frozenset[tuple[st
 
 
 def _is_plain(value: Any) -> TypeGuard[torch.Tensor]:
-    return isinstance(value, torch.Tensor) and not is_wrapper(value)
+    return isinstance(value, torch.Tensor) and not is_wrapper(value) and not isinstance(value, NotReturned)
 
 
 def _is_fixed(value: Any) -> TypeGuard[torch.Tensor]:

@@ -82,11 +82,13 @@ class Fallbacks:
 
     def _is_known(self) -> bool:
         """Whether it is planned for gradients of the loss alone from now on, as the loop is known to use no others."""
-        if self._loss_alone is None:
-            place = "" if leaves_more_than_its_result() else takes_loss_alone()
-        else:
-            place = "the step before" if self._loss_alone else ""
-        return bool(place) and self.by_loss_alone.is_known(f"{place} uses no other of what the model returns")
+        if self._loss_alone is False:
+            return False
+        place = "" if leaves_more_than_its_result() else takes_loss_alone()
+        if place:
+            return self.by_loss_alone.is_known(f"{place} takes nothing else of what the model returns", returned=True)
+        why = "the step before has used no others"
+        return self._loss_alone is True and self.by_loss_alone.is_known(why, returned=False)
 
     def sees_loop(self, loss_alone: bool) -> None:
         """Steps of the loop have used gradients of the loss alone, or of others as well."""

@@ -32,13 +32,14 @@ class ByLossAlone:
         why: how it is known that the loop uses no gradients but the loss's; empty where it is not.
         held: the budget that a loop needs which holds the outputs beside the loss in backward, in words; empty as long
             as steps are planned for such loops.
+        returned: whether the loss is all that the caller can reach of what the model returns: the rest is not made.
         disproved: whether another gradient has come where none was to come: the next step is planned for all.
     """
 
     def __init__(self, model: str, budget: str) -> None:
         """Of a model, by the name of its class, and its budget as the user wrote it; no graph was seen yet."""
         self.needed = self.held = self.why = ""
-        self.disproved = False
+        self.disproved = self.returned = False
         self._model, self._budget, self._graph = model, budget, ""
         self._others, self._beside_bytes = False, 0
         self._store = ScriptStore("refusals")
@@ -93,16 +94,17 @@ class ByLossAlone:
         self.needed, self.held, self._least_bytes = needed, held, least
         return bool(needed or held)
 
-    def is_known(self, why: str) -> bool:
+    def is_known(self, why: str, *, returned: bool) -> bool:
         """The loop uses no gradients but the loss's, and is planned for so from now on; whether that begins now.
 
         Args:
             why: how that is known.
+            returned: whether it can reach nothing else of what the model returns.
         """
         record = self._store.get(self._model, self._budget, self._graph)
         if not self.has_fewer_gradients or self.disproved or record.get("disproved"):
             return False
-        self.needed, self.why = _MORE, why  # of this loop: another one of the script may use others
+        self.needed, self.why, self.returned = _MORE, why, returned  # of this loop: another may use others
         return True
 
     def is_disproved(self) -> None:
@@ -113,7 +115,7 @@ class ByLossAlone:
 
     def has_less(self, error: BudgetError, *, lets_go: bool = True) -> bool:
         """Whether there is less to plan for after a refusal, given as to `refused`."""
-        if not self._graph or self.held:
+        if not self._graph or self.held or self.returned:
             return False
         near = lets_go and 0 <= error.minimum_bytes - error.budget_bytes <= self._beside_bytes
         return near or (self._others and not self.needed)

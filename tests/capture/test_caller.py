@@ -14,7 +14,9 @@ from torch import nn
 
 import memopt
 from memopt.capture import caller
+from memopt.torch_compat.not_returned import NotReturned
 from tests.capture.test_loss_alone import LABELS, Model, X
+from tests.inductor.test_peak_lower_bound import needs_compiler
 
 
 class Result:
@@ -123,12 +125,41 @@ def gradients(step: Callable[[], torch.Tensor], model: nn.Module) -> list[Any]:
     return [None if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()]
 
 
-def test_a_loop_that_takes_the_loss_alone_is_planned_for_its_gradients() -> None:
+@pytest.mark.parametrize("engine", ["aten", pytest.param("inductor", marks=needs_compiler)])
+def test_a_loop_that_takes_the_loss_alone_is_planned_for_it(engine: str) -> None:
+    model, twin = Model(), Model()
+    run = memopt.compile(model, "10MB", backend=engine, optimizer=(first := torch.optim.SGD(model.parameters(), 0.1)))
+    for called, optimizer in ((run, first), (twin, torch.optim.SGD(twin.parameters(), 0.1))):
+        for _ in range(7):
+            loss = called(X, LABELS).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(list(model.parameters()), list(twin.parameters()))
+    general = memopt.compile(Model(), "10MB", backend=engine)
+    out = general(X, LABELS)
+    (out.loss + out.logits.sum()).backward()
+    large = X.shape[0] * 400 * 4  # the logits, which are not made whole
+    assert run.report.peak_bytes <= general.report.peak_bytes - large
+
+
+def test_what_stands_for_outputs_shows_no_numbers() -> None:
+    stand = NotReturned.like(torch.ones(3, 4).t())
+    assert stand.shape == (4, 3) and stand.stride() == (1, 4) and isinstance(stand.exp(), torch.Tensor)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        stand.sum().item()
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        stand + torch.ones(4, 3)
+
+
+def test_gradients_of_the_loss_are_those_of_eager() -> None:
     model = Model()
     run = memopt.compile(model, "10MB", backend="aten")
     mine = gradients(lambda: run(X, LABELS).loss, model)
     torch.testing.assert_close(mine, gradients(lambda: model(X, LABELS).loss, model))
-    assert any("test_caller.py:" in note and "no other of what the model returns" in note for note in run.report.notes)
+    assert any(
+        "test_caller.py:" in note and "nothing else of what the model returns" in note for note in run.report.notes
+    )
     general = memopt.compile(Model(), "10MB", backend="aten")
     out = general(X, LABELS)
     (out.loss + out.logits.sum()).backward()
