@@ -8,7 +8,7 @@ that is refused else. What has no gradient so still requires one, as in eager: a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -55,8 +55,8 @@ def drop_outputs(graph_module: fx.GraphModule) -> list[torch.Tensor | None]:
     stands: list[torch.Tensor | None] = []
     for node in _returned(graph_module):
         value = value_of(node) if isinstance(node, fx.Node) and node.op != "placeholder" else None
-        dropped = isinstance(value, torch.Tensor) and value.numel() != 1
-        stands.append(NotReturned.like(value) if dropped else None)
+        large = isinstance(value, torch.Tensor) and value.numel() != 1
+        stands.append(NotReturned.like(cast("torch.Tensor", value)) if large else None)
     kept = [node for node, stand in zip(_returned(graph_module), stands, strict=True) if stand is None]
     output.args = (tuple(kept),)
     graph_module.recompile()  # what is dead by now AOTAutograd finds, which knows what writes
