@@ -75,6 +75,16 @@ class SplitBatch(Pass):
             raise ValueError(f"parts is {parts}: at least 2 are needed")
         self.parts, self.least_bytes = parts, least_bytes
 
+    @property
+    def key(self) -> str:
+        """With the least that a part is to need, where that is not the usual one."""
+        return self.name if self.least_bytes == _LEAST_BYTES else f"{self.name}:{self.least_bytes}"
+
+    @property
+    def deeper(self) -> Pass | None:
+        """Convolutions of any size in parts, which take more time: where a step does not fit else."""
+        return SplitBatch(self.parts, least_bytes=1) if self.least_bytes > 1 else None
+
     def run(self, program: Program) -> PassResult:
         """Return the program with stretches in parts, one change for each; or the program itself and the reasons."""
         heavy = [node for node in program.calls if node.target in CONVOLUTIONS]

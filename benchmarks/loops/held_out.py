@@ -311,13 +311,13 @@ def losses_of_middle_layers(user: User) -> Iterator[None]:
 
 @loop
 def unfreezes_one_by_one(user: User) -> Iterator[None]:
-    """All layers are trained in the first steps, then only the head and one layer more in each third step."""
+    """All layers are trained in the first steps, then only the head and a layer, and one more later."""
     model = Net()
     stepper = adamw(model)
     call = user.compile(model, stepper)
     for number in range(STEPS):
         for place, layer in enumerate(model.body):
-            layer.requires_grad_(number < 3 or place >= DEPTH - number // 3)
+            layer.requires_grad_(number < 3 or place >= DEPTH - min(number // 3, 2))
         x, y = user.data(number)
         stepped(user, stepper, entropy(call(x), x, y))
         yield

@@ -71,6 +71,8 @@ class WholeSteps:
         base = max(graph.base for graph in session.ran)
         counted = session.needed_around(session.ran, self._around.seen) - base
         inside, behind = held.inside + older, held.behind + older
+        if held.together:  # what was there before the call and has gone by then counts in the base
+            behind = min(behind, held.together - base)
         device, before = session.resident.device, self.seen.get(plan, Seen())
         found = before.joined(
             Seen(more=worth(inside - counted, device), behind=behind if worth(behind - counted, device) else 0)

@@ -29,6 +29,8 @@ class Held:
         inside: of the whole, what was held at once before.
         after: all of the process at once from when backward was over, at most, until the window was closed, or another
             backward began; 0 where that was not seen. All the time where no backward came.
+        together: all of the process at once while backward was behind the graphs, at most: what was there before the
+            window, and went, is not in it; 0 where that was not seen.
         places: on CPU, addresses of what was made since the window was opened, and is there when it is closed.
     """
 
@@ -38,6 +40,7 @@ class Held:
     behind: int = 0
     inside: int = 0
     after: int = dataclasses.field(default=0, compare=False)
+    together: int = dataclasses.field(default=0, compare=False)
     places: frozenset[int] = dataclasses.field(default=frozenset(), compare=False)
 
 
@@ -164,16 +167,17 @@ def _of(recording: Recording, there: int) -> Held:
     first = 0 if begin is None else bisect.bisect_left(times, begin)
     last = len(times) if until is None else bisect.bisect_left(times, until)
     if over is None:
-        whole, inside, behind = None, 0, 0
+        whole, inside, behind, together = None, 0, 0, 0
     else:
         end = bisect.bisect_left(times, over)
         way = end if left is None else bisect.bisect_left(times, left)
         inside, behind = max(sums[: way + 1]), max(sums[way : end + 1]) if way < end else 0
+        together = 0 if left is None else there + _most(recording.all_changes, left, over)
         whole = max(inside, behind)
     alone = over if until is not None else begin or 0
     after = 0 if alone is None else there + _most(recording.all_changes, alone, another)
     peak, live = max(sums[first : last + 1]) - sums[first], sums[last] - sums[first]
-    return Held(peak, live, whole, behind, inside, after, recording.places)
+    return Held(peak, live, whole, behind, inside, after, together, recording.places)
 
 
 def _most(changes: Sequence[tuple[int, int]], first: int, last: int | None) -> int:

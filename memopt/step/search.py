@@ -258,7 +258,7 @@ class StepSearch:
             if not used:
                 self._options.planners(searches, [plain], 1.0)
                 planned, step = self._options.plan_within(plain, room)
-                return Found(planned, step, ())
+                return self._deepest(Found(planned, step, ()), used, room)
             without = self._beside(used)
             self._options.begin(searches, options, _FIRST)
             if searches.more(len(without)):  # begun now, they take no time of their own
@@ -281,9 +281,17 @@ class StepSearch:
             planned, step = self._options.plan_within(options[index], room)
         chosen = options[index].passes
         others = [plan for number, plan in enumerate(plans) if number != index]
-        found = Found(planned, joined(step, others), chosen)
-        below = None if step.feasible or self._options.brief else deeper(chosen)
-        return found if below is None else self._lower_of(found, below, room)
+        return self._deepest(Found(planned, joined(step, others), chosen), used, room)
+
+    def _deepest(self, found: Found, used: Sequence[Pass], room: int | None) -> Found:
+        """What was found, or less where that keeps no limit: rewrites set deeper, also such as change nothing else."""
+        if found.plan.feasible or self._options.brief:
+            return found
+        idle = [item.deeper for item in self.stages.lowering if item not in used and item.deeper is not None]
+        below = (*(deeper(found.lowering) or found.lowering), *idle)
+        if self._options.of(below).passes == tuple(found.lowering):
+            return found
+        return self._lower_of(found, below, room)
 
     def _lower_of(self, found: Found, chosen: Sequence[Pass], room: int | None) -> Found:
         """What was found and keeps no limit, or a plan with these rewrites where that takes less."""

@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 
+from memopt.memory.live_tensors import live_blocks
 from memopt.memory.measure import Recording, is_profiled, measure
 from memopt.memory.window import Held, Window
 from memopt.torch_compat.autograd_nodes import at_end_of_backward
@@ -87,6 +88,27 @@ def test_what_is_held_behind_the_models_graphs_is_told_apart():
     held = window.close()
     assert held is not None and held.inside >= 5 * KILO
     assert 2 * KILO <= held.behind <= held.inside == held.whole
+
+
+def test_what_was_there_before_and_goes_behind_the_graphs_is_not_held_together_with_what_comes():
+    x = torch.ones(KILO // 4, requires_grad=True)
+    before, kept = x.square().sum(), [torch.empty(100 * KILO)]
+    there = sum(block.nbytes for block in live_blocks(CPU).values())
+    window = Window(CPU, ())
+    product = x * 2
+
+    def left(*_):
+        window.graphs_end()
+        kept.clear()
+        kept.append(torch.empty(50 * KILO))
+
+    product.grad_fn.register_prehook(lambda _: window.backward_begins())
+    product.grad_fn.register_hook(left)
+    product.grad_fn.register_hook(lambda *_: at_end_of_backward(window.backward_ends))
+    (product.sum() + before).backward()
+    held = window.close()
+    assert held is not None and held.behind >= 200 * KILO
+    assert there <= held.together < there + 100 * KILO
 
 
 def test_it_ends_where_somebody_measures():

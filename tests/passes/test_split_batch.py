@@ -304,6 +304,10 @@ def test_refusals():
     assert small.program is program
     assert "parts of it would take as long as the whole" in reasons(small)["convolution"]
 
+    deeper = SplitBatch(2).deeper  # where nothing else keeps a limit
+    assert apply(deeper, program).changes and deeper.parts == 2 and deeper.deeper is None
+    assert (SplitBatch().key, SplitBatch().deeper.key) == ("split_batch", "split_batch:1")
+
     def many(x, *weights):
         wide = x.repeat(1, 200, 1, 1) * weights[0][0, 0, 0, 0]
         return network()(x, *weights) + wide.sin().exp().sum()

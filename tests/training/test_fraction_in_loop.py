@@ -96,3 +96,23 @@ def test_a_fraction_is_never_of_more_than_eager_takes_in_its_loop(step):
     taken, budget, numbers = trained(step, FRACTION)
     assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(numbers, expected, strict=True))
     assert taken <= budget == int(FRACTION * eager)
+
+
+def test_small_convolutions_are_split_where_nothing_else_keeps_a_fraction():
+    """What the first trained convolution needs in backward is most of the step, which recomputing does not lower."""
+    body = nn.Sequential(*(part for _ in range(3) for part in (nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())))
+    body.requires_grad_(False)
+    head = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten())
+    model = nn.Sequential(body, head, nn.Linear(8 * 36, 16))
+    x, y = torch.randn(64, 8, 8, 8), torch.randint(0, 16, (64,))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    losses = []
+    for call in (model, memopt.compile(model, 0.8, optimizer=optimizer, backend="aten")):
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(call(x), y)
+            loss.backward()
+            losses.append((loss.item(), *(each.grad.clone() for each in head.parameters())))
+    assert "split_batch" in [record.name for record in call.report.passes if record.changes]
+    for found, expected in zip(losses[3:], losses[:3], strict=True):
+        torch.testing.assert_close(found, expected)
