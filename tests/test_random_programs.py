@@ -173,7 +173,7 @@ def training_matches(recipe: Recipe) -> None:
     check_step(recipe, step_results(recipe, compile_step(recipe, pipeline)))
 
 
-@pytest.mark.quick("1-50", "2-50")
+@pytest.mark.quick("2-50")
 @chunks("passes")
 def test_each_pass_and_the_pipeline_compute_what_eager_does(chunk: int, examples: int) -> None:
     explore(inference_matches, chunk, examples)

@@ -29,6 +29,7 @@ def shapes(path):
     return {entry.name: entry.shape for entry in (*loaded.get_inputs(), *loaded.get_outputs())}
 
 
+@pytest.mark.quick("resnet18:tiny-*")
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -40,7 +40,7 @@ def make(kind, layers=1):
     return transformers.T5ForConditionalGeneration(config)
 
 
-@pytest.mark.quick("bert-inputs0-outputs0", "vit-inputs3-outputs3")
+@pytest.mark.quick("bert-*")
 @pytest.mark.parametrize(
     ("kind", "inputs", "outputs"),
     [
