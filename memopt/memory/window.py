@@ -172,7 +172,7 @@ def _of(recording: Recording, there: int) -> Held:
         end = bisect.bisect_left(times, over)
         way = end if left is None else bisect.bisect_left(times, left)
         inside, behind = max(sums[: way + 1]), max(sums[way : end + 1]) if way < end else 0
-        together = 0 if left is None else there + _most(recording.all_changes, left, over)
+        together = there + _most(recording.all_changes, left, over) if left is not None and way < end else 0
         whole = max(inside, behind)
     alone = over if until is not None else begin or 0
     after = 0 if alone is None else there + _most(recording.all_changes, alone, another)

@@ -111,6 +111,21 @@ def test_what_was_there_before_and_goes_behind_the_graphs_is_not_held_together_w
     assert there <= held.together < there + 100 * KILO
 
 
+def test_graphs_that_another_backward_leaves_are_not_behind_those_of_the_first():
+    x = torch.ones(KILO // 4, requires_grad=True)
+    window = Window(CPU, ())
+    product = x * 2
+    product.grad_fn.register_prehook(lambda _: window.backward_begins())
+    product.grad_fn.register_hook(lambda *_: window.graphs_end())
+    loss = product.sum()
+    loss.backward(retain_graph=True)
+    window.backward_ends()
+    kept = kilobyte()
+    loss.backward()
+    held = window.close()
+    assert held is not None and (held.behind, held.together) == (0, 0) and len(kept)
+
+
 def test_it_ends_where_somebody_measures():
     window = Window(CPU, ())
     kept = kilobyte()
