@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from memopt.calls.guard_fast_path import FastPathCalls, FastPathGraph, Kind
 from memopt.calls.several import SeveralCalls
+from memopt.capture.caller import takes_loss_alone
 from memopt.memory.gradients import Gradients
 from memopt.torch_compat.saved_tensors import hooks_in_force
 
@@ -16,7 +18,13 @@ class Kinds:
     """Tells the kinds of one model's calls."""
 
     def __init__(
-        self, gradients: Gradients, several: SeveralCalls, fast_path: FastPathCalls, *, budgeted: bool
+        self,
+        gradients: Gradients,
+        several: SeveralCalls,
+        fast_path: FastPathCalls,
+        *,
+        budgeted: bool,
+        planned: Callable[[Kind], bool] = lambda kind: False,
     ) -> None:
         """Take what the kind goes by.
 
@@ -25,8 +33,11 @@ class Kinds:
             several: which call of its step comes.
             fast_path: calls that go the guard fast path.
             budgeted: whether there is a budget: without one it does not matter whether gradients exist.
+            planned: whether a step of training is planned for calls of a kind.
         """
         self._gradients, self._several, self._fast_path, self._budgeted = gradients, several, fast_path, budgeted
+        self._planned = planned
+        self._loss_alone = False  # whether the latest call with gradients was one for its loss alone
 
     def alone(self) -> Kind:
         """The kind of a call that is all of its step, if it came now."""
@@ -44,6 +55,7 @@ class Kinds:
         """
         likely = torch.is_grad_enabled() and (self._gradients.likely() or hooks_in_force())
         kind = self._several.kind(torch.is_grad_enabled(), likely and self._accumulating())
+        kind = kind._replace(loss_alone=self._is_for_loss_alone(kind))
         # What is recorded for other kinds of calls is to be given back first.
         fast_path = self._fast_path.find(kind, args, kwargs, early=not kind.gradients or kind == latest)
         if not likely and self._accumulating():
@@ -52,6 +64,19 @@ class Kinds:
             kind = kind._replace(accumulating=True)
             fast_path = self._fast_path.find(kind, args, kwargs, early=kind == latest)
         return kind, fast_path
+
+    def _is_for_loss_alone(self, kind: Kind) -> bool:
+        """Whether a call is planned for its loss alone; one without gradients shares the plan of the latest with them.
+
+        A plan for all that the model returns serves every caller, so where there is one it is not planned anew.
+        """
+        if not self._budgeted or not kind.alone:
+            return False
+        if kind.gradients:
+            for_loss = kind._replace(loss_alone=True)
+            known = self._planned(for_loss) or not self._planned(kind)
+            self._loss_alone = known and bool(takes_loss_alone())
+        return self._loss_alone
 
     def _accumulating(self) -> bool:
         """Whether gradients exist already, so that backward adds to them: that takes a plan of its own."""

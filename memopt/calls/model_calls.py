@@ -105,7 +105,8 @@ class ModelCalls:
         self.optimizers = GivenOptimizers(options, self.sessions, self.residents)
         self.planned = PlannedCalls(model, self.sessions)
         self.gradients, budgeted = Gradients(model), options.budget is not None
-        self.kinds = Kinds(self.gradients, self.several, self.fast_path, budgeted=budgeted)
+        planned = self.sessions.trains
+        self.kinds = Kinds(self.gradients, self.several, self.fast_path, budgeted=budgeted, planned=planned)
         self.transformed = Transformed(model, budgeted=budgeted)
         self.fallback, self.refusals = Fallback(model, options), Refusals(model)
         self.others = OtherMethods(model, self.fallback.notes) if budgeted else None

@@ -154,6 +154,11 @@ class Sessions(Mapping[Plan, Session]):
             self._sessions[kind.plan] = self._made(kind)
         return self._sessions[kind.plan]
 
+    def trains(self, kind: Kind) -> bool:
+        """Whether a step of training is planned for calls of a kind."""
+        session = self._sessions.get(kind.plan)
+        return session is not None and session.fallbacks.by_loss_alone.has_seen
+
     def _made(self, kind: Kind) -> Session:
         options = self._options
         session = Session(
@@ -180,6 +185,7 @@ class Sessions(Mapping[Plan, Session]):
         for text in (*options.notes, *self._over.said):
             session.note(text)
         session.sees(self._seen(kind.plan))
+        session.fallbacks.is_for(kind.loss_alone)
         if self.around.loss_alone is not None:
             session.fallbacks.sees_loop(self.around.loss_alone)
         here = weakref.ref(self)

@@ -7,6 +7,7 @@ that the function does with `out` is `out.loss`. Then the loss alone has a gradi
 from __future__ import annotations
 
 import dis
+import enum
 import os
 import sys
 from collections.abc import Iterator
@@ -33,12 +34,35 @@ def takes_loss_alone() -> str:
     while frame is not None and frame.f_code.co_filename == _STAND_IN:
         frame = frame.f_back
     while frame is not None:
-        if _is_taken_alone(frame.f_code, frame.f_lasti):
+        use = _use(frame.f_code, frame.f_lasti)
+        if use is _Use.LOSS:
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-        if not _is_returned(frame.f_code, frame.f_lasti) or not _is_passage(frame.f_code):
+        if use is _Use.MORE:
             return ""
         frame = frame.f_back
     return ""
+
+
+class _Use(enum.Enum):
+    """What becomes of a call's result."""
+
+    LOSS, PASSED_ON, MORE = "a loss is taken of it", "it is returned", "anything else"
+
+
+# By code, which it holds, and place: each call of the model asks again.
+_KNOWN: dict[tuple[int, int], tuple[CodeType, _Use]] = {}
+_MOST = 4096
+
+
+def _use(code: CodeType, place: int) -> _Use:
+    known = _KNOWN.get((id(code), place))
+    if known is None:
+        use = _Use.PASSED_ON if _is_returned(code, place) and _is_passage(code) else _Use.MORE
+        use = _Use.LOSS if _is_taken_alone(code, place) else use
+        if len(_KNOWN) >= _MOST:
+            _KNOWN.clear()
+        known = _KNOWN[id(code), place] = code, use
+    return known[1]
 
 
 def _is_passage(code: CodeType) -> bool:

@@ -33,6 +33,7 @@ class Fallbacks:
     def __init__(self, model: str, budget: str) -> None:
         """Of a model, by the name of its class, and its budget as the user wrote it; nothing was refused yet."""
         self.by_loss_alone = ByLossAlone(model, budget)
+        self._for_loss_alone = False  # whether its callers take nothing else, as their code proves
         self._loss_alone: bool | None = None  # whether the loop was seen to use gradients of nothing else
         self._waited = False  # whether a fraction was of more, as other models were not called yet
         self._parts: set[int] = set()  # calls of a step before one that was let do, as more of the step may come
@@ -84,11 +85,15 @@ class Fallbacks:
         """Whether it is planned for gradients of the loss alone from now on, as the loop is known to use no others."""
         if self._loss_alone is False:
             return False
-        place = "" if leaves_more_than_its_result() else takes_loss_alone()
+        place = "" if not self._for_loss_alone or leaves_more_than_its_result() else takes_loss_alone()
         if place:
             return self.by_loss_alone.is_known(f"{place} takes nothing else of what the model returns", returned=True)
         why = "the step before has used no others"
         return self._loss_alone is True and self.by_loss_alone.is_known(why, returned=False)
+
+    def is_for(self, loss_alone: bool) -> None:
+        """All calls of the session are of code that takes the loss alone, as is proven of each; or they are not."""
+        self._for_loss_alone = loss_alone
 
     def sees_loop(self, loss_alone: bool) -> None:
         """Steps of the loop have used gradients of the loss alone, or of others as well."""

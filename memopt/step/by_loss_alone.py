@@ -58,6 +58,11 @@ class ByLossAlone:
         return found
 
     @property
+    def has_seen(self) -> bool:
+        """Whether a graph was seen that returns a loss."""
+        return bool(self._graph)
+
+    @property
     def takes(self) -> str:
         """What gradients of all outputs take, in words."""
         return "another plan, which the next step has" if self.why else f"a budget of {self.needed}"

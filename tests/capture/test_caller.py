@@ -208,3 +208,29 @@ def test_what_a_model_keeps_is_used_beside_what_it_returns() -> None:
     run = memopt.compile(model, "10MB", backend="aten")
     mine = gradients(lambda: run(X, LABELS).loss + model.aside, model)
     torch.testing.assert_close(mine, gradients(lambda: model(X, LABELS).loss + model.aside, model))
+
+
+def test_a_call_elsewhere_is_planned_for_all_that_it_returns() -> None:
+    """Each call is asked for, not the first one alone."""
+    model = Model()
+    run = memopt.compile(model, "10MB", backend="aten")
+    for _ in range(6):
+        gradients(lambda: run(X, LABELS).loss, model)
+    out = run(X, LABELS)
+    torch.testing.assert_close(out.logits, model(X, LABELS).logits)
+    mine = gradients(lambda: (kept := run(X, LABELS)).loss + kept.logits.sum(), model)
+    eager = model(X, LABELS)
+    torch.testing.assert_close(mine, gradients(lambda: eager.loss + eager.logits.sum(), model))
+    with torch.no_grad():
+        torch.testing.assert_close(run(X, LABELS).logits, eager.logits)
+    for _ in range(3):
+        gradients(lambda: run(X, LABELS).loss, model)
+
+
+def test_a_plan_for_all_serves_every_caller() -> None:
+    model = Model()
+    run = memopt.compile(model, "10MB", backend="aten")
+    out = run(X, LABELS)
+    (out.loss + out.logits.sum()).backward()
+    gradients(lambda: run(X, LABELS).loss, model)
+    assert len([plan for plan in run._memopt.sessions if plan[-1]]) == 0
