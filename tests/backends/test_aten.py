@@ -244,6 +244,7 @@ class Counts(torch.nn.Module):
         return y.square().mean()
 
 
+@pytest.mark.quick("aten")
 @pytest.mark.parametrize("engine", ["aten", "inductor"])
 def test_constants_of_a_graph_that_is_only_collected_are_no_inputs_of_it(engine) -> None:
     torch.manual_seed(0)

@@ -45,6 +45,7 @@ def pieces_of(code):
     return [call.piece for call in code._calls]
 
 
+@pytest.mark.quick("resnet50", "llama_tiny", "vit_b_16")
 @pytest.mark.parametrize("name", MODELS)
 def test_models_in_pieces_are_what_they_were(name):
     model, inputs = build(name, labels=False)

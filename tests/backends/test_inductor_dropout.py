@@ -105,6 +105,7 @@ def test_gradients_are_those_of_the_masks_that_forward_drew(device, share):
         assert torch.allclose(gradient, expected[name], rtol=1e-6, atol=1e-9), name
 
 
+@pytest.mark.quick("None")
 @pytest.mark.parametrize("share", [1.1, None])  # a graph that is kept takes more
 def test_a_schedule_of_rates_and_a_graph_that_is_kept_have_the_masks_that_forward_drew(share):
     """Inductor's masks are others than eager's, as under torch.compile: the gradients are to be of the same ones."""
