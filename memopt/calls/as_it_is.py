@@ -268,7 +268,7 @@ class AsItIs:
                 self._accumulated = True  # steps have a backward that adds to gradients, as eager's have
                 before = session.reference.training or 0
                 trained = sum(each.nbytes for each in self._model.parameters() if each.requires_grad)
-                session.reference.at_least(min(needs.most, before + trained))
+                session.reference.supposes(min(needs.most, before + trained))
         elif not session.waits_for_training(needs.call):
             session.reference.infers(needs.call)
         return session.budget.resolve(session.reference.of(needs.call))
