@@ -18,7 +18,7 @@ from memopt.step import solver_pool
 # What one operation of a search counts for, of the seconds that it is given: about what it takes.
 _PLAYED = 1e-5
 # How many operations a search may play out, and vain rounds per level.
-_EFFORT, _PATIENCE = 100_000, 4
+_EFFORT, _PATIENCE = 15_000, 4
 
 
 def brief_searches(patch: pytest.MonkeyPatch) -> None:
