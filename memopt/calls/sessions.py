@@ -186,8 +186,6 @@ class Sessions(Mapping[Plan, Session]):
             session.note(text)
         session.sees(self._seen(kind.plan))
         session.fallbacks.is_for(kind.loss_alone)
-        if self.around.loss_alone is not None:
-            session.fallbacks.sees_loop(self.around.loss_alone)
         here = weakref.ref(self)
         session.joins(
             calls=kind.calls,
@@ -247,11 +245,6 @@ class Sessions(Mapping[Plan, Session]):
         Returns:
             Whether a new step begins.
         """
-        for session in self._sessions.values():
-            if session.fallbacks.takes_turn():
-                self.around.uses_others()
-                self._over.plans_anew(session)
-                self.earlier.clear()  # the backward of its call was refused: none comes
         new_step = not self.earlier.alive()
         self.group.begins(self)
         left, before, beside = self.around.close(), self.around.seen, self.group.others.beside_step
@@ -309,8 +302,6 @@ class Sessions(Mapping[Plan, Session]):
         plan = next((plan for plan, each in self._sessions.items() if each is session), None)
         loop = self.around.take_loop()
         self._over.look(session, self._seen(plan), calls, loop)
-        if self.around.loss_alone and session.fallbacks.gains_by_loss_alone(session):
-            self._over.plans_anew(session)
         guard, limit = self.guards.get(session), None if loop is None or session.soft else session.limit(0)
         if guard is not None and limit is not None:
             guard.lowers(limit)

@@ -69,10 +69,6 @@ class StepsOver:
             session.note(line)
             self._sessions.add(session)
 
-    def plans_anew(self, session: Session) -> None:
-        """Have calls of a session planned anew before the next step: more is known of the loop."""
-        self._sessions.add(session)
-
     def due(self) -> Collection[Session]:
         """The sessions to be planned anew before the next step; they are due once.
 

@@ -159,7 +159,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
             session, graph_module, example_inputs, others=bool(others), whole=not is_part(graph_module)
         )
         stands: Sequence[torch.Tensor | None] = ()
-        if by_loss_alone and session.fallbacks.by_loss_alone.returned and not is_symbolic(example_inputs):
+        if by_loss_alone and session.fallbacks.by_loss_alone.why and not is_symbolic(example_inputs):
             stands, others = drop_outputs(graph_module), ()
         elif by_loss_alone and others:
             detach_outputs(graph_module, others)
@@ -201,7 +201,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
             run = watched(run, hooks.backward_facts(), session.short_of_memory, inside)
             stages = session.fallbacks.by_loss_alone
             if by_loss_alone and others:
-                run = attached(run, others, stages.takes, stages.is_disproved)
+                run = attached(run, others, stages.needed)
             if hooks.lets_go:
                 run = watched_for_outputs(run, session.unused, stages.held)
             return in_place_of_dropped(run, stands) if stands else run

@@ -78,16 +78,13 @@ def in_place_of_dropped(run: Callable[..., Any], stands: Sequence[torch.Tensor |
     return call
 
 
-def attached(
-    run: Callable[..., Any], places: Sequence[int], needed: str, refused: Callable[[], None]
-) -> Callable[..., Any]:
+def attached(run: Callable[..., Any], places: Sequence[int], needed: str) -> Callable[..., Any]:
     """A compiled graph that `detach_outputs` has edited, whose outputs require gradients as before.
 
     Args:
         run: returns the outputs.
         places: of those that were detached.
-        needed: what gradients of all outputs need, in words.
-        refused: called where one is refused.
+        needed: the budget that gradients of all outputs need, in words.
     """
 
     def call(*args: Any) -> Any:
@@ -98,7 +95,7 @@ def attached(
         names = [next(f"output {place}" for place in places if id(results[place]) == key) for key in values]
         anchor = torch.empty(0, requires_grad=True)
         refuse: Any = _Refusal.apply
-        new = dict(zip(values, refuse(anchor, names, needed, refused, *values.values()), strict=True))
+        new = dict(zip(values, refuse(anchor, names, needed, *values.values()), strict=True))
         for place in places:
             found[place] = new[id(results[place])]
         return type(results)(found)
@@ -118,17 +115,16 @@ class _Refusal(torch.autograd.Function):
         refused: Callable[[], None],
         *values: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        ctx.names, ctx.needed, ctx.refused = names, needed, refused
+        ctx.names, ctx.needed = names, needed
         ctx.set_materialize_grads(False)
         return tuple(value.detach() for value in values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         name = next(name for name, gradient in zip(ctx.names, gradients, strict=True) if gradient is not None)
-        ctx.refused()
         raise RuntimeError(
             f"within its budget memopt has planned this step for gradients of the loss alone, and {name} of the "
-            f"model's graph has one, too: that takes {ctx.needed}, or detach() it"
+            f"model's graph has one, too: that takes a budget of {ctx.needed}, or detach() it"
         )
 
 

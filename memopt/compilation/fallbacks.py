@@ -16,9 +16,6 @@ from memopt.torch_compat.side_effects import leaves_more_than_its_result
 if TYPE_CHECKING:
     from memopt.compilation.session import Session
 
-# A step that recomputes for more than this share of its time is planned anew where less is enough.
-_MUCH = 0.03
-
 
 class Fallbacks:
     """In this order: a call by itself, a fraction of a larger step, gradients of the loss alone, the loss alone.
@@ -34,7 +31,6 @@ class Fallbacks:
         """Of a model, by the name of its class, and its budget as the user wrote it; nothing was refused yet."""
         self.by_loss_alone = ByLossAlone(model, budget)
         self._for_loss_alone = False  # whether its callers take nothing else, as their code proves
-        self._loss_alone: bool | None = None  # whether the loop was seen to use gradients of nothing else
         self._waited = False  # whether a fraction was of more, as other models were not called yet
         self._parts: set[int] = set()  # calls of a step before one that was let do, as more of the step may come
 
@@ -82,36 +78,13 @@ class Fallbacks:
         return any(self.by_loss_alone.stage)
 
     def _is_known(self) -> bool:
-        """Whether it is planned for gradients of the loss alone from now on, as the loop is known to use no others."""
-        if self._loss_alone is False:
-            return False
+        """Whether it is planned for the loss alone from now on, as its callers are known to take nothing else."""
         place = "" if not self._for_loss_alone or leaves_more_than_its_result() else takes_loss_alone()
-        if place:
-            return self.by_loss_alone.is_known(f"{place} takes nothing else of what the model returns", returned=True)
-        why = "the step before has used no others"
-        return self._loss_alone is True and self.by_loss_alone.is_known(why, returned=False)
+        return bool(place) and self.by_loss_alone.is_known(f"{place} takes nothing else of what the model returns")
 
     def is_for(self, loss_alone: bool) -> None:
         """All calls of the session are of code that takes the loss alone, as is proven of each; or they are not."""
         self._for_loss_alone = loss_alone
-
-    def sees_loop(self, loss_alone: bool) -> None:
-        """Steps of the loop have used gradients of the loss alone, or of others as well."""
-        self._loss_alone = loss_alone
-
-    def takes_turn(self) -> bool:
-        """Whether the step is planned for the loss alone, and another gradient has come: true once."""
-        disproved = self.by_loss_alone.disproved and self._loss_alone is not False
-        self._loss_alone = False if disproved else self._loss_alone
-        return disproved
-
-    def gains_by_loss_alone(self, session: Session) -> bool:
-        """Whether a step that is planned for all gradients recomputes much, which less of them may spare."""
-        step = session.step
-        if step is None or not self.by_loss_alone.has_fewer_gradients or not _may_begin_anew(session):
-            return False
-        plans = [item.choice.plan for item in step.planned if item.choice is not None]
-        return not self.by_loss_alone.disproved and any(plan.extra_seconds > _MUCH * plan.seconds for plan in plans)
 
     def raise_if_hopeless(self, session: Session, least: int) -> None:
         """Have a step that no code can keep the budget with planned for gradients of the loss alone, where it may be.

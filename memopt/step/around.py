@@ -71,12 +71,10 @@ class Around:
         seen: what it was seen to hold, at most.
         loop: what the latest step that was looked at has held; None before.
         looking: which of its steps are looked at.
-        loss_alone: whether nothing but a loss had a gradient in steps that were looked at; None before.
     """
 
     def __init__(self) -> None:
         """Nothing is seen yet."""
-        self.loss_alone: bool | None = None
         self.seen = Seen()
         self.loop: Loop | None = None
         self.looking = Looking()
@@ -222,10 +220,6 @@ class Around:
         current.report_whole(held)
         return 0
 
-    def uses_others(self) -> None:
-        """The loop has used a gradient of something beside the loss."""
-        self.loss_alone = False
-
     def others_run(self) -> None:
         """A model that shares the budget is called: what its calls take is counted by that, not as the loop's."""
         if self._open is not None:
@@ -241,8 +235,6 @@ class Around:
             return
         current.task, self._again = backward_task(), current if keeps_graph() else None
         there = [gradient for gradient in gradients if gradient is not None]
-        alone = bool(there) and all(gradient.numel() == 1 for gradient in there)
-        self.loss_alone = alone and self.loss_alone is not False
         given = storages_of(there, allocated=True)
         current.gradients = current.call.early + sum(storage.nbytes() for storage in given.values())
         self._older = self.older_bytes()

@@ -29,17 +29,15 @@ class ByLossAlone:
 
     Attributes:
         needed: the budget that gradients of all outputs need, in words; empty as long as those are planned for.
-        why: how it is known that the loop uses no gradients but the loss's; empty where it is not.
+        why: how it is known that the loop can reach the loss alone of what the model returns, whose rest is not made
+            then; empty where it is not.
         held: the budget that a loop needs which holds the outputs beside the loss in backward, in words; empty as long
             as steps are planned for such loops.
-        returned: whether the loss is all that the caller can reach of what the model returns: the rest is not made.
-        disproved: whether another gradient has come where none was to come: the next step is planned for all.
     """
 
     def __init__(self, model: str, budget: str) -> None:
         """Of a model, by the name of its class, and its budget as the user wrote it; no graph was seen yet."""
         self.needed = self.held = self.why = ""
-        self.disproved = self.returned = False
         self._model, self._budget, self._graph = model, budget, ""
         self._others, self._beside_bytes = False, 0
         self._store = ScriptStore("refusals")
@@ -61,11 +59,6 @@ class ByLossAlone:
     def has_seen(self) -> bool:
         """Whether a graph was seen that returns a loss."""
         return bool(self._graph)
-
-    @property
-    def takes(self) -> str:
-        """What gradients of all outputs take, in words."""
-        return "another plan, which the next step has" if self.why else f"a budget of {self.needed}"
 
     @property
     def stage(self) -> tuple[str, str]:
@@ -90,7 +83,7 @@ class ByLossAlone:
 
     def remembers(self) -> bool:
         """Plan so from now on, if an earlier run has for this graph; whether that begins now."""
-        if self.needed or self.held or self.disproved:
+        if self.needed or self.held:
             return False
         record = self._store.get(self._model, self._budget, self._graph)
         needed, held, least = (record.get(name) for name in ("needed", "held", "least_bytes"))
@@ -99,28 +92,20 @@ class ByLossAlone:
         self.needed, self.held, self._least_bytes = needed, held, least
         return bool(needed or held)
 
-    def is_known(self, why: str, *, returned: bool) -> bool:
-        """The loop uses no gradients but the loss's, and is planned for so from now on; whether that begins now.
+    def is_known(self, why: str) -> bool:
+        """The loop can reach the loss alone, and is planned for that from now on; whether that begins now.
 
         Args:
             why: how that is known.
-            returned: whether it can reach nothing else of what the model returns.
         """
-        record = self._store.get(self._model, self._budget, self._graph)
-        if not self.has_fewer_gradients or self.disproved or record.get("disproved"):
+        if not self.has_fewer_gradients:
             return False
-        self.needed, self.why, self.returned = _MORE, why, returned  # of this loop: another may use others
+        self.needed, self.why = _MORE, why  # of this caller: another one of the script may take more
         return True
-
-    def is_disproved(self) -> None:
-        """Another gradient has come: the next step is planned for all, and so are later runs."""
-        if self.why:
-            self.needed, self.why, self.disproved = "", "", True
-            self._keep()
 
     def has_less(self, error: BudgetError, *, lets_go: bool = True) -> bool:
         """Whether there is less to plan for after a refusal, given as to `refused`."""
-        if not self._graph or self.held or self.returned:
+        if not self._graph or self.held or self.why:
             return False
         near = lets_go and 0 <= error.minimum_bytes - error.budget_bytes <= self._beside_bytes
         return near or (self._others and not self.needed)
@@ -146,7 +131,7 @@ class ByLossAlone:
 
     def _keep(self) -> None:
         needed = "" if self.why else self.needed
-        record = {"needed": needed, "held": self.held, "least_bytes": self._least_bytes, "disproved": self.disproved}
+        record = {"needed": needed, "held": self.held, "least_bytes": self._least_bytes}
         self._store.put(self._model, self._budget, self._graph, record)
 
     def last(self, error: BudgetError) -> BudgetError:
