@@ -112,7 +112,6 @@ class _Refusal(torch.autograd.Function):
         anchor: torch.Tensor,
         names: list[str],
         needed: str,
-        refused: Callable[[], None],
         *values: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         ctx.names, ctx.needed = names, needed
