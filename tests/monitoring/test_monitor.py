@@ -268,8 +268,9 @@ def test_steps_of_a_compiled_model_stay_within_their_budget(tmp_path):
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters())
-    # A fraction is of what eager takes, with the loss that the loop has: 0.9 of that is 1 % too little for this net.
-    compiled = memopt.compile(model, 0.95, optimizer=optimizer, backend="aten")
+    # A fraction is of what eager takes with the loss that the loop has: 0.9 of it is 1 % too little for this net. The
+    # first step shows what that takes, and the next one is planned with it.
+    compiled = memopt.compile(model, 0.93, optimizer=optimizer, backend="aten")
     with memopt.monitor(device="cpu") as m:
         for _ in range(4):
             compiled(torch.randn(4 * BATCH, WIDTH)).square().mean().backward()
