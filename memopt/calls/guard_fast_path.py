@@ -29,7 +29,7 @@ _MOST = 8  # graphs of one model that are tried before a call goes the long way
 _ATTEMPTS = 16  # calls after which no more is looked for, as none was found or there are too many
 _GRAPH = "__compiled_fn"  # so begins the name by which Dynamo's code calls a graph
 
-Plan = tuple[bool, int, bool, bool]  # `Kind.plan`
+Plan = tuple[bool, int, bool, str]  # `Kind.plan`
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
@@ -41,17 +41,17 @@ class Kind(NamedTuple):
         accumulating: whether backward finds gradients to add to, which takes a plan of its own.
         calls: how many calls there are before the first backward, where they are planned together.
         beside: whether it is planned with what earlier calls of the step hold.
-        loss_alone: whether its caller takes nothing but the loss of what it returns, as its code proves.
+        loss_alone: what its caller takes a loss by, where its code proves that it takes nothing else; else empty.
     """
 
     gradients: bool
     accumulating: bool
     calls: int = 1
     beside: bool = False
-    loss_alone: bool = False
+    loss_alone: str = ""
 
     @property
-    def plan(self) -> tuple[bool, int, bool, bool]:
+    def plan(self) -> tuple[bool, int, bool, str]:
         """What its compilation goes by: with gradients and without share one."""
         return self.accumulating, self.calls, self.beside, self.loss_alone
 

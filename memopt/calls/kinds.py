@@ -37,7 +37,7 @@ class Kinds:
         """
         self._gradients, self._several, self._fast_path, self._budgeted = gradients, several, fast_path, budgeted
         self._planned = planned
-        self._loss_alone = False  # whether the latest call with gradients was one for its loss alone
+        self._loss_alone = ""  # of the latest call with gradients
 
     def alone(self) -> Kind:
         """The kind of a call that is all of its step, if it came now."""
@@ -55,7 +55,7 @@ class Kinds:
         """
         likely = torch.is_grad_enabled() and (self._gradients.likely() or hooks_in_force())
         kind = self._several.kind(torch.is_grad_enabled(), likely and self._accumulating())
-        kind = kind._replace(loss_alone=self._is_for_loss_alone(kind))
+        kind = kind._replace(loss_alone=self._for_loss_alone(kind))
         # What is recorded for other kinds of calls is to be given back first.
         fast_path = self._fast_path.find(kind, args, kwargs, early=not kind.gradients or kind == latest)
         if not likely and self._accumulating():
@@ -65,17 +65,19 @@ class Kinds:
             fast_path = self._fast_path.find(kind, args, kwargs, early=kind == latest)
         return kind, fast_path
 
-    def _is_for_loss_alone(self, kind: Kind) -> bool:
-        """Whether a call is planned for its loss alone; one without gradients shares the plan of the latest with them.
+    def _for_loss_alone(self, kind: Kind) -> str:
+        """What the loss is taken by of a call that is planned for that alone; else empty.
 
-        A plan for all that the model returns serves every caller, so where there is one it is not planned anew.
+        A call without gradients shares the plan of the latest with them. A plan for all that the model returns serves
+        every caller, so where there is one it is not planned anew.
         """
         if not self._budgeted or not kind.alone:
-            return False
+            return ""
         if kind.gradients:
-            for_loss = kind._replace(loss_alone=True)
-            known = self._planned(for_loss) or not self._planned(kind)
-            self._loss_alone = known and bool(takes_loss_alone())
+            found = takes_loss_alone()
+            use = "" if found is None else found.use
+            serves = not self._planned(kind._replace(loss_alone=use)) and self._planned(kind)
+            self._loss_alone = "" if serves else use
         return self._loss_alone
 
     def _accumulating(self) -> bool:

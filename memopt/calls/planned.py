@@ -97,7 +97,12 @@ class PlannedCalls:
         start = CallStart(self._model, (args, kwargs), state=state)
         while True:
             try:
-                return self._run(session, start, kind, symbols, args, kwargs)
+                outputs = self._run(session, start, kind, symbols, args, kwargs)
+                if not (kind.gradients and session.fallbacks.lacks(session, outputs)):
+                    return outputs
+                self._begin_anew(start)
+                self._sessions.lower_anew(kind.plan)
+                continue
             except BudgetError as error:
                 session.fallbacks.plan_for_less(session, error)
             except MadeAnewError:

@@ -325,6 +325,13 @@ class Sessions(Mapping[Plan, Session]):
             self._symbolic.pop((plan, every), None)
         self.fast_path.forget(plan)
 
+    def lower_anew(self, plan: Plan) -> None:
+        """Trace calls of these kinds anew, for the same session."""
+        self.compiled.pop(plan, None)
+        for every in (False, True):
+            self._symbolic.pop((plan, every), None)
+        self.fast_path.forget(plan)
+
     def forget_all(self) -> None:
         """Forget all plans: of the same model, whose fraction stays one of the same bytes."""
         release(self._sessions)

@@ -1,76 +1,106 @@
 """What the caller's code does with the result of the call that runs, as far as its bytecode proves it.
 
 `loss = model(**batch).loss` can use nothing else of what the model returns, nor can `out = model(**batch)` where all
-that the function does with `out` is `out.loss`. Then the loss alone has a gradient: known before the first step.
+that the function does with `out` is `out.loss`. The call must be one of the stand-in itself: of a function between, in
+C perhaps, it is not known what else it does with the result.
 """
 
 from __future__ import annotations
 
 import dis
-import enum
 import os
 import sys
 from collections.abc import Iterator
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-# Whose `forward` the caller calls.
+from torch import nn
+
+# Whose `forward` the caller calls, and what torch has it called by, which returns what that does but for hooks.
 _STAND_IN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "module.py")
-# The name of a loss in what a model returns, and its place.
-_LOSS = "loss", 0
+_TORCHS = os.path.join("nn", "modules", "module.py")
+_CALLS = "_call_impl", "_wrapped_call_impl"
+# What a loss is taken by: the name of an attribute or key, or the first place.
+ATTRIBUTE, KEY, FIRST = "attribute", "key", "first"
 # Instructions that do nothing to what was returned.
 _NOTHING = {"CACHE", "NOP", "EXTENDED_ARG", "RESUME", "NOT_TAKEN"}
+# Functions that read variables by other means than their instructions.
+_READS_ALL = frozenset({"locals", "vars", "eval", "exec", "globals", "dir", "_getframe", "currentframe", "breakpoint"})
 
 
-def takes_loss_alone() -> str:
-    """Where the caller of the model that runs takes a loss of what it returns, and nothing else: "file:line".
+class LossAlone(NamedTuple):
+    """A caller that takes a loss of what a call returns, and nothing else.
 
-    Returns:
-        The place; empty where the code does more with it, or that is not seen.
+    Attributes:
+        use: what it takes that by: `ATTRIBUTE`, `KEY` or `FIRST`.
+        place: where, as "file:line".
     """
+
+    use: str
+    place: str
+
+
+class _Site(NamedTuple):
+    """What is known of a place in code: what a loss is taken by there, and the names that lead to what is called."""
+
+    use: str
+    callee: tuple[str, ...]
+
+
+def takes_loss_alone() -> LossAlone | None:
+    """How the caller of the model that runs takes a loss of what it returns; None where it may do more with it."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_filename != _STAND_IN:
         frame = frame.f_back
+    stand_in = None
     while frame is not None and frame.f_code.co_filename == _STAND_IN:
+        stand_in, frame = frame.f_locals.get("self", stand_in), frame.f_back
+    while frame is not None and frame.f_code.co_name in _CALLS and frame.f_code.co_filename.endswith(_TORCHS):
+        if frame.f_locals.get("self") is not stand_in or not _is_returned(frame.f_code, frame.f_lasti):
+            return None
         frame = frame.f_back
-    while frame is not None:
-        use = _use(frame.f_code, frame.f_lasti)
-        if use is _Use.LOSS:
-            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-        if use is _Use.MORE:
-            return ""
-        frame = frame.f_back
-    return ""
+    if frame is None or stand_in is None:
+        return None
+    site = _site(frame.f_code, frame.f_lasti)
+    if not site.use or _named(site.callee, frame) is not stand_in:
+        return None
+    return LossAlone(site.use, f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")
 
 
-class _Use(enum.Enum):
-    """What becomes of a call's result."""
-
-    LOSS, PASSED_ON, MORE = "a loss is taken of it", "it is returned", "anything else"
+def taken(outputs: Any, use: str) -> Any:
+    """What a caller takes of a model's result; None where there is no such thing."""
+    try:
+        return outputs.loss if use == ATTRIBUTE else outputs["loss"] if use == KEY else outputs[0]
+    except Exception:  # whatever the user's class does
+        return None
 
 
 # By code, which it holds, and place: each call of the model asks again.
-_KNOWN: dict[tuple[int, int], tuple[CodeType, _Use]] = {}
+_KNOWN: dict[tuple[int, int], tuple[CodeType, _Site]] = {}
 _MOST = 4096
 
 
-def _use(code: CodeType, place: int) -> _Use:
+def _site(code: CodeType, place: int) -> _Site:
     known = _KNOWN.get((id(code), place))
     if known is None:
-        use = _Use.PASSED_ON if _is_returned(code, place) and _is_passage(code) else _Use.MORE
-        use = _Use.LOSS if _is_taken_alone(code, place) else use
         if len(_KNOWN) >= _MOST:
             _KNOWN.clear()
-        known = _KNOWN[id(code), place] = code, use
+        use = _use(code, place)
+        known = _KNOWN[id(code), place] = code, _Site(use, _callee(code, place) if use else ())
     return known[1]
 
 
-def _is_passage(code: CodeType) -> bool:
-    """Whether what a function returns reaches its caller alone: a generator's or a coroutine's goes elsewhere."""
-    flags = dis.COMPILER_FLAG_NAMES
-    return not any(
-        name in ("GENERATOR", "COROUTINE", "ASYNC_GENERATOR") and code.co_flags & bit for bit, name in flags.items()
-    )
+def _named(names: tuple[str, ...], frame: FrameType) -> Any:
+    """The object that a function calls by a variable's name and names of attributes; None where it is not found."""
+    if not names:
+        return None
+    first, *others = names
+    found = frame.f_locals.get(first, frame.f_globals.get(first))
+    for name in others:
+        attributes = getattr(found, "__dict__", {})
+        part = found._modules.get(name) if isinstance(found, nn.Module) else None
+        found = part if part is not None else attributes.get(name)
+    return found
 
 
 def _instructions(code: CodeType) -> list[dis.Instruction]:
@@ -87,25 +117,41 @@ def _is_returned(code: CodeType, place: int) -> bool:
     return bool(following) and following[0].opname == "RETURN_VALUE"
 
 
-def _is_taken_alone(code: CodeType, place: int) -> bool:
-    """Whether a call at this place of a function's code is one of whose result only the loss is taken."""
+def _callee(code: CodeType, place: int) -> tuple[str, ...]:
+    """The names of what is called at a place, which begin where the call does; none where code has no such places."""
+    every = _instructions(code)
+    call = next((item for item in every if item.offset == place), None)
+    positions: Any = getattr(call, "positions", None)
+    if call is None or not call.opname.startswith("CALL") or positions is None or positions.lineno is None:
+        return ()
+    names: tuple[str, ...] = ()
+    for item in every:
+        at: Any = getattr(item, "positions", None)
+        if item.offset >= place:
+            break
+        if at is None or (at.lineno, at.col_offset) != (positions.lineno, positions.col_offset):
+            continue
+        if item.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            names += (str(item.argval),) if names else ()
+        elif item.opname.startswith("LOAD_") and isinstance(item.argval, str):
+            names = (item.argval,)
+        elif not item.opname.startswith(("PUSH_NULL", "PRECALL", "KW_NAMES")):
+            names = ()
+    return names
+
+
+def _use(code: CodeType, place: int) -> str:
+    """What a call at this place of a function's code has a loss taken by, where nothing else is; else empty."""
     following = _after(code, place)
-    if _is_loss(following):
-        return True
-    if not following:
-        return False
+    if not following or found_by(following):
+        return found_by(following)
     store, names = following[0], _names(following[0])
-    if not store.opname.startswith("STORE_") or not names:
-        return False
-    name = names[0]
-    if store.opname.startswith("STORE_FAST"):
-        if len(names) > 1 and not store.opname.startswith("STORE_FAST_LOAD_FAST"):
-            return False  # of two values on the stack, the first one is the call's
-        return all(_is_loss(rest) for rest in _behind_loads(code, name, "_FAST"))
-    if store.opname == "STORE_NAME" and code.co_name == "<module>":
-        inner = any(name in each.co_names for each in _nested(code))
-        return not inner and all(_is_loss(rest) for rest in _behind_loads(code, name, "_NAME"))
-    return False
+    if not store.opname.startswith("STORE_FAST") or not names or not _READS_ALL.isdisjoint(code.co_names):
+        return ""
+    if len(names) > 1 and not store.opname.startswith("STORE_FAST_LOAD_FAST"):
+        return ""  # of two values on the stack, the first one is the call's
+    uses = {found_by(rest) for rest in _behind_loads(code, names[0])}
+    return uses.pop() if len(uses) == 1 else ""
 
 
 def _names(instruction: dis.Instruction) -> tuple[str, ...]:
@@ -116,11 +162,11 @@ def _names(instruction: dis.Instruction) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else ()
 
 
-def _behind_loads(code: CodeType, name: str, kind: str) -> Iterator[list[dis.Instruction]]:
+def _behind_loads(code: CodeType, name: str) -> Iterator[list[dis.Instruction]]:
     """What follows where a variable is loaded; nothing, which is no loss, where it is loaded with another behind it."""
     every = _instructions(code)
     for place, item in enumerate(every):
-        if item.opname.startswith("DELETE_") or kind not in item.opname or "LOAD" not in item.opname:
+        if item.opname.startswith("DELETE_") or "_FAST" not in item.opname or "LOAD" not in item.opname:
             continue
         names = _names(item)
         loaded = names[1:] if item.opname.startswith("STORE_FAST_LOAD_FAST") else names
@@ -128,23 +174,18 @@ def _behind_loads(code: CodeType, name: str, kind: str) -> Iterator[list[dis.Ins
             yield every[place + 1 :] if loaded[-1] == name and loaded.count(name) == 1 else []
 
 
-def _is_loss(following: list[dis.Instruction]) -> bool:
-    """Whether the first of these instructions take a loss of what lies on the stack, and leave nothing else of it."""
+def found_by(following: list[dis.Instruction]) -> str:
+    """What the first of these instructions take a loss by of what lies on the stack, leaving nothing else; or empty."""
     if not following:
-        return False
+        return ""
     first = following[0]
     if first.opname == "LOAD_ATTR":
-        return first.argval in _LOSS and "NULL" not in first.argrepr
+        return ATTRIBUTE if first.argval == "loss" and "NULL" not in first.argrepr else ""
     if len(following) < 2 or first.opname not in ("LOAD_CONST", "LOAD_SMALL_INT"):
-        return False
+        return ""
     subscript = following[1].opname == "BINARY_SUBSCR" or (
         following[1].opname == "BINARY_OP" and following[1].argrepr == "[]"
     )
-    return subscript and type(first.argval) in (str, int) and first.argval in _LOSS
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    for value in code.co_consts:
-        if isinstance(value, CodeType):
-            yield value
-            yield from _nested(value)
+    if not subscript:
+        return ""
+    return KEY if first.argval == "loss" else FIRST if type(first.argval) is int and first.argval == 0 else ""

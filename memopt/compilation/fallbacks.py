@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 
 from memopt.budget import BudgetError
-from memopt.capture.caller import takes_loss_alone
+from memopt.capture.caller import taken, takes_loss_alone
 from memopt.step.by_loss_alone import ByLossAlone
+from memopt.torch_compat.autograd_nodes import compiled_nodes
 from memopt.torch_compat.side_effects import leaves_more_than_its_result
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ class Fallbacks:
     def __init__(self, model: str, budget: str) -> None:
         """Of a model, by the name of its class, and its budget as the user wrote it; nothing was refused yet."""
         self.by_loss_alone = ByLossAlone(model, budget)
-        self._for_loss_alone = False  # whether its callers take nothing else, as their code proves
+        self._use = ""  # what its callers take a loss by, as their code proves, and nothing else
         self._waited = False  # whether a fraction was of more, as other models were not called yet
         self._parts: set[int] = set()  # calls of a step before one that was let do, as more of the step may come
 
@@ -79,12 +81,31 @@ class Fallbacks:
 
     def _is_known(self) -> bool:
         """Whether it is planned for the loss alone from now on, as its callers are known to take nothing else."""
-        place = "" if not self._for_loss_alone or leaves_more_than_its_result() else takes_loss_alone()
-        return bool(place) and self.by_loss_alone.is_known(f"{place} takes nothing else of what the model returns")
+        found = None if not self._use or leaves_more_than_its_result() else takes_loss_alone()
+        if found is None or found.use != self._use:
+            return False
+        return self.by_loss_alone.is_known(f"{found.place} takes nothing else of what the model returns")
 
-    def is_for(self, loss_alone: bool) -> None:
-        """All calls of the session are of code that takes the loss alone, as is proven of each; or they are not."""
-        self._for_loss_alone = loss_alone
+    def is_for(self, use: str) -> None:
+        """All calls of the session are of code that takes a loss by this, and nothing else; empty: it may take more."""
+        self._use = use
+
+    def lacks(self, session: Session, outputs: Any) -> bool:
+        """Whether what callers take of a call's result is not the loss that was made; all is planned for then.
+
+        Args:
+            session: of the call.
+            outputs: of it.
+        """
+        loss = taken(outputs, self._use) if self.by_loss_alone.why else None
+        if not self.by_loss_alone.why or (isinstance(loss, torch.Tensor) and compiled_nodes(loss, behind=False)):
+            return False
+        self._use = ""
+        for note in self.by_loss_alone.notes:
+            session.unsay(note)
+        self.by_loss_alone.is_not_known()
+        session.forget_step()
+        return True
 
     def raise_if_hopeless(self, session: Session, least: int) -> None:
         """Have a step that no code can keep the budget with planned for gradients of the loss alone, where it may be.

@@ -103,6 +103,10 @@ class ByLossAlone:
         self.needed, self.why = _MORE, why  # of this caller: another one of the script may take more
         return True
 
+    def is_not_known(self) -> None:
+        """The loss is not what the loop takes: all that the model returns is planned for."""
+        self.needed = self.why = ""
+
     def has_less(self, error: BudgetError, *, lets_go: bool = True) -> bool:
         """Whether there is less to plan for after a refusal, given as to `refused`."""
         if not self._graph or self.held or self.why:

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import memopt
+from memopt.calls.guard_fast_path import Kind
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,7 @@ def test_training_and_inference_share_a_session_and_added_gradients_have_one_of_
     run(x).sum().backward()
     assert len(calls.sessions) == 1
     run(x).sum().backward()
-    assert len(calls.sessions) == 2 and calls.last is calls.sessions[True, 1, False]
+    assert len(calls.sessions) == 2 and calls.last is calls.sessions[Kind(True, True).plan]
 
 
 def test_a_model_that_is_cast_is_planned_anew_and_its_report_stays_until_then():

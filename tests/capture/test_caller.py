@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import memopt
@@ -28,7 +29,7 @@ class Result:
 
 def call(*args: Any, **kwargs: Any) -> Result:
     frame = sys._getframe(1)
-    found.append(caller._is_taken_alone(frame.f_code, frame.f_lasti))
+    found.append(bool(caller._use(frame.f_code, frame.f_lasti)))
     return Result()
 
 
@@ -110,13 +111,30 @@ def test_more_may_be_taken(function: Callable[[], Any]) -> None:
     assert found == [False]
 
 
-@pytest.mark.parametrize(
-    ("end", "proven"), [("", True), ("print(out.logits)", False), ("def later():\n    return out.logits", False)]
-)
-def test_variables_of_a_script_are_looked_for_in_its_functions(end: str, proven: bool) -> None:
-    script = f"from tests.capture.test_caller import call, found\nout = call()\nloss = out.loss\n{end}\nprint(found)"
-    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines()[-1] == str([proven])
+def test_variables_of_a_script_may_be_read_elsewhere() -> None:
+    """By other modules, by the next lines of a prompt."""
+    script = "from tests.capture.test_caller import call, found\nout = call()\nloss = out.loss\nprint(found)"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == str([False])
+
+
+def reads_all() -> Any:
+    out = call()
+    loss = out.loss
+    return loss, locals()["out"]
+
+
+def evaluates() -> Any:
+    out = call()
+    loss = out.loss
+    return loss, eval("out")
+
+
+@pytest.mark.parametrize("function", [reads_all, evaluates])
+def test_variables_that_are_read_by_name_may_be_any(function: Callable[[], Any]) -> None:
+    found.clear()
+    function()
+    assert found == [False]
 
 
 def gradients(step: Callable[[], torch.Tensor], model: nn.Module) -> list[Any]:
@@ -178,11 +196,97 @@ class Wrapper(nn.Module):
         return self.run(*args)
 
 
-def test_what_functions_between_pass_on_is_followed() -> None:
-    run = memopt.compile(Model(), "10MB", backend="aten")
-    wrapped = Wrapper(run)
-    wrapped(X, LABELS).loss.backward()
-    assert any("test_caller.py:" in note for note in run.report.notes)
+def every(run: Any) -> Any:
+    return [*map(lambda x: run(x, LABELS), [X, X])][0].logits  # noqa: C417, RUF015 - as users write it
+
+
+def mapped(run: Any) -> Any:
+    return list(map(run, [X], [LABELS]))[0].logits  # noqa: RUF015 - as users write it
+
+
+def cached(run: Any) -> Any:
+    once = functools.lru_cache(lambda number: run(X, LABELS))
+    return once(0).loss + once(0).logits.sum()
+
+
+def wrapped(run: Any) -> Any:
+    kept = Wrapper(run)(X, LABELS)
+    return kept.loss + kept.logits.sum()
+
+
+@pytest.mark.parametrize("take", [every, mapped, cached, wrapped])
+def test_of_functions_between_it_is_not_known_what_they_do(take: Callable[[Any], Any]) -> None:
+    model = Model()
+    run = memopt.compile(model, "10MB", backend="aten")
+    torch.testing.assert_close(gradients(lambda: take(run).sum(), model), gradients(lambda: take(model).sum(), model))
+    assert not any("nothing else" in note for note in run.report.notes)
+
+
+def test_a_stand_in_is_called_by_attributes_as_well() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.model = memopt.compile(Model(), "10MB", backend="aten")
+
+        def step(self) -> None:
+            self.model(X, LABELS).loss.backward()
+
+    trainer = Trainer()
+    trainer.step()
+    assert any("test_caller.py:" in note for note in trainer.model.report.notes)
+
+
+class Computed:
+    """Its loss is computed of its logits where it is asked for."""
+
+    def __init__(self, logits: torch.Tensor, aside: torch.Tensor, labels: torch.Tensor) -> None:
+        self.logits, self.aside, self.labels = logits, aside, labels
+
+    @property
+    def loss(self) -> torch.Tensor:
+        return F.cross_entropy(self.logits, self.labels) + self.aside
+
+
+class Others(Model):
+    """Returns one scalar that has a gradient, which is not what its callers take."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        logits = self.head(self.first(x).tanh())
+        aside = logits.square().mean()
+        if self.kind == "first":
+            return logits, aside
+        if self.kind == "property":
+            return Computed(logits, aside, labels)
+        each = F.cross_entropy(logits, labels, reduction="none")
+        return {"loss": {"each": each} if self.kind == "dict" else each, "aside": aside, "logits": logits}
+
+
+TAKES: dict[str, Callable[[Any], Any]] = {
+    "first": lambda run: F.cross_entropy(run(X, LABELS)[0], LABELS),
+    "property": lambda run: run(X, LABELS).loss,
+    "dict": lambda run: run(X, LABELS)["loss"]["each"].mean(),
+    "each": lambda run: run(X, LABELS)["loss"].mean(),
+}
+
+
+@pytest.mark.parametrize("kind", list(TAKES))
+def test_what_is_taken_may_be_no_loss(kind: str) -> None:
+    model = Others(kind)
+    run = memopt.compile(model, "10MB", backend="aten")
+    for _ in range(6):
+        mine = gradients(lambda: TAKES[kind](run), model)
+        torch.testing.assert_close(mine, gradients(lambda: TAKES[kind](model), model))
+    assert not any("nothing else" in note for note in run.report.notes)
+
+
+def test_other_uses_have_plans_of_their_own() -> None:
+    model = Model()
+    run = memopt.compile(model, "10MB", backend="aten")
+    for _ in range(6):
+        gradients(lambda: run(X, LABELS).loss, model)
+        with torch.no_grad():
+            assert run(X, LABELS).loss.isfinite()
+    assert [plan[-1] for plan in run._memopt.sessions] == ["attribute"]
+    assert any("nothing else" in note for note in run.report.notes)
 
 
 def test_hooks_on_the_stand_in_may_take_more() -> None:
