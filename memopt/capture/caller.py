@@ -98,8 +98,8 @@ def _named(names: tuple[str, ...], frame: FrameType) -> Any:
     found = frame.f_locals.get(first, frame.f_globals.get(first))
     for name in others:
         attributes = getattr(found, "__dict__", {})
-        part = found._modules.get(name) if isinstance(found, nn.Module) else None
-        found = part if part is not None else attributes.get(name)
+        parts = found.named_children() if isinstance(found, nn.Module) else ()
+        found = attributes.get(name) if name in attributes else next((part for key, part in parts if key == name), None)
     return found
 
 
