@@ -24,6 +24,25 @@ _CALLS = "_call_impl", "_wrapped_call_impl"
 ATTRIBUTE, KEY, FIRST = "attribute", "key", "first"
 # Instructions that do nothing to what was returned.
 _NOTHING = {"CACHE", "NOP", "EXTENDED_ARG", "RESUME", "NOT_TAKEN"}
+# Instructions that put the arguments of a call together, whose places are the whole call's.
+_OF_ARGUMENTS = frozenset(
+    [
+        "PUSH_NULL",
+        "PRECALL",
+        "KW_NAMES",
+        "LOAD_CONST",
+        "BUILD_MAP",
+        "BUILD_TUPLE",
+        "BUILD_LIST",
+        "DICT_MERGE",
+        "DICT_UPDATE",
+        "LIST_EXTEND",
+        "LIST_APPEND",
+        "LIST_TO_TUPLE",
+        "CALL_INTRINSIC_1",
+        "BUILD_CONST_KEY_MAP",
+    ]
+)
 # Functions that read variables by other means than their instructions.
 _READS_ALL = frozenset({"locals", "vars", "eval", "exec", "globals", "dir", "_getframe", "currentframe", "breakpoint"})
 
@@ -133,10 +152,8 @@ def _callee(code: CodeType, place: int) -> tuple[str, ...]:
             continue
         if item.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             names += (str(item.argval),) if names else ()
-        elif item.opname.startswith("LOAD_") and isinstance(item.argval, str):
-            names = (item.argval,)
-        elif not item.opname.startswith(("PUSH_NULL", "PRECALL", "KW_NAMES")):
-            names = ()
+        elif item.opname not in _OF_ARGUMENTS:
+            names = (item.argval,) if item.opname.startswith("LOAD_") and isinstance(item.argval, str) else ()
     return names
 
 

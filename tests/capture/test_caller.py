@@ -222,6 +222,31 @@ def test_of_functions_between_it_is_not_known_what_they_do(take: Callable[[Any],
     assert not any("nothing else" in note for note in run.report.notes)
 
 
+BATCH = {"x": X, "labels": LABELS}
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "by names": lambda run: run(x=X, labels=LABELS)["loss"],
+    "a batch": lambda run: run(**BATCH)["loss"],
+    "a tuple": lambda run: run(*BATCH.values())["loss"],
+    "both": lambda run: run(X, **{"labels": LABELS})["loss"],
+    "conditions": lambda run: run(X if X is not None else 0, LABELS)["loss"],
+}
+
+
+class Named(Model):
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        out = super().forward(x, labels)
+        return {"loss": out.loss, "logits": out.logits}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code has no places")
+@pytest.mark.parametrize("way", list(WAYS))
+def test_a_call_may_have_arguments_of_any_kind(way: str) -> None:
+    model = Named()
+    run = memopt.compile(model, "10MB", backend="aten")
+    torch.testing.assert_close(gradients(lambda: WAYS[way](run), model), gradients(lambda: WAYS[way](model), model))
+    assert any("nothing else" in note for note in run.report.notes)
+
+
 def test_a_stand_in_is_called_by_attributes_as_well() -> None:
     class Trainer:
         def __init__(self) -> None:
