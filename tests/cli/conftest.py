@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -70,3 +71,8 @@ def assert_one_line(result: Result, code: int, *expected: str) -> None:
     assert result.stderr.count("\n") == 1
     for part in expected:
         assert part in result.stderr
+
+
+def left_in(folder: str | os.PathLike[str]) -> list[str]:
+    """Names of what is in a folder, without what Python keeps of modules that are loaded from there."""
+    return sorted(name for name in os.listdir(folder) if name != "__pycache__")

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from memopt import models
 from memopt.convert import pipeline
-from tests.cli.conftest import assert_one_line
+from tests.cli.conftest import assert_one_line, left_in
 from tests.convert.conftest import _unmeasured  # noqa: F401
 from tests.convert.onnx_models import saved, sound
 
@@ -176,9 +176,9 @@ def test_json_holds_the_record(run):
 
 
 def test_a_dry_run_writes_nothing(run, folder):
-    before = sorted(os.listdir(folder))
+    before = left_in(folder)
     assert run("convert", "gpt2:tiny", "--dry-run").exit_code == 0
-    assert sorted(os.listdir(folder)) == before
+    assert left_in(folder) == before
 
 
 def test_an_existing_file_stays_unless_overwritten(run, folder):
@@ -198,9 +198,9 @@ def test_other_numbers_are_exit_code_4_and_no_file(run, folder, monkeypatch):
 
     emit = pipeline.emit
     monkeypatch.setattr(pipeline, "emit", spoiled)
-    before = sorted(os.listdir(folder))
+    before = left_in(folder)
     assert_one_line(run("convert", "factories:pair", "-o", "m.onnx"), 4, "output output is off by", "from float64")
-    assert sorted(os.listdir(folder)) == before
+    assert left_in(folder) == before
 
 
 @pytest.mark.parametrize(
@@ -226,9 +226,9 @@ def test_other_numbers_are_exit_code_4_and_no_file(run, folder, monkeypatch):
     ],
 )
 def test_bad_requests_are_one_line_and_leave_nothing(run, folder, words, code, expected):
-    before = sorted(os.listdir(folder))
+    before = left_in(folder)
     assert_one_line(run("convert", *words), code, expected)
-    assert [name for name in sorted(os.listdir(folder)) if name != "__pycache__"] == before
+    assert left_in(folder) == before
 
 
 def test_what_a_lightning_checkpoint_and_an_old_archive_are_called(run, folder):
@@ -252,7 +252,7 @@ def test_what_a_lightning_checkpoint_and_an_old_archive_are_called(run, folder):
 def test_an_output_that_is_no_onnx_file(run, folder, words, expected):
     (folder / "there").mkdir()
     assert_one_line(run("convert", "resnet18:tiny", *words), 2, expected)
-    assert sorted(os.listdir(folder)) == ["factories.py", "there"]
+    assert left_in(folder) == ["factories.py", "there"]
 
 
 def test_files_of_a_folder_say_that_the_folder_is_wanted(run, folder):
@@ -280,7 +280,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(run, folder):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
     assert_one_line(result, 1, "m.onnx was not written: File too large")
-    assert os.listdir(folder) == ["factories.py"]
+    assert left_in(folder) == ["factories.py"]
 
 
 def test_an_interrupt_leaves_nothing(run, folder, monkeypatch):
@@ -290,7 +290,7 @@ def test_an_interrupt_leaves_nothing(run, folder, monkeypatch):
     monkeypatch.setattr(pipeline, "verify", interrupted)
     result = run("convert", "resnet18:tiny", "-o", "m.onnx", "--no-measure")
     assert result.exit_code == 1 and "Aborted" in result.stderr
-    assert os.listdir(folder) == ["factories.py"]
+    assert left_in(folder) == ["factories.py"]
 
 
 def test_without_onnx_all_extras_that_the_source_needs_are_named_at_once(folder):
