@@ -114,11 +114,23 @@ def _named(names: tuple[str, ...], frame: FrameType) -> Any:
     if not names:
         return None
     first, *others = names
-    found = frame.f_locals.get(first, frame.f_globals.get(first))
+    found = _variable(first, frame)
     for name in others:
         attributes = getattr(found, "__dict__", {})
         parts = found.named_children() if isinstance(found, nn.Module) else ()
         found = attributes.get(name) if name in attributes else next((part for key, part in parts if key == name), None)
+    return found
+
+
+def _variable(name: str, frame: FrameType) -> Any:
+    """The value of a variable as a function sees it; a script's own are its globals."""
+    code = frame.f_code
+    if name not in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+        return frame.f_globals.get(name)
+    values = frame.f_locals
+    found = values.get(name)
+    if isinstance(values, dict):  # before Python 3.13 a copy that the frame keeps: what the caller deletes would stay
+        values.clear()
     return found
 
 
@@ -160,10 +172,12 @@ def _callee(code: CodeType, place: int) -> tuple[str, ...]:
 def _use(code: CodeType, place: int) -> str:
     """What a call at this place of a function's code has a loss taken by, where nothing else is; else empty."""
     following = _after(code, place)
-    if not following or found_by(following):
+    if not following or not _READS_ALL.isdisjoint(code.co_names):
+        return ""
+    if found_by(following):
         return found_by(following)
     store, names = following[0], _names(following[0])
-    if not store.opname.startswith("STORE_FAST") or not names or not _READS_ALL.isdisjoint(code.co_names):
+    if not store.opname.startswith("STORE_FAST") or not names:
         return ""
     if len(names) > 1 and not store.opname.startswith("STORE_FAST_LOAD_FAST"):
         return ""  # of two values on the stack, the first one is the call's
